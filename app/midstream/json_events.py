@@ -331,6 +331,7 @@ EVENTS = (
             "route": "both ends: hosts, stores, data",
             "estimate": "bytes, downtime by phase, duration by stage (null: unknown), cost, steps given up",
             "policy": "steps to compare, healthy steps, what needs --yes, warnings",
+            "trainer": "of another trainer's run: its run file, flags, what is not stored; null: midstream's engine",
         },
     ),
     JsonEvent(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 
@@ -64,6 +65,10 @@ def main() -> None:
         total = loss.detach().clone()
         dist.all_reduce(total)
         progress(step, (total / world).item(), mine.tolist())
+        if rank == 0:
+            row = {"step": step, "loss": (total / world).item(), "lr": schedule.get_last_lr()[0]}
+            with open(os.path.join(given.out, "metrics.jsonl"), "a") as log:
+                log.write(json.dumps(row) + "\n")
         wanted = torch.tensor(bool(stop), dtype=torch.int32)
         dist.all_reduce(wanted, op=dist.ReduceOp.MAX)
         if step % given.save_every == 0 or wanted.item():

@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import pytest
 
-from midstream.remote.trainers.checkpoints import checkpoint_finder, huggingface
-from midstream.remote.trainers.checkpoints.checkpoint import Checkpoint, IncompleteError
-from midstream.remote.trainers.checkpoints.checkpoint_finder import CheckpointFinder, find_checkpoints, saved_state
-from midstream.remote.trainers.checkpoints.search import SearchError, search
-from midstream.remote.trainers.formats import torch_archive
+from midstream_engine.foreign.checkpoints import checkpoint_finder, huggingface
+from midstream_engine.foreign.checkpoints.checkpoint import Checkpoint, IncompleteError
+from midstream_engine.foreign.checkpoints.checkpoint_finder import CheckpointFinder, find_checkpoints, saved_state
+from midstream_engine.foreign.checkpoints.search import SearchError, search
+from midstream_engine.foreign.formats import torch_archive
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -421,7 +421,7 @@ def test_search_is_bounded_and_follows_no_links(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "loop").symlink_to(tmp_path)
     assert search(str(tmp_path), "**/*.ckpt") == ["a/b/x.ckpt"]
     assert search(str(tmp_path), "a/*/*.ckpt") == ["a/b/x.ckpt"]
-    monkeypatch.setattr("midstream.remote.trainers.checkpoints.search.MOST_ENTRIES", 2)
+    monkeypatch.setattr("midstream_engine.foreign.checkpoints.search.MOST_ENTRIES", 2)
     with pytest.raises(SearchError, match="more than 2 entries"):
         search(str(tmp_path), "**/*.ckpt")
 
@@ -497,7 +497,7 @@ def test_many_files_and_deep_folders_are_refused(copy: Callable[[Case], Path], m
     deep.mkdir(parents=True)
     assert "too deeply" in refused(CASES["huggingface"], path)
     shutil.rmtree(path / "d")
-    monkeypatch.setattr("midstream.remote.trainers.checkpoints.checkpoint_tree.MOST_FILES", 3)
+    monkeypatch.setattr("midstream_engine.foreign.checkpoints.checkpoint_tree.MOST_FILES", 3)
     assert "more than 3 files" in refused(CASES["huggingface"], path)
 
 

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from midstream.remote.trainers.formats.crc32c import crc32c, masked
-from midstream.remote.trainers.metrics import file_reader
-from midstream.remote.trainers.metrics.metrics_reader import READERS, MetricsReader, open_reader
-from midstream.remote.trainers.metrics.rows import Columns, Point, PointMerger, Row, RowsOfPart
+from midstream_engine.foreign.formats.crc32c import crc32c, masked
+from midstream_engine.foreign.metrics import file_reader
+from midstream_engine.foreign.metrics.metrics_reader import READERS, MetricsReader, open_reader
+from midstream_engine.foreign.metrics.rows import Columns, Point, PointMerger, Row, RowsOfPart
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/trainers"
 EXPRESSION = r"iter (?P<step>\d+): loss (?P<loss>\S+), lr (?P<learning_rate>\S+), time (?P<milliseconds>[\d.]+)ms"

@@ -1,0 +1,107 @@
+"""Runs of real trainers of PyPI: their run files, and what a run of them is compared with."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from support.command_line import REPOSITORY
+
+SCRIPTS = REPOSITORY / "tests" / "trainers"
+PYTHON = os.environ.get("MIDSTREAM_TRAINERS_PYTHON") or str(REPOSITORY / ".venv" / "trainers" / "bin" / "python")
+STEPS = 100000  # more than a test trains
+PAUSE = 0.15  # seconds a step
+
+
+@pytest.fixture(scope="session")
+def trainer_python() -> str:
+    """The interpreter that has torch and the trainers."""
+    if not os.path.exists(PYTHON):
+        pytest.skip("no environment of other trainers: make test-trainers")
+    return PYTHON
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A trainer's run file.
+
+    ``command`` follows the interpreter, or starts with a launcher; ``resume`` is added to it.
+    """
+
+    name: str
+    command: str
+    resume: str = "--resume {checkpoint}"
+    more: str = ""
+    packages: tuple[str, ...] = field(default=())
+
+    def write(self, directory: Path, python: str, every: int = 10) -> Path:
+        """Write the run file beside the scripts, and return its path."""
+        directory.mkdir(parents=True)
+        for script in SCRIPTS.glob("*.py"):
+            if not script.name.startswith(("test_", "conftest")):
+                shutil.copy(script, directory)
+        command = self.command.replace("EVERY", str(every)).replace("STEPS", str(STEPS))
+        text = [
+            f"trainer: {self.name}",
+            f"command: {json.dumps(command)}",
+            f"resume: {json.dumps(f'{command} {self.resume}')}",
+            f"steps: {STEPS}",
+            'files: ["*.py"]',
+            f"environment: {{python: {python}, variables: {{STEP_SECONDS: '{PAUSE}', OMP_NUM_THREADS: '1'}}}}",
+            self.more,
+        ]
+        file = directory / "run.yaml"
+        file.write_text("\n".join(text) + "\n")
+        return file
+
+
+SINGLE = "{python} train_%s.py {out} --steps STEPS --save-every EVERY"
+HUGGINGFACE = Trainer("huggingface", SINGLE % "huggingface")
+LIGHTNING = Trainer("lightning", SINGLE % "lightning" + " --stateful", more="stored: {data_position: 'yes'}")
+SHUFFLED = Trainer("lightning", SINGLE % "lightning")
+ACCELERATE = Trainer(
+    "accelerate",
+    SINGLE % "accelerate" + " --stateful --seedable",
+    more='metrics: {source: jsonl, path: "{out}/metrics.jsonl", first_step: 1}\ncheckpoints: {pattern: "step_*"}',
+)
+TORCHRUN = Trainer(
+    "torchrun",
+    "{python} -m torch.distributed.run --nproc_per_node {devices} --master_addr {master} --master_port {port} "
+    "train_torchrun.py {out} --steps STEPS --save-every EVERY",
+    more='metrics: {source: jsonl, path: "{out}/metrics.jsonl", first_step: 1}\nbatch: {kept_by: trainer}',
+)
+SCRIPT = Trainer(
+    "script",
+    SINGLE % "script",
+    resume="--resume",
+    more='metrics: {source: regex, pattern: "iter (?P<step>[0-9]+): loss (?P<loss>[^,]+), lr (?P<learning_rate>'
+    '[^,]+)"}\n'
+    'checkpoints: {rule: glob, pattern: "ckpt.pt", rewritten: true}',
+)
+
+
+def undisturbed(trainer: Trainer, python: str, directory: Path, steps: int, devices: int = 1) -> dict[int, float]:
+    """Return the exact losses by step (from 0) of a run of the same script that nothing interrupts."""
+    words = trainer.command.replace("EVERY", str(STEPS)).replace("STEPS", str(steps)).split()
+    values = {"{python}": python, "{out}": str(directory / "straight"), "{devices}": str(devices),
+              "{master}": "127.0.0.1", "{port}": "29611"}  # fmt: skip
+    (directory / "straight").mkdir()
+    argv = [values.get(word, word) for word in words]
+    done = subprocess.run(
+        argv, cwd=directory / "code", capture_output=True, text=True, timeout=600,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "STEP_SECONDS": "0"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[int, float] = {}
+    for line in done.stdout.splitlines():
+        if line.startswith("rank=0 step="):
+            words = dict(word.split("=", 1) for word in line.split())
+            found[int(words["step"])] = float.fromhex(words["loss"])
+    first = min(found)
+    return {step - first: loss for step, loss in found.items()}
