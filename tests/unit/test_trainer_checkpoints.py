@@ -340,6 +340,18 @@ def test_saved_state_says_what_a_resume_continues(name, position, random, schedu
     assert advice in " ".join(state.advice)
 
 
+def test_huggingface_without_skipped_batches_restarts_its_data(copy: Callable[[Case], Path]) -> None:
+    path = copy(CASES["huggingface"])
+    data = (path / "training_args.bin").read_bytes()
+    name = b"ignore_data_skip"
+    at = data.index(name) + len(name)
+    at += data[at : at + 8].index(b"\x89")  # False
+    (path / "training_args.bin").write_bytes(data[:at] + b"\x88" + data[at + 1 :])
+    state = saved_state("huggingface", str(path))
+    assert state.data_position == "none"
+    assert "ignore_data_skip" in state.advice[0]
+
+
 def test_a_stateful_loader_is_seen_in_a_checkpoint_of_lightning() -> None:
     (path,) = (FIXTURES / "trainers/lightning-stateful").rglob("epoch=0-step=3.ckpt")
     state = saved_state("lightning", str(path))

@@ -384,6 +384,18 @@ def test_a_line_without_an_end_is_bounded(name: str, tmp_path: Path, monkeypatch
     assert "more than 4000 bytes" in part.problem
 
 
+def test_a_poll_reads_a_bounded_part_of_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"step": {step}, "loss": 1}}\n' for step in range(100)))
+    monkeypatch.setattr(file_reader, "READ", 1000)
+    monkeypatch.setattr(file_reader, "BUDGET", 1500)
+    reader = open_reader("jsonl", str(tmp_path))
+    assert len(reader.poll()) == 2
+    parts = drained(reader)
+    assert {each.part for each in parts} == {1, 2, 3}
+    assert len(rows_of(parts)) > 200
+
+
 def test_lines_that_are_no_rows_are_passed_over(tmp_path: Path) -> None:
     lines = [
         "[" * 100_000, "{}", '{"step": "x", "loss": 1}', '{"step": 1, "loss": "NaN"}', '{"step": 2, "loss": 1e999}',

@@ -57,7 +57,7 @@ def saved_state(tree: CheckpointTree) -> SavedState:
     if not loader:
         advice.append("the position in the data is not stored: set use_stateful_dataloader in DataLoaderConfiguration")
     if not sampler:
-        advice.append("the order of the data is not stored: set use_seedable_sampler in DataLoaderConfiguration")
+        advice.append("the order of the data is repeated only with use_seedable_sampler, which the files do not show")
     if not tree.has("scheduler.bin"):
         advice.append("no schedule of the learning rate is stored: pass it to Accelerator.prepare")
     return SavedState(

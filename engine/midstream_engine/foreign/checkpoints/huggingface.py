@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Optional
+from typing import Any, Dict, List, Optional, cast
 
 from midstream_engine.foreign.checkpoints import deepspeed
 from midstream_engine.foreign.checkpoints.checkpoint import IncompleteError, SavedState
@@ -14,9 +14,11 @@ from midstream_engine.foreign.checkpoints.sharded_files import (
     check_weights,
     distributed_folders,
 )
+from midstream_engine.restricted_pickle import Record
 
 PATTERN = "checkpoint-*"
 STATE = "trainer_state.json"
+ARGUMENTS = "training_args.bin"
 SENTINEL = "checkpoint-is-incomplete.txt"
 _NAME = re.compile(r"^checkpoint-(\d+)$")
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
@@ -63,18 +65,31 @@ def saved_state(tree: CheckpointTree) -> SavedState:
     """What is in a checkpoint; see `Rule.saved_state`."""
     engine = deepspeed.tag_in(tree)
     random = len(list(tree.match(_RANDOM)))
-    advice = []
-    if random == 1 and not tree.has("rng_state.pth"):
-        advice = ["the random states of the other ranks are not there"]
+    advice: List[str] = []
+    skips = _argument(tree, "ignore_data_skip") is not True
+    if not skips:
+        advice.append("ignore_data_skip is set: a resume within an epoch starts the epoch's data again")
+    if _argument(tree, "enable_jit_checkpoint") is True:
+        advice.append("enable_jit_checkpoint saves a step before the one that is logged last: rely on save_steps")
     return SavedState(
         model=True,
         optimizer=bool(engine) or any(map(tree.has, _OPTIMIZERS)) or bool(tree.below("optimizer_0")),
         scheduler=bool(engine) or tree.has("scheduler.pt"),
         random_states=random,
-        data_position="recomputed",
+        data_position="recomputed" if skips else "none",
         reshards=not engine,
         advice=advice,
     )
+
+
+def _argument(tree: CheckpointTree, name: str) -> Any:
+    """An argument of the training; None where it is not stored."""
+    if not tree.has(ARGUMENTS):
+        return None
+    with tree.archive(ARGUMENTS) as archive:
+        value = tree.checked(ARGUMENTS, archive.load)
+    state: Any = value.state if type(value) is Record else None
+    return cast("Dict[Any, Any]", state).get(name) if isinstance(state, dict) else None
 
 
 def _check_optimizer(tree: CheckpointTree) -> None:

@@ -14,6 +14,7 @@ from midstream_engine.foreign.metrics.rows import Columns, Point, PointMerger, R
 
 MOST_FILES = 128  # the newest; a run of many attempts has a file for each
 READ = 4 << 20  # bytes of a file in one poll
+BUDGET = 8 << 20  # bytes of all files in one poll: about two seconds of parsing
 LARGEST_READ = 16 << 20  # bytes, where one record is longer than that
 MARK = 64  # bytes at a file's beginning and before the offset, by which a replaced file is recognised
 
@@ -95,7 +96,11 @@ class FileReader:
             rest = PointMerger(followed.open).flush()
             if rest:
                 found.append(RowsOfPart(path, followed.part, self._rows(rest)))
+        left = BUDGET
         for path in paths:
+            if left <= 0:
+                break
+            before = self._files[path].offset if path in self._files else 0
             try:
                 read = self._read(path)
             except FileNotFoundError:
@@ -103,6 +108,7 @@ class FileReader:
             except (OSError, records.RecordError) as error:
                 part = self._files[path].part if path in self._files else self._parts
                 read = RowsOfPart(path, part, [], "it cannot be read: {}".format(error)[:400])
+            left -= max(0, self._files[path].offset - before) if path in self._files else 0
             if read.rows or read.problem:
                 found.append(read)
         return found
