@@ -47,6 +47,8 @@ CASES = {
     "accelerate": Case("accelerate", "trainers/accelerate", "step_4", 4, 2, r"scheduler\.bin|dl_state_dict\.bin"),
     "dcp": Case("dcp", "trainers/dcp", "step-4", 4, 2),
     "script": Case("glob", "trainers/script", "ckpt.pt", 4, None),
+    "deepspeed zero 1": Case("deepspeed", "trainers/deepspeed", "global_step4", 4, 2),
+    "deepspeed zero 3": Case("deepspeed", "trainers/deepspeed-zero3", "global_step4", 4, 2),
     "deepspeed": Case("deepspeed", "neox/pythia-bf16-z1-dp3", "global_step3", 3, 3, r"configs/.*", r"configs/.*"),
     "deepspeed pipeline": Case(
         "deepspeed", "neox/llama-bf16-z1-tp2-pp2-dp2", "global_step3", 3, 8, r"configs/.*|layer_0[14]-model_0.*",

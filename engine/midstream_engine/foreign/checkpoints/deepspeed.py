@@ -62,7 +62,8 @@ def check_tag(tree: CheckpointTree, folder: str, ranks: Optional[int]) -> Option
     shards = {_pair(found) for found in map(_SHARD.fullmatch, names) if found}
     optimizers = {_pair(found): found.group(0) for found in map(_OPTIMIZER.fullmatch, names) if found}
     if 0 not in models and (0, 0) not in shards:
-        raise IncompleteError("{}mp_rank_00_model_states.pt is missing".format(prefix))
+        first = _shard_name(0, 0) if shards else "mp_rank_00_model_states.pt"
+        raise IncompleteError("{}{} is missing, the state of a rank".format(prefix, first))
     first = "mp_rank_00_model_states.pt" if 0 in models else _shard_name(0, 0)
     state = tree.torch_value(prefix + first)
     data, model = _ranks_of(state, prefix + first)
