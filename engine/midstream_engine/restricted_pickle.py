@@ -151,7 +151,7 @@ class _Machine:
             items = self._taken(self._unmark())
             if type(stack[-1]) is not set:
                 raise PickleError("broken pickle: it adds to what is no set")
-            stack[-1].update(self._vocabulary.key(item) for item in items)
+            cast("set[Any]", stack[-1]).update(self._vocabulary.key(item) for item in items)
         elif name in ("GLOBAL", "STACK_GLOBAL"):
             self._global(name, argument)
         elif name in ("REDUCE", "NEWOBJ") or (name == "NEWOBJ_EX" and self._vocabulary.inert):
@@ -178,6 +178,9 @@ class _Machine:
         if name == "NEWOBJ_EX":
             self._stack.pop()  # named arguments of the constructor
         arguments, function = self._stack.pop(), self._stack.pop()
+        if self._vocabulary.inert and type(function) is Record and type(arguments) is tuple:
+            self._stack.append(Record(function.kind, cast("tuple[Any, ...]", arguments)))  # what a record returns
+            return
         if type(function) is not Global or type(arguments) is not tuple:
             raise PickleError("broken pickle: it calls what is no global")
         self._stack.append(self._vocabulary.call(function, cast("tuple[Any, ...]", arguments)))
@@ -205,7 +208,7 @@ class _Machine:
                 mapping[self._vocabulary.key(items[place])] = items[place + 1]
         elif not self._leaves_out(target):
             raise PickleError("broken pickle: it sets items of what is no dict")
-        return target
+        return cast("Any", target)
 
     def _leaves_out(self, target: Any) -> bool:
         """Return whether ``target`` accepts items without having them: a class that is only named."""

@@ -38,7 +38,7 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
     if engine:
         deepspeed.check_tag(tree, engine, ranks)
     if not check_weights(tree) and not engine and not tree.below("pytorch_model_fsdp_0"):
-        raise IncompleteError("the model's weights are missing")
+        raise IncompleteError("model.safetensors is missing, and there are no other weights of the model")
     if not engine and not tree.below("optimizer_0"):
         tree.require("optimizer.bin", "the state of the optimizer")
     for found in tree.match(_STATES):

@@ -37,11 +37,10 @@ def check_arrays(tree: CheckpointTree) -> int:
                 folder, lambda described=described, folder=folder: zarr_array.check(described, tree.below(folder))
             )
             count += 1
-    for folder in {path[: path.index("/d/")] for path in tree.sizes if "/d/" in path} | (
-        {""} if tree.below("d") else set()
-    ):
+    folders = {path[: path.index("/d/")] for path in tree.sizes if "/d/" in path}
+    for folder in sorted(folders) + ([""] if tree.below("d") else []):
         manifest = posixpath.join(folder, ocdbt.MANIFEST)
-        if tree.below(posixpath.join(folder, "d")) and not tree.has(manifest) and not _is_array(tree, folder):
+        if not tree.has(manifest) and not _is_array(tree, folder):
             raise IncompleteError("{} is missing: it is written last".format(manifest))
     return count
 

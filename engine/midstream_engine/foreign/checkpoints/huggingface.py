@@ -47,7 +47,7 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
     if engine:
         deepspeed.check_tag(tree, engine, ranks)
     if not check_weights(tree) and not engine and not tree.below("pytorch_model_fsdp_0"):
-        raise IncompleteError("the model's weights are missing")
+        raise IncompleteError("model.safetensors is missing, and there are no other weights of the model")
     if not engine:
         _check_optimizer(tree)
     if not engine or tree.has("scheduler.pt"):  # a scheduler of DeepSpeed's own is in its files

@@ -17,6 +17,7 @@ MARKER = "commit_success.txt"  # where a rename is not atomic, as in a bucket
 UNFINISHED = ".orbax-checkpoint-tmp"
 _NAME = re.compile(r"^(?:[A-Za-z]\w*[_-])?(\d+)$")
 _PROCESS = re.compile(r"(?:.*/)?ocdbt\.process_(\d{1,6})/manifest\.ocdbt")
+_DESCRIBED = re.compile(r"(?:^|/)(?:_sharding|array_metadatas/process_\d+)$")  # JSON
 _LOADER = re.compile(r"(?:^|/)(?:iter|data_iter|dataloader|grain|dataset)(?:/|$)|process_\d+-of-\d+\.json$")
 
 
@@ -32,10 +33,11 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
     for path in tree.sizes:
         if UNFINISHED in path:
             raise IncompleteError("{} is there: the checkpoint is being written".format(path))
-    if not tree.has(MARKER):  # marker or metadata: the first is for places without an atomic rename
-        metadata = tree.json(METADATA)
-        if type(metadata.get("commit_timestamp_nsecs")) is not int:
-            raise IncompleteError("{} has no time of the commit".format(METADATA))
+    if not tree.has(METADATA) and not tree.has(MARKER):
+        raise IncompleteError("neither {} nor {} is there: they are written last".format(METADATA, MARKER))
+    committed = tree.json(METADATA).get("commit_timestamp_nsecs") if tree.has(METADATA) else None
+    if type(committed) is not int and not tree.has(MARKER):
+        raise IncompleteError("{} has no time of the commit".format(METADATA))
     trees = [path for path in sorted(tree.sizes) if posixpath.basename(path) == TREE]
     if not trees:
         raise IncompleteError("no item in it has {}".format(TREE))
@@ -51,6 +53,9 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
                 "{}manifest.ocdbt is missing: the parts of the processes were not merged".format(prefix)
             )
     check_arrays(tree)
+    for path in sorted(tree.sizes):
+        if _DESCRIBED.search(path):
+            tree.json(path)
     processes = {int(found.group(1)) for found in tree.match(_PROCESS)}
     if ranks is not None and processes and processes != set(range(ranks)):
         missing = sorted(set(range(ranks)) - processes)

@@ -51,6 +51,7 @@ def read(path: str) -> DcpMetadata:
 
 def _fields(value: Any, kind: Any) -> Dict[str, Any]:
     """Fields of an instance of a dataclass, which is pickled with its ``__dict__``."""
-    if type(value) is not Record or tuple(value.kind) != kind or not isinstance(value.state, dict):
+    state: Any = value.state if type(value) is Record and tuple(value.kind) == kind else None
+    if not isinstance(state, dict):
         raise FormatError("is no metadata of a distributed checkpoint")
-    return cast("Dict[str, Any]", value.state)
+    return cast("Dict[str, Any]", state)

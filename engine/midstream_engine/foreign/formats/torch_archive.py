@@ -10,7 +10,7 @@ import io
 import os
 import struct
 import zipfile
-from typing import Any, Dict, NamedTuple, Optional, Tuple, cast
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, cast
 
 from midstream_engine import records, restricted_pickle
 from midstream_engine.foreign.formats.errors import FormatError
@@ -46,7 +46,7 @@ class PlainValues(Vocabulary):
 
     inert = True
 
-    def known(self, module: str, name: str) -> bool:  # noqa: ARG002  an interface's
+    def known(self, module: str, name: str) -> bool:  # noqa: ARG002
         """Allow every name: none is looked up."""
         return True
 
@@ -87,7 +87,7 @@ class PlainValues(Vocabulary):
 
     def _mapping(self, arguments: Tuple[Any, ...]) -> Dict[Any, Any]:
         """Return the pairs of an ordered dict of protocol 1; a defaultdict's argument is its factory."""
-        pairs: Any = arguments[0] if arguments and type(arguments[0]) is list else []
+        pairs = cast("List[Any]", arguments[0]) if arguments and type(arguments[0]) is list else []
         found: Dict[Any, Any] = {}
         for pair in pairs:
             if type(pair) not in (tuple, list) or len(pair) != 2:
@@ -165,6 +165,13 @@ class TorchArchive:
         self._file.seek(start + value.offset * width)
         return float(struct.unpack(code, self._file.read(width))[0])
 
+    def _read(self, start: int, size: int) -> bytes:
+        """Bytes of the file; none where the position makes no sense."""
+        if not 0 <= start <= self._file.size:
+            return b""
+        self._file.seek(start)
+        return self._file.read(size)
+
     def _directory(self) -> Dict[str, Tuple[int, int]]:
         """Members by name: (offset of the data, bytes)."""
         total = self._file.size
@@ -179,8 +186,7 @@ class TorchArchive:
             ) from None
         members: Dict[str, Tuple[int, int]] = {}
         for info in infos:
-            self._file.seek(info.header_offset)
-            header = self._file.read(_LOCAL.size)
+            header = self._read(info.header_offset, _LOCAL.size)
             if len(header) != _LOCAL.size or header[:4] != b"PK\x03\x04":
                 raise FormatError("its member {!r} is not where the directory has it".format(info.filename[:80]))
             fields = _LOCAL.unpack(header)

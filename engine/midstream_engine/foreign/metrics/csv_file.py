@@ -1,4 +1,4 @@
-"""Metrics in a CSV file with a header; Lightning's CSVLogger writes it from its beginning for a new column."""
+"""Metrics in a CSV file with a header. Lightning's CSVLogger writes it again from its beginning for a new column."""
 
 from __future__ import annotations
 
@@ -69,6 +69,7 @@ class CsvParser:
 
 def _cells(line: str) -> List[str]:
     try:
-        return next(csv.reader([line]), [])
+        rows = list(csv.reader([line]))
+        return rows[0] if rows else []
     except csv.Error:
         return []

@@ -35,11 +35,14 @@ class _Followed:
     def from_json(cls, value: Any) -> Optional[_Followed]:
         """Decode; None where it has another shape."""
         fields = cast("Dict[str, Any]", value) if isinstance(value, dict) else {}
-        numbers = [fields.get(name) for name in ("part", "device", "inode", "offset")]
-        texts = [fields.get(name) for name in ("head", "tail")]
-        if any(type(one) is not int or one < 0 for one in numbers) or any(type(one) is not str for one in texts):
+        numbers = {name: fields.get(name) for name in ("part", "device", "inode", "offset")}
+        texts = {name: fields.get(name) for name in ("head", "tail")}
+        if any(type(one) is not int or one < 0 for one in numbers.values()):
             return None
-        return cls(*cast("List[int]", numbers), *cast("List[str]", texts), fields.get("parser"), fields.get("open"))
+        if any(type(one) is not str for one in texts.values()):
+            return None
+        others = {name: fields.get(name) for name in ("parser", "open")}
+        return cls(**cast("Dict[str, Any]", {**numbers, **texts, **others}))
 
 
 class FileReader:
@@ -59,7 +62,7 @@ class FileReader:
         self._make, self._directory, self._pattern, self._columns = make, directory, pattern, columns
         self._files: Dict[str, _Followed] = {}
         self._parts = 0
-        given = cast("Mapping[str, Any]", state) if isinstance(state, dict) else {}
+        given: Mapping[str, Any] = cast("Dict[str, Any]", state) if isinstance(state, dict) else {}
         files: Any = given.get("files")
         for path, value in (cast("Dict[str, Any]", files) if isinstance(files, dict) else {}).items():
             followed = _Followed.from_json(value)
@@ -78,8 +81,7 @@ class FileReader:
     def poll(self) -> List[RowsOfPart]:
         """Return the new rows of each file that has some, or that waits; call it again until there are none.
 
-        The last row of a file is returned once the next poll has found nothing more: more values of its step may
-        follow.
+        The last row of a file is returned once the next poll has found nothing more: values of its step may follow.
 
         Raises:
             SearchError: The pattern is no relative one, or the directory has too many entries.
@@ -146,10 +148,8 @@ class FileReader:
         followed = self._files.get(path)
         if followed is not None:
             parser.restore(followed.parser)
-            same = (followed.device, followed.inode) == (
-                found.st_dev,
-                found.st_ino,
-            ) and found.st_size >= followed.offset
+            same = (followed.device, followed.inode) == (found.st_dev, found.st_ino)
+            same = same and found.st_size >= followed.offset
             same = same and _mark(file, 0, min(MARK, followed.offset)) == followed.head
             if same and _mark(file, max(0, followed.offset - MARK), followed.offset) == followed.tail:
                 return followed, parser

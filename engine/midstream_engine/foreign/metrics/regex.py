@@ -52,10 +52,8 @@ class RegexParser:
             for part in line.split("\r"):
                 found = self._expression.search(_ESCAPE.sub("", part[:MATCHED]))
                 if found:
-                    values: Dict[str, Any] = {
-                        name: value.replace(",", "") for name, value in found.groupdict().items() if value
-                    }
-                    point = self._columns.point(values)
+                    groups: Dict[str, Any] = found.groupdict(default="")
+                    point = self._columns.point({name: value.replace(",", "") for name, value in groups.items()})
                     if point is not None:
                         points.append(point)
         return Parsed(points, consumed)

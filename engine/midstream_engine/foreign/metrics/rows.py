@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, cast
 
 Row = Dict[str, Any]  # global_step, train/loss, optim/learning_rate, time, and what else the source has
 
@@ -98,8 +98,7 @@ class RowsOfPart:
     """New rows of a part of a run's metrics.
 
     ``part`` counts the files as they appeared, from 1: a new file, or one that was replaced or truncated, is a new
-    part, and its rows may repeat steps of earlier parts. ``problem``: why reading of this part waits; empty where it
-    does not.
+    part, and its rows may repeat steps of earlier parts. ``problem``: why reading waits; empty where it does not.
     """
 
     source: str
@@ -144,11 +143,11 @@ class PointMerger:
     def __init__(self, state: Any = None) -> None:
         """Continue with the point of ``state`` (see `state`), which was not complete."""
         self._open: Optional[Point] = None
-        if isinstance(state, list) and len(state) == 3:  # pyright: ignore[reportUnknownArgumentType]
-            step, time, values = state  # pyright: ignore[reportUnknownVariableType]
-            if type(step) is int and isinstance(values, dict):
-                numbers = {str(key): number(value) for key, value in values.items()}  # pyright: ignore
-                self._open = Point(step, number(time), {key: one for key, one in numbers.items() if one is not None})
+        parts = cast("List[Any]", state) if isinstance(state, list) else []
+        if len(parts) == 3 and type(parts[0]) is int and isinstance(parts[2], dict):
+            numbers = {key: number(value) for key, value in cast("Dict[str, Any]", parts[2]).items()}
+            values = {key: value for key, value in numbers.items() if value is not None}
+            self._open = Point(parts[0], number(parts[1]), values)
 
     @property
     def state(self) -> Any:
