@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from midstream_engine import records
 from simulators.sshd import Lab
 from support.command_line import Ended, Run, midstream, refused, start_midstream
@@ -112,3 +114,80 @@ def test_script_is_rehearsed_migrated_warm_and_rolled_back(lab: Lab, runs: Calla
     assert not target.running
     assert source.fence.epoch == 3
     check_curve(source, file, tmp_path / "straight")
+
+
+def test_running_trainer_is_described_adopted_and_advised(
+    lab: Lab, runs: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = lab.host("here")
+    fleet = lab.fleet_file(here=here.config)
+    directory = tmp_path / "theirs"
+    file = write_script(directory, steps=STEPS, every=25)
+    text = file.read_text()
+    file.unlink()
+    (directory / "out").mkdir()
+    argv = [sys.executable, "train.py", "--out", "out", "--steps", STEPS, "--every", 25, "--pause", 0.02]
+    theirs = subprocess.Popen(list(map(str, argv)), cwd=directory)
+    try:
+        monkeypatch.chdir(tmp_path)
+        written = midstream("--fleet", fleet, "--init-run", f"here:{directory}")
+        assert written.code == 0, written.stderr
+        found = Path("run.yaml").read_text()
+        assert "trainer: script" in found
+        assert "{python} train.py --out out --steps 20000" in found
+        refused(midstream("--fleet", fleet, "--adopt", f"here:{directory}"), 2, "has no run.yaml", "--init-run")
+        file.write_text(text)
+        adopted = midstream("--fleet", fleet, "--adopt", f"here:{directory}", "--run-id", "r", "--json")
+        assert adopted.code == 0, adopted.stderr
+        run = runs(here.root, "r")
+        run.wait(lambda run: bool(run.checkpoints()) and bool(run.rows()), "a checkpoint")
+        assert run.rows()[0]["global_step"] == 0
+        advice = midstream("--fleet", fleet, "--check", "r", "--json")
+        states = {event["name"]: event["state"] for event in advice.of("check")}
+        assert states["checkpoint"] == "pass", advice.stdout
+        assert states["batches"] == "warn", "it has no tap"
+        stopped = midstream("--fleet", fleet, "--stop", "r", "--json")
+        assert stopped.code == 0, stopped.stderr
+        assert theirs.wait(60) != 0
+    finally:
+        theirs.kill()
+        theirs.wait()
+
+
+@pytest.mark.slow
+def test_data_that_restart_are_found_before_anything_is_stopped(
+    lab: Lab, runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    here, there = lab.host("here"), lab.host("there")
+    fleet = lab.fleet_file(here=here.config, there=there.config)
+    file = write_script(tmp_path / "code", steps=STEPS, every=25, flags="--forget-data")
+    assert midstream("--fleet", fleet, "--launch", file, "--on", "here", "--run-id", "r").code == 0
+    source = runs(here.root, "r")
+    source.wait(lambda run: len(run.checkpoints()) > 1, "two checkpoints")
+    words = ("--fleet", fleet, "--migrate", "r", "--to", "there", "--yes", "--healthy-steps", "3", "--json")
+    moved = midstream(*words)
+    assert moved.code == 1, moved.stderr
+    assert "the order of the data, or the random state, begins again" in moved.stderr
+    assert source.running
+    assert source.attempt == 1
+    assert source.fence.epoch == 1
+
+
+@pytest.mark.slow
+def test_data_that_restart_by_agreement_are_named_in_the_certificate(
+    lab: Lab, runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    here, there = lab.host("here"), lab.host("there")
+    fleet = lab.fleet_file(here=here.config, there=there.config)
+    more = "stored: {data_position: 'no'}"
+    file = write_script(tmp_path / "code", steps=STEPS, every=25, flags="--forget-data", more=more)
+    assert midstream("--fleet", fleet, "--launch", file, "--on", "here", "--run-id", "r").code == 0
+    source, target = runs(here.root, "r"), runs(there.root, "r")
+    source.wait(lambda run: len(run.checkpoints()) > 1, "two checkpoints")
+    words = ("--fleet", fleet, "--migrate", "r", "--to", "there", "--healthy-steps", "3", "--json")
+    moved = midstream(*words, "--yes")
+    assert moved.code == 0, moved.stderr
+    overlap = claims_of(moved)["replay overlap"]
+    assert (overlap["verdict"], overlap["agreed"]) == ("failed", True)
+    assert moved.result["certificate"]["valid"]
+    assert target.running

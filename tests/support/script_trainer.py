@@ -23,7 +23,11 @@ flags.add_argument("--resume", default="")
 flags.add_argument("--save-on-signal", action="store_true")
 flags.add_argument("--forget-data", action="store_true")  # as a plain shuffled loader does
 flags.add_argument("--stop-at", type=int, default=0)
+flags.add_argument("--own-directory", action="store_true")  # ranks after the first write beside its files
 options = flags.parse_args()
+if options.own_directory and os.environ.get("RANK", "0") != "0":
+    options.out = os.path.join(options.out, "rank-" + os.environ["RANK"])
+    os.makedirs(options.out, exist_ok=True)
 try:
     import midstream_tap
     tap = midstream_tap.Tap() if os.environ.get("TAP") else None
@@ -68,6 +72,7 @@ while state["step"] < options.steps:
     if state["step"] % options.every == 0 or stopping:
         save()
     if stopping:
+        print("saved on a signal", flush=True)
         sys.exit(0)
     time.sleep(options.pause)
 save()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from simulators.sshd import free_port
 from support.command_line import REPOSITORY
 
 SCRIPTS = REPOSITORY / "tests" / "trainers"
@@ -88,20 +90,32 @@ SCRIPT = Trainer(
 
 def undisturbed(trainer: Trainer, python: str, directory: Path, steps: int, devices: int = 1) -> dict[int, float]:
     """Return the exact losses by step (from 0) of a run of the same script that nothing interrupts."""
-    words = trainer.command.replace("EVERY", str(STEPS)).replace("STEPS", str(steps)).split()
-    values = {"{python}": python, "{out}": str(directory / "straight"), "{devices}": str(devices),
-              "{master}": "127.0.0.1", "{port}": "29611"}  # fmt: skip
+    words = trainer.command.replace("EVERY", str(STEPS)).replace("STEPS", str(STEPS)).split()
+    values = {
+        "{python}": python,
+        "{out}": str(directory / "straight"),
+        "{devices}": str(devices),
+        "{master}": "127.0.0.1",
+        "{port}": str(free_port()),
+    }
     (directory / "straight").mkdir()
-    argv = [values.get(word, word) for word in words]
-    done = subprocess.run(
-        argv, cwd=directory / "code", capture_output=True, text=True, timeout=600,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "STEP_SECONDS": "0"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+    process = subprocess.Popen(
+        [values.get(word, word) for word in words],
+        cwd=directory / "code",
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "STEP_SECONDS": "0", "PYTHONUNBUFFERED": "1"},
+    )
     found: dict[int, float] = {}
-    for line in done.stdout.splitlines():
+    assert process.stdout is not None
+    for line in process.stdout:
         if line.startswith("rank=0 step="):
-            words = dict(word.split("=", 1) for word in line.split())
-            found[int(words["step"])] = float.fromhex(words["loss"])
+            fields = dict(word.split("=", 1) for word in line.split())
+            found[int(fields["step"])] = float.fromhex(fields["loss"])
+            if len(found) == steps:
+                break
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
     first = min(found)
     return {step - first: loss for step, loss in found.items()}

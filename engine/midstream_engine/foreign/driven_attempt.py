@@ -471,7 +471,8 @@ class DrivenAttempt:
         self.status.update(state=records.COMPILING, step=restored.step)
         trainer = self._start(setup, restored.path)
         tail = self._open_tail(setup, files.replay, restored.step)
-        deadline, times = time.monotonic() + REHEARSAL_TIMEOUT, []  # type: float, List[float]
+        deadline = time.monotonic() + REHEARSAL_TIMEOUT
+        times: List[float] = []
         how: Optional[str] = None
         while tail.rows < run.rehearsal_steps and time.monotonic() < deadline:
             arrived = self._pause()

@@ -75,7 +75,7 @@ def parse_config(text: str, where: str) -> dict[str, Any]:
         what = shown(" ".join(str(error).split()))
         raise MidstreamError(f"{where} is malformed: {what}", "the run directory needs its run.yaml") from None
     config = cast("dict[str, Any]", value or {}) if isinstance(value, dict | None) else None
-    sections = [] if is_run_file(config) else _SECTIONS
+    sections: tuple[str, ...] = () if is_run_file(config) else _SECTIONS
     if config is None or not all(isinstance(config.get(name), dict | None) for name in sections):
         raise MidstreamError(f"{where} is not a mapping", "the run directory needs its run.yaml")
     return config

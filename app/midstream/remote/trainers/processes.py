@@ -6,7 +6,7 @@ import dataclasses
 import os
 import posixpath
 import re
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Set
 
 from midstream.remote.declarations import reads, repeatable
 from midstream.remote.shapes import FileName, Text
@@ -72,7 +72,7 @@ def look(directory: str) -> TrainerDirectory:
         raise FileNotFoundError("{}: there is no such directory".format(directory))
     names = sorted(os.listdir(directory))
     programs = [name for name in names if name.endswith(".py")][:MOST]
-    imports = set()
+    imports: Set[str] = set()
     for name in programs:
         try:
             with records.open_regular(posixpath.join(directory, name)) as file:

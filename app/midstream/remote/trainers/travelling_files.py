@@ -14,7 +14,7 @@ import os
 import posixpath
 import shutil
 import tempfile
-from typing import Dict, List, Sequence
+from typing import Dict, List, Sequence, Set
 
 from midstream.remote.copy.object_files import object_sha256
 from midstream.remote.declarations import repeatable
@@ -77,7 +77,7 @@ def snapshot(root: str, directory: str, patterns: Sequence[str], leave: Sequence
 def _matching(directory: str, patterns: Sequence[str], leave: Sequence[str]) -> List[str]:
     """Paths of the files that match, sorted, relative to the directory."""
     apart = [os.path.realpath(posixpath.join(directory, each)) for each in leave]
-    found = set()
+    found: Set[str] = set()
     for pattern in patterns:
         if pattern.startswith(("/", "~")) or ".." in pattern.split("/"):
             raise ValueError("files: {!r} leaves the directory".format(pattern))

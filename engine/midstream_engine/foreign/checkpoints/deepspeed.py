@@ -42,7 +42,7 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
 
 
 def tag_in(tree: CheckpointTree) -> str:
-    """Folder of DeepSpeed's state in another trainer's checkpoint; empty for none. Raises IncompleteError."""
+    """Folder of DeepSpeed's state in another trainer's checkpoint; empty where there is none. Raises as `check`."""
     if not tree.has(LATEST):
         folders = {path.split("/")[0] for path in tree.sizes if _MODEL.search(path) and "/" in path}
         if folders:

@@ -1,4 +1,4 @@
-"""Metrics in a CSV file with a header; Lightning's CSVLogger writes it from its beginning for a new column."""
+"""Metrics in a CSV file with a header. Lightning's CSVLogger writes it again from its beginning for a new column."""
 
 from __future__ import annotations
 

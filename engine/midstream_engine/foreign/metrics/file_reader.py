@@ -82,8 +82,7 @@ class FileReader:
     def poll(self) -> List[RowsOfPart]:
         """Return the new rows of each file that has some, or that waits; call it again until there are none.
 
-        The last row of a file is returned once the next poll has found nothing more: more values of its step may
-        follow.
+        The last row of a file is returned once the next poll has found nothing more: values of its step may follow.
 
         Raises:
             SearchError: The pattern is no relative one, or the directory has too many entries.

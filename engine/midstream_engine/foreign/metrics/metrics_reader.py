@@ -58,7 +58,7 @@ def open_reader(
         name: One of `READERS`.
         directory: Where the run writes.
         pattern: Of the files below it; empty: the reader's own.
-        first_step: Number of the first update: 1 for the Trainer of transformers, 0 for Lightning.
+        first_step: Number that the trainer gives to the first update: 1 for that of transformers, 0 for Lightning.
         names: Column -> name in the source; see `Columns`.
         expression: Regular expression of the reader ``regex``.
         state: State of an earlier reader; None: begin at the beginning.

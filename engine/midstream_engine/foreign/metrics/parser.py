@@ -8,7 +8,7 @@ from midstream_engine.foreign.metrics.rows import Point
 
 
 class Parsed(NamedTuple):
-    """Result of one read. ``consumed``: bytes that are not read again. ``problem``: why the rest waits, or empty."""
+    """Result of one read. ``consumed``: bytes that are not read again. ``problem``: why the rest waits."""
 
     points: List[Point]
     consumed: int

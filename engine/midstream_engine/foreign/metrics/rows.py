@@ -98,8 +98,7 @@ class RowsOfPart:
     """New rows of a part of a run's metrics.
 
     ``part`` counts the files as they appeared, from 1: a new file, or one that was replaced or truncated, is a new
-    part, and its rows may repeat steps of earlier parts. ``problem``: why reading of this part waits; empty where it
-    does not.
+    part, and its rows may repeat steps of earlier parts. ``problem``: why reading waits; empty where it does not.
     """
 
     source: str

@@ -1,4 +1,4 @@
-"""Train with DeepSpeed under torchrun: ``torchrun ... train_deepspeed.py OUT --steps N --stage 1``."""
+"""Train with DeepSpeed under torchrun: ``torchrun ... save_deepspeed.py OUT --steps N --stage 1``."""
 
 from __future__ import annotations
 
