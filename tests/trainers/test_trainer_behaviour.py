@@ -152,17 +152,17 @@ def test_huggingface_resumes_a_torn_checkpoint_that_the_rule_refuses(tmp_path: P
 
 @pytest.mark.parametrize("stateful", [False, True])
 @pytest.mark.parametrize("seedable", [False, True])
-def test_accelerate_resumes_exactly_only_with_both_options(stateful: bool, seedable: bool, tmp_path: Path) -> None:
+def test_accelerate_repeats_its_data_only_with_both_options(stateful: bool, seedable: bool, tmp_path: Path) -> None:
     options = [*["--stateful"][:stateful], *["--seedable"][:seedable], "--steps", "10"]
     straight = finished(tmp_path, "train_accelerate.py", "out", *options)
     (checkpoint,) = complete("accelerate", tmp_path / "out", "step_5", 1)
     path = str(tmp_path / "out" / checkpoint.path)
     assert (saved_state("accelerate", path).data_position == "stored") is stateful
     resumed = finished(tmp_path, "train_accelerate.py", "again", *options, "--resume", path)
-    same = {number: (each.loss, each.batch) for number, each in resumed.items()} == {
-        number: (straight[number].loss, straight[number].batch) for number in range(6, 11)
-    }
+    same = all(resumed[number].batch == straight[number].batch for number in range(6, 11))
     assert same is (stateful and seedable)
+    # The resumed loader draws from the random state that was restored before it, so dropout differs in any case.
+    assert resumed[6].loss != straight[6].loss
 
 
 # --------------------------------------------------------------------------- torchrun, FSDP2 and DCP

@@ -51,6 +51,7 @@ def main() -> None:
         set_state_dict(model, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
         schedule.load_state_dict(loaded["lr_scheduler"])
         step = int(loaded["train_state"]["step"])
+    os.makedirs(given.out, exist_ok=True)
     data = Samples()
     while step < given.steps:
         order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(step // (SAMPLES // GLOBAL_BATCH)))

@@ -58,6 +58,7 @@ def saved_state(tree: CheckpointTree) -> SavedState:
         advice.append("the position in the data is not stored: set use_stateful_dataloader in DataLoaderConfiguration")
     if not sampler:
         advice.append("the order of the data is repeated only with use_seedable_sampler, which the files do not show")
+    advice.append("the loader draws from the restored random state: dropout differs after a resume")
     if not tree.has("scheduler.bin"):
         advice.append("no schedule of the learning rate is stored: pass it to Accelerator.prepare")
     return SavedState(
