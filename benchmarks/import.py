@@ -43,7 +43,7 @@ import yaml
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests"))
-from support import torch_files  # noqa: E402
+from support.imports import torch_files  # noqa: E402
 
 VOCAB = 50304
 COPIED = 4 << 20  # bytes of a block that is copied

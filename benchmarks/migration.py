@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from simulators.link import through
 from simulators.sshd import Lab, SshServer
 from support.command_line import TINY, Run
-from support.migration_faults import SLOW
+from support.migrations.migration_faults import SLOW
 
 REPOSITORY = Path(__file__).parents[1]
 MIB = 1 << 20

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "engine")]
 warnings.simplefilter("ignore")
 
-from support import levanter_curves  # noqa: E402
+from support.imports import levanter_curves  # noqa: E402
 
 
 def measure(name: str, work: Path) -> dict[str, Any]:

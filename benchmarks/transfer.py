@@ -46,7 +46,7 @@ from midstream.hosts.local_host import LocalHost
 from midstream.transfer import CopySettings, Endpoint, copy_tree
 from simulators import link
 from simulators.sshd import SSHD, Lab, SshServer
-from support.trees import cell, write_tree
+from support.checkpoints.trees import cell, write_tree
 
 MIB = 1 << 20
 GCM = "aes128-gcm@openssh.com"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, MidstreamError
-from midstream.flags import parse
+from midstream.flags import parse, parser
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
@@ -58,11 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _print_names(words: Sequence[str]) -> int:
-    from midstream.completion.local_names import KINDS, local_names
+    from midstream.completion.local_names import FLAGS, KINDS, flag_names, local_names
 
     if not words or words[0] not in KINDS:
         return Exit.USAGE
-    print(*local_names(words[0], words[1:]), sep="\n")
+    kind, *rest = words
+    print(*(flag_names(parser(), rest) if kind == FLAGS else local_names(kind, rest)), sep="\n")
     return Exit.DONE
 
 

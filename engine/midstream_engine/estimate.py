@@ -22,12 +22,12 @@ from dataclasses import replace
 from typing import Any
 
 from midstream_engine import records
-from midstream_engine.accelerator_types import EXAMPLES, GPU, TPU, AcceleratorType, parse
-from midstream_engine.accelerators import find_accelerator
 from midstream_engine.arithmetic.mesh_division import divisors
 from midstream_engine.config import ConfigError, TrainLmConfig, load_config
 from midstream_engine.errors import EngineError
 from midstream_engine.interruption import interruptible
+from midstream_engine.shared.accelerator_types import EXAMPLES, GPU, TPU, AcceleratorType, parse
+from midstream_engine.shared.accelerators import find_accelerator
 
 PREALLOCATED = 0.75  # share of a GPU's memory, by XLA_PYTHON_CLIENT_MEM_FRACTION's default
 AS_CONFIGURED = "--as_configured"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 
-from midstream_engine.google_metadata import PRODUCT, metadata_server, read_metadata
+from midstream_engine.shared.google_metadata import PRODUCT, metadata_server, read_metadata
 
 POLL_INTERVAL = 3.0  # seconds
 NOTICES = {"preempted": "TRUE", "maintenance-event": "TERMINATE"}  # metadata key -> prefix of a value that is a notice

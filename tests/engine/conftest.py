@@ -9,7 +9,7 @@ import warnings
 import jax
 import pytest
 
-from support.engine_runs import QUICK
+from support.engines.engine_runs import QUICK
 
 # Jax reads these when it starts its backend, which is now. Programs that a test starts must not inherit them.
 with pytest.MonkeyPatch.context() as environment:

@@ -32,7 +32,7 @@ from midstream_engine.optim.optimizer import build_optimizer
 from midstream_engine.optim.schedule import learning_rate
 from midstream_engine.records import read_json
 from midstream_engine.trainer.computation.train_state import TrainState, abstract_state, initializer
-from support.engine_process import train_all
+from support.engines.engine_process import train_all
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 deprecates.

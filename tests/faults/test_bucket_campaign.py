@@ -34,8 +34,8 @@ from midstream.remote.gcs import client
 from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
 from midstream_engine import records
 from simulators.bucket import BucketServer, Fault, bucket_server
-from support.campaigns import Campaign, Case
-from support.trees import files, random_contents, write_tree
+from support.checkpoints.trees import files, random_contents, write_tree
+from support.migrations.campaigns import Campaign, Case
 
 RESULTS = Path(__file__).parents[2] / "docs/campaigns/bucket-faults.jsonl"
 URL = "gs://runs/a/tree"

@@ -27,7 +27,7 @@ from midstream.transfer.streams.stream_pool import StreamPool
 from midstream_engine import records
 from simulators.disks import small_disk
 from simulators.sshd import Lab, SshServer
-from support.trees import (
+from support.checkpoints.trees import (
     SOURCES,
     assert_same_tree,
     assert_unfinished,

@@ -18,9 +18,9 @@ from midstream.launch.install.environment import Environment
 from midstream.launch.start_attempt import Launch, Prepared, start_attempt
 from midstream_engine import records
 from simulators.sshd import SshServer
-from support.attempt_states import wait_state
+from support.engines.attempt_states import wait_state
+from support.engines.stand_in_engine import write_stand_in
 from support.launched_processes import kill_launched
-from support.stand_in_engine import write_stand_in
 
 PATIENCE = 120.0  # seconds: what another process has to do takes its time on a slow machine
 

@@ -3,9 +3,9 @@
     python tests/faults/test_migration_campaign.py [--runs 300] [--seed 1] [--jobs 2] [--results FILE]
 
 The fault kills the migration's process, an engine of source or target, or the SSH server; cuts a link; suspends a
-process; or fills a disk: see ``support/migration_faults.py``. Afterwards the migration is continued with the line that
-it printed until it ends, and then: one lineage, every step of it once, the losses and batches of an undisturbed run, no
-sealed step lost, and the run trains.
+process; or fills a disk: see ``support/migrations/migration_faults.py``. Afterwards the migration is continued
+with the line that it printed until it ends, and then: one lineage, every step of it once, the losses and batches of an
+undisturbed run, no sealed step lost, and the run trains.
 
 Results are appended, one line per run: an interrupted campaign continues where it was.
 """
@@ -29,8 +29,8 @@ from midstream.migrate.modes import WARM
 from midstream_engine import records
 from simulators.sshd import SSHD
 from support.command_line import COMPILED, step_of
-from support.migration_faults import KINDS, MODES, PATIENCE, Campaign, UnderWay, said
-from support.migration_program import main
+from support.migrations.migration_faults import KINDS, MODES, PATIENCE, Campaign, UnderWay, said
+from support.migrations.migration_program import main
 
 SLOW = pytest.mark.slow  # the suite has a complete migration or two of each kind already
 RESULTS = Path(__file__).parents[2] / "docs/campaigns/migration-faults.jsonl"

@@ -4,9 +4,9 @@
 
 The stall suspends the migration's process, an SSH server with its sessions, an engine, a supervisor, every process of
 the source, a link, or a sleeping laptop. Other runs reboot the source before or after its first checkpoint, or kill the
-operator together with the source's engine: see ``support/migration_stalls.py``. Afterwards the migration is continued
-with the line that it printed, and the promises of ``test_migration_campaign.py`` are checked: one lineage, every step
-of it once, the losses of an undisturbed run.
+operator together with the source's engine: see ``support/migrations/migration_stalls.py``. Afterwards the
+migration is continued with the line that it printed, and the promises of ``test_migration_campaign.py`` are checked:
+one lineage, every step of it once, the losses of an undisturbed run.
 
 Results are appended, one line per run: an interrupted campaign continues where it was.
 """
@@ -26,9 +26,9 @@ from midstream.errors import Exit
 from midstream.migrate.modes import COLD, WARM
 from simulators.sshd import SSHD, sshd_version
 from support.command_line import COMPILED
-from support.migration_faults import MODES, said
-from support.migration_program import main
-from support.migration_stalls import KINDS, LONGEST, SHORTEST, StallCampaign
+from support.migrations.migration_faults import MODES, said
+from support.migrations.migration_program import main
+from support.migrations.migration_stalls import KINDS, LONGEST, SHORTEST, StallCampaign
 
 RESULTS = Path(__file__).parents[2] / "docs/campaigns/stalls.jsonl"
 

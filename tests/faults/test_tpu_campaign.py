@@ -36,7 +36,7 @@ from midstream.hosts.providers.google.tpu_provider import TpuProvider
 from midstream.hosts.providers.provider import ProviderError, SliceStatus
 from simulators.tpu_api import Fault, TpuServer
 from simulators.tpu_nodes import QUOTA, STOCKOUT, Outcome, State
-from support.campaigns import Campaign, Case
+from support.migrations.campaigns import Campaign, Case
 
 RESULTS = Path(__file__).parents[2] / "docs/campaigns/tpu-faults.jsonl"
 PARENT = "projects/p/locations/z"

@@ -59,10 +59,10 @@ from midstream_engine import records
 from simulators.bucket import bucket_server
 from simulators.tpu_api import Fault, TpuServer
 from simulators.tpu_nodes import QueuedState, State
-from support.campaigns import Campaign, Case
+from support.checkpoints.trees import assert_same_tree, write_checkpoint
+from support.migrations.campaigns import Campaign, Case
+from support.migrations.sample_plan import PLAN, changed
 from support.run_directory import RunDirectory
-from support.sample_plan import PLAN, changed
-from support.trees import assert_same_tree, write_checkpoint
 
 RESULTS = Path(__file__).parents[2] / "docs/campaigns/tpu-preemptions.jsonl"
 PARENT = "projects/p/locations/z"

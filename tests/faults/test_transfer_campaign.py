@@ -45,7 +45,7 @@ from midstream_engine import records
 from simulators.disks import small_disk
 from simulators.link import Link, through
 from simulators.sshd import SSHD, Lab
-from support.trees import SOURCES, assert_same_tree, files, random_contents, write_tree
+from support.checkpoints.trees import SOURCES, assert_same_tree, files, random_contents, write_tree
 
 RESULTS = Path(__file__).parents[2] / "docs/campaigns/transfer-faults.jsonl"
 SAMPLE = 6

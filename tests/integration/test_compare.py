@@ -11,7 +11,7 @@ import pytest
 from midstream.compare.compiler import BESIDE, engine_and_packages
 from midstream.compare.estimate import Estimate, Memory, cache_file, store
 from midstream_engine import records
-from midstream_engine.accelerator_types import parse
+from midstream_engine.shared.accelerator_types import parse
 from simulators.sshd import Lab
 from support.command_line import REPOSITORY, midstream, refused
 from support.run_directory import RunDirectory, row
@@ -125,7 +125,7 @@ def store_estimate(name: str, seconds: float) -> None:
     store(cache_file(engine_and_packages(), RUN_YAML, flags, accelerators), found)
 
 
-def test_run_is_compared_with_its_move_and_corrected_by_its_own_steps(tmp_path: Path) -> None:
+def test_compared_run_has_its_migration_and_its_own_step_times(tmp_path: Path) -> None:
     root = tmp_path / "lab"
     write_run(root)
     fleet = tmp_path / "fleet.yaml"

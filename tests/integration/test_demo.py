@@ -18,7 +18,7 @@ import pytest
 from midstream.demo.cleanup_process import MARK
 from midstream.demo.demo_directory import DemoDirectory, claim, claim_at, default_root
 from midstream_engine import records
-from support.stand_in_engine import write_stand_in
+from support.engines.stand_in_engine import write_stand_in
 
 pytestmark = pytest.mark.drawn
 
@@ -38,7 +38,7 @@ from midstream.launch.start_attempt import Launch, Prepared, start_attempt
 from midstream.migrate.execution import migration_directory
 from midstream.output import Output
 from midstream_engine import records
-from support.sample_plan import PLAN, changed
+from support.migrations.sample_plan import PLAN, changed
 
 LOCK = (
     "import time; from midstream.migrate.execution.migration_directory import MigrationDirectory\\n"

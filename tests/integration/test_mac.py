@@ -13,8 +13,8 @@ import pytest
 
 from simulators.sshd import SSHD, Lab
 from support.command_line import REPOSITORY, TINY, Run, midstream, refused
+from support.engines.stopped_run import write_stopped_run
 from support.run_directory import RunDirectory
-from support.stopped_run import write_stopped_run
 from tui.terminal import Terminal
 
 pytestmark = pytest.mark.skipif(not SSHD, reason="no sshd")

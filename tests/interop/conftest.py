@@ -8,7 +8,7 @@ import warnings
 import jax
 import pytest
 
-from support.engine_runs import QUICK
+from support.engines.engine_runs import QUICK
 
 # Jax reads these when its backend starts, here. Programs that a test starts must not inherit them.
 with pytest.MonkeyPatch.context() as environment:

@@ -31,7 +31,7 @@ from midstream_engine.interop.levanter.importer import open_levanter
 from midstream_engine.interop.neox.importer import open_neox
 from midstream_engine.interop.parameter_cast import with_parameters
 from midstream_engine.trainer.computation.setup import make_plan
-from support import imported_runs
+from support.imports import imported_runs
 
 pytestmark = [
     pytest.mark.drawn,

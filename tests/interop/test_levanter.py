@@ -20,7 +20,7 @@ from midstream_engine.convert import main
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.levanter.arrays import open_arrays
 from midstream_engine.interop.levanter.importer import open_levanter
-from support import imported_runs
+from support.imports import imported_runs
 
 pytestmark = [
     pytest.mark.drawn,

@@ -29,7 +29,7 @@ from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.levanter.data import read_data
 from midstream_engine.interop.levanter.importer import open_levanter
 from simulators.bucket import BucketServer, bucket_server
-from support import imported_runs
+from support.imports import imported_runs
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 deprecates.

@@ -16,7 +16,7 @@ import tensorstore as ts
 
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.levanter.importer import open_levanter
-from support import imported_runs
+from support.imports import imported_runs
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 deprecates.

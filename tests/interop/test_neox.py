@@ -31,7 +31,7 @@ from midstream_engine.interop.neox.tensors import key_of
 from midstream_engine.interop.torchfile.archive import TorchFile
 from midstream_engine.interop.torchfile.calls import Record, Storage, Tensor
 from midstream_engine.records import TRAIN
-from support import imported_runs, torch_files
+from support.imports import imported_runs, torch_files
 
 pytestmark = [
     pytest.mark.drawn,

@@ -19,7 +19,7 @@ from midstream_engine.interop.neox import arguments_page
 from midstream_engine.interop.neox.architecture import DEFAULTS
 from midstream_engine.interop.neox.arguments import ARGUMENTS, CHECKED, ELSEWHERE, check_arguments, with_extra
 from midstream_engine.interop.neox.importer import open_neox
-from support.engine_runs import CONFIGS
+from support.engines.engine_runs import CONFIGS
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "neox"
 SOURCE = FIXTURES / "sequential-bf16-z0-dp1"

@@ -21,7 +21,7 @@ from midstream_engine.interop.neox.importer import open_neox
 from midstream_engine.interop.neox.partitions import KINDS
 from midstream_engine.interop.neox.reader import Read, read
 from midstream_engine.interop.neox.tensors import Key
-from support import torch_files
+from support.imports import torch_files
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "neox"
 STEP, DATA = 3, 2

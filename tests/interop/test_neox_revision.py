@@ -1,7 +1,7 @@
 """What versions of GPT-NeoX computed under the same names: grouped queries, RMSNorm.
 
-Losses are compared with a forward pass in numpy (support/neox_forward.py), and with what DeepSpeed measured while it
-trained the fixtures.
+Losses are compared with a forward pass in numpy (support/imports/neox_forward.py), and with what DeepSpeed
+measured while it trained the fixtures.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from midstream_engine.interop.neox.importer import open_neox
 from midstream_engine.interop.neox.reader import read
 from midstream_engine.interop.neox.revision import Heads, Revision, revision_of
 from midstream_engine.models.layers import RmsNorm
-from support import imported_runs, neox_forward
+from support.imports import imported_runs, neox_forward
 
 pytestmark = [
     pytest.mark.drawn,

@@ -1,6 +1,6 @@
 """Import of a GPT-NeoX ``load:`` directory as a run of a host.
 
-That the run continues is tested in integration/test_import_run.py.
+That the run continues is tested in integration/migration/test_import_run.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from midstream_engine import records
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.convert import main
-from support import neox_data
+from support.imports import neox_data
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 deprecates.

@@ -23,7 +23,7 @@ from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.torchfile.archive import TorchFile
 from midstream_engine.interop.torchfile.calls import Record, Tensor
 from midstream_engine.interop.torchfile.crc import combined
-from support import torch_files
+from support.imports import torch_files
 
 FLAG = "MIDSTREAM_TEST_EXECUTED"
 

@@ -17,7 +17,7 @@ import pytest
 
 from midstream.fleet.fleet import Fleet, HostConfig, LocalHostConfig, SshHostConfig
 from support.command_line import COMPILED
-from support.engine_runs import QUICK
+from support.engines.engine_runs import QUICK
 
 SSHD = next((path for path in ("/usr/sbin/sshd", shutil.which("sshd") or "") if path and os.path.exists(path)), "")
 

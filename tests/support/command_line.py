@@ -20,7 +20,7 @@ import pytest
 
 from midstream.json_events import problem_of
 from midstream_engine import records
-from support.spliced_rows import splice
+from support.migrations.spliced_rows import splice
 
 REPOSITORY = Path(__file__).parents[2]
 TINY = REPOSITORY / "configs" / "gpt2_tiny.yaml"

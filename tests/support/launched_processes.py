@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from midstream_engine import records
-from support.trees import paths_below
+from support.checkpoints.trees import paths_below
 
 
 def kill_launched(directory: Path) -> None:

@@ -32,8 +32,8 @@ from midstream.migrate.proof.downtime_report import DowntimeReport
 from midstream.migrate.request import Request
 from midstream.remote.runs import log_pages
 from midstream.tui.actions import Actions, SliceListing, Target
-from midstream.watch.host_log import LogLines
-from midstream.watch.log_query import LogQuery
+from midstream.watch.logs.host_log import LogLines
+from midstream.watch.logs.log_query import LogQuery
 from midstream.watch.snapshot import (
     DOWN,
     LIVE,

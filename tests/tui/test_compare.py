@@ -9,7 +9,7 @@ from midstream.compare.comparison import Row
 from midstream.compare.estimate import Estimate, Memory, Range
 from midstream.tui.screens.compare.compare_screen import CompareScreen
 from midstream.tui.screens.migration.wizard import WizardScreen
-from midstream_engine.accelerator_types import AcceleratorType, parse
+from midstream_engine.shared.accelerator_types import AcceleratorType, parse
 from tui import fleets
 from tui.fleets import PreparedActions
 from tui.screens import app_over, screen_text, settle

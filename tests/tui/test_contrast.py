@@ -93,7 +93,7 @@ def test_table_of_256_colours_is_that_of_xterm() -> None:
 
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("name", PALETTES)
-def test_text_colours_have_contrast_on_terminals_with_few_colours(name: str, system: str) -> None:
+def test_text_has_contrast_on_terminals_with_few_colours(name: str, system: str) -> None:
     palette = PALETTES[name]
     low = {}
     for front in [*(getattr(palette, word) for word in TEXT_COLOURS), *palette.SERIES]:

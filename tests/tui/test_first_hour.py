@@ -147,7 +147,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
         made.close()
 
 
-def test_machines_are_named_and_a_run_without_its_data_is_refused(user: User) -> None:
+def test_added_machines_are_named_and_missing_data_is_refused(user: User) -> None:
     """The cheap part: no engine starts."""
     demo = user.run("make --dry-run demo")
     assert ".venv/bin/midstream --demo" in demo

@@ -120,7 +120,7 @@ async def test_launch_with_a_failed_check_is_refused() -> None:
         assert not any(call[0] == "launch" for call in actions.calls)
 
 
-async def test_start_again_of_a_failed_run_names_the_attempt_whose_config_it_has() -> None:
+async def test_restart_of_a_failed_run_names_the_attempt_of_its_config() -> None:
     app = app_over(fleets.small_fleet(fleets.run(state=records.FAILED, running=False, attempt=3)))
     async with app.run_test(size=(100, 30)) as pilot:
         await pilot.press("R")

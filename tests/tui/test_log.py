@@ -15,8 +15,8 @@ from midstream.tui.app import MidstreamApp
 from midstream.tui.widgets.log_pane import LogPane
 from midstream.tui.widgets.log_view import LogView, new_lines
 from midstream.tui.widgets.paged_log_view import PAGE, PagedLogView
-from midstream.watch import host_log
-from midstream.watch.log_query import LogQuery
+from midstream.watch.logs import host_log
+from midstream.watch.logs.log_query import LogQuery
 from midstream.watch.snapshot import LogRange, RunView
 from midstream_engine import records
 from tui import fleets
@@ -200,7 +200,7 @@ async def paged() -> AsyncIterator[tuple[MidstreamApp, Pilot[int], PreparedActio
 Paged = tuple[MidstreamApp, Pilot[int], PreparedActions, str]
 
 
-async def test_log_says_that_only_its_end_is_shown_and_loads_more_while_scrolling(paged: Paged) -> None:
+async def test_log_states_that_it_is_partial_and_loads_more_on_scroll(paged: Paged) -> None:
     app, pilot, actions, log = paged
     view = app.screen.query_one(PagedLogView)
     assert "100 lines, the last 2.2 kB of 869 kB" in screen_text(app)
@@ -237,7 +237,7 @@ async def test_log_goes_to_its_first_line_and_back_to_the_newest(paged: Paged) -
     assert "following" in screen_text(app)
 
 
-async def test_log_search_counts_in_the_file_and_goes_to_matches_that_are_not_loaded(paged: Paged) -> None:
+async def test_log_search_counts_in_the_file_and_loads_its_matches(paged: Paged) -> None:
     app, pilot, actions, log = paged
     view = app.screen.query_one(PagedLogView)
     await pilot.press("slash", *"rare", "enter")

@@ -14,7 +14,7 @@ from midstream.tui.screens.run.run_screen import RunScreen
 from midstream.tui.screens.run.run_text import metrics_of
 from midstream.tui.widgets.curve import CurveView
 from midstream.tui.widgets.log_view import LogView
-from midstream.watch import resolved_config
+from midstream.watch.logs import resolved_config
 from midstream_engine import records
 from tui import fleets
 from tui.fleets import NOW, PreparedActions, PreparedSnapshots

@@ -13,7 +13,7 @@ import grpc
 import pytest
 from google.cloud import tpu_v2
 
-from integration.test_tpu_commands import add_stopped_run, fleet_file
+from integration.tpu.test_commands import add_stopped_run, fleet_file
 from midstream.errors import MidstreamError, UsageError
 from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.host_pool import HostPool

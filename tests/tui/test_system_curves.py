@@ -12,8 +12,8 @@ from midstream.tui.screens.run.run_screen import RunScreen
 from midstream.tui.state.series_cache import STEP, TIME, TOKENS, SeriesCache
 from midstream.tui.state.system_curves import SystemCurves
 from midstream.tui.widgets.curve import CurveView
+from midstream.watch.runs.run_hosts import hosts_of
 from midstream.watch.snapshot import AcceleratorUser, RunView, Snapshot
-from midstream.watch.system.run_hosts import hosts_of
 from midstream.watch.system.system_series import SystemSeries
 from tui import fleets
 from tui.fleets import NOW, PreparedSnapshots
@@ -45,7 +45,7 @@ def moved() -> Snapshot:
 # --------------------------------------------------------------------------------------------------------- series
 
 
-def test_host_has_a_series_for_each_accelerator_and_one_of_its_own() -> None:
+def test_host_has_a_series_of_its_own_and_one_per_accelerator() -> None:
     shown = one_host()
     found = curves().of_host(shown, "small", "system/utilization")
     assert [each.name for each in found] == ["0", "1"]
@@ -89,7 +89,7 @@ def test_steps_are_aligned_by_the_times_of_the_rows() -> None:
     assert list(over_steps.values._values) == list(over_time.values._values)[: len(over_steps)]
 
 
-def test_tokens_are_aligned_and_a_run_without_them_has_no_such_curve() -> None:
+def test_tokens_are_aligned_and_no_tokens_make_no_curve() -> None:
     rows = [dict(row, **{"throughput/total_tokens": 512 * row["global_step"]}) for row in fleets.rows(1204)]
     shown = one_host(fleets.run(curve=rows))
     [run] = shown.runs

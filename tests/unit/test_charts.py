@@ -149,7 +149,7 @@ def test_thinning_keeps_extremes() -> None:
     assert max(kept, key=lambda point: point[1])[1] == 500.0
 
 
-def test_one_run_has_a_colour_for_each_attempt_and_several_one_each() -> None:
+def test_one_run_has_a_colour_per_attempt_and_several_one_each() -> None:
     run = fleets.moved_fleet().runs[0]
     one = lines_of([run], "train/loss", "step")
     assert [each.name for each in one] == ["attempt 1: small, 2 x cpu", "attempt 2: large, 4 x cpu"]

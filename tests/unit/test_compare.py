@@ -19,7 +19,7 @@ from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.headless.runs.compare_accelerators import is_config, text
-from midstream_engine.accelerator_types import AcceleratorType, parse
+from midstream_engine.shared.accelerator_types import AcceleratorType, parse
 
 SLICE = """
 hosts: {lab: {type: local, devices: 2}}
@@ -66,7 +66,7 @@ def test_names_of_accelerators(name: str, topology: str, devices: int) -> None:
     assert (found.topology, found.devices) == (topology, devices)
 
 
-def test_numbers_that_do_not_exist_are_refused_with_those_that_do() -> None:
+def test_sizes_that_do_not_exist_are_refused_with_those_that_do() -> None:
     with pytest.raises(ValueError, match="there are v5e-1, v5e-4, v5e-8, v5e-16"):
         parse("v5e-12")
     with pytest.raises(ValueError, match="v5p-8, v5p-16"):

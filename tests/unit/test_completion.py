@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from midstream.cli import main
-from midstream.completion.local_names import KINDS, local_names
+from midstream.completion.local_names import KINDS, flag_names, local_names
 from midstream.completion.scripts import script
 from midstream.flags import SHELLS, parser
 from midstream.fleet.fleet import Fleet, LocalHostConfig, SshHostConfig
@@ -79,8 +79,8 @@ def test_offered_checkpoint_in_a_home_is_found(tmp_path: Path, monkeypatch: pyte
 
 
 def test_flags_are_the_modes_then_those_of_the_mode() -> None:
-    assert local_names("flags") == list(parser().modes)
-    after = local_names("flags", ["--migrate", "webtext", "--to", "big"])
+    assert list(flag_names(parser())) == list(parser().modes)
+    after = list(flag_names(parser(), ["--migrate", "webtext", "--to", "big"]))
     assert {"--mode", "--dry-run", "--json"} <= set(after)
     assert not {"--to", "--status", "--tries", "--readonly"} & set(after)
 
@@ -104,7 +104,7 @@ def test_damaged_files_have_no_names(fleet: Fleet, content: bytes, capsys: pytes
     assert captured.err == ""
 
 
-def test_unreachable_host_keeps_its_names_and_a_removed_one_loses_them(fleet: Fleet) -> None:
+def test_unreachable_host_keeps_its_names_a_removed_one_does_not(fleet: Fleet) -> None:
     remember_names(fleet, snapshot(run_view("new", "here"), here=LIVE, lab=DOWN))
     assert set(read_names(fleet.path)["here"]) == {"new"}
     assert set(read_names(fleet.path)["lab"]) == {"webtext"}

@@ -87,7 +87,7 @@ def test_time_before_the_boot_and_before_the_period() -> None:
     assert any("has been on since its boot 6.0 h ago" in line for line in found.not_known)
 
 
-def test_run_on_two_hosts_counts_each_once_although_both_have_its_records() -> None:
+def test_run_with_records_on_two_hosts_counts_each_host_once() -> None:
     before = process(host="a", started=hours(-10), ended=hours(-6), first_step=hours(-10), last_step=hours(-6))
     copied = replace(before, launched=False, started=None, ended=hours(-6))
     after = process(attempt=2, host="b", started=hours(-7), running=True, first_step=hours(-6), last_step=hours(-1))
@@ -100,7 +100,7 @@ def test_run_on_two_hosts_counts_each_once_although_both_have_its_records() -> N
     assert found.idle_cost == 6 * 2
 
 
-def test_host_that_does_not_answer_counts_by_the_copies_of_its_records() -> None:
+def test_unreachable_host_counts_by_copies_of_its_records() -> None:
     copied = process(host="a", launched=False, ended=hours(-6), first_step=hours(-10), last_step=hours(-6))
     found = report({"b": host_times(copied, booted=hours(-1))}, not_known=("a: connection refused",))
     a = next(host for host in found.hosts if host.host == "a")
@@ -118,7 +118,7 @@ def test_processes_of_a_group_train_while_process_0_has_metrics() -> None:
     assert found.runs[0].cost == 2 * 2 + 2 * 10
 
 
-def test_slice_is_on_since_its_creation_and_a_deleted_worker_has_the_targets_price() -> None:
+def test_slice_is_on_since_creation_and_costs_its_targets_price() -> None:
     copied = [
         process(process=number, host=f"pod-{number}", launched=False, first_step=hours(-4), last_step=hours(-2))
         for number in range(2)
@@ -145,7 +145,7 @@ def test_times_of_a_clock_that_is_ahead_are_shifted() -> None:
     assert moved.processes[0].first_step is None
 
 
-def test_migration_costs_the_target_while_prepared_and_both_in_the_downtime() -> None:
+def test_migration_costs_target_to_prepare_and_both_in_downtime() -> None:
     view = fleets.certified()
     begun = view.plan.identity.created
     found = make_report(FLEET, {}, [view], (begun - 1, begun + 1e6))
@@ -157,7 +157,7 @@ def test_migration_costs_the_target_while_prepared_and_both_in_the_downtime() ->
     assert make_report(FLEET, {}, [view], (begun + 1, begun + 2)).migrations == ()
 
 
-def test_cost_flag_prints_this_machine_and_names_a_host_that_does_not_answer(tmp_path: Path) -> None:
+def test_cost_flag_prints_this_machine_and_names_unreachable(tmp_path: Path) -> None:
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text(
         f"hosts:\n  here: {{type: local, root: {tmp_path}/root, price_per_hour: 2}}\n"

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import graphlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+# What the app may import of the engine.
+SHARED = {"arithmetic", "gcs_errors", "json_shapes", "records", "requester_pays", "shared"}
 HEAVY = ("textual", "paramiko", "google.cloud", "jax", "numpy")
 
 
@@ -39,12 +44,12 @@ def test_status_of_a_local_fleet_loads_neither_ssh_nor_google(tmp_path: Path) ->
     assert not [heavy for heavy in HEAVY if heavy in loaded]
 
 
-def test_first_frame_of_the_terminal_ui_loads_only_the_fleet_screen() -> None:
+def test_first_frame_of_the_terminal_ui_loads_only_its_screen() -> None:
     loaded = loaded_after("import midstream.tui.run_tui")
     screens = {name for name in loaded if name.startswith("midstream.tui.screens.")}
     packages = {name.split(".")[3] for name in screens}
     assert packages == {"base", "dialogs", "fleet"}
-    later = {"midstream.hosts.rpc.report_types", "midstream.watch.host_feed", "midstream.migrate.plan"}
+    later = {"midstream.hosts.rpc.report_types", "midstream.watch.feeds.host_feed", "midstream.migrate.plan"}
     assert not {*later, "paramiko", "yaml"} & loaded
 
 
@@ -54,6 +59,38 @@ def test_shared_modules_import_only_the_standard_library(module: str) -> None:
     found = subprocess.run([sys.executable, "-S", "-c", "import sys\nsys.path.insert(0, 'engine')\n" + code],
                            check=True, capture_output=True, text=True, cwd=_root()).stdout.split()  # fmt: skip
     assert set(found) - set(sys.stdlib_module_names) - {"__main__", "midstream_engine"} == set()
+
+
+def test_app_imports_only_the_shared_modules_of_the_engine() -> None:
+    found = {needed.split(".")[1] for module, needed in imports() if module.startswith("midstream.")
+             and needed.startswith("midstream_engine.")}  # fmt: skip
+    assert found - SHARED == set()
+
+
+def test_no_import_circles_even_within_functions() -> None:
+    """An import within a function, or for the type checker alone, hides a circle and does not break it."""
+    needed: dict[str, set[str]] = {}
+    for module, other in imports():
+        needed.setdefault(module, set()).add(other)
+    graphlib.TopologicalSorter(needed).prepare()  # raises CycleError
+
+
+def imports() -> Iterator[tuple[str, str]]:
+    """Yield (module, imported module) of the app and the engine, wherever the import is."""
+    files = {path for folder in ("app", "engine") for path in Path(_root(), folder).rglob("*.py")}
+    modules = {
+        ".".join(path.relative_to(_root()).with_suffix("").parts[1:]).removesuffix(".__init__"): path for path in files
+    }
+    for module, path in modules.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                below = [f"{node.module}.{alias.name}" for alias in node.names]
+            else:
+                below = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for name in below:
+                found = name if name in modules else name.rpartition(".")[0]
+                if found in modules and found != module:
+                    yield module, found
 
 
 def _root() -> str:

@@ -31,8 +31,8 @@ from midstream.reference.markdown import marked, replaced
 from midstream.remote.runs.leftovers import Leftover
 from midstream.tui import commands
 from midstream.tui.screens.dialogs.form import FormScreen
-from midstream.watch import symptoms
-from midstream.watch.resolved_config import Change
+from midstream.watch.logs.resolved_config import Change
+from midstream.watch.runs import symptoms
 from midstream.watch.snapshot import CheckpointView, HostView
 from midstream_engine import records, supervise
 from support.doc_pages import REPOSITORY
@@ -45,7 +45,7 @@ def test_generated_pages_are_current() -> None:
     assert stale == [], "make pages"
 
 
-def test_a_generated_section_is_replaced_and_a_missing_one_is_an_error() -> None:
+def test_generated_section_is_replaced_and_a_missing_one_refused() -> None:
     page = "a\n<!-- made: x -->\nold\n<!-- end -->\nb\n"
     assert replaced(page, "x", "new\n") == "a\n<!-- made: x -->\n\nnew\n\n<!-- end -->\nb\n"
     with pytest.raises(ValueError, match="no line"):

@@ -51,7 +51,7 @@ def test_alert_has_no_control_characters_of_its_text() -> None:
     assert "\n" not in written
 
 
-def test_alerts_are_for_certificates_failures_and_migrations_that_need_someone() -> None:
+def test_alerts_are_for_certificates_failures_and_decisions() -> None:
     def alerts(before: MigrationView, after: MigrationView) -> list[str]:
         states = [ScreenState(fleets.small_fleet(), (view,), fleets.NOW) for view in (before, after)]
         return [item.text for item in notifications.between(*states) if item.alert]

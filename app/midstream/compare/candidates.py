@@ -10,8 +10,8 @@ from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet, SlurmTarget, TpuTarget
 from midstream.suggestions import did_you_mean
 from midstream.watch.snapshot import Snapshot
-from midstream_engine import accelerator_types
-from midstream_engine.accelerator_types import EXAMPLES, AcceleratorType
+from midstream_engine.shared import accelerator_types
+from midstream_engine.shared.accelerator_types import EXAMPLES, AcceleratorType
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from midstream.errors import MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.rpc.remote_program import Cancelled
 from midstream.migrate.planning.measured_rates import PastMigration, past_migrations
-from midstream_engine.accelerator_types import AcceleratorType
+from midstream_engine.shared.accelerator_types import AcceleratorType
 
 
 def compare(fleet: Fleet, subject: Subject, candidates: Sequence[Candidate], compilers: Compilers) -> Iterator[Row]:

@@ -11,9 +11,10 @@ from midstream.compare.calibration import Calibration
 from midstream.compare.candidates import Candidate
 from midstream.compare.estimate import Estimate, Range
 from midstream.compare.subject import PresentRun, Subject
+from midstream.migrate import cost
+from midstream.migrate.cost import HOUR, Cost
 from midstream.migrate.modes import WARM
-from midstream.migrate.planning import cost, downtime_estimate
-from midstream.migrate.planning.cost import HOUR, Cost
+from midstream.migrate.planning import downtime_estimate
 from midstream.migrate.planning.measured_rates import PastMigration, rates_between
 
 

@@ -31,7 +31,7 @@ from midstream.output import size
 from midstream.remote.machine import checks
 from midstream.remote.runs.attempts import with_setup
 from midstream.state_directory import state_directory
-from midstream_engine.accelerator_types import GPU, TPU, AcceleratorType
+from midstream_engine.shared.accelerator_types import GPU, TPU, AcceleratorType
 
 MODULE = "midstream_engine.estimate"
 TIME_LIMIT = 3600.0  # seconds for all programs of one candidate

@@ -13,7 +13,7 @@ from midstream.errors import RemoteError
 from midstream.hosts.rpc.result_checks import printed_value
 from midstream.state_directory import state_directory
 from midstream_engine import records
-from midstream_engine.accelerator_types import AcceleratorType
+from midstream_engine.shared.accelerator_types import AcceleratorType
 
 WHAT = "the engine's estimate"
 

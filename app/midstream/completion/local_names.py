@@ -13,18 +13,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from midstream.flag_parser import FlagParser
 from midstream.state_directory import state_directory
 from midstream.watch.known_names import read_names
 
 # bash expands the words that it is offered, so `$(...)` in a name that a host has sent would be executed.
 _PLAIN = re.compile(r"[A-Za-z0-9._:/@~+=,%-]+")
-KINDS = ("flags", "targets", "runs", "checkpoints", "steps", "migrations", "configs")
+FLAGS = "flags"  # the kind of `flag_names`
+KINDS = (FLAGS, "targets", "runs", "checkpoints", "steps", "migrations", "configs")
 
 
 def local_names(kind: str, words: Sequence[str] = ()) -> list[str]:
-    """Return the known names of a kind. Files that cannot be read have none."""
+    """Return the known names of a kind, except flags. Files that cannot be read have none."""
     found = {
-        "flags": lambda: _flags(words),
         "targets": lambda: _targets(_fleet_file(words)),
         "runs": lambda: _runs(_fleet_file(words)),
         "checkpoints": lambda: _checkpoints(_fleet_file(words), words),
@@ -35,11 +36,8 @@ def local_names(kind: str, words: Sequence[str] = ()) -> list[str]:
     return [name for name in dict.fromkeys(found[kind]()) if _PLAIN.fullmatch(name)]
 
 
-def _flags(words: Sequence[str]) -> Iterator[str]:
+def flag_names(flags: FlagParser, words: Sequence[str] = ()) -> Iterator[str]:
     """Yield the modes, or the flags that go with the mode among the words."""
-    from midstream.flags import parser
-
-    flags = parser()
     given = [word for word in words if word in flags.notes]
     mode = next((name for name in given if flags.notes[name].is_mode), None)
     if mode is None:

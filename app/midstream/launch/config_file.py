@@ -9,7 +9,7 @@ import yaml
 
 from midstream.bundled_files import config_path
 from midstream.errors import UsageError
-from midstream_engine.yaml_includes import YamlError, compose_file
+from midstream_engine.shared.yaml_includes import YamlError, compose_file
 
 
 def read_config(name: str | Path) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from midstream.hosts.providers.provider import Slice
 from midstream.migrate.migration_view import CERTIFIED, MigrationView
-from midstream.watch.run_failure import failure_of
+from midstream.watch.runs.run_failure import failure_of
 from midstream.watch.snapshot import HostView, RunView
 
 YAML, JSON = "YAML", "JSON"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from midstream.watch.run_failure import RunFailure, failure_of
+from midstream.watch.runs.run_failure import RunFailure, failure_of
 from midstream.watch.snapshot import HostView, RunView, Snapshot
 
 if TYPE_CHECKING:

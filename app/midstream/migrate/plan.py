@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self, cast
 
+from midstream.migrate.cost import Cost
 from midstream.migrate.json_values import fields_of
 from midstream.migrate.modes import COLD, MODES
-from midstream.migrate.planning.cost import Cost
 from midstream_engine import records
 from midstream_engine.foreign.run_file import RunFile
 

@@ -26,7 +26,8 @@ class CopyReport:
         objects: Number of objects of the tree.
         objects_sent: Number of objects that this call sent.
         bytes: Size of all objects.
-        bytes_sent: Bytes that this call sent.
+        bytes_sent: Bytes of objects that this call sent.
+        bytes_on_link: Bytes that the streams carried for them, fewer where chunks were packed.
         seconds: Duration of this call.
         skipped: Objects that the target had before.
         linked: Those of ``skipped`` that belonged to another tree of the target.
@@ -37,6 +38,7 @@ class CopyReport:
     objects_sent: int
     bytes: int
     bytes_sent: int
+    bytes_on_link: int
     seconds: float
     skipped: tuple[str, ...] = ()
     linked: tuple[str, ...] = ()

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from midstream.migrate.plan import Plan
     from midstream.migrate.request import Request
     from midstream.remote.runs.log_pages import LogMatches
-    from midstream.watch.host_log import LogLines
-    from midstream.watch.log_query import LogQuery
+    from midstream.watch.logs.host_log import LogLines
+    from midstream.watch.logs.log_query import LogQuery
     from midstream.watch.snapshot import RunView, Snapshot
 
 

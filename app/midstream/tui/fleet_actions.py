@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from midstream.migrate.request import Request
     from midstream.remote.runs.log_pages import LogMatches
     from midstream.stores.bucket_checkpoint import BucketCheckpoint
-    from midstream.watch.host_log import LogLines
-    from midstream.watch.log_query import LogQuery
+    from midstream.watch.logs.host_log import LogLines
+    from midstream.watch.logs.log_query import LogQuery
     from midstream.watch.snapshot import RunView, Snapshot
 
 MAX_CONFIGS = 200  # files of this directory that a launch offers
@@ -191,7 +191,7 @@ class FleetActions:
 
     def stop_run(self, run: RunView) -> None:
         from midstream.launch.attempt_monitor import stop_run
-        from midstream.watch.damaged_runs import refuse_damaged
+        from midstream.watch.runs.damaged_runs import refuse_damaged
 
         if not run.attempt:
             raise MidstreamError(f"run {run.run_id} on {run.host} has no attempt to stop")
@@ -229,17 +229,17 @@ class FleetActions:
         return records.Manifest.from_json(value, name)
 
     def config(self, run: RunView, attempt: int) -> str:
-        from midstream.watch import resolved_config
+        from midstream.watch.logs import resolved_config
 
         return resolved_config.read(self._hosts, run, attempt)
 
     def read_log(self, run: RunView, process: int, begin: int, end: int) -> LogLines:
-        from midstream.watch.host_log import read_page
+        from midstream.watch.logs.host_log import read_page
 
         return read_page(self._hosts.get(run.host), self._log(run, process), begin, end)
 
     def search_log(self, run: RunView, process: int, query: LogQuery, place: int) -> LogMatches:
-        from midstream.watch.host_log import search
+        from midstream.watch.logs.host_log import search
 
         return search(self._hosts.get(run.host), self._log(run, process), query, place)
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from midstream.watch.log_tail import LogTail
-from midstream.watch.loss_curve import LossCurve
+from midstream.watch.logs.log_tail import LogTail
+from midstream.watch.runs.loss_curve import LossCurve
 from midstream.watch.snapshot import (
     CONNECTING,
     DOWN,

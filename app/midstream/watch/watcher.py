@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.prompter import PROMPTS
-from midstream.watch.bucket_listings import BucketListings
-from midstream.watch.poll_interval import PollInterval
+from midstream.watch.feeds.bucket_listings import BucketListings
+from midstream.watch.feeds.poll_interval import PollInterval
 from midstream.watch.snapshot import CONNECTING, Snapshot
 from midstream.watch.snapshot_store import Listener, SnapshotStore
 
 if TYPE_CHECKING:
-    from midstream.watch.host_feed import HostFeed
+    from midstream.watch.feeds.host_feed import HostFeed
 
 MAX_BATCH_TIME = 0.25  # seconds; changes within them are reported together
 MAX_TICK = 0.5  # seconds between two checks of silent hosts
@@ -63,7 +63,7 @@ class Watcher:
 
     def start(self) -> None:
         """Start to watch: hosts are connected in parallel, in the background. Does nothing after `stop`."""
-        from midstream.watch.host_feed import HostFeed  # the terminal UI shows its first frame without it
+        from midstream.watch.feeds.host_feed import HostFeed  # the terminal UI shows its first frame without it
 
         with self._start_lock:
             if self._stopped.is_set():

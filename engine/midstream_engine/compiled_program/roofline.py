@@ -11,8 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from midstream_engine.accelerator_types import AcceleratorType
-from midstream_engine.accelerators import Accelerator, find_accelerator
 from midstream_engine.compiled_program.collectives import Collective, collectives
 from midstream_engine.compiled_program.hlo_text import (
     Computation,
@@ -21,6 +19,8 @@ from midstream_engine.compiled_program.hlo_text import (
     estimated_cycles,
     run_counts,
 )
+from midstream_engine.shared.accelerator_types import AcceleratorType
+from midstream_engine.shared.accelerators import Accelerator, find_accelerator
 
 # Products of [positions, positions] by [positions, head_size] in a kernel of splash attention: forward; of the
 # derivatives, dkv computes the scores again, and the gradients of weights, values and keys; dq the first two, and one.

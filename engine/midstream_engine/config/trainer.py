@@ -14,7 +14,7 @@ from midstream_engine.config.distributed import DistributedConfig
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.keep_policy import KeepEvery, KeepPolicy
 from midstream_engine.config.tracker import TrackerConfig
-from midstream_engine.precision import Precision
+from midstream_engine.shared.precision import Precision
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)[\s,]*")
 _UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0}

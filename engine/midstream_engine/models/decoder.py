@@ -13,7 +13,7 @@ from haliax.nn import Stacked
 from jaxtyping import PRNGKeyArray
 
 from midstream_engine.config.model import LmConfig
-from midstream_engine.models.attention import View, choose_backend
+from midstream_engine.models.attention.causal_attention import View, choose_backend
 from midstream_engine.models.axes import BATCH, EMBED, MLP, POSITION
 from midstream_engine.models.layers import Embedding, LayerNorm, Linear, RmsNorm, activation
 from midstream_engine.models.lm import LmModel

@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 from haliax import Axis, NamedArray
 
-from midstream_engine.accelerators import find_accelerator
 from midstream_engine.models.axes import BATCH, EMBED, POSITION, VOCAB
 from midstream_engine.models.sharding import (
     batch_shards,
@@ -28,6 +27,7 @@ from midstream_engine.models.sharding import (
     mesh_device_kind,
     mesh_platform,
 )
+from midstream_engine.shared.accelerators import find_accelerator
 
 LARGEST_BLOCK = 1 << 26  # float32 logits on a device at a time: 256 MiB
 # On a TPU: this part of its memory, of 16 GiB where that is not known. With each block the head's gradient

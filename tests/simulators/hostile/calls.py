@@ -62,7 +62,7 @@ COPY_LINES: tuple[dict[str, Any], ...] = (
     {"event": "listening", "port": 7, "addresses": ["127.0.0.1"]},
     {"event": "present", "objects": ["arrays/a"]},
     {"event": "part", "path": "arrays/b", "chunks": [[0, 4, "ab"]]},
-    {"event": "landed", "bytes": 4, "objects": ["arrays/c"], "ranges": [["arrays/b", 0, 4]]},
+    {"event": "landed", "bytes": 4, "received": 4, "objects": ["arrays/c"], "ranges": [["arrays/b", 0, 4]]},
     {"event": "done"},
 )
 

@@ -12,7 +12,7 @@ from typing import Any
 from simulators.hostile.cases import Case
 from simulators.hostile.disk import SECRET
 from simulators.hostile.fleet import BAD_RUN, GOOD_RUN, HERE_RUN, MEMORY, OTHER_RUN, Ended, Fleet, Verdict
-from support.trees import sha256
+from support.checkpoints.trees import sha256
 
 IDLE_PROGRAM = 24 << 10  # KiB that an interpreter with our modules in it takes by itself
 

@@ -29,7 +29,7 @@ PRELOADED = (
     "midstream.transfer",
     "midstream.migrate.planning.planner", "midstream.migrate.planning.preflight",
     "midstream.migrate.execution.migration_process", "midstream.check.target_checks",
-    "midstream.watch.resolved_config", "midstream.headless.checkpoints.examine_checkpoint",
+    "midstream.watch.logs.resolved_config", "midstream.headless.checkpoints.examine_checkpoint",
     "midstream.launch.attempt_monitor",
     "midstream.launch.launch_run",
     "midstream.migrate.execution.migration_directory", "yaml", "paramiko", "cryptography.x509",

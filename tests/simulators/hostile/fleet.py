@@ -21,9 +21,9 @@ from typing import Any
 from midstream_engine import records
 from simulators.hostile.disk import SECRET
 from simulators.sshd import Lab
-from support.engine_runs import Engine
-from support.stopped_run import write_stopped_run
-from support.trees import sha256, write_tree
+from support.checkpoints.trees import sha256, write_tree
+from support.engines.engine_runs import Engine
+from support.engines.stopped_run import write_stopped_run
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[2]

@@ -24,9 +24,10 @@ from midstream.launch.input_check import RunInputs, check_inputs
 from midstream.launch.install import environment
 from midstream.launch.install.install_progress import InstallProgress
 from midstream.launch.reporter import reporter_of
-from midstream.watch import host_log
-from midstream.watch.log_query import LogQuery
-from midstream_engine import accelerator_types, records
+from midstream.watch.logs import host_log
+from midstream.watch.logs.log_query import LogQuery
+from midstream_engine import records
+from midstream_engine.shared import accelerator_types
 from support.remote_functions import function_of
 
 IDENTITY: dict[str, Any] = {"boot_id": "x", "pid": 7, "start_ticks": 1}

@@ -12,7 +12,7 @@ from midstream.headless.fleet.slice_listing import show_slices
 from midstream.headless.fleet_snapshot import fleet_snapshot
 from midstream.output import Output, age, size, table
 from midstream.printable import excerpt
-from midstream.watch.run_failure import failure_of
+from midstream.watch.runs.run_failure import failure_of
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet

@@ -86,7 +86,7 @@ def stop(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     """Save and stop a run on its current host."""
     from midstream.hosts.host_pool import HostPool
     from midstream.launch.attempt_monitor import stop_run
-    from midstream.watch.damaged_runs import refuse_damaged
+    from midstream.watch.runs.damaged_runs import refuse_damaged
 
     hosts = HostPool(fleet)
     try:

@@ -109,7 +109,7 @@ def log(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     """Print the log of one process of the newest attempt; with ``--search`` the lines with a match."""
     from midstream.hosts.host_pool import HostPool
     from midstream.launch.attempt_monitor import ranks_of
-    from midstream.watch.host_log import read_log
+    from midstream.watch.logs.host_log import read_log
 
     process: int = options.process
     pattern = _pattern(options.search) if options.search is not None else None  # before any host is connected

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def config(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     """Print the newest attempt's configuration, that of ``--attempts A``, or what differs for ``--attempts A,B``."""
     from midstream.hosts.host_pool import HostPool
-    from midstream.watch import resolved_config
+    from midstream.watch.logs import resolved_config
 
     hosts = HostPool(fleet)
     try:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from midstream.errors import Exit, HostError
 from midstream.headless.fleet_snapshot import SNAPSHOT_TIMEOUT, fleet_snapshot, run_of
+from midstream.watch.runs.run_hosts import hosts_of
 from midstream.watch.snapshot import LIVE
-from midstream.watch.system.run_hosts import hosts_of
 from midstream.watch.system.system_metrics import METRICS
 
 if TYPE_CHECKING:

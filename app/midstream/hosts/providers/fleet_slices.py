@@ -24,7 +24,7 @@ from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.providers.google.tpu_provider import TpuProvider
 from midstream.hosts.providers.provider import Inventory, Polling, Progress, Provider, Slice, SliceStatus
-from midstream_engine.accelerators import TPU_GENERATIONS
+from midstream_engine.shared.accelerators import TPU_GENERATIONS
 
 MAX_CONCURRENT_REQUESTS = 32
 LOGIN_TIMEOUT = 120.0  # seconds that the first login to a worker of a ready slice may take

@@ -189,9 +189,13 @@ LISTEN = ReportingProgram(network.listen, {"listening": Listening, "done": Done,
 
 @dataclass(frozen=True)
 class Landed:
-    """Bytes that the receiver has written: complete objects, and ranges ``(path, offset, length)`` of others."""
+    """Bytes that the receiver has written: complete objects, and ranges ``(path, offset, length)`` of others.
+
+    ``received`` are the bytes that the stream brought, fewer where chunks were packed.
+    """
 
     bytes: int
+    received: int
     objects: list[Text]
     ranges: list[tuple[Text, int, int]]
 

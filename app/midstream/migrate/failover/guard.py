@@ -38,9 +38,9 @@ from midstream.migrate.planning.source_config import check_config
 from midstream.migrate.request import Request
 from midstream.remote.machine import preemption_notices
 from midstream.remote.verify import tree
-from midstream.watch.damaged_runs import describe
+from midstream.watch.runs.damaged_runs import describe
+from midstream.watch.runs.symptoms import symptoms
 from midstream.watch.snapshot import CONNECTING, LIVE, RunView, Snapshot
-from midstream.watch.symptoms import symptoms
 from midstream.watch.watcher import Watcher
 from midstream_engine import records
 from midstream_engine.foreign.run_file import is_run_file

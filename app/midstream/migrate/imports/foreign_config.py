@@ -18,8 +18,8 @@ from midstream.hosts.rpc.answer_limits import decode
 from midstream.migrate.imports import model_arrays
 from midstream.migrate.json_values import section
 from midstream.remote.imports.checkpoint_survey import HUGGING_FACE, LEVANTER, NEOX, CheckpointSurvey
-from midstream_engine.precision import precision_of
 from midstream_engine.records import ArrayEntry
+from midstream_engine.shared.precision import precision_of
 
 NAMES = {NEOX: "GPT-NeoX", LEVANTER: "Levanter", HUGGING_FACE: "Hugging Face"}
 # Defaults of Levanter's code that differ from the engine's, as the converter applies them.

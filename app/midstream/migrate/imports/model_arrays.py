@@ -12,8 +12,8 @@ from typing import Any
 
 from midstream.errors import MidstreamError
 from midstream.migrate.json_values import section
-from midstream_engine.precision import precision_of
 from midstream_engine.records import ArrayEntry
+from midstream_engine.shared.precision import precision_of
 
 LONGEST_AXIS = 2**31 - 1
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}

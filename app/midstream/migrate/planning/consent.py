@@ -15,7 +15,7 @@ from midstream.migrate.request import Request
 from midstream.remote.copy.allowlist import shown
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_engine import records
-from midstream_engine.precision import precision_of
+from midstream_engine.shared.precision import precision_of
 
 LONG_REPLAY = 1000  # steps after which small differences may have grown
 

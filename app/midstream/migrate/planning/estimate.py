@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from midstream.migrate import cost
 from midstream.migrate.execution.migration import Migration, replayed
 from midstream.migrate.execution.observation import run_on
 from midstream.migrate.facts import Facts
 from midstream.migrate.modes import WARM
-from midstream.migrate.planning import cost, downtime_estimate, measured_rates
+from midstream.migrate.planning import downtime_estimate, measured_rates
 
 
 def update_estimate(migration: Migration) -> None:

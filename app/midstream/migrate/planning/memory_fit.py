@@ -16,9 +16,9 @@ from midstream.migrate.json_values import section
 from midstream.migrate.planning.batch_shape import BatchShape, batch_shape
 from midstream.output import size
 from midstream.watch.snapshot import Accelerator
-from midstream_engine.accelerators import find_accelerator
-from midstream_engine.precision import Precision, precision_of
 from midstream_engine.records import ArrayEntry
+from midstream_engine.shared.accelerators import find_accelerator
+from midstream_engine.shared.precision import Precision, precision_of
 
 USABLE = 0.92  # share of a device's memory; the rest is used by the runtime and lost to fragmentation
 PREALLOCATED = 0.75  # share of a GPU's memory that jax allocates at its start and does not exceed

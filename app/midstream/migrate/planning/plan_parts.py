@@ -13,6 +13,7 @@ from midstream.fleet.fleet import Fleet, Target
 from midstream.fleet.fleet_file import default_fleet_path
 from midstream.hosts.host import Host
 from midstream.launch.install.environment import EnvironmentNeeds, environment_needs
+from midstream.migrate import cost
 from midstream.migrate.checkpoint_store import CheckpointStore, copy_route, same_bucket
 from midstream.migrate.duration import stages
 from midstream.migrate.execution import migration_directory
@@ -20,7 +21,6 @@ from midstream.migrate.json_values import section
 from midstream.migrate.plan import NO_ROUTE, Change, Estimate, Identity, Plan, Policy, Route, Shape
 from midstream.migrate.planning import (
     batch_shape,
-    cost,
     downtime_estimate,
     measured_rates,
     memory_fit,

@@ -14,7 +14,7 @@ from midstream.migrate.request import Request
 from midstream.remote.runs import run_state
 from midstream.remote.verify import tree
 from midstream.suggestions import nearest
-from midstream.watch.damaged_runs import refuse_damaged
+from midstream.watch.runs.damaged_runs import refuse_damaged
 from midstream.watch.snapshot import CheckpointView, RunView, Snapshot
 
 

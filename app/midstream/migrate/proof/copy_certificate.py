@@ -17,7 +17,7 @@ from midstream.migrate.facts import Sealed
 from midstream.migrate.plan import Plan
 from midstream.migrate.proof.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate, Claim
 from midstream_engine import records
-from midstream_engine.precision import precision_of
+from midstream_engine.shared.precision import precision_of
 
 REFERENCE_LOSS_TOLERANCE = 1e-4  # relative
 CONTINUITY_TOLERANCE = {"f32": 1e-4, "bf16": 2e-2}  # relative

@@ -10,7 +10,7 @@ import time
 from typing import Optional
 
 from midstream.remote.declarations import reads
-from midstream_engine.google_metadata import HOST, PRODUCT, metadata_server, read_metadata
+from midstream_engine.shared.google_metadata import HOST, PRODUCT, metadata_server, read_metadata
 
 SCHEDULED = "/run/systemd/shutdown/scheduled"
 

@@ -1,4 +1,4 @@
-# Probe of a host without Python: prints sections of plain text until stdin closes; watch/shell_probe.py parses them.
+# Probe of a host without Python: prints sections of plain text until stdin closes; watch/feeds/shell_probe.py parses them.
 # POSIX sh. Arguments: root, seconds between two polls, fields of nvidia-smi, a folder in the place of / (for tests).
 #
 # "@NAME WORDS" begins a section, "|TEXT" is a line of it; "@look" and "@end" enclose a poll. Every line is one

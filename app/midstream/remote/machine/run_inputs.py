@@ -16,7 +16,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, 
 
 from midstream.remote.declarations import reads
 from midstream.remote.shapes import Text
-from midstream_engine.google_metadata import metadata_server
+from midstream_engine.shared.google_metadata import metadata_server
 
 REQUEST_TIMEOUT = 20.0  # seconds without a byte
 AT_ONCE = 16  # requests

@@ -6,7 +6,7 @@ import os
 import re
 from typing import Any, Dict, Iterable, List, Mapping, Optional
 
-from midstream_engine.accelerators import ACCELERATORS, TPU_CHIPS
+from midstream_engine.shared.accelerators import ACCELERATORS, TPU_CHIPS
 
 GOOGLE = "0x1ae0"
 DEVICE_FILES = re.compile(r"/dev/(accel\d+|vfio/\d+)", re.ASCII)

@@ -20,7 +20,7 @@ from midstream.remote.copy.object_files import emit
 from midstream.remote.verify import tree
 from midstream.remote.verify.objects import checked
 from midstream_engine import records
-from midstream_engine.safetensors_header import make_header, read_header
+from midstream_engine.shared.safetensors_header import make_header, read_header
 
 _CODES = {
     "bool": "B", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "uint8": "B", "uint16": "H", "uint32": "I",

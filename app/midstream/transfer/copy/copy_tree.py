@@ -168,6 +168,7 @@ class _TreeCopy:
             objects_sent=len(survey.absent),
             bytes=meter.bytes_total,
             bytes_sent=pool.bytes_sent,
+            bytes_on_link=pool.bytes_on_link,
             seconds=time.monotonic() - self.started,
             skipped=tuple(sorted([*survey.present, *survey.held])),
             linked=tuple(sorted(survey.held)),

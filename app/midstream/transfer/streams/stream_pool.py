@@ -27,6 +27,7 @@ MIN_STREAM_BYTES = 16 << 20  # that a further stream should move on a link of hi
 MIN_CORE_BYTES = 128 << 20  # and on other links, where it adds a core: a stream costs two logins and two interpreters
 SMALL_COPY = 4 << 20  # bytes below which a copy opens no connection of its own
 CHUNK = 8 << 20  # bytes of a range: as `midstream.remote.copy.target.staging.CHUNK`
+MAX_SOURCES = 16  # that send at the same time: each is at least one login and two programs
 EARLY_STREAMS = 3  # opened while the target is surveyed
 MIN_RANGE = 1 << 20  # bytes of a range near the end, so that all streams end at the same time
 MIN_QUEUED_BYTES = 4 << 20  # that a stream has in advance near the end
@@ -229,10 +230,12 @@ class StreamPool:
         """
         self._staging, self._events, self._meter, self._explain = staging, events, meter, explain
         self._queues = [queue for queue in queues if queue.items or queue.more]
+        self._unopened = deque(self._queues)
         self._limit, self._cancel = bandwidth_limit, cancel
         self._closed = False
         self._lock = threading.Lock()
         self.bytes_sent = 0
+        self.bytes_on_link = 0
 
     def run(self, waiting: set[str]) -> None:
         """Send everything, and return once each path of ``waiting`` is verified at the target.
@@ -244,9 +247,8 @@ class StreamPool:
         """
         self._meter.begin()
         try:
-            for queue in self._queues:
-                self._open(queue)
-            while waiting or any(queue.busy for queue in self._queues):
+            while waiting or self._unopened or any(queue.busy for queue in self._queues):
+                self._open_queues()
                 if self._cancel is not None and self._cancel.is_set():
                     raise Cancelled(f"the copy to {self._staging.target} was cancelled")
                 try:
@@ -271,6 +273,11 @@ class StreamPool:
                 event = self._events.get_nowait()
                 if isinstance(event, Opened):
                     yield event.stream
+
+    def _open_queues(self) -> None:
+        """Open the streams of further sources, as others are done."""
+        while self._unopened and sum(queue.busy for queue in self._queues) < MAX_SOURCES:
+            self._open(self._unopened.popleft())
 
     def _open(self, queue: SendQueue) -> None:
         small = max(queue.left, queue.expected) < SMALL_COPY
@@ -345,6 +352,7 @@ class StreamPool:
 
     def _landed(self, stream: Stream, report: Landed, waiting: set[str]) -> None:
         self.bytes_sent += report.bytes
+        self.bytes_on_link += report.received
         self._meter.arrived(report.bytes)
         stream.landed(report.bytes, len(report.objects) + len(report.ranges))
         self._verified(report.objects, waiting)

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from midstream.tui.state.series import Series
 from midstream.tui.state.series_cache import STEP, TIME, TOKENS, SeriesCache
+from midstream.watch.runs.run_hosts import hosts_of
 from midstream.watch.snapshot import RunView, Snapshot
-from midstream.watch.system.run_hosts import hosts_of
 from midstream.watch.system.system_metrics import METRICS, PREFIX, SUM, SystemMetric, metric_of
 
 MAX_SERIES = 64  # the least recently used is dropped first

@@ -12,8 +12,8 @@ from textual.message import Message
 from midstream.remote.runs.log_pages import LogMatches
 from midstream.tui.style import number_format
 from midstream.tui.widgets.log_view import LogView, clean, new_lines
-from midstream.watch.host_log import LogLines
-from midstream.watch.log_query import LogQuery
+from midstream.watch.logs.host_log import LogLines
+from midstream.watch.logs.log_query import LogQuery
 from midstream.watch.snapshot import LogRange
 
 PAGE = 1 << 18  # bytes

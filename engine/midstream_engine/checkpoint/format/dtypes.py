@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from midstream_engine.safetensors_header import NAMES
+from midstream_engine.shared.safetensors_header import NAMES
 
 
 def numpy_dtype(name: str) -> np.dtype:

@@ -13,7 +13,7 @@ from midstream_engine.checkpoint.errors import CheckpointCorruptError
 from midstream_engine.checkpoint.format.dtypes import numpy_dtype
 from midstream_engine.checkpoint.host_buffers import bytes_of
 from midstream_engine.records import ArrayEntry
-from midstream_engine.safetensors_header import make_header, read_header
+from midstream_engine.shared.safetensors_header import make_header, read_header
 
 
 def pack(arrays: Mapping[str, np.ndarray]) -> bytes:

@@ -66,7 +66,7 @@ def normalise(cls: type, value: Any, notes: list[str], path: str = "") -> Any:
     result = yaml_file.Mapping({} if kind is None else {"type": kind})
     for key, item in value.items():
         full, place = names[key], value.places.get(key, "")
-        where = f"{place}: " if place else ""
+        where = f"{place}: " if place and place != f"--{full}" else ""  # the messages have the key themselves
         if key == "type" and kind is not None:
             continue
         if key in known:

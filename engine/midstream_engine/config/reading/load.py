@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,10 @@ def from_mapping(value: dict[str, Any]) -> Loaded:
     return Loaded(config, notes, [*config.optimizer.warnings(), *config.trainer.warnings()])
 
 
+# What draccus appends to "Couldn't parse '[1]' into a int" about its own functions.
+_INTERNALS = re.compile(r": decode_\w+\(\) .*")
+
+
 def parse_arguments(arguments: Sequence[str]) -> tuple[str | None, list[tuple[str, Any]]]:
     """Return ``--config_path``'s value, and the other flags with their values in order.
 
@@ -109,11 +114,13 @@ def _one_line(error: Exception, value: Any) -> ConfigError:
             return cause
         cause = cause.__cause__
     key_path = [str(part) for part in getattr(error, "key_path", ())]
-    message = " ".join(str(getattr(error, "message", error)).split())
+    message = _INTERNALS.sub("", " ".join(str(getattr(error, "message", error)).split()))
     place = ""
     for part in key_path:
         if not isinstance(value, dict):
             break
         place = getattr(value, "places", {}).get(part) or place
         value = value.get(part)
-    return ConfigError(f"{f'{place}: ' if place else ''}{'.'.join(key_path) or 'configuration'}: {message}")
+    key = ".".join(key_path) or "configuration"
+    where = place if place == f"--{key}" else f"{place}: {key}" if place else key
+    return ConfigError(f"{where}: {message}")

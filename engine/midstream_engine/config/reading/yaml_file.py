@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from midstream_engine.config.errors import ConfigError
-from midstream_engine.yaml_includes import YamlError, compose_file, compose_text, malformed, place_of
+from midstream_engine.shared.yaml_includes import YamlError, compose_file, compose_text, malformed, place_of
 
 _PLAIN = (type(None), bool, int, float, str, list, dict)
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"

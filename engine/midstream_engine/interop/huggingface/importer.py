@@ -40,7 +40,6 @@ from midstream_engine.interop.huggingface.configuration import from_huggingface,
 from midstream_engine.interop.huggingface.names import CONSTANTS, Rule, rules_of, tied_head
 from midstream_engine.interop.tensor_files import Outgoing, read_tensors, write_tensors
 from midstream_engine.interop.tokenizer_files import FOLDER, carry, files_at
-from midstream_engine.precision import Precision
 from midstream_engine.records import (
     IMPORTED,
     MANIFEST,
@@ -52,6 +51,7 @@ from midstream_engine.records import (
     parse_checkpoint_name,
     tokenizer_digests,
 )
+from midstream_engine.shared.precision import Precision
 
 CONFIG = "train.yaml"
 _MODEL = "model/"

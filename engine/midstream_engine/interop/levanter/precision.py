@@ -14,7 +14,7 @@ import numpy as np
 from midstream_engine.config.optimizer import NU_DTYPES
 from midstream_engine.interop.exact_numbers import common_dtype
 from midstream_engine.interop.levanter.arrays import Stored
-from midstream_engine.precision import Precision
+from midstream_engine.shared.precision import Precision
 
 
 def apply_stored_types(mapping: dict[str, Any], found: dict[str, Stored], place: str, notes: list[str]) -> None:

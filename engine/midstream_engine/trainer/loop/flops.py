@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from midstream_engine.accelerators import find_accelerator
 from midstream_engine.config.model import LmConfig
+from midstream_engine.shared.accelerators import find_accelerator
 
 
 def peak(device_kind: str) -> float | None:

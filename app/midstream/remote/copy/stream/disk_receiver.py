@@ -151,8 +151,9 @@ def receive(directory: str, generation: str, kind: str, key: str, peer: Optional
     A program. Only items that were requested with ``key`` (`requested_items`) and that a copy of this ``kind`` may
     contain (`allowlist`) are accepted.
 
-    Events: ``landed`` (``bytes`` since the last one; ``objects``, verified and named; ``ranges``, written), then
-    ``done`` or ``problem`` (kinds truncated, source, hash, full, protocol, unrequested, system).
+    Events: ``landed`` (``bytes`` since the last one; ``received``, those that the stream brought, fewer where chunks
+    were packed; ``objects``, verified and named; ``ranges``, written), then ``done`` or ``problem`` (kinds truncated,
+    source, hash, full, protocol, unrequested, system).
     """
 
     def write(stream: Bytes) -> None:

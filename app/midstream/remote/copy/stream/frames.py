@@ -1,7 +1,8 @@
 """Frames: the format of the stream between a sender and a receiver.
 
 Frame: kind (u8), length of the payload (u32), big-endian, then the payload. ITEM has JSON: path, size and sha256
-of the object, ``offset`` and ``length`` of the item in it; DATA its bytes, in order; FAILED why it cannot be read.
+of the object, ``offset`` and ``length`` of the item in it; DATA its bytes, in order; PACKED the same as a packed chunk
+(`byte_planes`); FAILED why it cannot be read.
 FINISH and IDLE have no payload; an idle sender sends IDLE, so that silence means a lost connection. An *item* is an
 object or a range of one.
 """
@@ -18,7 +19,7 @@ from typing import Any, Callable
 from midstream.remote.copy.stdin_lines import SILENCE
 
 HEADER = struct.Struct(">BI")
-ITEM, DATA, FAILED, FINISH, IDLE = 1, 2, 3, 4, 5
+ITEM, DATA, FAILED, FINISH, IDLE, PACKED = 1, 2, 3, 4, 5, 6
 PAYLOAD = 1 << 20  # bytes of a frame's payload at most
 BUFFER = 1 << 19  # bytes read from the stream at once
 PIPE = 1 << 20  # bytes of a pipe's buffer

@@ -18,12 +18,14 @@ REPORT_INTERVAL = 0.05  # seconds
 class ProgressReports:
     """Collects bytes, complete objects and ranges for ``landed`` lines.
 
-    Any thread may add to the next line. A range is ``[path, offset, length]``.
+    Any thread may add to the next line. A range is ``[path, offset, length]``. Packed chunks make the bytes that the
+    stream brought, ``received``, fewer than those that were written.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._bytes = 0
+        self._received = 0
         self._objects: List[str] = []
         self._ranges: List[List[Any]] = []
         self._closed = threading.Event()
@@ -35,6 +37,10 @@ class ProgressReports:
             self._bytes += count
             self._objects += objects
             self._ranges += ranges
+
+    def received(self, count: int) -> None:
+        with self._lock:
+            self._received += count
 
     def close(self) -> None:
         """Report the rest. Idempotent."""
@@ -50,7 +56,8 @@ class ProgressReports:
     def _report(self) -> None:
         with self._lock:
             count, self._bytes = self._bytes, 0
+            received, self._received = self._received, 0
             objects, self._objects = self._objects, []
             ranges, self._ranges = self._ranges, []
-        if count or objects or ranges:
-            emit("landed", bytes=count, objects=objects, ranges=ranges)
+        if count or received or objects or ranges:
+            emit("landed", bytes=count, received=received, objects=objects, ranges=ranges)

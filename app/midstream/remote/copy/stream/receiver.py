@@ -13,6 +13,7 @@ from midstream.remote.copy.copy_items import CopyItem
 from midstream.remote.copy.object_files import emit
 from midstream.remote.copy.stdin_lines import Lines
 from midstream.remote.copy.stream import tls_peer as tls
+from midstream.remote.copy.stream.byte_planes import MalformedError, unpack
 from midstream.remote.copy.stream.frames import (
     DATA,
     FAILED,
@@ -20,6 +21,7 @@ from midstream.remote.copy.stream.frames import (
     HEADER,
     IDLE,
     ITEM,
+    PACKED,
     Bytes,
     ProblemError,
     from_stdin,
@@ -87,6 +89,8 @@ class Receiver:
                 kind, length = HEADER.unpack(self.stream.exactly(HEADER.size))
                 if kind == DATA:
                     self._data(length)
+                elif kind == PACKED:
+                    self._packed(self.stream.exactly(length))
                 elif kind == ITEM:
                     self._item(bytes(self.stream.exactly(length)))
                 elif kind == FAILED:
@@ -117,13 +121,35 @@ class Receiver:
             self._arrived()
 
     def _data(self, length: int) -> None:
-        arriving = self.arriving
-        if arriving is None or arriving.received + length > arriving.item["length"]:
-            raise ProblemError("unrequested", path=self._path, message="more bytes than were requested")
+        arriving = self._expecting(length)
+        self.reports.received(length)
         while length:
             data = self.stream.some(min(length, self.most(arriving)))
             self.take(arriving, data)
             length -= len(data)
+        self._arrived_if_complete(arriving)
+
+    def _packed(self, packed: memoryview) -> None:
+        try:
+            data = memoryview(unpack(packed))
+        except MalformedError as error:
+            raise ProblemError("protocol", path=self._path, message="a packed chunk: {}".format(error)) from None
+        arriving = self._expecting(len(data))
+        self.reports.received(len(packed))
+        while data:
+            count = min(len(data), self.most(arriving))
+            self.take(arriving, data[:count])
+            data = data[count:]
+        self._arrived_if_complete(arriving)
+
+    def _expecting(self, length: int) -> Any:
+        """Return the item that arrives. Raises ProblemError where it has no ``length`` further bytes."""
+        arriving = self.arriving
+        if arriving is None or arriving.received + length > arriving.item["length"]:
+            raise ProblemError("unrequested", path=self._path, message="more bytes than were requested")
+        return arriving
+
+    def _arrived_if_complete(self, arriving: Any) -> None:
         if arriving.received == arriving.item["length"]:
             self._arrived()
 

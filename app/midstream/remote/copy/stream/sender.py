@@ -8,13 +8,15 @@ import os
 import socket
 import sys
 import time
+from functools import partial
 from typing import Any, Callable, Dict, Optional, Sequence
 
 from midstream.remote.copy.copy_items import CopyItem
 from midstream.remote.copy.object_files import LastFolder, open_plain
 from midstream.remote.copy.stdin_lines import Lines
 from midstream.remote.copy.stream import tls_peer as tls
-from midstream.remote.copy.stream.frames import DATA, FAILED, FINISH, HEADER, IDLE, ITEM, PAYLOAD, widen
+from midstream.remote.copy.stream.frames import DATA, FAILED, FINISH, HEADER, IDLE, ITEM, PACKED, PAYLOAD, widen
+from midstream.remote.copy.stream.packing import Packer, Packing
 from midstream.remote.declarations import program
 
 SMALL = 1 << 17  # items up to this many bytes are packed together into one write
@@ -101,18 +103,20 @@ class Sender:
         self.directory = directory
         self.out = out
         self.pace = Pace()
-        self.packed = bytearray()
+        self.pending = bytearray()  # frames that share one write
         self.folder = LastFolder(directory)
+        self.packing = Packing()
+        self.packer = Packer()
 
     def flush(self) -> None:
-        if self.packed:
-            packed, self.packed = self.packed, bytearray()
-            self.out.write(memoryview(packed))
+        if self.pending:
+            pending, self.pending = self.pending, bytearray()
+            self.out.write(memoryview(pending))
 
     def frame(self, kind: int, payload: bytes = b"") -> None:
-        self.packed += HEADER.pack(kind, len(payload))
-        self.packed += payload
-        if len(self.packed) >= PAYLOAD:
+        self.pending += HEADER.pack(kind, len(payload))
+        self.pending += payload
+        if len(self.pending) >= PAYLOAD:
             self.flush()
 
     def item(self, item: CopyItem) -> bool:
@@ -155,16 +159,48 @@ class Sender:
     def large(self, file: int, start: int, item: CopyItem) -> bool:
         sent, length = 0, item["length"]
         while sent < length:
-            count = min(self.pace.piece, length - sent)
-            self.packed += HEADER.pack(DATA, count)
-            self.flush()
-            moved = self.out.send_file(file, start + sent, count)
-            if moved < count:  # the file was truncated: fill the frame whose size was sent
-                self.out.write(memoryview(bytes(count - moved)))
-                return self.failed(_short(start + sent + moved, item))
-            sent += count
-            self.pace.wait_after(count)
+            at, count = start + sent, min(self.packing.window, length - sent)
+            self.packing.begin(partial(_peek, file, at, count))
+            moved = self.plain(file, at, count) if self.packing.layout is None else self.packed(file, at, count)
+            self.packing.end()
+            sent += moved
+            if moved < count:
+                return self.failed(_short(start + sent, item))
         return True
+
+    def plain(self, file: int, start: int, count: int) -> int:
+        """Send part of a file as it is; return the bytes of the file, fewer than ``count`` at its end."""
+        sent = 0
+        while sent < count:
+            piece = min(self.pace.piece, count - sent)
+            self.pending += HEADER.pack(DATA, piece)
+            began = time.monotonic()
+            self.flush()
+            moved = self.out.send_file(file, start + sent, piece)
+            if moved < piece:  # the file was truncated: fill the frame whose size was sent
+                self.out.write(memoryview(bytes(piece - moved)))
+                return sent + moved
+            sent += piece
+            self.pace.wait_after(piece)
+            self.packing.sent(piece, time.monotonic() - began)
+        return sent
+
+    def packed(self, file: int, start: int, count: int) -> int:
+        """Send part of a file packed; return the bytes of the file, fewer than ``count`` at its end."""
+        assert self.packing.layout is not None
+        sent = 0
+        for data, packed in self.packer.chunks(file, start, count, self.packing.layout):
+            began = time.monotonic()
+            self.frame(DATA if packed is None else PACKED, data if packed is None else packed)
+            self.flush()
+            self.pace.wait_after(len(data if packed is None else packed))
+            self.packing.sent(len(data), time.monotonic() - began)
+            sent += len(data)
+        return sent
+
+
+def _peek(file: int, offset: int, count: int, most: int) -> bytes:
+    return os.pread(file, min(most, count), offset)
 
 
 def _short(found: int, item: CopyItem) -> str:

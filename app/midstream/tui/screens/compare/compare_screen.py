@@ -22,7 +22,7 @@ from midstream.tui.style.glyphs import Glyphs
 from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.chrome import Rule
 from midstream.tui.widgets.table import Column, Row, Table
-from midstream_engine.accelerator_types import EXAMPLES
+from midstream_engine.shared.accelerator_types import EXAMPLES
 
 if TYPE_CHECKING:
     from midstream.compare.comparison import Row as ComparedRow

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from midstream.counts import agree, count
+from midstream.migrate import cost
 from midstream.migrate.duration import stages
 from midstream.migrate.plan import Plan
-from midstream.migrate.planning import cost
 from midstream.migrate.proof.downtime_report import shown_phase
 from midstream.tui.style import number_format, palette
 from midstream.tui.style.glyphs import Glyphs

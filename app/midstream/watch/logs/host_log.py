@@ -1,0 +1,85 @@
+"""Read and search a log on a host, in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from midstream.counts import count
+from midstream.errors import RemoteError
+from midstream.hosts.host import Host
+from midstream.hosts.rpc.result_checks import HINT
+from midstream.remote.runs import log_pages, run_state
+from midstream.watch.logs.log_query import LogQuery
+
+PART_SIZE = 1 << 20  # bytes of a log in one answer
+
+
+def read_log(host: Host, path: str) -> Iterator[str]:
+    """Yield the log at ``path`` as text, in parts of complete lines.
+
+    Raises RemoteError if the host skips or repeats bytes: a host could otherwise send a log without end.
+    """
+    offset = 0
+    while (part := host.call(run_state.read_lines)(path=path, offset=offset, limit=PART_SIZE)).text:
+        if not offset < part.offset <= offset + PART_SIZE:
+            raise RemoteError(
+                f"{host.name}: runs.run_state.read_lines: offset {part.offset} after {offset} in {path}", "Answer", HINT
+            )
+        offset = part.offset
+        yield part.text
+
+
+@dataclass(frozen=True)
+class LogLines:
+    """Lines of a log: its bytes ``begin`` to ``end``, of ``size`` that it has."""
+
+    lines: tuple[str, ...]
+    begin: int
+    end: int
+    size: int
+
+
+def read_page(host: Host, path: str, begin: int, end: int) -> LogLines:
+    """Return the lines between two bytes of a log; a negative ``begin`` counts from its end.
+
+    Raises:
+        RemoteError: The host returns another part of the file: a view would show lines twice, or without end.
+    """
+    page = host.call(log_pages.page)(path=path, begin=begin, end=end)
+    inside = page.begin <= page.end <= page.size and (begin < 0 or begin <= page.begin) and page.end <= max(end, begin)
+    length = page.end - page.begin  # in bytes: a character takes one of them at least
+    if not inside or len(page.text) > length or length > log_pages.LONGEST_PAGE:
+        raise RemoteError(
+            f"{host.name}: runs.log_pages.page: bytes {page.begin} to {page.end} for {begin} to {end} of {path}",
+            "Answer",
+            HINT,
+        )
+    lines = page.text.removesuffix("\n").split("\n") if page.text else []
+    return LogLines(tuple(map(log_pages.displayed, lines)), page.begin, page.end, page.size)
+
+
+def search(host: Host, path: str, query: LogQuery, place: int) -> log_pages.LogMatches:
+    """Count the lines of a log that match, and find those next to byte ``place``.
+
+    Raises:
+        RemoteError: The host names a match that is not where it was looked for, or more than the log can have.
+    """
+    found = host.call(log_pages.search)(
+        path=path,
+        words=list(query.words),
+        excluded=list(query.excluded),
+        ignore_case=query.ignore_case,
+        place=place,
+    )
+    before, after = found.before, found.after
+    next_to_it = (before is None or before < place) and (after is None or place <= after < found.size)
+    if not next_to_it or not found.count <= found.searched <= found.size:
+        matches = count(found.count, "match", "matches")
+        raise RemoteError(
+            f"{host.name}: runs.log_pages.search: {matches} in {found.searched} of {found.size} "
+            f"bytes, at {before} and {after} around {place} of {path}",
+            "Answer",
+            HINT,
+        )
+    return found

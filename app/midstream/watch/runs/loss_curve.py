@@ -1,0 +1,278 @@
+"""A run's spliced loss curve, updated row by row: every step from the newest accepted attempt that has it.
+
+Row ``k`` of an attempt is accepted where the fence accepts the state that it led to, ``step-<k+1>``.
+Each attempt's rows are stored once, by column (see `metric_columns`); the splice consists of references to them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, overload
+
+from midstream.counts import count
+from midstream.watch.runs.metric_columns import MetricColumns
+from midstream_engine import records
+
+Row = Mapping[str, Any]
+
+
+class _Splice:
+    """The rows of the curve by position, as stretches of consecutive rows of an attempt."""
+
+    def __init__(self, attempts: Mapping[int, MetricColumns]) -> None:
+        self.attempts = dict(attempts)
+        self.steps = array("q")
+        self.starts: list[int] = []  # the position at which each stretch begins
+        self.origins: list[tuple[int, int]] = []  # (attempt, index of its row) at that position
+        self.merged: dict[int, Row] = {}  # position -> row, where several rows of a step were merged
+
+    def copy(self) -> _Splice:
+        duplicate = _Splice(self.attempts)
+        duplicate.steps, duplicate.starts, duplicate.origins = self.steps[:], self.starts[:], self.origins[:]
+        duplicate.merged = dict(self.merged)
+        return duplicate
+
+    def origin(self, position: int) -> tuple[int, int]:
+        stretch = bisect_right(self.starts, position) - 1
+        attempt, index = self.origins[stretch]
+        return attempt, index + position - self.starts[stretch]
+
+    def row(self, position: int) -> Row:
+        if position in self.merged:
+            return self.merged[position]
+        attempt, index = self.origin(position)
+        return {**self.attempts[attempt].row(index), "attempt": attempt}
+
+    def append(self, step: int, attempt: int, index: int) -> None:
+        position = len(self.steps)
+        self.steps.append(step)
+        if not self.origins or self.origin(position) != (attempt, index):
+            self.starts.append(position)
+            self.origins.append((attempt, index))
+
+    def put(self, position: int, attempt: int, index: int) -> None:
+        """Replace the row at a position."""
+        self.merged.pop(position, None)
+        if position + 1 < len(self.steps):
+            self._cut(position + 1)
+        self._cut(position)
+        self.origins[bisect_left(self.starts, position)] = (attempt, index)
+        self._join(position)
+
+    def insert(self, position: int, step: int, attempt: int, index: int) -> None:
+        if position < len(self.steps):
+            self._cut(position)
+        stretch = bisect_left(self.starts, position)
+        self.starts[stretch:] = [position, *(start + 1 for start in self.starts[stretch:])]
+        self.origins.insert(stretch, (attempt, index))
+        self.steps.insert(position, step)
+        if self.merged:
+            self.merged = {at + (at >= position): row for at, row in self.merged.items()}
+        self._join(position)
+
+    def _cut(self, position: int) -> None:
+        """Begin a stretch at the position."""
+        stretch = bisect_left(self.starts, position)
+        if stretch == len(self.starts) or self.starts[stretch] != position:
+            origin = self.origin(position)
+            self.starts.insert(stretch, position)
+            self.origins.insert(stretch, origin)
+
+    def _join(self, position: int) -> None:
+        """Join the stretch that begins at the position with the one before, if it continues it."""
+        stretch = bisect_left(self.starts, position)
+        if stretch:
+            attempt, index = self.origins[stretch - 1]
+            if self.origins[stretch] == (attempt, index + position - self.starts[stretch - 1]):
+                del self.starts[stretch], self.origins[stretch]
+
+
+class CurveRows(Sequence[Row]):
+    """The first ``length`` rows of a splice that only grows: an immutable value without a copy.
+
+    Each access builds its row; `numbers` returns a column of many rows.
+    """
+
+    __slots__ = ("_length", "_splice")
+
+    def __init__(self, splice: _Splice, length: int) -> None:
+        self._splice = splice
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
+        if isinstance(index, slice):
+            return [self._splice.row(position) for position in range(*index.indices(self._length))]
+        if not -self._length <= index < self._length:
+            raise IndexError(index)
+        return self._splice.row(index % self._length)
+
+    def __iter__(self) -> Iterator[Row]:
+        return map(self._splice.row, range(self._length))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, CurveRows) and other._splice is self._splice:
+            return other._length == self._length
+        if isinstance(other, Sequence):
+            return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<{count(self._length, 'row')}>"
+
+    def continues(self, before: object) -> bool:
+        """Return True if ``before`` is a prefix of these rows, so that values derived from it are still valid."""
+        return isinstance(before, CurveRows) and before.is_prefix(self._splice, self._length)
+
+    def is_prefix(self, splice: _Splice, length: int) -> bool:
+        """Return True if these are the first rows of ``length`` rows of this splice."""
+        return self._splice is splice and self._length <= length
+
+    def names(self) -> set[str]:
+        """Return the names of numeric metrics."""
+        return {name for columns in tuple(self._splice.attempts.values()) for name in columns.numeric()}
+
+    def steps(self, start: int, stop: int) -> array[int]:
+        """Return the steps of the rows ``start <= i < stop``."""
+        return self._splice.steps[start:stop]
+
+    def stretches(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (attempt, first position, position after the last) of each stretch of rows of one attempt."""
+        splice = self._splice
+        while start < stop:
+            stretch = bisect_right(splice.starts, start)
+            end = min(stop, splice.starts[stretch] if stretch < len(splice.starts) else stop)
+            yield splice.origins[stretch - 1][0], start, end
+            start = end
+
+    def numbers(self, name: str, start: int, stop: int) -> tuple[array[float], bytes]:
+        """Return column ``name`` of the rows ``start <= i < stop``, and one byte for each: not 0 if the row has it.
+
+        Values that are no numbers are NaN.
+        """
+        values, exists = array("d"), bytearray()
+        splice = self._splice
+        for attempt, begin, end in self.stretches(start, stop):
+            _, index = splice.origin(begin)
+            some, known = splice.attempts[attempt].numbers(name, index, index + end - begin)
+            values.extend(some)
+            exists += known
+        for position, row in splice.merged.items():
+            if start <= position < stop and name in row:
+                value = row[name]
+                values[position - start] = value if isinstance(value, int | float) else float("nan")
+                exists[position - start] = 1
+        return values, bytes(exists)
+
+
+class LossCurve:
+    """Splices the rows of attempts into one curve. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._attempts: dict[int, MetricColumns] = {}
+        self._lineage: records.Lineage | None = None
+        self._fence: records.Fence | None = None
+        self._epochs: dict[int, int] = {}
+        self._spliced = _Splice({})
+        self._shared = 0  # positions of _spliced that a CurveRows may refer to: these never change
+
+    def rows(self) -> CurveRows:
+        """Return the current curve as an immutable value."""
+        self._shared = len(self._spliced.steps)
+        return CurveRows(self._spliced, self._shared)
+
+    def set_records(self, lineage: records.Lineage | None, fence: records.Fence | None) -> None:
+        """Set the records that decide which attempts and steps count."""
+        epochs = {entry.attempt: entry.epoch for entry in lineage.entries} if lineage else {}
+        if fence == self._fence and epochs == self._epochs:
+            return
+        self._lineage, self._fence, self._epochs = lineage, fence, epochs
+        self._splice()
+
+    def restart(self, attempt: int) -> None:
+        """Drop an attempt's rows, because its file was replaced."""
+        if self._attempts.pop(attempt, None):
+            self._splice()
+
+    def extend(self, attempt: int, rows: Sequence[Row]) -> None:
+        """Add the next rows of an attempt, in the order of its file."""
+        columns = self._attempts.get(attempt)
+        if columns is None:
+            columns = self._attempts[attempt] = MetricColumns()
+            self._spliced.attempts[attempt] = columns
+        begin = len(columns)
+        for row in rows:
+            columns.append(row)
+        newest = attempt == max(self._attempts)
+        for index in range(begin, len(columns)):
+            step = self._accepted(attempt, columns, index)
+            if step is None:
+                continue
+            known = self._spliced.steps
+            if not known or step > known[-1]:
+                self._spliced.append(step, attempt, index)
+            elif newest:
+                self._place(attempt, step, index)
+            else:  # late rows of an older attempt, below those of a newer one: rare
+                self._splice()
+                return
+
+    def _accepted(self, attempt: int, columns: MetricColumns, index: int) -> int | None:
+        """Return the step of a row, None if it has none or does not count."""
+        step = columns.value(index, "global_step")
+        if type(step) is not int:
+            return None
+        epoch = self._epochs.get(attempt, 1)
+        return step if self._fence is None or self._fence.accepts(epoch, step + 1) else None
+
+    def _place(self, attempt: int, step: int, index: int) -> None:
+        """Place a row of the newest attempt at a step before the end. Rows of the newest attempt take precedence."""
+        position = bisect_left(self._spliced.steps, step)
+        if position < self._shared:
+            self._spliced, self._shared = self._spliced.copy(), 0
+        spliced = self._spliced
+        columns = self._attempts[attempt]
+        if spliced.steps[position] != step:
+            spliced.insert(position, step, attempt, index)
+        elif columns.has(index, "train/loss"):
+            spliced.put(position, attempt, index)
+        else:
+            spliced.merged[position] = _merged(spliced.row(position), columns.row(index))
+
+    def _splice(self) -> None:
+        chosen: dict[int, tuple[int, int]] = {}
+        merged: dict[int, Row] = {}
+        for attempt in sorted(self._attempts):
+            columns = self._attempts[attempt]
+            for index in range(len(columns)):
+                step = self._accepted(attempt, columns, index)
+                if step is None:
+                    continue
+                if columns.has(index, "train/loss") or step not in chosen:
+                    chosen[step] = (attempt, index)
+                    merged.pop(step, None)
+                else:
+                    of, position = chosen[step]
+                    before = merged.get(step) or {**self._attempts[of].row(position), "attempt": of}
+                    merged[step] = _merged(before, columns.row(index))
+        spliced = _Splice(self._attempts)
+        for position, step in enumerate(sorted(chosen)):
+            spliced.append(step, *chosen[step])
+            if step in merged:
+                spliced.merged[position] = merged[step]
+        self._spliced, self._shared = spliced, 0
+
+
+def _merged(row: Row, more: Row) -> Row:
+    """Merge a row with a later line of the same step."""
+    return {**row, **{name: value for name, value in more.items() if name not in ("time", "attempt")}}

@@ -1,0 +1,192 @@
+"""The order of events in the training loop: one update is in flight while the one before is settled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from midstream_engine import records
+from midstream_engine.config import load_config
+from midstream_engine.errors import EngineError, FencedError
+from midstream_engine.signals import Signals
+from midstream_engine.trainer.computation.finiteness import FINITE, INFINITE, float_names
+from midstream_engine.trainer.computation.setup import Setup, prepare
+from midstream_engine.trainer.computation.train_step import StepResult
+from midstream_engine.trainer.loop.requests import CommandFile, Requests
+from midstream_engine.trainer.loop.training_loop import Loop
+from midstream_engine.trainer.runtime.attempt_record import Attempt
+from midstream_engine.trainer.runtime.status_file import StatusFile
+from support.engines.engine_runs import CONFIGS
+
+STEPS = 6
+Event = tuple[str, Any]
+
+
+class Loss:
+    """The loss of an update. It is ready after ``polls`` polls, of which the last one calls ``at_last``."""
+
+    def __init__(self, value: float, polls: int = 1_000_000, at_last: Callable[[], None] = lambda: None) -> None:
+        self._value, self._polls, self._at_last = value, polls, at_last
+
+    def __float__(self) -> float:
+        return self._value
+
+    def copy_to_host_async(self) -> None:
+        """Nothing to copy."""
+
+    def is_ready(self) -> bool:
+        self._polls -= 1
+        if self._polls == 0:
+            self._at_last()
+        return self._polls <= 0
+
+
+class Stage:
+    """A loop whose programs, saver and recorder only note what happens; its state is the number of updates."""
+
+    def __init__(self, root: Path, setup: Setup, *, saves: Sequence[int] = (), evaluates: bool = False) -> None:
+        self.events: list[Event] = []
+        self.signals = Signals()
+        self.losses: dict[int, Loss] = {}
+        self.during: dict[int, Callable[[], None]] = {}  # called while an update is dispatched
+        self.bad: set[int] = set()  # updates after which the first array is infinite
+        self._saves, self._arrays = saves, len(float_names(setup.template))
+        self.paths = records.RunPaths(str(root), "r")
+        attempt = Attempt(self.paths, 1, 1, "here", launched=False)
+        Path(attempt.files.dir).mkdir(parents=True)
+        records.first_fence("here").write(self.paths.fence)
+        status = StatusFile(str(root / "status.json"), run_id="r", attempt=1, epoch=1, num_train_steps=STEPS)
+        status.close()
+        evaluate = self._evaluate if evaluates else None
+        compiled: Any = SimpleNamespace(setup=setup, programs=SimpleNamespace(step=self._step, evaluate=evaluate))
+        saver: Any = SimpleNamespace(
+            busy=False, failed=0, due=lambda step, _now: step in saves, save=self._save, poll=lambda *_: None,
+            close=lambda: None,
+        )  # fmt: skip
+        recorder: Any = SimpleNamespace(write=self._write)
+        requests = Requests(self.signals, CommandFile(attempt.files.command_file))
+        state: Any = 0
+        self.loop = Loop(compiled, saver, requests, attempt, status, recorder, state, 0)
+
+    def _step(self, state: int, number: Any, _tokens: Any, _mask: Any) -> tuple[int, StepResult]:
+        index = int(number)
+        assert state == index
+        self.events.append(("dispatch", index))
+        self.during.get(index, lambda: None)()
+        kinds = jnp.full(self._arrays, FINITE).at[0].set(INFINITE if index in self.bad else FINITE)
+        loss: Any = self.losses.get(index) or Loss(1.0)
+        return state + 1, StepResult(loss, jnp.float32(1), jnp.float32(1), kinds, None)
+
+    def _evaluate(self, state: int) -> dict[str, float]:
+        self.events.append(("evaluate", state))
+        return {"eval/loss": 1.0}
+
+    def _save(self, state: int, step: int, _reason: str, *, not_finite: str = "", **_: Any) -> None:
+        assert state == step
+        self.events.append(("refused" if not_finite else "save", not_finite or state))
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self.events.append(("row", row["global_step"]))
+
+
+@pytest.fixture(scope="module")
+def setups(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Setup]:
+    root = str(tmp_path_factory.mktemp("root"))
+
+    def make(*flags: str) -> Setup:
+        number = ("--trainer.num_train_steps", str(STEPS))
+        arguments = ["--config_path", str(CONFIGS / "gpt2_tiny.yaml"), *number, *flags]
+        return prepare(load_config(arguments).config, root, None, jax.devices()[:1])
+
+    return make
+
+
+def test_next_update_is_dispatched_before_the_row_of_the_last(tmp_path: Path, setups: Any) -> None:
+    stage = Stage(tmp_path, setups())
+    assert stage.loop.run() == records.FINISHED
+    assert stage.events == [
+        ("dispatch", 0),
+        *(event for index in range(1, STEPS) for event in (("dispatch", index), ("row", index - 1))),
+        ("row", STEPS - 1),
+        ("save", STEPS),
+    ]
+
+
+def test_save_and_evaluation_find_their_own_state_checked(tmp_path: Path, setups: Any) -> None:
+    stage = Stage(tmp_path, setups("--trainer.steps_per_eval", "4"), saves=(2,), evaluates=True)
+    assert stage.loop.run() == records.FINISHED
+    assert stage.events == [
+        ("dispatch", 0), ("dispatch", 1), ("row", 0), ("row", 1), ("save", 2),
+        ("dispatch", 2), ("dispatch", 3), ("row", 2), ("evaluate", 4), ("row", 3),
+        ("dispatch", 4), ("dispatch", 5), ("row", 4), ("evaluate", 6), ("row", 5), ("save", 6),
+    ]  # fmt: skip
+
+
+def test_state_that_is_not_finite_is_attributed_to_its_update(tmp_path: Path, setups: Any) -> None:
+    ignored = ("--trainer.crash_on_nan", "false", "--trainer.crash_on_inf", "false")
+    stage = Stage(tmp_path, setups(*ignored), saves=(2, 4))
+    stage.bad = {2, 3, 4, 5}
+    assert stage.loop.run() == records.FINISHED
+    first = float_names(stage.loop._setup.template)[0]
+    reason = f"infinity in {first}, since step 2"
+    assert [event for event in stage.events if event[0] in ("save", "refused")] == [
+        ("save", 2), ("refused", reason), ("refused", reason),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("loss", [float("nan"), 1.0])
+def test_fatal_update_is_named_and_nothing_after_it_is_saved(loss: float, tmp_path: Path, setups: Any) -> None:
+    stage = Stage(tmp_path, setups(), saves=(4,))
+    stage.losses[2] = Loss(loss)
+    stage.bad = {2} if loss == 1.0 else set()
+    with pytest.raises(EngineError, match=r"step 2 is (not finite: infinity in .*|NaN) \(hint: trainer.crash_on_"):
+        stage.loop.run()
+    assert stage.events[-2:] == [("dispatch", 3), ("row", 1)] or stage.events[-1] == ("dispatch", 3)
+    assert stage.loop.step == 3
+    assert not [event for event in stage.events if event[0] == "save"]
+
+
+def test_request_during_a_long_update_acts_at_its_end(tmp_path: Path, setups: Any) -> None:
+    """The next update is dispatched only when the running one is about to end."""
+    stage = Stage(tmp_path, setups())
+
+    def stop() -> None:
+        stage.signals.stops += 1
+
+    stage.losses[0] = Loss(1.0, polls=3, at_last=stop)
+    stage.loop._duration = 1e5  # seconds, of the update before
+    assert stage.loop.run() == records.STOPPED
+    assert stage.events == [("dispatch", 0), ("row", 0), ("save", 1)]
+
+
+def test_row_of_the_running_update_is_written_before_the_end(tmp_path: Path, setups: Any) -> None:
+    stage = Stage(tmp_path, setups())
+    fence = records.Fence.read(stage.paths.fence)
+    stage.during[3] = lambda: fence.sealed(2, "there", 3).write(stage.paths.fence)
+    with pytest.raises(FencedError, match=r"belongs to there .* ends at step 4"):
+        stage.loop.run()
+    assert stage.events[-1] == ("row", 3)
+
+
+def test_row_is_written_before_an_error_of_the_data(
+    tmp_path: Path, setups: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(tmp_path, setups())
+    stage.losses[2] = Loss(1.0, polls=1)
+    prepared = stage.loop._prepare
+
+    def prepare_three(index: int) -> Any:
+        if index == 3:
+            raise EngineError("the data cannot be read")
+        return prepared(index)
+
+    monkeypatch.setattr(stage.loop, "_prepare", prepare_three)
+    with pytest.raises(EngineError, match="the data cannot be read"):
+        stage.loop.run()
+    assert stage.events[-1] == ("row", 2)

@@ -1,0 +1,99 @@
+"""Copy of the token caches of a run; a cache that no host has is missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from midstream.check.check_result import FAIL, PASS, WARN
+from midstream.errors import MidstreamError
+from midstream.fleet.fleet import Fleet, LocalHostConfig
+from midstream.hosts.host_pool import HostPool
+from midstream.migrate.host_group import HostGroup
+from midstream.migrate.modes import COLD, WARM
+from midstream.migrate.phases.data_copy import copy_token_caches
+from midstream.migrate.plan import Plan
+from midstream.migrate.planning import preflight
+from midstream.migrate.planning.planner import make_plan
+from midstream.migrate.request import Request
+from midstream.watch.watcher import take_snapshot
+from midstream_engine import records
+from support.checkpoints.trees import files, write_data
+from support.migrations.sample_plan import PLAN, changed
+from support.run_directory import RunDirectory
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[SimpleNamespace]:
+    """Create a run on ``a`` with caches for training and validation; ``b`` has none."""
+    run = RunDirectory(tmp_path / "a", "r")
+    Path(run.paths.config).write_text("model: {seq_len: 8}\ntrainer: {train_batch_size: 4, num_train_steps: 100}\n")
+    run.status(1, records.TRAINING, 30)
+    run.fence(1, "a")
+    train = Path(run.paths.checkpoint(run.checkpoint(20))) / records.TRAIN
+    trained, validated = (
+        write_data(tmp_path / "a" / "data", {"tokens-00000.bin": bytes(size)}) for size in (3000, 500)
+    )
+    provenance = {"validation": {"held out": {"digest": validated}}, "config": {"data": {"cache_dir": None}}}
+    train.write_text(json.dumps({"state": {"data_digest": trained}, "provenance": provenance}))
+    fleet = Fleet({name: LocalHostConfig(root=str(tmp_path / name)) for name in "ab"})
+    hosts = HostPool(fleet)
+    digests = (trained, validated)
+    yield SimpleNamespace(run=run, train=train, fleet=fleet, hosts=hosts, root=tmp_path, digests=digests)
+    hosts.close()
+
+
+def plan_of(world: Any, mode: str = WARM) -> Plan:
+    return make_plan(world.fleet, world.hosts, take_snapshot(world.fleet, world.hosts), Request("r", "b", mode=mode))
+
+
+def data_checks(world: Any, plan: Any) -> list[tuple[str, str]]:
+    a, b = world.hosts.get("a"), world.hosts.get("b")
+    return [(check.state, check.detail) for check in preflight.check_data(a, b, plan)]
+
+
+def test_copy_token_caches_copies_only_missing_caches(world: Any) -> None:
+    plan = plan_of(world)
+    assert (plan.route.data_digests, plan.estimate.data_bytes) == (world.digests, 3500)
+    assert [state for state, _ in data_checks(world, plan)] == [PASS, PASS]
+    notes: list[str] = []
+    migration: Any = SimpleNamespace(
+        source=world.hosts.get("a"), target=world.hosts.get("b"), log_command=lambda *_, **__: None,
+        note=lambda message, **_: notes.append(message), progress=lambda _: None,
+        target_group=HostGroup(world.hosts, world.fleet.target("b"), "r"),
+    )  # fmt: skip
+    copy_token_caches(migration, plan.route.data_digests)
+    assert files(world.root / "a" / "data") == files(world.root / "b" / "data")
+    assert plan_of(world).estimate.data_bytes == 0
+    copy_token_caches(migration, plan.route.data_digests)
+    assert notes == ["the target has the data already"] * 2
+    with pytest.raises(MidstreamError, match="neither on a nor on b"):
+        copy_token_caches(migration, ["c" * 64])
+
+
+def test_missing_cache_fails_the_preflight(world: Any) -> None:
+    plan = changed(PLAN, data_digests=("c" * 64,))
+    ((state, detail),) = data_checks(world, plan)
+    assert state == FAIL
+    assert "on neither host" in detail
+
+
+@pytest.mark.parametrize(("mode", "state"), [(WARM, PASS), (COLD, WARN)])
+def test_caches_in_a_bucket_are_not_copied(world: Any, mode: str, state: str) -> None:
+    text = Path(world.run.paths.config).read_text()
+    Path(world.run.paths.config).write_text(text + "data: {cache_dir: 'gs://bucket/caches'}\n")
+    train = json.loads(world.train.read_text())
+    train["provenance"]["config"]["data"]["cache_dir"] = "gs://bucket/caches"
+    world.train.write_text(json.dumps(train))
+    plan = plan_of(world, mode)
+    assert (plan.route.data_digests, plan.estimate.data_bytes, plan.route.data_location) == (
+        (),
+        0,
+        "gs://bucket/caches",
+    )
+    assert [found for found, _ in data_checks(world, plan)] == [state]

@@ -1,0 +1,228 @@
+"""Credentials of requests to a bucket, by the fleet file's ``stores:``."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from midstream.check.target_checks import check_target
+from midstream.errors import MidstreamError, UsageError
+from midstream.fleet.fleet import LocalHostConfig
+from midstream.fleet.fleet_file import parse_fleet
+from midstream.fleet.store_config import USER_PROJECTS_VARIABLE
+from midstream.hosts.host_pool import HostPool, open_host
+from midstream.hosts.local_host import LocalHost
+from midstream.launch.launch_run import launch_run
+from midstream.launch.start_attempt import Launch, engine_environment
+from midstream.stores.bucket_access import access_for
+from midstream.stores.host_identity import identity_problem
+from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
+from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_engine.checkpoint.stores import open_checkpoints, open_store
+from midstream_engine.data.sources import gcs
+from midstream_engine.errors import EngineError
+from midstream_engine.trainer.runtime.compile_cache import SharedCache
+from simulators.bucket import BucketServer, Fault, bucket_server
+from simulators.identities import Identities
+from simulators.metadata import MetadataServer
+from simulators.sshd import Lab
+from support.checkpoints.trees import assert_same_tree, files, write_checkpoint
+from support.command_line import TINY, midstream, refused
+
+pytestmark = pytest.mark.drawn
+
+URL = "gs://runs/ours"
+OPERATOR, WRITER = "operator@lab.iam.gserviceaccount.com", "writer@lab.iam.gserviceaccount.com"
+
+
+@pytest.fixture
+def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[BucketServer, Identities]]:
+    """Serve a bucket and tokens; this machine has no credentials yet."""
+    with bucket_server("runs") as server, Identities() as identities:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+        monkeypatch.setenv("MIDSTREAM_IAM_ENDPOINT", identities.address)
+        yield server, identities
+
+
+def copied(entry: str, tmp_path: Path) -> None:
+    """Copy a tree to the store and back with the fleet file's ``entry`` for it."""
+    fleet = parse_fleet(f"stores: {{ours: {{url: {URL}, {entry}}}}}")
+    here = LocalHost("here", LocalHostConfig(root=str(tmp_path / "root")))
+    write_checkpoint(tmp_path / "source", random.Random(1), size=20_000)
+    there = bucket_endpoint(f"{URL}/tree", access_for(fleet, f"{URL}/tree"))
+    copy_tree(Endpoint(here, str(tmp_path / "source")), there)
+    copy_tree(there, Endpoint(here, str(tmp_path / "back")))
+    assert_same_tree(tmp_path / "back", tmp_path / "source")
+
+
+def test_anonymous_credentials(google: tuple[BucketServer, Identities], tmp_path: Path) -> None:
+    server, identities = google
+    server.admits = ""
+    copied("credentials: anonymous", tmp_path)
+    assert identities.given == []
+
+
+def test_service_account_key_file(google: tuple[BucketServer, Identities], tmp_path: Path) -> None:
+    server, identities = google
+    key = identities.service_account(tmp_path / "key.json", OPERATOR)
+    server.admits = f"token-of-{OPERATOR}"
+    copied(f"credentials: {key}", tmp_path)
+    assert set(identities.given) == {f"token-of-{OPERATOR}"}
+
+
+def test_application_default_credentials(
+    google: tuple[BucketServer, Identities], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, identities = google
+    key = identities.service_account(tmp_path / "adc.json", OPERATOR)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key))
+    server.admits = f"token-of-{OPERATOR}"
+    copied("credentials: default", tmp_path)
+    assert set(identities.given) == {f"token-of-{OPERATOR}"}
+
+
+@pytest.mark.parametrize("default", [True, False])
+def test_service_account_impersonation(
+    google: tuple[BucketServer, Identities], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, default: bool
+) -> None:
+    server, identities = google
+    identities.may.add((OPERATOR, WRITER))
+    key = identities.service_account(tmp_path / "key.json", OPERATOR)
+    if default:
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key))
+    own = "default" if default else str(key)
+    server.admits = f"token-of-{WRITER}"
+    copied(f"credentials: {own}, impersonate: {WRITER}", tmp_path)
+    assert set(identities.given) == {f"token-of-{OPERATOR}", f"token-of-{WRITER}"}
+
+
+def test_refused_credentials_are_one_line(google: tuple[BucketServer, Identities], tmp_path: Path) -> None:
+    server, identities = google
+    key = identities.service_account(tmp_path / "key.json", OPERATOR)
+    with pytest.raises(MidstreamError, match=f"{OPERATOR} may not act for {WRITER}") as caught:
+        copied(f"credentials: {key}, impersonate: {WRITER}", tmp_path)
+    assert "\n" not in str(caught.value)
+    server.admits = f"token-of-{WRITER}"
+    with pytest.raises(MidstreamError, match=r"Invalid Credentials|the credentials are refused") as caught:
+        copied(f"credentials: {key}", tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.system
+def test_commands_use_fleet_credentials_and_no_key_is_sent(
+    lab: Lab, google: tuple[BucketServer, Identities], tmp_path: Path
+) -> None:
+    server, identities = google
+    key = identities.service_account(tmp_path / "key.json", OPERATOR)
+    server.admits = f"token-of-{OPERATOR}"
+    remote = lab.host("gpu")
+    file = lab.fleet_file(gpu=remote.config)
+    file.write_text(file.read_text() + f"stores: {{ours: {{url: {URL}, credentials: {key}}}}}\n")
+    access = access_for(parse_fleet(file.read_text()), URL)
+    write_checkpoint(tmp_path / "source", random.Random(2), size=20_000)
+    host = open_host("gpu", remote.config)
+    host.connect()
+    copy_tree(Endpoint(host, str(tmp_path / "source")), bucket_endpoint(f"{URL}/tree", access))
+    copy_tree(bucket_endpoint(f"{URL}/tree", access), Endpoint(host, str(remote.root / "back")))
+    host.close()
+    assert midstream("--fleet", file, "--verify", f"{URL}/tree").code == 0
+
+    secret = json.loads(key.read_text())["private_key"].splitlines()[1]
+    assert [path for path, content in files(remote.directory).items() if secret.encode() in content] == []
+    file.write_text(file.read_text().replace(str(key), f"{tmp_path}/missing.json"))
+    refused(midstream("--fleet", file, "--verify", f"{URL}/tree"), 1, "missing.json: no service account's key")
+
+
+def test_engine_requests_name_user_project(
+    google: tuple[BucketServer, Identities], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every request of an engine to a bucket with requester pays names the project."""
+    server, _ = google
+    server.requester_pays.add("runs")
+    fleet = parse_fleet(
+        f"hosts: {{h: {{type: local, root: {tmp_path}, env: {{A: b}}}}}}\n"
+        f"stores: {{ours: {{url: {URL}, user_project: billed}}, free: {{url: gs://other/prefix}}}}"
+    )
+    env = engine_environment(str(tmp_path), fleet.hosts["h"], "/engine", Launch("r", "h"), 1)
+    assert (env["A"], json.loads(env[USER_PROJECTS_VARIABLE])) == ("b", {URL: "billed"})
+    assert USER_PROJECTS_VARIABLE not in parse_fleet(f"hosts: {{h: {{type: local, root: {tmp_path}}}}}").hosts["h"].env
+
+    def use_all() -> None:
+        store = open_store(f"{URL}/step-1-a001")
+        store.prepare(1)
+        store.write("a/0", [memoryview(b"data")])
+        store.sync()
+        store.commit("manifest.json", b"{}")
+        assert sorted(store.names()) == ["a/0", "manifest.json"]
+        into = bytearray(4)
+        assert store.read("a/0", [memoryview(into)], lambda _: None) == 4
+        assert open_checkpoints(URL).names() == ["step-1-a001"]
+        gcs.put(f"{URL}/cache/.requests/x.json", b"{}")
+        assert gcs.get(f"{URL}/cache/.requests/x.json") == b"{}"
+        assert [source.name for source in gcs.list_objects(f"{URL}/cache/**")] == ["x.json"]
+        assert SharedCache(f"{URL}/compiled", str(tmp_path / "compiled")).fetch() == 0
+        store.clear()
+
+    with pytest.raises(CheckpointError, match="requester pays"):
+        use_all()
+    monkeypatch.setenv(USER_PROJECTS_VARIABLE, env[USER_PROJECTS_VARIABLE])
+    use_all()
+    billed = [path for _, path in server.requests if "userProject=billed" in path]
+    assert any("uploadType=media" in path or "upload" in path for path in billed)
+    assert len(billed) > 8
+    monkeypatch.setenv(USER_PROJECTS_VARIABLE, "billed")
+    with pytest.raises(EngineError, match=r"MIDSTREAM_USER_PROJECTS is 'billed' \(hint: write \{\"gs://BUCKET/PREFIX"):
+        open_store(f"{URL}/step-2-a001").prepare(1)
+
+
+def test_engine_without_impersonation_is_refused_early(
+    google: tuple[BucketServer, Identities], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, identities = google
+    key = identities.service_account(tmp_path / "key.json", OPERATOR)
+    text = f"stores: {{ours: {{url: {URL}, impersonate: {WRITER}}}}}\nhosts:\n  h: {{type: local, store: ours}}\n"
+    plain = parse_fleet(text)
+    keyed = parse_fleet(text + f"  k: {{type: local, store: ours, env: {{GOOGLE_APPLICATION_CREDENTIALS: {key}}}}}\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with MetadataServer(**{"service-accounts/default/email": WRITER}) as metadata:
+        here = LocalHost("h", LocalHostConfig(root=str(tmp_path / "h")))
+        problem, hint = identity_problem(plain, here, URL)
+        assert (
+            f"h: the engine's requests to {URL} come from an anonymous client, which cannot act for {WRITER}" in problem
+        )
+        assert f"service_account: {WRITER}" in hint
+        assert "this machine relays" in hint
+        there = LocalHost("k", LocalHostConfig(root=str(tmp_path / "k")))
+        assert f"from {OPERATOR}, which cannot act for {WRITER}" in identity_problem(keyed, there, URL)[0]
+        monkeypatch.setenv("GCE_METADATA_HOST", metadata.address)
+        assert identity_problem(plain, here, URL) == ("", ""), "the machine's own account is the expected one"
+        assert identity_problem(keyed, there, URL)[0], "a file comes before the machine's account"
+        checks = [check for check in check_target(plain, HostPool(plain), plain.target("h")) if check.name == "store"]
+        assert [(check.state, check.detail) for check in checks] == [("pass", f"requests to {URL} come from {WRITER}")]
+        metadata.values.clear()
+        with pytest.raises(UsageError, match=r"requests to .* come from an anonymous client, which cannot act for"):
+            launch_run(HostPool(plain), plain, "h", TINY, "r")
+        assert not (Path(plain.hosts["h"].root).expanduser() / "runs").exists()
+    assert (
+        identity_problem(parse_fleet(f"stores: {{ours: {{url: {URL}}}}}\nhosts: {{h: {{type: local}}}}"), here, URL)[0]
+        == ""
+    )
+
+
+def test_object_user_role_suffices_for_engine(google: tuple[BucketServer, Identities]) -> None:
+    """roles/storage.objectUser grants all of objects, but not storage.buckets.get."""
+    server, _ = google
+    server.faults.append(Fault("GET", r"/b/runs([?]|$)", 403, times=999, message="storage.buckets.get is not granted"))
+    store = open_store(f"{URL}/step-1-a001")
+    store.prepare(1)
+    store.write("a", [memoryview(b"data")])
+    store.sync()
+    assert store.get("a") == b"data"
+    with pytest.raises(CheckpointError, match="there is no bucket elsewhere"):
+        open_store("gs://elsewhere/step-1-a001").prepare(1)

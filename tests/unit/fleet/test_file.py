@@ -1,0 +1,125 @@
+"""The fleet file: valid content, and the one-line errors of invalid content."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from midstream.errors import Exit, UsageError
+from midstream.fleet.fleet import LocalHostConfig, SshHostConfig
+from midstream.fleet.fleet_file import load_fleet, parse_fleet
+
+EXAMPLE = Path(__file__).parents[3] / "configs" / "fleet.example.yaml"
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        parse_fleet(text, "fleet.yaml")
+    assert caught.value.code == Exit.USAGE
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_example_fleet_file_loads() -> None:
+    fleet = load_fleet(EXAMPLE)
+    assert fleet.target_names == ("here", "a100", "h100", "node1", "node2", "login", "big", "pair", "cluster", "slice")
+    assert fleet.target("pair").hosts == ("node1", "node2")
+    assert {fleet.hosts[name].root for name in ("node1", "node2")} == {"/nfs/midstream"}
+    assert fleet.target("cluster").slurm is not None
+    assert fleet.target("big").hosts == ("h100",)
+    assert fleet.target("a100").hosts == ("a100",)
+    here, h100 = fleet.hosts["here"], fleet.hosts["h100"]
+    assert isinstance(here, LocalHostConfig)
+    assert here.devices == 4
+    assert isinstance(h100, SshHostConfig)
+    billed = '{"gs://my-bucket/runs": "my-project"}'  # of stores:, for every engine
+    assert (h100.user, h100.port) == ("me", 2222)
+    assert h100.env == {"NCCL_DEBUG": "WARN", "MIDSTREAM_USER_PROJECTS": billed}
+
+
+def test_empty_file_is_an_empty_fleet() -> None:
+    assert parse_fleet("").target_names == ()
+
+
+def test_path_comes_from_flag_before_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named, other = tmp_path / "named.yaml", tmp_path / "other.yaml"
+    named.write_text("hosts: {a: {type: local}}\n")
+    other.write_text("hosts: {b: {type: local}}\n")
+    monkeypatch.setenv("MIDSTREAM_FLEET", str(other))
+    assert list(load_fleet(named).hosts) == ["a"]
+    assert list(load_fleet().hosts) == ["b"]
+
+
+def test_missing_file_error_names_init(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no fleet file at .*none\.yaml \(midstream --init writes one"):
+        load_fleet(tmp_path / "none.yaml")
+
+
+def test_binary_file_error_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match=r"fleet\.yaml cannot be read"):
+        load_fleet(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("hosts:\n  a: {type: local\n  b: {type: local}\n", "fleet.yaml:3: "),
+        ("hosts:\n  a: 'open\n", "fleet.yaml:3: "),
+        ("hosts:\n\ta: 1\n", "fleet.yaml:2: "),
+    ],
+)
+def test_malformed_yaml_error_has_the_line(text: str, line: str) -> None:
+    assert refusal(text).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1, 2]", "fleet.yaml: expected hosts:, targets: and stores:, found list"),
+        ("host: {}", "fleet.yaml: host is unknown (did you mean hosts?)"),
+        ("hosts: [a]", "fleet.yaml: hosts is list (hosts: {NAME: {type: ...}})"),
+        ("hosts: {a: local}", "fleet.yaml: hosts.a is str ({type: ..., ...})"),
+        ("hosts: {a: {}}", "fleet.yaml: hosts.a has no type (type: local or ssh)"),
+        ("hosts: {a: {type: shh}}", "fleet.yaml: hosts.a.type is 'shh' (did you mean ssh?)"),
+        ("hosts: {a: {type: ssh}}", "fleet.yaml: hosts.a has no address (address: [user@]name[:port])"),
+        (
+            "hosts: {a: {type: ssh, adress: b}}",
+            "fleet.yaml: hosts.a.adress is unknown (did you mean address?)",
+        ),
+        (
+            "hosts: {a: {type: local, devices: 0}}",
+            "fleet.yaml: hosts.a.devices is 0 (1 or more virtual CPU devices, or null)",
+        ),
+        (
+            "hosts: {gpu1: {type: local}}\ntargets: {t: {type: hosts, hosts: [gpu2]}}",
+            "fleet.yaml: targets.t names host 'gpu2' (did you mean gpu1?)",
+        ),
+        ("targets: {t: {type: hosts}}", "fleet.yaml: targets.t names no hosts (hosts: [a, b])"),
+    ],
+)
+def test_errors_name_the_field_and_the_fix(text: str, message: str) -> None:
+    assert refusal(text) == message
+
+
+def test_wrong_type_error_names_file_and_field() -> None:
+    message = refusal("hosts: {a: {type: local, devices: many}}")
+    assert message.startswith("fleet.yaml: ")
+    assert "devices" in message
+
+
+def test_unknown_target_error_suggests_similar_names() -> None:
+    fleet = parse_fleet("hosts: {large: {type: local}, small: {type: local}}", "fleet.yaml")
+    with pytest.raises(UsageError, match=r"no target 'larg' in fleet.yaml \(did you mean large\?\)"):
+        fleet.target("larg")
+    with pytest.raises(UsageError, match=r"known: large, small"):
+        fleet.target("zzz")
+
+
+def test_slice_without_lookup_has_no_hosts() -> None:
+    fleet = parse_fleet("targets: {pod: {type: tpu, project: p, zone: z}}", "fleet.yaml")
+    assert fleet.target_names == ("pod",)
+    with pytest.raises(UsageError, match="the workers of pod are unknown"):
+        fleet.target("pod")

@@ -1,0 +1,108 @@
+"""The certificate: each claim follows from the evidence."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from midstream.migrate.facts import Sealed
+from midstream.migrate.plan import Change, Plan
+from midstream.migrate.proof import certificate_page, copy_certificate
+from midstream.migrate.proof.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate
+from midstream_engine import records
+from support.hostile_text import ALL, unsafe
+from support.migrations.sample_plan import PLAN, changed
+
+SEALED = Sealed(10, "step-10-a001", "d1", 1, records.Fence(1, "a").sealed(2, "b", 10))
+RESTORE = records.Restore("step-10-a001", 10, "d1", "d1", [2.0, 3.0], [2.0, 3.00001], 3e-6, "b10", "b10")
+ROWS = [{"global_step": 10, "train/loss": 2.5, "batch_digest": "b10", "attempt": 2}]
+
+
+def verdicts(proof: Certificate) -> dict[str, str]:
+    return {claim.name: claim.verdict for claim in proof.claims}
+
+
+def test_exact_restore_is_verified_without_continuity() -> None:
+    proof = copy_certificate.certify(PLAN, SEALED, RESTORE, ROWS, [])
+    assert verdicts(proof) == {
+        "state": VERIFIED,
+        "data": VERIFIED,
+        "reference losses": VERIFIED,
+        "continuity": NOT_CHECKED,
+    }
+    assert proof.valid
+
+
+@pytest.mark.parametrize(
+    ("claim", "restore", "rows"),
+    [
+        ("state", {"root_digest": "d2"}, ROWS),
+        ("state", {"step": 9}, ROWS),
+        ("data", {"batch_digest": "b11"}, ROWS),
+        ("data", {"recorded_batch_digest": ""}, ROWS),
+        ("data", {}, [{**ROWS[0], "batch_digest": "b11"}]),
+        ("data", {}, []),
+        ("reference losses", {"recomputed_losses": [2.0, 3.01]}, ROWS),
+        ("reference losses", {"recomputed_losses": [2.0, float("nan")]}, ROWS),
+    ],
+)
+def test_each_difference_fails_its_claim(claim: str, restore: dict, rows: list) -> None:
+    proof = copy_certificate.certify(PLAN, SEALED, dataclasses.replace(RESTORE, **restore), rows, [])
+    assert verdicts(proof)[claim] == CLAIM_FAILED
+    assert not proof.valid
+
+
+@pytest.mark.parametrize("recomputed", [[], [2.0]])
+def test_missing_reference_losses_are_not_checked(recomputed: list) -> None:
+    proof = copy_certificate.certify(PLAN, SEALED, dataclasses.replace(RESTORE, recomputed_losses=recomputed), ROWS, [])
+    assert verdicts(proof)["reference losses"] == NOT_CHECKED
+    assert not proof.valid
+
+
+def test_finished_run_needs_no_consumed_batch() -> None:
+    proof = copy_certificate.certify(PLAN, SEALED, RESTORE, [], [], complete=True)
+    assert proof.valid
+    other = dataclasses.replace(RESTORE, batch_digest="b11")
+    assert not copy_certificate.certify(PLAN, SEALED, other, [], [], complete=True).valid
+    assert not copy_certificate.certify(PLAN, SEALED, RESTORE, [], []).valid, (
+        "a run that continues must have consumed the batch"
+    )
+
+
+def test_source_losses_past_the_seal_are_compared() -> None:
+    close = [{"global_step": 9, "train/loss": 9.9}, {"global_step": 10, "train/loss": 2.5 * (1 + 5e-5)}]
+    far = [{"global_step": 10, "train/loss": 2.6}]
+    assert verdicts(copy_certificate.certify(PLAN, SEALED, RESTORE, ROWS, close))["continuity"] == VERIFIED
+    failed = copy_certificate.certify(PLAN, SEALED, RESTORE, ROWS, far)
+    assert verdicts(failed)["continuity"] == CLAIM_FAILED
+    assert not failed.valid
+    half = changed(PLAN, changes=(Change("precision", "x", "p=f32,c=bfloat16"),))
+    barely = [{"global_step": 10, "train/loss": 2.5 * 1.01}]
+    assert verdicts(copy_certificate.certify(half, SEALED, RESTORE, ROWS, barely))["continuity"] == VERIFIED
+
+
+def test_certificate_and_plan_round_trip_json() -> None:
+    proof = copy_certificate.certify(PLAN, SEALED, RESTORE, ROWS, [])
+    assert Certificate.from_json(proof.to_json()) == proof
+    assert Plan.from_json(PLAN.to_json()) == PLAN
+
+
+def test_page_shows_verdict_and_rows_at_the_seal() -> None:
+    proof = copy_certificate.certify(PLAN, SEALED, RESTORE, ROWS, [])
+    page = certificate_page.page(proof, ROWS, "certificate.svg")
+    assert "**Certified**" in page
+    assert "| 10 | 2.5 | 2 |" in page
+    other = dataclasses.replace(RESTORE, root_digest="d2")
+    failed = copy_certificate.certify(PLAN, SEALED, other, ROWS, [])
+    assert "**Not certified**" in certificate_page.page(failed, ROWS, "certificate.svg")
+
+
+def test_page_escapes_text_of_hosts() -> None:
+    proof = copy_certificate.certify(PLAN, SEALED, RESTORE, ROWS, [])
+    claim = dataclasses.replace(proof.claims[0], statement=f"{ALL}\n<img src=http://evil/>")
+    page = certificate_page.page(dataclasses.replace(proof, claims=(claim,)), ROWS, "certificate.svg")
+    assert not unsafe(page, "\n")
+    assert "<img" not in page
+    plain = certificate_page.page(dataclasses.replace(proof, claims=proof.claims[:1]), ROWS, "certificate.svg")
+    assert page.count("\n") == plain.count("\n")

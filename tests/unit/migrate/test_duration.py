@@ -1,0 +1,273 @@
+"""Expected and measured duration of a migration, by stage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream.migrate.duration import stages
+from midstream.migrate.duration.stage_times import (
+    Remaining,
+    StageTimes,
+    estimates,
+    remaining,
+    report,
+    report_lines,
+    stage_times,
+)
+from midstream.migrate.execution import stage_clock
+from midstream.migrate.execution.journal import Journal, read, read_events
+from midstream.migrate.execution.stage_clock import StageClock
+from midstream.migrate.facts import Facts
+from midstream.migrate.modes import COLD, LIVE, WARM
+from midstream.migrate.plan import Plan
+from midstream.migrate.planning import downtime_estimate, plan_estimate
+from midstream.migrate.planning.measured_rates import PastMigration, Rates, rates_between
+from midstream.migrate.planning.plan_description import describe
+from midstream.tui.screens.migration import plan_text
+from midstream.tui.style.glyphs import UNICODE
+from support.migrations.sample_plan import PLAN, changed
+
+SIZE = 400_000_000
+WORK = plan_estimate.Work(
+    mode=WARM, checkpoint_bytes=SIZE, data_bytes=SIZE, copies_checkpoint=False, shared_store=False,
+    environment_ready=True, steps_compared=0, healthy_steps=100, step=0.5, compile=40.0,
+)  # fmt: skip
+EXPECTED = {"install": 10.0, "compile": None, "downtime": 5.0, "certify": 1.0, "healthy steps": 50.0}
+
+
+def test_every_stage_of_a_warm_migration_is_estimated() -> None:
+    found = plan_estimate.durations(WORK, 4.0, Rates(copy=100e6, step=0.25))
+    assert found == {
+        "install": plan_estimate.READY_INSTALL_SECONDS,
+        "data": 4.0,
+        "checkpoint": 4.0,
+        "start": downtime_estimate.ENGINE_START_SECONDS,
+        "compile": 40.0,
+        "rehearse": 1.0 + 3 * 0.25,
+        "downtime": 4.0,
+        "certify": 1.0,
+        "healthy steps": 25.0,
+    }
+    assert list(found) == [name for name in stages.STAGES if name in found]
+
+
+def test_stages_follow_the_mode() -> None:
+    cold = plan_estimate.durations(replace(WORK, mode=COLD), 4.0, Rates())
+    assert list(cold) == ["install", "data", "downtime", "certify", "healthy steps"]
+    chosen = plan_estimate.durations(replace(WORK, mode=COLD, copies_checkpoint=True), 4.0, Rates())
+    assert "checkpoint" in chosen
+    live = plan_estimate.durations(replace(WORK, mode=LIVE, replayed_steps=100), 0.0, Rates(step=0.25))
+    assert live["replay"] == 50.0, "the replica gains two steps a second on the source"
+    too_slow = plan_estimate.durations(replace(WORK, mode=LIVE, replayed_steps=100), 0.0, Rates(step=0.6))
+    assert too_slow["replay"] is None
+
+
+ALWAYS = ["install", "data", "downtime", "certify", "healthy steps"]
+STANDBY = ["install", "data", "checkpoint", "start", "compile", "rehearse", *ALWAYS[2:]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "rates", "expected"),
+    [
+        pytest.param({"further_hosts": 3}, Rates(), STANDBY, id="warm, to a group or a TPU slice of four hosts"),
+        pytest.param({"mode": COLD, "further_hosts": 3}, Rates(), ALWAYS, id="cold, to a group"),
+        pytest.param({"shared_store": True}, Rates(), STANDBY, id="warm, both ends read one bucket"),
+        pytest.param({"shared_store": True, "further_hosts": 3}, Rates(), STANDBY, id="a TPU slice with a bucket"),
+        pytest.param({"mode": COLD, "shared_store": True}, Rates(), ALWAYS, id="cold, both ends read one bucket"),
+        pytest.param(
+            {"mode": LIVE, "replayed_steps": 100}, Rates(step=0.25), [*STANDBY[:6], "replay", *ALWAYS[2:]], id="live"
+        ),
+        pytest.param({"data_bytes": 0}, Rates(), STANDBY, id="the data is there, or in a bucket"),
+        pytest.param({"healthy_steps": 0, "step": 0.0}, Rates(step=0.5), STANDBY, id="no healthy steps"),
+    ],
+)
+def test_estimate_has_the_stages_that_happen_and_no_other(
+    changes: dict[str, Any], rates: Rates, expected: list[str]
+) -> None:
+    work = replace(WORK, **changes)
+    predicted = downtime_estimate.predict(
+        [{"attempt": 1, "throughput/duration": 0.5}] * 20, SIZE, work.mode, rates,
+        copied_bytes=plan_estimate.copied_bytes(work, rates),
+    )  # fmt: skip
+    known, unknown = plan_estimate.downtime_seconds(work, predicted, rates)
+    assert unknown == ()
+    found = plan_estimate.durations(work, sum(known.values()), rates)
+    assert list(found) == expected
+    assert stages.unknown_stages(found) == ()
+    plan = changed(PLAN, mode=work.mode, checkpoint_bytes=SIZE, predicted_seconds=known, unknown=(), duration=found)
+    for text in ("\n".join(describe(plan)), plan_text.describe(plan, UNICODE).plain):
+        assert "unknown" not in text, text
+        assert "at least" not in text, text
+        assert stages.stages_text(found) in " ".join(text.split())
+    for name, seconds in found.items():
+        assert (f"{name} " in stages.stages_text(found)) == (seconds != 0.0), name
+
+
+def test_bytes_count_once_per_host_and_never_for_a_shared_bucket() -> None:
+    alone = plan_estimate.durations(WORK, 4.0, Rates())
+    group = plan_estimate.durations(replace(WORK, further_hosts=3), 4.0, Rates())
+    assert alone["data"] == alone["checkpoint"] == 2.0
+    assert group["data"] == group["checkpoint"] == 8.0, "the first host sends them to three others"
+    measured = plan_estimate.durations(replace(WORK, further_hosts=3), 4.0, Rates(copy=100e6))
+    assert measured["checkpoint"] == 4.0, "a measured rate is that of the copies to all hosts"
+    bucket = plan_estimate.durations(replace(WORK, shared_store=True, checkpoint_bytes=0), 4.0, Rates())
+    assert bucket["checkpoint"] == 0.0
+
+    def copy_seconds(work: plan_estimate.Work) -> float:
+        copied = plan_estimate.copied_bytes(work, Rates())
+        return downtime_estimate.predict([], SIZE, COLD, Rates(), copied_bytes=copied)["copy"]
+
+    assert copy_seconds(WORK) == 3.0
+    assert copy_seconds(replace(WORK, further_hosts=3)) == 9.0
+    assert copy_seconds(replace(WORK, shared_store=True)) == 1.0
+
+
+def test_what_nothing_has_measured_is_unknown() -> None:
+    new = replace(WORK, checkpoint_bytes=0, data_bytes=None, environment_ready=False, step=0.0, compile=None)
+    found = plan_estimate.durations(new, None, Rates())
+    unknown = stages.unknown_stages(found)
+    assert unknown == ("install", "data", "checkpoint", "compile", "rehearse", "downtime", "healthy steps")
+    assert stages.total_text(found) == f"at least 7.0s, with {', '.join(unknown)} unknown"
+    assert stages.total_text({"install": None}) == "unknown"
+    assert stages.total_text({"install": 60.0, "compile": 140.0}) == "about 3m20"
+
+
+def test_assumed_rates_are_named() -> None:
+    lines = plan_estimate.assumptions(WORK, Rates(), "lab", "pod")
+    assert lines == (
+        "copies at 200 MB/s: not measured between lab and pod yet",
+        "0.5 s a step, as on lab: not measured on pod yet",
+    )
+    assert plan_estimate.assumptions(WORK, Rates(copy=1e6, step=0.1), "lab", "pod") == ()
+
+
+def test_compilation_is_known_where_the_first_step_included_it() -> None:
+    def curve(first: float) -> list[dict[str, Any]]:
+        return [{"attempt": 1, "throughput/duration": each} for each in (first, *[0.5] * 20)]
+
+    assert plan_estimate.compile_seconds(curve(30.5)) == 30.0
+    assert plan_estimate.compile_seconds(curve(0.6)) is None
+    assert plan_estimate.compile_seconds([]) is None
+    assert plan_estimate.compile_seconds(curve(0.6), 22.5) == 22.5, "the engine compiles before the first step"
+    assert plan_estimate.compile_seconds(curve(0.6), 0.1) is None, "the programs were in the cache"
+
+
+def test_earlier_migrations_estimate_their_stages() -> None:
+    def past(run: str, source: str, target: str, ready: bool, **measured: float) -> PastMigration:
+        return PastMigration(run, source, target, WARM, SIZE, stages=measured, environment_ready=ready)
+
+    earlier = [
+        past("r", "lab", "pod", True, install=3.0, compile=90.0, rehearse=7.0),
+        past("x", "other", "pod", False, install=200.0, start=11.0, compile=5.0),
+        past("r", "lab", "elsewhere", False, install=999.0),
+    ]
+    rates = rates_between(earlier, "r", "lab", "pod", WARM, SIZE)
+    ready = plan_estimate.durations(WORK, 4.0, rates)
+    assert (ready["install"], ready["start"], ready["compile"], ready["rehearse"]) == (3.0, 11.0, 90.0, 7.0)
+    missing = plan_estimate.durations(replace(WORK, environment_ready=False), 4.0, rates)
+    assert missing["install"] == 200.0, "the build on the same host, also for another run"
+
+
+def unsaved() -> Plan:
+    """Return the plan of a run that has not saved yet."""
+    work = replace(WORK, checkpoint_bytes=0)
+    predicted = downtime_estimate.predict([{"attempt": 1, "throughput/duration": 0.5}] * 20, 0, WARM, Rates())
+    known, unknown = plan_estimate.downtime_seconds(work, predicted, Rates())
+    return changed(PLAN, mode=WARM, checkpoint_bytes=0, predicted_seconds=known, unknown=unknown,
+                   duration=plan_estimate.durations(work, None, Rates()))  # fmt: skip
+
+
+def test_downtime_of_an_unsaved_run_is_unknown() -> None:
+    plan = unsaved()
+    assert plan.estimate.unknown == ("save", "copy", "restore")
+    assert plan.estimate.predicted_downtime is None
+    (line,) = [line for line in describe(plan) if line.startswith("downtime")]
+    assert line == (
+        "downtime   unknown: save, copy, restore cannot be estimated yet; known: quiesce 0.8s, provision 0.2s, "
+        "first step 0.5s"
+    )
+    text = plan_text.describe(plan, UNICODE).plain
+    assert "downtime     unknown  save, copy, restore cannot be estimated yet" in text
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_remaining_time_counts_the_stage_that_runs() -> None:
+    nothing = StageTimes({}, "install", 100.0)
+    assert remaining(EXPECTED, nothing, 104.0) == Remaining(6.0 + 56.0, ("compile",))
+    assert remaining(EXPECTED, nothing, 130.0) == Remaining(56.0, ("compile",), 20.0)
+    compiling = StageTimes({"install": 12.0}, "compile", 130.0)
+    assert remaining(EXPECTED, compiling, 150.0) == Remaining(56.0, ("compile",))
+    last = StageTimes({"install": 12.0, "compile": 3.0, "downtime": 4.0, "certify": 1.0}, "healthy steps", 200.0)
+    assert remaining(EXPECTED, last, 210.0).text() == "about 40s"
+    assert remaining(EXPECTED, compiling, 150.0).text() == "at least 56s, with compile unknown"
+
+
+def test_measurements_of_the_migration_replace_its_plan() -> None:
+    plan = changed(PLAN, duration=EXPECTED, healthy_steps=100)
+    found = estimates(plan, Facts(predicted={"copy": 2.0, "restore": 1.5}, rehearsed_step_seconds=0.1))
+    assert (found["downtime"], found["healthy steps"], found["install"]) == (3.5, 10.0, 10.0)
+
+
+def test_clock_reports_what_is_left_of_a_stage_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    clock = StageClock(changed(PLAN, duration=EXPECTED), journal)
+    clock.report("prepare")  # no stage runs
+    clock.begin("install", "prepare")
+    clock.report("prepare")  # it has just begun
+    monkeypatch.setattr(stage_clock, "REPORT_INTERVAL", 0.0)
+    clock.report("prepare")
+    journal.close()
+    events = read_events(tmp_path / "journal.jsonl")
+    assert [each.state for each in events] == ["started", "progress"]
+    assert events[1].message.startswith("install for 0.0s (of about 10s); left in all: at least 66s")
+    assert read(tmp_path / "journal.jsonl").damaged == 0
+    with (tmp_path / "journal.jsonl").open("a") as file:
+        file.write('{"event": "stage", "time": 1.0, "state": "done", "stage": "install", "seconds": "long"}\n')
+    assert read(tmp_path / "journal.jsonl").damaged == 1
+
+
+def test_clock_journals_stages_for_later_readers(tmp_path: Path) -> None:
+    plan = changed(PLAN, duration=EXPECTED)
+    journal = Journal(tmp_path / "journal.jsonl")
+    clock = StageClock(plan, journal)
+    with clock.stage("install", "prepare"):
+        pass
+    clock.begin("compile", "prepare")
+    clock.begin("downtime", "cutover")  # ends the one before
+    clock.abandon()
+    with pytest.raises(RuntimeError), clock.stage("certify", "certify"):
+        raise RuntimeError
+    clock.end("certify")
+    journal.close()
+    events = read_events(tmp_path / "journal.jsonl")
+    assert [(each.detail["stage"], each.state) for each in events] == [
+        ("install", "started"), ("install", "done"), ("compile", "started"), ("compile", "done"),
+        ("downtime", "started"), ("certify", "started"),
+    ]  # fmt: skip
+    first, compiling = events[0], events[2]
+    assert first.detail["estimated_seconds"] == 10.0
+    assert first.detail["unknown"] == ["compile"]
+    assert first.message.startswith("install (of about 10s); left in all: at least 66s, with compile unknown")
+    assert compiling.message.startswith("compile (of unknown duration); left in all: at least 56s")
+    times = stage_times(events)
+    assert set(times.measured) == {"install", "compile"}
+    assert times.current == "certify"
+
+
+def test_report_has_the_estimate_beside_the_measured() -> None:
+    plan = changed(PLAN, duration=EXPECTED)
+    found = report(plan, StageTimes({"install": 12.0, "compile": 30.0, "downtime": 6.0}))
+    assert (found["estimated_seconds"], found["measured_seconds"], found["unknown"]) == (66.0, 48.0, ["compile"])
+    assert report_lines(found) == [
+        "duration         estimated 66s      measured 48s (the estimate is without compile)",
+        "  install        estimated 10s      measured 12s",
+        "  compile        estimated unknown  measured 30s",
+        "  downtime       estimated 5.0s     measured 6.0s",
+        "  certify        estimated 1.0s     measured nothing",
+        "  healthy steps  estimated 50s      measured nothing",
+    ]
+    assert report_lines(report(changed(PLAN, duration={}), StageTimes({"install": 1.0}))) == []

@@ -1,0 +1,275 @@
+"""Failures of phases: rollback, interruption, exit codes.
+
+Only the phases are stand-ins.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from midstream.errors import ConnectionLostError, Exit, HostError, MidstreamError, UsageError
+from midstream.fleet.fleet_file import load_fleet
+from midstream.hosts.host_pool import HostPool
+from midstream.migrate import migration_state, phase_names
+from midstream.migrate.execution import executor, migration_directory, migration_process
+from midstream.migrate.execution.journal import Journal, JournalError
+from midstream.migrate.execution.migration import Migration
+from midstream.migrate.facts import Facts
+from midstream.migrate.phases.certify import NotCertifiedError
+from midstream.migrate.proof.certificate import Certificate
+from midstream.remote.runs import ownership
+from midstream.watch.watcher import Watcher
+from midstream_engine import records
+from support.migrations.sample_plan import PLAN, SEALED, changed
+from support.run_directory import RunDirectory
+
+
+class Step:
+    """A phase that calls a function."""
+
+    def __init__(self, name: str, act: Callable[[], None] = lambda: None) -> None:
+        self.name, self.act = name, act
+        self.runs = 0
+
+    def run(self, _migration: Migration) -> None:
+        self.runs += 1
+        self.act()
+
+
+def raising(*errors: Exception) -> Callable[[], None]:
+    """Return a function that raises the errors one after another, then none."""
+    left = list(errors)
+
+    def act() -> None:
+        if left:
+            raise left.pop(0)
+
+    return act
+
+
+@pytest.fixture
+def migration(tmp_path: Path) -> Migration:
+    """Create a migration that is sealed at step 7."""
+    made = unsealed(tmp_path)
+    made.journal.record(Facts(sealed=SEALED))
+    return made
+
+
+def unsealed(tmp_path: Path) -> Migration:
+    file = tmp_path / "fleet.yaml"
+    file.write_text("".join(["hosts:\n", *(f'  {n}: {{type: local, root: "{tmp_path}/{n}"}}\n' for n in ("a", "b"))]))
+    fleet = load_fleet(file)
+    RunDirectory(tmp_path / "a", "r").fence(1, "a")
+    directory = migration_directory.create(changed(PLAN, migration="m"), fleet.text)
+    journal = Journal(directory.journal_file)
+    hosts = HostPool(fleet)
+    return Migration(PLAN, directory, journal, fleet, hosts, Watcher(fleet, hosts))
+
+
+def carry_out(migration: Migration, monkeypatch: pytest.MonkeyPatch, *steps: Step, rollback: bool = False) -> Exit:
+    monkeypatch.setattr(executor, "phases", lambda: steps)
+    return executor.execute(migration, rollback=rollback)
+
+
+def test_failure_before_the_certificate_is_rolled_back(migration: Migration, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = Step(phase_names.CUTOVER, raising(MidstreamError("the disk is full", "make room")))
+    assert carry_out(migration, monkeypatch, failing) == Exit.FAILED
+    view = migration.directory.view()
+    assert (view.state, view.error) == (migration_state.ROLLED_BACK, "the disk is full (make room)")
+
+
+def test_failure_after_the_certificate_interrupts(migration: Migration, monkeypatch: pytest.MonkeyPatch) -> None:
+    proof = Certificate("m", "r", "a", "b", 7, "step-7-a001", "d", 2, (), 0.0).to_json()
+    issue = Step(phase_names.CERTIFY, lambda: records.write_json(str(migration.directory.certificate_file), proof))
+    steps = (issue, Step(phase_names.FINISH, raising(MidstreamError("no word from the target"))))
+    assert carry_out(migration, monkeypatch, *steps) == Exit.INTERRUPTED
+    view = migration.directory.view()
+    assert view.state == migration_state.INTERRUPTED
+    assert "midstream --continue m" in view.error
+    assert "midstream --rollback m --yes goes back to step 7 on a" in view.error
+    assert not any(event.phase == phase_names.ROLLBACK for event in view.events)
+    assert carry_out(migration, monkeypatch, *steps) == Exit.DONE
+    assert (steps[0].runs, steps[1].runs) == (1, 2)
+
+
+def test_failed_certificate_has_its_exit_code(migration: Migration, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (
+        carry_out(migration, monkeypatch, Step(phase_names.CERTIFY, raising(NotCertifiedError("no"))))
+        == Exit.NOT_CERTIFIED
+    )
+    assert executor.execute(migration) == Exit.NOT_CERTIFIED, "it has ended; a later process gets the same code"
+    assert executor.execute(migration, rollback=True) == Exit.NOT_CERTIFIED
+
+
+def test_unexpected_error_is_one_line_and_rolled_back(migration: Migration, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert carry_out(migration, monkeypatch, Step(phase_names.RELAUNCH, raising(KeyError("surprise")))) == Exit.FAILED
+    events = migration.directory.view().events
+    assert [event.message for event in events if event.state == phase_names.FAILED] == ["KeyError: 'surprise'"]
+    assert any(event.event == "trace" and "Traceback" in event.message for event in events)
+
+
+def test_lost_connection_repeats_the_phase(migration: Migration, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = [ConnectionLostError(f"cut {number}") for number in range(executor.MAX_DISCONNECTS + 1)]
+    step = Step(phase_names.CUTOVER, raising(*cut[:-1]))
+    assert carry_out(migration, monkeypatch, step) == Exit.DONE
+    assert step.runs == executor.MAX_DISCONNECTS + 1
+
+
+def test_too_many_lost_connections_fail_the_phase(migration: Migration, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = [ConnectionLostError(f"cut {number}") for number in range(executor.MAX_DISCONNECTS + 1)]
+    assert carry_out(migration, monkeypatch, Step(phase_names.CUTOVER, raising(*cut))) == Exit.FAILED
+
+
+def silent() -> Step:
+    """Return a cutover whose host never answers."""
+    return Step(
+        phase_names.CUTOVER,
+        raising(*(ConnectionLostError("a: lost contact") for _ in range(executor.MAX_DISCONNECTS + 1))),
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        (Facts(), "r was not commanded to stop, and stays on a"),
+        (Facts(stop_commanded_at=1.0), "a was commanded to stop, and whether it has stopped is not known"),
+        (Facts(sealed=SEALED, relaunching=True), "r is sealed at step 7, and b may be training it"),
+    ],
+)
+def test_lost_contact_interrupts_without_rollback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: Facts, message: str
+) -> None:
+    migration = unsealed(tmp_path)
+    if facts:
+        migration.journal.record(facts)
+    assert carry_out(migration, monkeypatch, silent()) == Exit.INTERRUPTED
+    view = migration.directory.view()
+    assert view.state == migration_state.INTERRUPTED
+    assert message in view.error
+    assert "midstream --continue m continues it when the host answers" in view.error
+    assert not any(event.phase == phase_names.ROLLBACK for event in view.events)
+    assert carry_out(migration, monkeypatch, Step(phase_names.CUTOVER)) == Exit.DONE, "the printed command works"
+
+
+def test_unreachable_host_interrupts_the_migration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    migration = unsealed(tmp_path)
+    reached: list[bool] = []
+    monkeypatch.setattr(executor, "RECONNECT_TIMEOUT", 0.0)
+    monkeypatch.setattr(executor, "RECONNECT_INTERVAL", 0.0)
+    monkeypatch.setattr(executor, "_all_reachable", lambda _: bool(reached))
+    step = Step(phase_names.CUTOVER, raising(HostError("a: cannot be reached", "is the machine up?")))
+    assert carry_out(migration, monkeypatch, step) == Exit.INTERRUPTED
+    assert "a: cannot be reached; r was not commanded to stop" in migration.directory.view().error
+
+
+def test_rollback_reports_that_nothing_is_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source host was rebooted before the first checkpoint."""
+    migration = unsealed(tmp_path)
+    run = RunDirectory(tmp_path / "other", "r")  # for its methods; the directory on `a` exists
+    run.paths = records.RunPaths(str(tmp_path / "a"), "r")
+    run.status(1, records.TRAINING, 9, records.ProcessIdentity("another boot", 1, 1))
+    Path(run.paths.config).write_text("trainer: {id: r}\n")
+    assert carry_out(migration, monkeypatch, Step(phase_names.CUTOVER, raising(MidstreamError("no checkpoint")))) == (
+        Exit.NOT_RUNNING
+    )
+    view = migration.directory.view()
+    assert view.state == migration_state.ROLLED_BACK
+    config = migration.directory.path / "run.yaml"
+    assert view.error.startswith(
+        "no checkpoint; r does not run on a: its process has exited (last status: training at step"
+    )
+    assert f"midstream --launch {config} --on a --run-id r starts it there at step 0" in view.error
+    assert config.read_text() == "trainer: {id: r}\n"
+    assert executor.execute(migration) == Exit.NOT_RUNNING, "it has ended; a later process gets the same code"
+
+
+def test_incomplete_rollback_continues_with_first_reason(migration: Migration, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = Path(migration.source_paths.dir, "migration_lock.json")
+    lock.write_text("{partial")
+    assert (
+        carry_out(migration, monkeypatch, Step(phase_names.CERTIFY, raising(NotCertifiedError("failed"))))
+        == Exit.INTERRUPTED
+    )
+    view = migration.directory.view()
+    assert view.state == migration_state.ROLLBACK_INCOMPLETE
+    assert "migration_lock.json" in view.error
+    assert "midstream --continue m continues the rollback" in view.error
+    lock.unlink()
+    forward = Step(phase_names.CUTOVER)
+    assert carry_out(migration, monkeypatch, forward) == Exit.NOT_CERTIFIED
+    assert (migration.directory.view().error, forward.runs) == ("failed", 0)
+
+
+def test_rollback_ends_if_the_run_migrated_on(migration: Migration, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = migration.source_paths
+    migration.source.call(ownership.acquire)(
+        root=paths.root, run_id="r", migration="m", epoch=2, owner="b", seconds=60.0
+    )
+    records.Fence(4, "c", 9, [records.Seal(3, 9).to_json()]).write(paths.fence)
+    failing = Step(phase_names.CUTOVER, raising(MidstreamError("cut")))
+    assert carry_out(migration, monkeypatch, failing) == Exit.FAILED
+    view = migration.directory.view()
+    assert (view.state, view.open) == (migration_state.MOVED_ON, False)
+    assert "owner c" in view.error
+    assert executor.execute(migration) == Exit.FAILED, "it has ended"
+    with pytest.raises(UsageError, match="a later migration has the run"):
+        migration_process.rollback("m")
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(b"")], ids=["deleted", "empty"])
+def test_unreadable_certificate_is_issued_again(
+    damage: Callable[[Path], None], migration: Migration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proof = Certificate("m", "r", "a", "b", 7, "step-7-a001", "d", 2, (), 0.0).to_json()
+    issue = Step(phase_names.CERTIFY, lambda: records.write_json(str(migration.directory.certificate_file), proof))
+    interrupted = Step(phase_names.FINISH, raising(MidstreamError("the operator was killed")))
+    assert carry_out(migration, monkeypatch, issue, interrupted) == Exit.INTERRUPTED
+    damage(migration.directory.certificate_file)
+    assert carry_out(migration, monkeypatch, issue, interrupted) == Exit.DONE
+    assert issue.runs == 2
+    assert migration.directory.certificate() is not None
+
+
+def test_full_disk_for_the_journal_is_not_rolled_back(migration: Migration, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be recorded is not done, and the migration can be continued."""
+    full = JournalError(migration.journal.path, OSError(errno.ENOSPC, "No space left on device"))
+    cutover = Step(phase_names.CUTOVER, raising(full))
+    with pytest.raises(JournalError, match=r"No space left .*make room there, then: midstream --continue m"):
+        carry_out(migration, monkeypatch, cutover)
+    assert migration.directory.view().state == migration_state.INTERRUPTED
+    assert carry_out(migration, monkeypatch, cutover) == Exit.DONE
+    assert not any(event.phase == phase_names.ROLLBACK for event in migration.directory.view().events)
+
+
+def test_failure_after_damaged_journal_is_not_rolled_back(
+    migration: Migration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lost lines may include the certificate."""
+    migration.journal.record(Facts(reestablished_at=1.0))
+    failing = Step(phase_names.RELAUNCH, raising(MidstreamError("the target ended")))
+    assert carry_out(migration, monkeypatch, failing) == Exit.INTERRUPTED
+    assert "midstream --rollback m --yes goes back to step 7 on a" in migration.directory.view().error
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b"roll"], ids=["empty", "list", "garbage", "partial"])
+def test_malformed_request_is_not_a_rollback(
+    content: bytes, migration: Migration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migration.directory.request_file.write_bytes(content)
+    forward = Step(phase_names.CUTOVER)
+    assert carry_out(migration, monkeypatch, forward) == Exit.DONE
+    assert (migration.directory.view().state, forward.runs) == (migration_state.COMPLETED, 1)
+
+
+def test_pending_rollback_request_is_executed_on_continue(
+    migration: Migration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migration.directory.request_file.write_text("rollback\n")
+    forward = Step(phase_names.CUTOVER)
+    assert carry_out(migration, monkeypatch, forward) == Exit.DONE
+    assert (migration.directory.view().state, forward.runs) == (migration_state.ROLLED_BACK, 0)
+    assert not migration.directory.request_file.exists()

@@ -1,0 +1,264 @@
+"""The guard: evidence of a lost run, symptoms, notifications."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from midstream.errors import Exit
+from midstream.fleet.fleet_file import parse_fleet
+from midstream.hosts import deadline
+from midstream.hosts.host_pool import HostPool
+from midstream.hosts.providers.provider import SliceStatus
+from midstream.launch.attempt_monitor import RankView
+from midstream.migrate.failover import guard
+from midstream.migrate.failover.notify import notify
+from midstream.remote.machine import preemption_notices
+from midstream.watch.runs.symptoms import DIVERGING, NOT_A_NUMBER, STALLED, symptoms
+from midstream.watch.snapshot import HostView, RunView, Snapshot
+from midstream_engine import records
+from support.hostile_text import ALL, unsafe
+
+NOW = 1_000_000.0
+
+
+def run_view(state: str = records.TRAINING, running: bool = True, losses: list[float] | None = None) -> RunView:
+    status = records.Status(
+        state=state, step=100, process=0, boot_id="b", pid=1, start_ticks=1, heartbeat=NOW, message=""
+    )
+    rows = [
+        {"global_step": step, "train/loss": loss, "time": NOW - 1.0, "throughput/duration": 1.0}
+        for step, loss in enumerate(losses or [])
+    ]
+    return RunView("r", "a", records.Fence(1, "a"), None, 1, status, running, curve=rows)
+
+
+def snapshot(run: RunView, link: str = "live") -> Snapshot:
+    return Snapshot(1, NOW, (HostView("a", "ssh", link, error="" if link == "live" else "timed out"),), (run,))
+
+
+@pytest.mark.parametrize(
+    ("state", "running", "link", "notice", "kind"),
+    [
+        (records.TRAINING, True, "live", "", guard.HEALTHY),
+        (records.TRAINING, False, "live", "", guard.LOST),
+        (records.SAVING, False, "live", "poweroff is scheduled", guard.LOST),
+        (records.TRAINING, True, "live", "poweroff is scheduled", guard.TERMINATING),
+        (records.STOPPED, False, "live", "preempted", guard.TERMINATING),
+        (records.STOPPED, False, "live", "", guard.ENDED),
+        (records.FINISHED, False, "live", "preempted", guard.ENDED),
+        (records.FAILED, False, "live", "", guard.FAILED),
+        # An unreachable host is no evidence, whatever was found before.
+        (records.TRAINING, False, "stale", "", guard.UNREACHABLE),
+        (records.TRAINING, False, "down", "preempted", guard.UNREACHABLE),
+        (records.FAILED, False, "down", "", guard.UNREACHABLE),
+    ],
+)
+def test_judge_needs_positive_evidence(state: str, running: bool, link: str, notice: str, kind: str) -> None:
+    _, verdict = guard.judge(snapshot(run_view(state, running), link), "r", notice)
+    assert verdict.kind == kind, verdict
+
+
+def test_judge_unlisted_run_is_silent() -> None:
+    assert guard.judge(Snapshot(1, NOW), "r")[1].kind == guard.UNREACHABLE
+
+
+@pytest.mark.parametrize(
+    ("provider", "kind"),
+    [
+        (SliceStatus.PREEMPTED, guard.LOST),
+        (SliceStatus.READY, guard.UNREACHABLE),
+        (SliceStatus.UNKNOWN, guard.UNREACHABLE),
+    ],
+)
+def test_judge_unreachable_host_lost_only_by_provider_status(provider: str, kind: str) -> None:
+    reported = (provider, "p/z/pod is PREEMPTED, according to its provider")
+    for link, owner in (("down", ""), ("live", "pod")):  # known before; or only the former source has a copy
+        _, verdict = guard.judge(snapshot(run_view(records.STOPPED, False), link), "r", "", reported, owner)
+        assert (verdict.kind, verdict.lost) == (kind, kind == guard.LOST), verdict
+        assert reported[1] in verdict.reason
+
+
+def rank(
+    process: int, signal: str = "", code: int | None = None, ended: float = 0.0, stalled: bool = False
+) -> RankView:
+    """Return an ended process; it has no exit record without signal and code."""
+    status = records.Status(state=records.TRAINING, step=9, process=process, boot_id="b", pid=1, start_ticks=1,
+                            heartbeat=NOW)  # fmt: skip
+    recorded = records.ProcessExit(process, code, ended, signal, stalled, message="its last message")
+    known = recorded if signal or code is not None else None
+    return RankView(process, "abc"[process], status, exit=known, ended=ended if known else None)
+
+
+FAILED_LATER = rank(0, code=1, ended=20.0)  # because its peer had ended
+
+
+@pytest.mark.parametrize(
+    ("ranks", "provider", "kind"),
+    [
+        ([FAILED_LATER, rank(1, "SIGKILL", ended=10.0)], SliceStatus.UNKNOWN, guard.LOST),
+        ([rank(0, "SIGKILL", ended=10.0), rank(1, code=1, ended=20.0)], SliceStatus.UNKNOWN, guard.LOST),
+        (
+            [FAILED_LATER, rank(1, code=1, ended=10.0)],
+            SliceStatus.PREEMPTED,
+            None,
+        ),  # an error: it would fail elsewhere too
+        ([FAILED_LATER, rank(1, "SIGABRT", ended=10.0, stalled=True)], SliceStatus.UNKNOWN, None),
+        ([FAILED_LATER, RankView(1, "b", problem="timed out")], SliceStatus.UNKNOWN, guard.UNREACHABLE),
+        ([FAILED_LATER, RankView(1, "b", problem="timed out")], SliceStatus.PREEMPTED, guard.LOST),
+    ],
+)
+def test_judge_failed_finds_preempted_process_of_group(ranks: list[RankView], provider: str, kind: str | None) -> None:
+    verdict = guard.judge_failed(ranks, lambda host: (provider, f"{host} was preempted"))
+    assert (verdict.kind if verdict else None) == kind, verdict
+    if kind == guard.LOST and not any(rank.problem for rank in ranks):
+        assert verdict is not None
+        assert "its last message" in verdict.reason
+
+
+STEADY = [3.0 + 0.01 * (step % 5) for step in range(200)]
+
+
+@pytest.mark.parametrize(
+    ("losses", "now", "kinds"),
+    [
+        (STEADY, NOW, []),
+        ([*STEADY, 9.0], NOW, []),  # one spike
+        ([*STEADY, *([3.9] * 20)], NOW, [DIVERGING]),
+        ([*STEADY, float("nan")], NOW, [NOT_A_NUMBER]),
+        ([*STEADY, float("inf")], NOW, [NOT_A_NUMBER]),
+        (STEADY, NOW + 400.0, [STALLED]),
+        ([5.0 - 0.01 * step for step in range(220)], NOW, []),
+        ([], NOW + 400.0, []),
+    ],
+)
+def test_symptoms_compare_with_the_runs_own_history(losses: list[float], now: float, kinds: list[str]) -> None:
+    assert [symptom.kind for symptom in symptoms(run_view(losses=losses), now)] == kinds
+
+
+def test_symptoms_stall_limit_follows_step_time() -> None:
+    slow = run_view(losses=STEADY)
+    rows = [{**row, "throughput/duration": 60.0} for row in slow.curve]
+    assert symptoms(dataclasses.replace(slow, curve=rows), NOW + 1000.0) == []
+    assert [s.kind for s in symptoms(dataclasses.replace(slow, curve=rows), NOW + 1300.0)] == [STALLED]
+
+
+def test_scheduled_shutdown_is_a_notice_until_cancelled(tmp_path: Path) -> None:
+    scheduled, product = tmp_path / "scheduled", tmp_path / "product"
+    assert preemption_notices.read(str(scheduled), str(product)) is None
+    scheduled.write_text(f"USEC={int((time.time() + 60) * 1e6)}\nWARN_WALL=1\nMODE=poweroff\n")
+    found = preemption_notices.read(str(scheduled), str(product))
+    assert found is not None
+    assert found.kind == "shutdown"
+    assert found.message.startswith("poweroff is scheduled in ")
+    scheduled.write_text("USEC=1\nMODE=dry-poweroff\n")
+    assert preemption_notices.read(str(scheduled), str(product)) is None
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind"),
+    [
+        ({"preempted": "FALSE", "maintenance-event": "NONE"}, None),
+        ({"preempted": "TRUE", "maintenance-event": "NONE"}, "preempted"),
+        ({"preempted": "FALSE", "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE"}, "maintenance"),
+        ({"preempted": "FALSE", "maintenance-event": "MIGRATE_ON_HOST_MAINTENANCE"}, None),
+        ({}, None),
+    ],
+)
+def test_metadata_server_is_queried_on_google_machines_only(tmp_path: Path, answers: dict, kind: str | None) -> None:
+    requests = []
+
+    class Metadata(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            requests.append((self.path, self.headers["Metadata-Flavor"]))
+            answer = answers.get(self.path.rpartition("/")[2])
+            self.send_response(404 if answer is None else 200)
+            self.end_headers()
+            self.wfile.write((answer or "").encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    product = tmp_path / "product"
+    with ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            address = f"127.0.0.1:{server.server_port}"
+            product.write_text("Standard PC\n")
+            assert preemption_notices.read(str(tmp_path / "none"), str(product), address) is None
+            assert requests == []
+            product.write_text("Google Compute Engine\n")
+            found = preemption_notices.read(str(tmp_path / "none"), str(product), address)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert (found and found.kind) == kind
+    assert requests
+    assert {header for _, header in requests} == {"Google"}
+
+
+def test_notify_passes_event_as_json_on_stdin_only(tmp_path: Path) -> None:
+    received, owned = tmp_path / "received", tmp_path / "owned"
+    event = {"kind": "lost", "message": f"'; touch {owned}; $(touch {owned})\n"}
+    assert notify(f'cat > {received}; echo "$MIDSTREAM_EVENT" >> {received}', event)
+    first, second = received.read_text().splitlines()
+    assert json.loads(first) == {**event, "message": event["message"].replace("\n", "\\n")}
+    assert second == "lost"
+    assert not owned.exists()
+
+
+def test_notify_removes_control_characters(tmp_path: Path) -> None:
+    received = tmp_path / "received"
+    assert notify(f"cat > {received}", {"kind": "lost", "message": ALL, "detail": [{ALL: ALL}]})
+    text = received.read_text()
+    assert text.isascii()
+    assert not unsafe(json.dumps(json.loads(text), ensure_ascii=False))
+
+
+def test_notify_logs_a_failing_command(caplog: pytest.LogCaptureFixture) -> None:
+    assert not notify("echo no network >&2; exit 3", {"kind": "lost"})
+    assert "no network" in caplog.text
+    assert not notify(None, {"kind": "lost"})
+
+
+def test_guard_ignores_old_evidence_after_suspension(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the guard was suspended, a user started the engine again."""
+    exited, well = snapshot(run_view(running=False)), snapshot(run_view())
+    finished = snapshot(run_view(records.FINISHED, running=False))
+    looks = [(0.5, exited), (100.0, exited), (0.5, well), *[(1.0, finished)] * 20]
+    clock = SimpleNamespace(now=0.0)
+
+    def look() -> Snapshot:
+        seconds, found = looks.pop(0)
+        clock.now += seconds
+        return found
+
+    monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(guard, "POLL_INTERVAL", 0.0)
+    monkeypatch.setattr(guard, "NOTICE_INTERVAL", math.inf)
+    fleet = parse_fleet(f"hosts:\n  a: {{type: local, root: {tmp_path}}}\n")
+    hosts = HostPool(fleet)
+    events: list[dict[str, Any]] = []
+    watching = guard.Guard(fleet, hosts, SimpleNamespace(snapshot=look), "r", ["a"], 1, events.append)  # type: ignore[arg-type]
+    assert watching.run() == Exit.DONE
+    hosts.close()
+    assert [event["kind"] for event in events] == ["finished"], "no migration was started"
+
+
+def test_judge_ignores_damaged_records() -> None:
+    lost = dataclasses.replace(run_view(running=False), damaged=(("fence.json", "not JSON"),))
+    run, verdict = guard.judge(snapshot(lost), "r")
+    assert run is not None
+    assert verdict.kind == guard.UNREACHABLE
+    assert "a: run r: fence.json: not JSON" in verdict.reason
+    assert "midstream --repair r --on a" in verdict.reason

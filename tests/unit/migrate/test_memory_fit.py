@@ -1,0 +1,122 @@
+"""Memory fit of a run: footprint, shape that fits, unsupported precisions."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstream.errors import MidstreamError
+from midstream.migrate.planning import memory_fit
+from midstream.migrate.planning.batch_shape import batch_shape
+from midstream_engine.records import ArrayEntry
+
+REPOSITORY = Path(__file__).parents[3]
+LAYERS, EMBED, MLP = 4, 64, 256
+CONFIG = {
+    "model": {"num_layers": LAYERS, "hidden_dim": EMBED, "seq_len": 128, "num_heads": 4},
+    "trainer": {"mp": "f32", "train_batch_size": 64},
+}
+
+
+def array(name: str, *axes: tuple[str, int], dtype: str = "float32") -> ArrayEntry:
+    return ArrayEntry(name, [axis for axis, _ in axes], [size for _, size in axes], dtype, [], [])
+
+
+WEIGHT = (("layers", LAYERS), ("embed", EMBED), ("mlp", MLP))
+ARRAYS = [
+    array("model/mlp/weight", *WEIGHT),
+    array("model/bias", ("heads", 8)),
+    array("optimizer/mu/mlp/weight", *WEIGHT),
+    array("optimizer/nu/mlp/weight", *WEIGHT),
+]
+ELEMENTS = LAYERS * EMBED * MLP
+
+
+def test_footprint_shards_state_and_replicates_the_rest() -> None:
+    for devices in (1, 2, 8):
+        footprint = memory_fit.footprint(ARRAYS, CONFIG, batch_shape(64, devices), devices)
+        assert footprint.state == 3 * 4 * ELEMENTS // devices + 4 * 8
+        assert footprint.gradients == 4 * (ELEMENTS // devices + 8)
+
+
+def test_half_precision_halves_its_part_of_the_state() -> None:
+    narrow = [array(one.name, *zip(one.axes, one.shape, strict=True), dtype="bfloat16") for one in ARRAYS[:2]]
+    halved = memory_fit.footprint([*narrow, *ARRAYS[2:]], CONFIG, batch_shape(64, 2), 2)
+    full = memory_fit.footprint(ARRAYS, CONFIG, batch_shape(64, 2), 2)
+    assert full.state - halved.state == 2 * (ELEMENTS // 2 + 8)
+    for policy in ("bfloat16", "half", "p=bf16"):
+        low = {**CONFIG, "trainer": {**CONFIG["trainer"], "mp": policy}}
+        assert 2 * memory_fit.footprint(ARRAYS, low, batch_shape(64, 2), 2).activations == full.activations
+
+
+def test_micro_batches_double_gradients_and_save_activations() -> None:
+    single = memory_fit.footprint(ARRAYS, CONFIG, batch_shape(64, 2), 2)
+    cut = memory_fit.footprint(ARRAYS, CONFIG, batch_shape(64, 2, 4), 2)
+    assert cut.gradients == 2 * single.gradients
+    assert cut.activations * 8 == single.activations
+    assert cut.state == single.state
+
+
+def test_less_memory_lowers_per_device_batch_only() -> None:
+    large, footprint = memory_fit.fitting_shape(ARRAYS, CONFIG, 64, 2, None)
+    assert (large.per_device, large.accumulation) == (32, 1)
+    small, small_footprint = memory_fit.fitting_shape(
+        ARRAYS, CONFIG, 64, 2, int(footprint.total / memory_fit.USABLE) - 1
+    )
+    assert small.per_device * small.accumulation == 32
+    assert small.per_device < 32
+    assert small_footprint.total <= memory_fit.USABLE * (int(footprint.total / memory_fit.USABLE) - 1)
+
+
+def test_run_that_does_not_fit_names_enough_devices() -> None:
+    with pytest.raises(MidstreamError) as caught:
+        memory_fit.fitting_shape(ARRAYS, CONFIG, 64, 2, 1_500_000)
+    assert "does not fit 2 devices of 1.5 MB" in caught.value.message
+    assert "state 393.2 kB" in caught.value.message
+    hint = re.fullmatch(r"it fits (\d+) of them; or choose a target with more memory a device", caught.value.hint)
+    assert hint
+    count = int(hint[1])
+    memory_fit.fitting_shape(ARRAYS, CONFIG, 64, count, 1_500_000)  # the number in the hint
+
+
+@given(st.integers(1, 64), st.sampled_from([2**k for k in range(20, 34)]))
+def test_fitting_shape_keeps_the_batch_and_fits(devices: int, memory: int) -> None:
+    try:
+        shape, footprint = memory_fit.fitting_shape(ARRAYS, CONFIG, 64, devices, memory)
+    except MidstreamError:
+        return
+    assert shape.data_parallel * shape.per_device * shape.accumulation == 64
+    assert footprint.total <= memory_fit.USABLE * memory
+
+
+@pytest.mark.parametrize(
+    ("mp", "kind", "refused"),
+    [
+        ("p=f32,c=bfloat16", "Tesla V100-SXM2-32GB", True),
+        ("bf16", "Tesla T4", True),
+        ("p=f32,c=bfloat16", "NVIDIA GeForce RTX 2080 Ti", True),
+        ("p=f32,c=bfloat16", "NVIDIA GeForce RTX 3090", False),
+        ("p=f32,c=bfloat16", "NVIDIA A100-SXM4-80GB", False),
+        ("p=f32,c=bfloat16", "TPU v3", False),
+        ("p=f32,c=bfloat16", "NVIDIA T400 4GB", False),
+        ("f32", "Tesla V100-SXM2-32GB", False),
+        ("p=bf16,c=f32", "Tesla V100-SXM2-32GB", False),
+        ("p=bf16", "Tesla V100-SXM2-32GB", True),
+        ("half", "Tesla V100-SXM2-32GB", False),
+        ("no policy", "Tesla V100-SXM2-32GB", False),
+        (None, "Tesla V100-SXM2-32GB", False),
+    ],
+)
+def test_bfloat16_is_refused_without_hardware_support(mp: str | None, kind: str, refused: bool) -> None:
+    assert bool(memory_fit.check_precision(mp, kind)) is refused
+
+
+def test_device_memory_falls_back_to_the_data_sheet() -> None:
+    assert memory_fit.device_memory("TPU v3", None) == 16 << 30
+    assert memory_fit.device_memory("TPU v5 lite", None) == 16 << 30
+    assert memory_fit.device_memory("NVIDIA A100", 42) == 42
+    assert memory_fit.device_memory("cpu", None) is None

@@ -1,0 +1,168 @@
+"""The replica of a live migration: progress, agreement, and the certificate."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from midstream.errors import MidstreamError
+from midstream.fleet.fleet import LocalHostConfig
+from midstream.fleet.fleet_file import parse_fleet
+from midstream.hosts.host_pool import HostPool
+from midstream.hosts.local_host import LocalHost
+from midstream.migrate.execution.migration import Migration
+from midstream.migrate.execution.pins import pinned_on_target
+from midstream.migrate.facts import Sealed, StartingPoint
+from midstream.migrate.phases.replica import Agreement, ReplicaProgress, ReplicaUnfitError, pace
+from midstream.migrate.proof import downtime_report, live_certificate
+from midstream.migrate.proof.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate
+from midstream.migrate.proof.downtime_report import DOWNTIME_PHASES
+from midstream.watch.watcher import Watcher
+from midstream_engine import records
+from support.migrations.sample_plan import PLAN
+from support.run_directory import RunDirectory
+
+REHEARSAL = StartingPoint("step-10-a001", 10, "d1")
+SEALED = Sealed(14, "step-14-a001", "d2", 1, records.Fence(1, "a").sealed(2, "b", 14))
+RESTORE = records.Restore("step-10-a001", 10, "d1", "d1", [2.0, 3.0], [2.0, 3.00001], 3e-6, "b10", "b10")
+DRIFT = records.ParameterDrift(14, "step-14-a001", "d2", 3e-6, 5e-6, "model/x", 100)
+
+
+def rows(first: int, last: int, drift: float = 0.0) -> list[dict[str, Any]]:
+    return [
+        {"global_step": step, "train/loss": 3.0 - step / 100 + drift, "batch_digest": f"b{step}", "time": 100.0 + step}
+        for step in range(first, last)
+    ]
+
+
+def test_replica_catches_up_only_if_faster() -> None:
+    assert ReplicaProgress(110, 10, 1.0, 0.5).seconds == pytest.approx(100.0)
+    assert ReplicaProgress(110, 10, 0.5, 1.0).seconds == math.inf
+    assert ReplicaProgress(110, 10, 1.0, 0.99).seconds == math.inf, "a difference of 1 % is too small"
+    assert ReplicaProgress(10, 12, 1.0, 2.0).seconds == 0.0
+    assert ReplicaProgress(110, 10, 0.0, 0.5).seconds == math.inf, "not known yet"
+
+
+def test_takeover_step_needs_both_paces() -> None:
+    assert ReplicaProgress(70, 70, 0.5, 0.01).takeover_step == 272, "two seconds ahead of the faster one"
+    assert ReplicaProgress(41, 70, 0.5, 0.5).takeover_step == 76, "the replica may be in front"
+    assert ReplicaProgress(71, 70, 0.5, 0.01).takeover_step is None, "the replica is behind"
+    assert ReplicaProgress(41, 70, 0.0, 0.01).takeover_step is None, "one row of the source has no pace"
+
+
+def test_replica_near_the_end_falls_back_to_a_copy() -> None:
+    far_ahead = ReplicaProgress(41, 1995, 0.5, 0.5)
+    assert far_ahead.takeover_step == 2001
+    assert far_ahead.takeover_step_before(2002) == 2001, "one step is left after it"
+    assert far_ahead.takeover_step_before(0) == 2001, "the last step is unknown"
+    with pytest.raises(ReplicaUnfitError, match="take over at step 2001 at the earliest"):
+        far_ahead.takeover_step_before(2001)
+    assert ReplicaProgress(1999, 1990, 0.5, 0.1).takeover_step_before(2000) is None, "behind: it may still catch up"
+
+
+def test_pace_uses_the_newest_steps() -> None:
+    slow = [{"time": 10.0 * step} for step in range(5)]
+    quick = [{"time": 40.0 + 0.5 * step} for step in range(1, 60)]
+    assert pace([*slow, *quick]) == pytest.approx(0.5)
+    assert pace(slow[:2]) == 0.0
+
+
+def test_agreement_compares_steps_of_both() -> None:
+    agreement = Agreement(1e-4)
+    agreement.add_rows(rows(10, 12), [])
+    assert agreement.steps == 0
+    agreement.add_rows([], rows(10, 14, 1e-5))
+    agreement.add_rows(rows(12, 13), [])
+    assert (agreement.steps, agreement.first, agreement.last) == (3, 10, 12)
+    assert 0 < agreement.worst < 1e-5
+
+
+def test_agreement_refuses_far_losses_and_other_batches() -> None:
+    with pytest.raises(ReplicaUnfitError, match="at step 10"):
+        Agreement(1e-4).add_rows(rows(10, 12), rows(10, 12, 1e-2))
+    Agreement(2e-2).add_rows(rows(10, 12), rows(10, 12, 1e-2))
+    other = [{**row, "batch_digest": "x"} for row in rows(10, 12)]
+    with pytest.raises(MidstreamError, match="batch 10"):
+        Agreement(1e-4).add_rows(rows(10, 12), other)
+
+
+def certified(**changes: Any) -> Certificate:
+    evidence = {
+        "restore": RESTORE,
+        "source_rows": rows(10, 14),
+        "replica_rows": rows(10, 16, 1e-6),
+        "drift": DRIFT,
+        **changes,
+    }
+    return live_certificate.certify(PLAN, SEALED, REHEARSAL, **evidence)
+
+
+def verdicts(proof: Certificate) -> dict[str, str]:
+    return {claim.name: claim.verdict for claim in proof.claims}
+
+
+def test_live_certificate_states_drift_and_no_copy() -> None:
+    proof = certified()
+    assert verdicts(proof) == dict.fromkeys(("state", "data", "reference losses", "continuity"), VERIFIED)
+    assert proof.valid
+    assert (proof.step, proof.root_digest) == (14, "d2")
+    statements = {claim.name: claim.statement for claim in proof.claims}
+    assert "the sealed state was not copied" in statements["state"]
+    assert "all 4 batches from step 10 to 13" in statements["data"]
+    assert "3.0e-06 apart at step 14" in statements["continuity"]
+    assert "was not measured" in certified(drift=None).claims[3].statement
+
+
+@pytest.mark.parametrize(
+    ("claim", "changes"),
+    [
+        ("state", {"restore": dataclasses.replace(RESTORE, root_digest="other")}),
+        ("state", {"restore": dataclasses.replace(RESTORE, checkpoint="step-9-a001")}),
+        ("data", {"replica_rows": [{**row, "batch_digest": "x"} for row in rows(10, 14)]}),
+        ("data", {"restore": dataclasses.replace(RESTORE, batch_digest="x")}),
+        ("data", {"replica_rows": []}),
+        ("reference losses", {"restore": dataclasses.replace(RESTORE, recomputed_losses=[2.0, 3.1])}),
+        ("continuity", {"replica_rows": rows(10, 14, 1e-2)}),
+    ],
+)
+def test_each_difference_fails_its_claim(claim: str, changes: dict[str, Any]) -> None:
+    proof = certified(**changes)
+    assert verdicts(proof)[claim] == CLAIM_FAILED
+    assert not proof.valid
+
+
+def test_continuity_without_common_steps_is_not_checked() -> None:
+    assert verdicts(certified(replica_rows=rows(20, 22)))["continuity"] == NOT_CHECKED
+
+
+@pytest.mark.parametrize(("ended", "downtime"), [(103.5, 3.5), (99.0, 0.0)])
+def test_live_downtime_is_the_wait_for_the_next_step(ended: float, downtime: float) -> None:
+    entry = downtime_report.live({}, 100.0, ended)
+    assert list(entry.measured) == list(DOWNTIME_PHASES)
+    assert entry.total == pytest.approx(downtime) == pytest.approx(sum(entry.measured.values()))
+
+
+def test_compared_checkpoint_stays_pinned_on_the_target(tmp_path: Path) -> None:
+    """The run continues there, and the sealed checkpoint is older than its own ones."""
+    run = RunDirectory(tmp_path, "r")
+    host = LocalHost("b", LocalHostConfig(root=str(tmp_path)))
+    fleet = parse_fleet("hosts:\n  b: {type: local}\n", "fleet.yaml")
+    watch = Watcher(fleet, HostPool(fleet))  # it does not run: the host's clock counts as exact
+    migration = cast(Migration, SimpleNamespace(plan=PLAN, target=host, watch=watch))
+    with pinned_on_target(migration, "step-14-a001"):
+        assert pinned(run) == ["step-14-a001"]
+    assert pinned(run) == []
+    with pytest.raises(MidstreamError, match="cut"), pinned_on_target(migration, "step-14-a001"):
+        raise MidstreamError("cut")
+    assert pinned(run) == ["step-14-a001"], "the continuing process compares it"
+
+
+def pinned(run: RunDirectory) -> list[str]:
+    found = [records.Pin.read(str(file)) for file in Path(run.paths.pins).iterdir()]
+    return [pin.checkpoint for pin in found if pin.expires > time.time() + 3600]

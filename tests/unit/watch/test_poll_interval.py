@@ -1,0 +1,132 @@
+"""Poll interval, backoff and concurrency limit."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+from hypothesis import given, seed, settings
+from hypothesis import strategies as st
+
+from midstream.hosts.backoff import MAX_PAUSE, Backoff
+from midstream.hosts.concurrency_limit import ConcurrencyLimit
+from midstream.watch.feeds import poll_interval
+from midstream.watch.feeds.poll_interval import PollInterval
+
+
+class Machine:
+    """A clock with the processor time that passes on it."""
+
+    def __init__(self) -> None:
+        self.now = self.spent = 0.0
+
+    def made(self, hosts: int, interval: float = 1.0) -> PollInterval:
+        return PollInterval(interval, hosts, clock=lambda: self.now, spent=lambda: self.spent)
+
+    def pass_by(self, seconds: float, cost: float) -> None:
+        self.now += seconds
+        self.spent += seconds * cost
+
+
+def test_few_hosts_keep_their_interval_under_load() -> None:
+    machine = Machine()
+    made = machine.made(hosts=50)
+    for _ in range(20):
+        machine.pass_by(5.0, cost=1.0)
+        assert not made.measure()
+    assert made.seconds == 1.0
+
+
+def test_many_hosts_start_with_a_longer_interval() -> None:
+    assert Machine().made(hosts=200).seconds == 4.0
+    assert Machine().made(hosts=10_000).seconds == poll_interval.MAX_INTERVAL
+
+
+def test_interval_follows_the_measured_cost() -> None:
+    machine = Machine()
+    made = machine.made(hosts=200)
+    machine.pass_by(5.0, cost=0.24)
+    assert made.measure()
+    assert made.seconds == 8.0
+    machine.pass_by(5.0, cost=0.12)
+    assert not made.measure()
+    machine.pass_by(5.0, cost=0.02)
+    assert made.measure()
+    assert made.seconds == 6.4
+
+
+def test_interval_is_stable_between_measurements() -> None:
+    machine = Machine()
+    made = machine.made(hosts=200)
+    machine.pass_by(1.0, cost=1.0)
+    assert not made.measure()
+
+
+@seed(8)
+@settings(max_examples=60, deadline=None, database=None)
+@given(poll=st.floats(0.0001, 0.02), hosts=st.integers(60, 1000))
+def test_cost_settles_at_the_target(poll: float, hosts: int) -> None:
+    """``poll``: seconds of processor time for one poll of one host."""
+    machine = Machine()
+    made = machine.made(hosts)
+    cost = 0.0
+    for _ in range(60):
+        cost = hosts * poll / made.seconds
+        machine.pass_by(5.0, cost)
+        made.measure()
+    assert 1.0 <= made.seconds <= poll_interval.MAX_INTERVAL
+    assert (
+        cost <= poll_interval.TARGET_COST * poll_interval.COST_TOLERANCE * 1.01
+        or made.seconds == poll_interval.MAX_INTERVAL
+    )
+    assert cost >= poll_interval.TARGET_COST / poll_interval.COST_TOLERANCE * 0.79 or made.seconds == 1.0
+
+
+def test_backoff_doubles_to_a_limit_with_jitter() -> None:
+    waits = [Backoff(generator=random.Random(number)).pause() for number in range(50)]
+    assert len(set(waits)) == 50
+    assert all(0.25 <= wait <= 0.5 for wait in waits)
+    backoff = Backoff(generator=random.Random(1))
+    pauses = [backoff.pause() for _ in range(100)]
+    for number, pause in enumerate(pauses):
+        longest = min(MAX_PAUSE, 0.5 * 2.0**number)
+        assert longest / 2 <= pause <= longest
+    backoff.reset()
+    assert backoff.pause() <= 0.5
+    assert 2.5 <= backoff.pause(least=5.0) <= 5.0
+
+
+def test_concurrency_limit_releases_slots_after_errors() -> None:
+    limit = ConcurrencyLimit(1)
+    for _ in range(3):
+        with pytest.raises(KeyError), limit.slot(), limit.slot():
+            raise KeyError
+
+
+def test_concurrency_limit_bounds_slots_and_releases() -> None:
+    limit, lock = ConcurrencyLimit(2), threading.Lock()
+    inside, most = 0, 0
+    waiting = threading.Barrier(6)
+
+    def work() -> None:
+        nonlocal inside, most
+        with limit.slot():
+            with limit.released():
+                waiting.wait(20)  # all six have released: none has a slot
+            for _ in range(20):
+                with limit.slot(), lock:
+                    inside += 1
+                    most = max(most, inside)
+                with lock:
+                    inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert inside == 0
+    assert 1 <= most <= 2
+    with limit.released():  # no slot to release
+        pass
