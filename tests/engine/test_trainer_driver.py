@@ -239,7 +239,28 @@ def test_adopted_trainer_is_followed_and_stopped(make: Callable[..., Driver], tm
         driver.send(records.STOP, epoch=2, owner="there")
         assert driver.ended() == records.EXIT_DONE
         theirs.wait(TIMEOUT)
+        assert not records.is_running(records.ProcessIdentity.read(f"{driver.files.dir}/adopted.json"))
         assert records.Fence.read(driver.paths.fence).sealed_step == driver.status.step
+    finally:
+        theirs.kill()
+        theirs.wait()
+
+
+def test_adopted_trainer_without_its_driver_is_not_doubled(make: Callable[..., Driver], tmp_path: Path) -> None:
+    directory = tmp_path / "theirs"
+    file = write_script(directory, steps=20000, every=25)
+    (directory / "out").mkdir()
+    argv = [sys.executable, "train.py", "--out", "out", "--steps", "20000", "--every", "25", "--pause", "0.02"]
+    theirs = subprocess.Popen(argv, cwd=directory)
+    try:
+        driver = make(file, {"directory": str(directory)})
+        driver.start("--attach", str(theirs.pid))
+        driver.wait("a checkpoint", driver.checkpoints)
+        driver.kill()
+        driver.start()
+        assert driver.ended() == records.EXIT_FAILED
+        assert f"process {theirs.pid}, which attempt 1 had adopted, still runs" in driver.status.message
+        assert theirs.poll() is None
     finally:
         theirs.kill()
         theirs.wait()

@@ -10,23 +10,11 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
-
 from simulators.sshd import free_port
-from support.command_line import REPOSITORY
+from support.trainer_processes import PROGRAMS
 
-SCRIPTS = REPOSITORY / "tests" / "trainers"
-PYTHON = os.environ.get("MIDSTREAM_TRAINERS_PYTHON") or str(REPOSITORY / ".venv" / "trainers" / "bin" / "python")
 STEPS = 100000  # more than a test trains
 PAUSE = 0.15  # seconds a step
-
-
-@pytest.fixture(scope="session")
-def trainer_python() -> str:
-    """The interpreter that has torch and the trainers."""
-    if not os.path.exists(PYTHON):
-        pytest.skip("no environment of other trainers: make test-trainers")
-    return PYTHON
 
 
 @dataclass(frozen=True)
@@ -45,7 +33,7 @@ class Trainer:
     def write(self, directory: Path, python: str, every: int = 10) -> Path:
         """Write the run file beside the scripts, and return its path."""
         directory.mkdir(parents=True)
-        for script in SCRIPTS.glob("*.py"):
+        for script in PROGRAMS.glob("*.py"):
             if not script.name.startswith(("test_", "conftest")):
                 shutil.copy(script, directory)
         command = self.command.replace("EVERY", str(every)).replace("STEPS", str(STEPS))
@@ -85,6 +73,15 @@ SCRIPT = Trainer(
     more='metrics: {source: regex, pattern: "iter (?P<step>[0-9]+): loss (?P<loss>[^,]+), lr (?P<learning_rate>'
     '[^,]+)"}\n'
     'checkpoints: {rule: glob, pattern: "ckpt.pt", rewritten: true}',
+)
+
+
+DEEPSPEED = Trainer(
+    "deepspeed",
+    "{python} -m torch.distributed.run --nproc_per_node {devices} --master_addr {master} --master_port {port} "
+    "save_deepspeed.py {out} --steps STEPS --save-every EVERY",
+    resume="--resume {out}",
+    more='metrics: {source: jsonl, path: "{out}/metrics.jsonl", first_step: 1}\nbatch: {kept_by: trainer}',
 )
 
 

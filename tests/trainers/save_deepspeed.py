@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 
@@ -58,6 +59,10 @@ def main() -> None:
         total = loss.detach().clone()
         dist.all_reduce(total)
         progress(step, (total / world).item(), mine.tolist())
+        if rank == 0:
+            row = {"step": step, "loss": (total / world).item(), "lr": engine.get_lr()[0]}
+            with open(os.path.join(given.out, "metrics.jsonl"), "a") as log:
+                log.write(json.dumps(row) + "\n")
         if step % given.save_every == 0:
             engine.save_checkpoint(given.out)
     dist.destroy_process_group()

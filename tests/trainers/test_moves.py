@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,21 @@ import pytest
 
 from midstream_engine import records
 from simulators.sshd import Lab
-from support.command_line import Ended, Run, midstream
-from support.trainer_moves import ACCELERATE, HUGGINGFACE, LIGHTNING, SCRIPT, TORCHRUN, Trainer, undisturbed
+from support.command_line import Ended, Run, midstream, refused
+from support.trainer_moves import (
+    ACCELERATE,
+    DEEPSPEED,
+    HUGGINGFACE,
+    LIGHTNING,
+    SCRIPT,
+    SHUFFLED,
+    TORCHRUN,
+    Trainer,
+    undisturbed,
+)
+from support.trainer_processes import PYTHON, needs_trainers
 
+pytestmark = [pytest.mark.slow, needs_trainers]
 PATIENCE = 600.0  # seconds: torch is imported several times
 
 
@@ -31,18 +45,19 @@ CASES = [
     pytest.param(LIGHTNING, "warm", None, id="lightning-warm"),  # it has dropout, and no random state is stored
     pytest.param(ACCELERATE, "warm", 0.0, id="accelerate-warm"),
     pytest.param(TORCHRUN, "warm", 0.0, id="torchrun-warm"),
+    pytest.param(DEEPSPEED, "warm", 0.0, id="deepspeed-warm"),
     pytest.param(SCRIPT, "cold", 5e-5, id="script-cold"),  # its log has four digits
 ]
 
 
 @pytest.mark.parametrize(("trainer", "mode", "tolerance"), CASES)
 def test_run_is_moved(
-    lab: Lab, runs: Callable[..., Run], tmp_path: Path, trainer_python: str, trainer: Trainer, mode: str,
+    lab: Lab, runs: Callable[..., Run], tmp_path: Path, trainer: Trainer, mode: str,
     tolerance: float | None,
 ) -> None:  # fmt: skip
     here, there = lab.host("here", devices=1), lab.host("there", devices=1)
     fleet = lab.fleet_file(here=here.config, there=there.config)
-    launch(fleet, trainer.write(tmp_path / "code", trainer_python), "here")
+    launch(fleet, trainer.write(tmp_path / "code", PYTHON), "here")
     source, target = runs(here.root, "r"), runs(there.root, "r")
     source.wait(lambda run: bool(run.checkpoints()), "a checkpoint", PATIENCE)
     moved = midstream(
@@ -67,6 +82,88 @@ def test_run_is_moved(
         records.Lineage.read(target.paths.lineage).attempts[-1]["attempt"],
     }
     if tolerance is not None:
-        expected = undisturbed(trainer, trainer_python, tmp_path, len(steps))
+        expected = undisturbed(trainer, PYTHON, tmp_path, len(steps))
         worst = max(abs(rows[step]["train/loss"] - expected[step]) for step in steps)
         assert worst <= max(tolerance, 1e-6), worst  # TensorBoard has float32
+
+
+def test_run_continues_on_another_number_of_processes(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
+    """1 -> 2 -> 1 processes under torchrun: the same samples in order, the same losses but for rounding."""
+    one, two = lab.host("one", devices=1), lab.host("two", devices=2)
+    fleet = lab.fleet_file(one=one.config, two=two.config)
+    launch(fleet, TORCHRUN.write(tmp_path / "code", PYTHON), "one")
+    first, second = runs(one.root, "r"), runs(two.root, "r")
+    first.wait(lambda run: bool(run.checkpoints()), "a checkpoint", PATIENCE)
+    for target, run in (("two", second), ("one", first)):
+        words = ("--fleet", fleet, "--migrate", "r", "--to", target, "--mode", "cold", "--yes", "--healthy-steps", "3")
+        moved = midstream(*words, "--json", timeout=1200)
+        assert moved.code == 0, moved.stderr
+        attempt = run.attempt
+        run.wait(
+            lambda run, attempt=attempt: any(n.endswith(f"-a{attempt:03d}") for n in run.checkpoints()),
+            "a save",
+            PATIENCE,
+        )
+    first.kill()
+    rows = first.spliced()
+    assert sorted(rows) == list(range(len(rows)))
+    expected = undisturbed(TORCHRUN, PYTHON, tmp_path, len(rows))
+    worst = max(abs(rows[step]["train/loss"] - expected[step]) for step in rows)
+    assert worst <= 1e-5, worst
+
+
+def test_deepspeed_stays_at_its_number_of_processes(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
+    one, two = lab.host("one", devices=1), lab.host("two", devices=2)
+    fleet = lab.fleet_file(one=one.config, two=two.config)
+    launch(fleet, DEEPSPEED.write(tmp_path / "code", PYTHON), "one")
+    run = runs(one.root, "r")
+    run.wait(lambda run: bool(run.checkpoints()), "a checkpoint", PATIENCE)
+    refused(
+        midstream("--fleet", fleet, "--migrate", "r", "--to", "two", "--yes"),
+        3,
+        "count that works: 1",
+        "ds_to_universal",
+    )
+
+
+def test_lightning_with_a_shuffled_loader_is_reported(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
+    here, there = lab.host("here", devices=1), lab.host("there", devices=1)
+    fleet = lab.fleet_file(here=here.config, there=there.config)
+    launch(fleet, SHUFFLED.write(tmp_path / "code", PYTHON), "here")
+    source = runs(here.root, "r")
+    source.wait(lambda run: bool(run.checkpoints()), "a checkpoint", PATIENCE)
+    words = ("--fleet", fleet, "--migrate", "r", "--to", "there", "--yes", "--healthy-steps", "3", "--json")
+    moved = midstream(*words, timeout=1200)
+    assert moved.code == 0, moved.stderr
+    overlap = claims_of(moved)["replay overlap"]
+    assert (overlap["verdict"], overlap["agreed"]) == ("failed", True)
+    assert "StatefulDataLoader" in overlap["statement"]
+
+
+def test_torn_huggingface_checkpoint_is_never_used(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
+    here, there = lab.host("here", devices=1), lab.host("there", devices=1)
+    fleet = lab.fleet_file(here=here.config, there=there.config)
+    launch(fleet, HUGGINGFACE.write(tmp_path / "code", PYTHON), "here")
+    source, target = runs(here.root, "r"), runs(there.root, "r")
+    source.wait(lambda run: len(run.checkpoints()) > 1, "two checkpoints", PATIENCE)
+    source.kill()
+    source.wait(lambda run: not run.running, "its end")
+    out = Path(source.paths.dir, "work", "out")
+    newest = max(out.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    torn = out / "checkpoint-99999"
+    shutil.copytree(newest, torn)
+    state = json.loads((torn / "trainer_state.json").read_text())
+    (torn / "trainer_state.json").write_text(json.dumps({**state, "global_step": 99999}))
+    for name in ("optimizer.pt", "scheduler.pt"):
+        (torn / name).unlink()
+    (torn / "checkpoint-is-incomplete.txt").write_text("")
+    advice = midstream("--fleet", fleet, "--check", "r", "--json")
+    assert any(event["name"] == "incomplete" and "checkpoint-99999" in event["detail"] for event in advice.of("check"))
+    moved = midstream(
+        "--fleet", fleet, "--migrate", "r", "--to", "there", "--mode", "cold", "--checkpoint", "latest", "--yes",
+        "--healthy-steps", "3", "--json", timeout=1200,
+    )  # fmt: skip
+    assert moved.code == 0, moved.stderr
+    assert moved.result["certificate"]["step"] == int(source.checkpoints()[-1].split("-")[1]) < 99999
+    assert claims_of(moved)["learning rate"]["verdict"] == "verified"
+    assert target.running

@@ -130,7 +130,7 @@ def test_huggingface_resumes_exactly_on_the_same_world(tmp_path: Path) -> None:
     }
 
 
-def test_huggingface_resumes_a_torn_checkpoint_that_the_rule_refuses(tmp_path: Path) -> None:
+def test_huggingface_resumes_a_partial_checkpoint_the_rule_refuses(tmp_path: Path) -> None:
     finished(tmp_path, "train_huggingface.py", "out", "--steps", "10")
     path = tmp_path / "out" / "checkpoint-5"
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):

@@ -201,7 +201,7 @@ def test_huggingface_sentinel_refuses_what_else_is_complete(copy: Callable[[Case
     assert huggingface.SENTINEL in refused(CASES["huggingface"], path)
 
 
-def test_huggingface_torn_by_a_signal_is_refused(copy: Callable[[Case], Path]) -> None:
+def test_huggingface_without_its_state_is_refused(copy: Callable[[Case], Path]) -> None:
     path = copy(CASES["huggingface"])
     for name in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth"):
         (path / name).unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import posixpath
 import shutil
@@ -27,8 +28,14 @@ from midstream_engine.trainer.runtime.status_file import StatusFile
 POLL_INTERVAL = 0.1  # seconds
 REHEARSAL_TIMEOUT = 1800.0  # seconds for the first rows of a rehearsal
 LEASE = 600.0  # seconds without a renewal after which a standby exits
+ADOPTED = "adopted.json"  # of an attempt: identity of the trainer that it has adopted
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SIGNALS = (*STOPS, signal.SIGUSR1)
+
+
+def say(message: str) -> None:
+    """Print a line to the attempt's log, with its time: a trainer prints there too."""
+    print("{} midstream: {}".format(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), message), flush=True)
 
 
 class EndedEarlyError(Exception):
@@ -78,6 +85,8 @@ class DrivenAttempt:
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # before any thread: they wait for `_pause`
         place = self._place
         watch_driver(self._mark)
+        print("resolved configuration:\n{}".format(json.dumps(run.to_json(), indent=1)), flush=True)
+        say("attempt {} of {} under epoch {}".format(place.number, place.paths.run_id, place.epoch))
         first = records.Command.read_or_none(place.files.command_file)
         standby = first is not None and first.action == records.STANDBY
         for directory in (place.paths.attempts, place.paths.pins, place.paths.checkpoints, place.files.dir):
@@ -116,8 +125,10 @@ class DrivenAttempt:
     def fail(self, message: str, code: int) -> int:
         """End the trainer, report why, and return ``code``."""
         end_marked(self._mark)
+        if self._trainer is not None:
+            self._trainer.end()
         line = " ".join(message.split())[:600]
-        print("midstream: {}".format(line), flush=True)
+        say(line)
         if self._status is not None:
             self._status.update(state=records.FAILED, message=line)
             self._status.close()
@@ -163,7 +174,7 @@ class DrivenAttempt:
 
     def _start(self, setup: Setup, checkpoint: str) -> Started:
         commands, environments = setup.commands(checkpoint), setup.environments(os.environ)
-        print("midstream: {} in {}: {}".format(setup.run.trainer, setup.directory, commands[0]), flush=True)
+        say("{} in {}: {}".format(setup.run.trainer, setup.directory, " ".join(commands[0])))
         remove(setup.tap)
         return Started(commands, environments, setup.directory, self._mark)
 
@@ -190,8 +201,10 @@ class DrivenAttempt:
             identity = records.identify(attach)
             if identity is None:
                 raise EndedEarlyError("process {} does not run".format(attach))
+            records.write_json(posixpath.join(place.files.dir, ADOPTED), identity.to_json())
             self._trainer = Adopted(identity)
         else:
+            self._refuse_adopted()
             self._trainer = self._start(setup, restored.path if restored else "")
         self._tail = self._open_tail(setup, place.files.metrics, step)
         self._watch = CheckpointWatch(setup, place.paths, place.number, place.epoch, found, first=step)
@@ -219,6 +232,18 @@ class DrivenAttempt:
                 ),
             )
         return self._follow(run)
+
+    def _refuse_adopted(self) -> None:
+        """Raise EndedEarlyError where a trainer that an earlier attempt had adopted still runs without its driver."""
+        for name in sorted(os.listdir(self._place.paths.attempts)):
+            path = posixpath.join(self._place.paths.attempts, name, ADOPTED)
+            identity = records.ProcessIdentity.read_or_none(path)
+            if identity is not None and records.is_running(identity):
+                raise EndedEarlyError(
+                    "process {}, which attempt {} had adopted, still runs: stop it, or adopt it again".format(
+                        identity.pid, int(name)
+                    )
+                )
 
     def _origin(self, command: Optional[records.Command]) -> "tuple[Optional[str], Optional[str]]":
         """Return name and expected root digest of the checkpoint that this attempt starts from."""
@@ -401,7 +426,7 @@ class DrivenAttempt:
         return False
 
     def _note(self, message: str) -> None:
-        print("midstream: {}".format(message), flush=True)
+        say(message)
         self.status.update(message=message)
 
     def _seal(self) -> int:

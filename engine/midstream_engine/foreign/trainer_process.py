@@ -92,7 +92,11 @@ class Started:
         return marked(self._mark)
 
     def end(self) -> List[int]:
+        tree: Dict[int, records.ProcessIdentity] = {}  # with those that were started without the mark
+        for child in self._children:
+            tree.update(_descendants(child.pid))
         left = end_marked(self._mark)
+        left += end_processes(list(tree.values()))
         for child in self._children:
             child.poll()
         return left
@@ -118,18 +122,26 @@ class Adopted:
             os.kill(self._identity.pid, signal.Signals[name].value)
 
     def end(self) -> List[int]:
-        deadline = time.monotonic() + 30.0
-        while True:
-            self._tree.update(_descendants(self._identity.pid))
-            running = [each for each in [self._identity, *self._tree.values()] if records.is_running(each)]
-            if not running or time.monotonic() > deadline:
-                return [each.pid for each in running]
-            for each in running:
-                try:
-                    os.kill(each.pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            time.sleep(POLL_INTERVAL)
+        self._tree.update(_descendants(self._identity.pid))
+        return end_processes([self._identity, *self._tree.values()])
+
+
+def end_processes(processes: Sequence[records.ProcessIdentity], timeout: float = 30.0) -> List[int]:
+    """Kill these processes and what they have started; return the pids of those that still run after the timeout."""
+    deadline, known = time.monotonic() + timeout, {each.pid: each for each in processes}
+    while True:
+        for each in processes:
+            if records.is_running(each):
+                known.update(_descendants(each.pid))
+        running = [each for each in known.values() if records.is_running(each)]
+        if not running or time.monotonic() > deadline:
+            return [each.pid for each in running]
+        for each in running:
+            try:
+                os.kill(each.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(POLL_INTERVAL)
 
 
 def _descendants(pid: int) -> Dict[int, records.ProcessIdentity]:

@@ -12,7 +12,9 @@ from midstream.remote.declarations import reads, repeatable
 from midstream.remote.shapes import FileName, Text
 from midstream_engine import records
 from midstream_engine.foreign.marked_processes import end_marked
+from midstream_engine.foreign.trainer_process import end_processes
 
+ADOPTED = "adopted.json"  # of an attempt: identity of the trainer that it has adopted
 MOST = 64  # processes that are reported
 LONGEST = 4096  # characters of a command line
 # Variables whose values describe the processes of a run; of others only the names are reported.
@@ -48,12 +50,13 @@ class TrainerDirectory:
 
 @repeatable("what has ended stays ended")
 def end(root: str, run_id: str, attempt: int) -> List[int]:
-    """Kill every process of a trainer that an attempt of this host has started; return those that still run."""
+    """Kill every process of a trainer that an attempt of this host has started or adopted; return what still runs."""
     directory = records.RunPaths(root, records.check_run_id(run_id)).attempt(attempt).dir
     left: List[int] = []
     for process in range(_processes(directory)):
         left += end_marked("{}#{}".format(directory, process))
-    return left
+    adopted = records.ProcessIdentity.read_or_none(posixpath.join(directory, ADOPTED))
+    return left + (end_processes([adopted]) if adopted is not None else [])
 
 
 def _processes(directory: str) -> int:
