@@ -45,14 +45,14 @@ quick: $(STAMP)  ## unit and terminal UI tests
 test-slow: $(STAMP)  ## the long fault campaigns, and all tests of which `make test` draws some
 	@$(BIN)/python -m pytest -m "slow or drawn" $(ARGS)
 
-TRAINERS := $(VENV)/trainers
-$(TRAINERS)/.installed: locks/trainers.txt
-	@$(BIN)/python -m venv $(TRAINERS)
-	@DS_BUILD_OPS=0 $(TRAINERS)/bin/python -m pip install -q --disable-pip-version-check -r locks/trainers.txt
+# An environment of its own: torch and the trainers want other packages than the engine.
+$(VENV)/trainers/.installed: $(STAMP) locks/trainers.txt
+	@$(BIN)/python -m venv $(VENV)/trainers
+	@DS_BUILD_OPS=0 $(VENV)/trainers/bin/python -m pip install -q --disable-pip-version-check -r locks/trainers.txt
 	@touch $@
 
-test-trainers: $(STAMP) $(TRAINERS)/.installed  ## real trainers on CPUs: torch and the trainers, in an environment of their own
-	@$(BIN)/python -m pytest tests/trainers tests/integration/test_trainer_runs.py $(ARGS)
+test-trainers: $(VENV)/trainers/.installed  ## the tests that run other trainers (installs torch, 1.5 GB on a CPU)
+	@$(BIN)/python -m pytest -m "slow or not slow" tests/trainers $(ARGS)
 
 # Folders and files whose words `make lint` checks.
 WORDS := app engine tests docs benchmarks configs README.md CONTRIBUTING.md CHANGELOG.md Makefile pyproject.toml
