@@ -387,7 +387,7 @@ def test_a_checkpoint_is_read_again_only_after_a_change(
     assert looked[2:] == ["checkpoint-6"]
 
 
-def test_a_checkpoint_that_changes_while_it_is_read_is_incomplete(
+def test_a_checkpoint_that_changes_while_read_is_incomplete(
     copy: Callable[[Case], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = copy(CASES["huggingface"])
@@ -402,7 +402,7 @@ def test_a_checkpoint_that_changes_while_it_is_read_is_incomplete(
     assert "changed" in refused(CASES["huggingface"], path)
 
 
-def test_a_checkpoint_that_is_deleted_in_the_same_time_is_no_error(
+def test_a_checkpoint_deleted_in_the_same_time_is_no_error(
     copy: Callable[[Case], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = copy(CASES["huggingface"])

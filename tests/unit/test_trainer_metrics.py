@@ -261,7 +261,7 @@ def test_csv_rewritten_with_a_column_gives_no_row_twice(tmp_path: Path) -> None:
     assert [(each.part, each.rows) for each in third] == [(2, [{"global_step": 0, "train/loss": 9.0}])]
 
 
-def test_trainer_state_continued_from_an_older_checkpoint_is_a_new_part(tmp_path: Path) -> None:
+def test_trainer_state_of_an_older_checkpoint_is_a_new_part(tmp_path: Path) -> None:
     def write(step: int, history: list[tuple[int, float]]) -> None:
         path = tmp_path / f"checkpoint-{step}"
         path.mkdir(exist_ok=True)
