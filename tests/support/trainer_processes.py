@@ -102,9 +102,9 @@ def running(
     try:
         yield process
     finally:
-        ranks = process.ranks() if process.process.poll() is None else []
+        children = process.ranks() if process.process.poll() is None else []
         process.close()
-        for rank in ranks:  # torchrun starts each in a session of its own
+        for rank in children:  # torchrun starts each in a session of its own
             with suppress(ProcessLookupError):
                 os.kill(rank, signal.SIGKILL)
 

@@ -61,7 +61,7 @@ def test_lightning_saves_on_sigterm_with_save_on_exception(tmp_path: Path) -> No
     assert printed - newest_step("lightning", tmp_path) in (0, 1)  # the signal may arrive between loss and update
 
 
-def test_lightning_of_two_ranks_saves_when_torchrun_is_signalled(tmp_path: Path) -> None:
+def test_lightning_two_ranks_save_when_torchrun_is_signalled(tmp_path: Path) -> None:
     options = (*MANY, "--save", "exception", "--devices", "2")
     with running(tmp_path, "train_lightning.py", "out", *options, ranks=2, pause=0.05) as process:
         process.wait_for_step(7)
@@ -84,7 +84,7 @@ def test_lightning_hangs_when_one_rank_alone_is_signalled(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("stateful", [False, True])
-def test_lightning_restarts_shuffled_data_without_a_stateful_loader(stateful: bool, tmp_path: Path) -> None:
+def test_lightning_restarts_data_without_a_stateful_loader(stateful: bool, tmp_path: Path) -> None:
     more = ("--stateful",) if stateful else ()
     straight = finished(tmp_path, "train_lightning.py", "out", "--steps", "10", *more)
     (checkpoint,) = [each for each in complete("lightning", tmp_path / "out") if each.path.endswith("step=5.ckpt")]
@@ -101,7 +101,7 @@ def test_lightning_restarts_shuffled_data_without_a_stateful_loader(stateful: bo
 # ------------------------------------------------------------------------------- Trainer of transformers
 
 
-def test_huggingface_ends_with_143_on_sigterm_and_keeps_the_periodic_checkpoint(tmp_path: Path) -> None:
+def test_huggingface_sigterm_exits_143_keeps_periodic_checkpoint(tmp_path: Path) -> None:
     with running(tmp_path, "train_huggingface.py", "out", *MANY, pause=0.05) as process:
         process.wait_for_step(7)
         process.signal()
@@ -130,7 +130,7 @@ def test_huggingface_resumes_exactly_on_the_same_world(tmp_path: Path) -> None:
     }
 
 
-def test_huggingface_resumes_a_torn_checkpoint_that_the_rule_refuses(tmp_path: Path) -> None:
+def test_huggingface_resumes_a_partial_checkpoint_rule_refuses(tmp_path: Path) -> None:
     finished(tmp_path, "train_huggingface.py", "out", "--steps", "10")
     path = tmp_path / "out" / "checkpoint-5"
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):

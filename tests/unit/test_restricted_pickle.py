@@ -23,7 +23,7 @@ def test_plain_values_are_read_in_every_protocol(protocol: int) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_classes_of_any_library_are_records_and_nothing_is_called(protocol: int) -> None:
+def test_classes_of_any_library_are_records_never_called(protocol: int) -> None:
     class_of_a_library = collections.OrderedDict([("step", 3)])
     value = {
         "ordered": class_of_a_library, "default": collections.defaultdict(list, {"a": [1]}), "bytes": b"\x00\xff",

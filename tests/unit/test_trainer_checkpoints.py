@@ -201,7 +201,7 @@ def test_huggingface_sentinel_refuses_what_else_is_complete(copy: Callable[[Case
     assert huggingface.SENTINEL in refused(CASES["huggingface"], path)
 
 
-def test_huggingface_torn_by_a_signal_is_refused(copy: Callable[[Case], Path]) -> None:
+def test_huggingface_without_its_state_is_refused(copy: Callable[[Case], Path]) -> None:
     path = copy(CASES["huggingface"])
     for name in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth"):
         (path / name).unlink()
@@ -387,7 +387,7 @@ def test_a_checkpoint_is_read_again_only_after_a_change(
     assert looked[2:] == ["checkpoint-6"]
 
 
-def test_a_checkpoint_that_changes_while_it_is_read_is_incomplete(
+def test_a_checkpoint_that_changes_while_read_is_incomplete(
     copy: Callable[[Case], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = copy(CASES["huggingface"])
@@ -402,7 +402,7 @@ def test_a_checkpoint_that_changes_while_it_is_read_is_incomplete(
     assert "changed" in refused(CASES["huggingface"], path)
 
 
-def test_a_checkpoint_that_is_deleted_in_the_same_time_is_no_error(
+def test_a_checkpoint_deleted_in_the_same_time_is_no_error(
     copy: Callable[[Case], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = copy(CASES["huggingface"])

@@ -143,19 +143,19 @@ def test_rows_have_the_losses_that_were_logged(source: Source, copy) -> None:
 @each_source
 def test_a_reader_continues_where_its_state_says(source: Source, copy) -> None:
     directory = copy(source)
-    whole = rows_of(drained(opened(source, directory)))
+    everything = rows_of(drained(opened(source, directory)))
     reader, found = opened(source, directory), []
     for _ in range(5):
         found += rows_of(reader.poll())
         reader = opened(source, directory, json.loads(json.dumps(reader.state)))
-    assert found == whole
+    assert found == everything
 
 
 @each_file
 def test_a_file_that_grows_byte_by_byte_gives_each_row_once(source: Source, copy, tmp_path: Path) -> None:
     directory = copy(source)
     file = the_file(source, directory)
-    whole = rows_of(drained(opened(source, directory)))
+    everything = rows_of(drained(opened(source, directory)))
     content = file.read_bytes()
     seed = random.randrange(1 << 32)
     print("seed", seed)
@@ -174,27 +174,27 @@ def test_a_file_that_grows_byte_by_byte_gives_each_row_once(source: Source, copy
         if draw.random() < 0.1:
             reader = opened(source, directory, json.loads(json.dumps(reader.state)))
     found += rows_of(drained(reader))
-    assert losses(found) == losses(whole)
-    assert by_step(found) == by_step(whole)
+    assert losses(found) == losses(everything)
+    assert by_step(found) == by_step(everything)
 
 
 @each_file
 def test_a_truncated_tail_is_waited_for_at_every_length(source: Source, copy) -> None:
     directory = copy(source)
     file = the_file(source, directory)
-    whole = losses(rows_of(drained(opened(source, directory))))
+    everything = losses(rows_of(drained(opened(source, directory))))
     content = file.read_bytes()
     step = max(1, len(content) // 40)
     for length in [*range(0, len(content), step), len(content) - 1]:
         file.write_bytes(content[:length])
         reader = opened(source, directory)
         before = rows_of(drained(reader))
-        assert losses(before).items() <= whole.items()
+        assert losses(before).items() <= everything.items()
         with file.open("ab") as growing:
             growing.write(content[length:])
         after = rows_of(drained(reader))
-        assert losses(before + after) == whole
-        assert len([row for row in before + after if "train/loss" in row]) == len(whole)
+        assert losses(before + after) == everything
+        assert len([row for row in before + after if "train/loss" in row]) == len(everything)
 
 
 # ------------------------------------------------------------------------ replaced, truncated, new files
@@ -261,7 +261,7 @@ def test_csv_rewritten_with_a_column_gives_no_row_twice(tmp_path: Path) -> None:
     assert [(each.part, each.rows) for each in third] == [(2, [{"global_step": 0, "train/loss": 9.0}])]
 
 
-def test_trainer_state_continued_from_an_older_checkpoint_is_a_new_part(tmp_path: Path) -> None:
+def test_trainer_state_of_an_older_checkpoint_is_a_new_part(tmp_path: Path) -> None:
     def write(step: int, history: list[tuple[int, float]]) -> None:
         path = tmp_path / f"checkpoint-{step}"
         path.mkdir(exist_ok=True)
@@ -331,21 +331,21 @@ def test_a_damaged_record_is_reported_and_waited_for(name: str, copy) -> None:
     source = SOURCES[name]
     directory = copy(source)
     file = the_file(source, directory)
-    whole = losses(rows_of(drained(opened(source, directory))))
+    everything = losses(rows_of(drained(opened(source, directory))))
     content = bytearray(file.read_bytes())
     at = len(content) * 7 // 8  # the events of TensorBoard begin with a long text
     content[at] ^= 0xFF
     file.write_bytes(content)
     reader = opened(source, directory)
     parts = reader.poll() + reader.poll()
-    assert 0 < len(losses(rows_of(parts))) < len(whole)
+    assert 0 < len(losses(rows_of(parts))) < len(everything)
     assert {each.problem for each in parts if each.problem}
     assert all("at byte" in each.problem and "damaged" in each.problem for each in parts if each.problem)
     content[at] ^= 0xFF  # the page arrives late, as on a network's file system
     file.write_bytes(content)
     parts += drained(reader)
-    assert losses(rows_of(parts)) == whole
-    assert len([row for row in rows_of(parts) if "train/loss" in row]) == len(whole)
+    assert losses(rows_of(parts)) == everything
+    assert len([row for row in rows_of(parts) if "train/loss" in row]) == len(everything)
 
 
 @each_file

@@ -215,11 +215,11 @@ class _LimitedReads(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return self._raw.seek(offset, whence)
+    def seek(self, offset: int, origin: int = 0) -> int:
+        return self._raw.seek(offset, origin)
 
-    def tell(self) -> int:
-        return self._raw.tell()
+    def tell(self) -> int:  # codespell:ignore tell
+        return self._raw.tell()  # codespell:ignore tell
 
     def read(self, size: int = -1) -> bytes:
         if size > DIRECTORY_LIMIT:

@@ -56,14 +56,14 @@ class Columns:
 
     def point(self, values: Mapping[str, Any]) -> Optional[Point]:
         """Return the numbers of a mapping that has its step among them; None where it has no step."""
-        name = next((name for name in self.step_names if whole_number(values.get(name)) is not None), None)
+        name = next((name for name in self.step_names if integer(values.get(name)) is not None), None)
         if name is None:
             return None
         timed = next((name for name in self.time_names if number(values.get(name)) is not None), None)
         left_out = {*self.step_names, *self.time_names}
         numbers = {key: number(value) for key, value in values.items() if key not in left_out}
         return Point(
-            whole_number(values[name]) or 0,
+            integer(values[name]) or 0,
             None if timed is None else number(values[timed]),
             {key: value for key, value in numbers.items() if value is not None},
         )
@@ -124,7 +124,7 @@ def number(value: Any) -> Optional[float]:
     return None
 
 
-def whole_number(value: Any) -> Optional[int]:
+def integer(value: Any) -> Optional[int]:
     """A number that a step may have; None for anything else."""
     found = number(value)
     if found is None or not math.isfinite(found) or found != int(found) or not 0 <= found < LARGEST_STEP:
