@@ -155,9 +155,7 @@ def test_running_trainer_is_described_adopted_and_advised(
 
 
 @pytest.mark.slow
-def test_data_that_restart_are_found_before_anything_is_stopped(
-    lab: Lab, runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_data_that_restart_are_found_before_the_stop(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
     here, there = lab.host("here"), lab.host("there")
     fleet = lab.fleet_file(here=here.config, there=there.config)
     file = write_script(tmp_path / "code", steps=STEPS, every=25, flags="--forget-data")
@@ -174,9 +172,7 @@ def test_data_that_restart_are_found_before_anything_is_stopped(
 
 
 @pytest.mark.slow
-def test_data_that_restart_by_agreement_are_named_in_the_certificate(
-    lab: Lab, runs: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_data_that_restart_by_agreement_are_certified(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
     here, there = lab.host("here"), lab.host("there")
     fleet = lab.fleet_file(here=here.config, there=there.config)
     more = "stored: {data_position: 'no'}"

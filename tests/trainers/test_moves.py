@@ -140,7 +140,7 @@ def test_lightning_with_a_shuffled_loader_is_reported(lab: Lab, runs: Callable[.
     assert "StatefulDataLoader" in overlap["statement"]
 
 
-def test_torn_huggingface_checkpoint_is_never_used(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_partial_huggingface_checkpoint_is_never_used(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
     here, there = lab.host("here", devices=1), lab.host("there", devices=1)
     fleet = lab.fleet_file(here=here.config, there=there.config)
     launch(fleet, HUGGINGFACE.write(tmp_path / "code", PYTHON), "here")
@@ -150,13 +150,13 @@ def test_torn_huggingface_checkpoint_is_never_used(lab: Lab, runs: Callable[...,
     source.wait(lambda run: not run.running, "its end")
     out = Path(source.paths.dir, "work", "out")
     newest = max(out.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
-    torn = out / "checkpoint-99999"
-    shutil.copytree(newest, torn)
-    state = json.loads((torn / "trainer_state.json").read_text())
-    (torn / "trainer_state.json").write_text(json.dumps({**state, "global_step": 99999}))
+    partial = out / "checkpoint-99999"
+    shutil.copytree(newest, partial)
+    state = json.loads((partial / "trainer_state.json").read_text())
+    (partial / "trainer_state.json").write_text(json.dumps({**state, "global_step": 99999}))
     for name in ("optimizer.pt", "scheduler.pt"):
-        (torn / name).unlink()
-    (torn / "checkpoint-is-incomplete.txt").write_text("")
+        (partial / name).unlink()
+    (partial / "checkpoint-is-incomplete.txt").write_text("")
     advice = midstream("--fleet", fleet, "--check", "r", "--json")
     assert any(event["name"] == "incomplete" and "checkpoint-99999" in event["detail"] for event in advice.of("check"))
     moved = midstream(
