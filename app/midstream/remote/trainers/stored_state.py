@@ -47,7 +47,7 @@ def newest(root: str, run_id: str, ranks: int) -> Optional[StoredState]:
     try:
         found = find_checkpoints(run.checkpoints.rule, directory, run.checkpoints.pattern, ranks)
         incomplete = [(each.path, each.reason) for each in found if not each.complete][-8:]
-    except (OSError, ValueError):  # its directory is gone, or has too many entries: what is recorded counts
+    except (OSError, ValueError):  # its directory is missing, or has too many entries: what is recorded counts
         incomplete = []
     if not recorded:
         return None
