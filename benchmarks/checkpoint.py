@@ -230,7 +230,7 @@ class Plain:
 
 
 class Midstream:
-    """What the engine does."""
+    """Checkpoints as the engine saves and restores them."""
 
     name = "midstream"
 

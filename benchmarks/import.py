@@ -1,4 +1,4 @@
-"""How quickly a NeoX checkpoint is imported: against plain reading of the same bytes, and DeepSpeed's ds_to_universal.
+"""Speed of a NeoX import, beside plain reading of the same bytes, and DeepSpeed's ds_to_universal.
 
     python benchmarks/import.py [--hidden 1024] [--layers 8] [--ranks 4] [--rounds 3] [--work DIR] [--deepspeed PYTHON]
 
@@ -190,7 +190,7 @@ def read_plainly(source: str) -> dict[str, float]:
 
 
 def copy(source: str, target: str) -> dict[str, float]:
-    """What the disk can do at best: blocks past the page cache, several at a time, and nothing done with them."""
+    """The disk's best: blocks past the page cache, several at a time, and nothing done with them."""
     buffers = threading.local()
 
     def one(given: int, made: int, place: int) -> None:

@@ -1,4 +1,4 @@
-"""How long a run stands still: each mode of a move, beside the recipe by hand and the floor, over a shaped link.
+"""Downtime of each mode of a migration, beside the recipe by hand and the floor, over a shaped link.
 
     python benchmarks/migration.py [--mib 1024] [--mbit 1000] [--milliseconds 10] [--rounds 1] [--only MODE ...]
 

@@ -62,7 +62,7 @@ def _run(*argv: str) -> None:
 
 
 def tools(server: SshServer) -> dict[str, Way]:
-    """What people use, as they use it and with the fastest cipher."""
+    """Common tools, as they are used and with the fastest cipher."""
     config = str(server.directory / "ssh_config")
     found: dict[str, Way] = {}
     for name, options in (("", []), (", aes128-gcm", ["-c", GCM])):

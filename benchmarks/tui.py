@@ -99,7 +99,7 @@ class Screen:
 
     @property
     def text(self) -> bytes:
-        """What was written since the last key press, or the last megabyte of it."""
+        """Output since the last key press, or the last megabyte of it."""
         return self._text
 
     def press(self, key: str) -> float:

@@ -22,7 +22,7 @@ _LISTED_MODES = 3  # in --help; the reference lists all modes of a flag
 
 
 class Note(NamedTuple):
-    """What the parser has about a flag besides argparse's action.
+    """A flag's properties besides argparse's action.
 
     Attributes:
         section: Title of its section.

@@ -1,4 +1,4 @@
-"""What all contestants of ``benchmarks/engine.py`` train: the model, the optimizer's numbers, the batches."""
+"""Training that all contestants of ``benchmarks/engine.py`` do: model, optimizer's numbers, batches."""
 
 from __future__ import annotations
 

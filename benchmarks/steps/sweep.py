@@ -30,7 +30,7 @@ ACCELERATOR_REMAT = ("true", "dots_with_no_batch_dims_saveable", "false")
 
 @dataclass(frozen=True)
 class Point:
-    """What one process measures."""
+    """The measurement of one process."""
 
     measures: str  # UPDATES of the engine's step, SAVE and restore of its state, or compiled TORCH
     shape: str

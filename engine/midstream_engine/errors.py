@@ -6,7 +6,7 @@ from midstream_engine import records
 
 
 class EngineError(Exception):
-    """What is wrong and what to do about it, in one line."""
+    """An error, and what to do about it, in one line."""
 
     code = records.EXIT_FAILED
 

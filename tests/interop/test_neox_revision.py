@@ -1,4 +1,4 @@
-"""What versions of GPT-NeoX computed under the same names: grouped queries, RMSNorm.
+"""Versions of GPT-NeoX that computed different things under the same names: grouped queries, RMSNorm.
 
 Losses are compared with a forward pass in numpy (support/imports/neox_forward.py), and with what DeepSpeed
 measured while it trained the fixtures.

@@ -33,7 +33,7 @@ CHUNK = 256 << 10  # resumable uploads come in multiples of this many bytes
 
 @dataclasses.dataclass
 class Fault:
-    """What happens to the next ``times`` requests whose method and path (with query) match, ``after`` so many of them.
+    """Fault of the next ``times`` requests whose method and path (with query) match, ``after`` so many of them.
 
     ``kind``: a status code (429, 503, ...), answered instead; ``"truncate"``: the answer breaks off in the middle of
     its body; ``"close"``: the connection closes before an answer, but the request has its effect; ``"drop"``: the same,

@@ -42,7 +42,7 @@ class Worker:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a failing creation ends. ``leaves``: state of the node that it leaves behind, if any."""
+    """End of a failing creation. ``leaves``: state of the node that it leaves behind, if any."""
 
     code: int = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
     message: str = STOCKOUT

@@ -1,4 +1,4 @@
-"""What is needed to act stays on the screen of a small terminal."""
+"""All that a user needs to act stays on the screen of a small terminal."""
 
 from __future__ import annotations
 

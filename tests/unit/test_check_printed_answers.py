@@ -1,4 +1,4 @@
-"""What commands on a host print for checks and installations, where the host is hostile or broken."""
+"""Output of commands for checks and installations on a host that is hostile or broken."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class SliceLeftover:
 
     @property
     def note(self) -> str:
-        """What became of it, or what becomes of it."""
+        """The state of the leftover: removed, kept, or to be removed."""
         if self.removed:
             return "deleted"
         return f"kept: {self.kept}" if self.kept else "costs money or quota until deleted"
@@ -64,7 +64,7 @@ class SliceLeftover:
 
 @dataclass(frozen=True)
 class SliceProblem:
-    """What could not be listed or deleted, and why, in one line."""
+    """A failure to list or delete something, with its reason in one line."""
 
     message: str
 

@@ -20,7 +20,7 @@ from midstream.migrate.planning.measured_rates import PastMigration, rates_betwe
 
 @dataclass(frozen=True)
 class Move:
-    """What a migration of the run to a candidate takes."""
+    """Duration, downtime and cost of a migration of the run to a candidate."""
 
     seconds: float  # until it trains there, without the installation and the copy of its data
     downtime: float  # seconds

@@ -1,4 +1,4 @@
-"""What is compared: a configuration on this machine, or a run of the fleet with its present speed and price."""
+"""The subject of a comparison: a configuration, or a run of the fleet with its present speed and price."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class MigrationCost:
 
 @dataclass(frozen=True)
 class CostReport:
-    """What hosts, runs and migrations have cost in a period."""
+    """Costs of hosts, runs and migrations in a period."""
 
     since: float  # UTC seconds
     until: float
@@ -115,7 +115,7 @@ TIMES = ("on", "training", "preparing", "idle")
 
 @dataclass
 class _HostUse:
-    """What is known of one host: sets of time."""
+    """Times of one host, as sets."""
 
     on: list[Intervals] = field(default_factory=list[Intervals])
     processes: Intervals = ()

@@ -67,7 +67,7 @@ class RankView:
 
     @property
     def why(self) -> str:
-        """Why it ended, in one line."""
+        """Reason of its end, in one line."""
         if self.exit is not None and self.exit.message:
             return self.exit.message
         if self.status is not None and self.status.message:

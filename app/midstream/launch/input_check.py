@@ -37,7 +37,7 @@ OPTIONAL = {"wandb", "tensorboardX"}  # packages without which a run trains
 
 @dataclass(frozen=True)
 class RunInputs:
-    """What a run reads, as ``midstream_engine.check_config`` prints it."""
+    """Inputs of a run, as ``midstream_engine.check_config`` prints them."""
 
     tokenizer: str
     eos_token: str

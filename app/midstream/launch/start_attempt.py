@@ -48,7 +48,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Launch:
-    """What an attempt is started with, on any kind of target.
+    """Inputs of an attempt's start, on any kind of target.
 
     Attributes:
         run_id: The run.

@@ -19,7 +19,7 @@ _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 
 
 class Kind(Enum):
-    """What a field holds; the value is the noun in messages."""
+    """Kinds of a field's values; the value is the noun in messages."""
 
     TEXT = "text"
     LIST = "a list of texts"

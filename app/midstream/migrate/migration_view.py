@@ -74,7 +74,7 @@ class MigrationView:
 
     @cached_property
     def stage_times(self) -> StageTimes:
-        """What the journal has of the stages: measured seconds, and the stage that runs."""
+        """Measured seconds of the stages in the journal, and the stage that runs."""
         return stage_times(self.events)
 
     @property

@@ -114,7 +114,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Policy:
-    """What the user requested and has to agree to."""
+    """The user's request, and what it needs agreement to."""
 
     source_lost: bool = False
     certify_steps: int = 16

@@ -18,7 +18,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Declaration(NamedTuple):
-    """How the app may call a function of `midstream.remote`."""
+    """Ways in which the app may call a function of `midstream.remote`."""
 
     repeatable: bool  # may be called again after contact was lost in the middle of a call
     reason: str

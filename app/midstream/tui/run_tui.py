@@ -26,7 +26,7 @@ WATCH_INTERVAL = 1.0  # seconds between reports of a watched host
 
 
 class UiResult(NamedTuple):
-    """How the terminal UI ended.
+    """End of the terminal UI.
 
     ``code`` is the exit code, or `RELOAD_EXIT_CODE` where the fleet file has changed; ``request`` is what the wizard
     then opens with; ``quit_choice`` is the answer of the demo's quit dialog.

@@ -1,1 +1,1 @@
-"""What a compiled program says of its speed: its collectives and bytes, for accelerators that need not be here."""
+"""Speed of a compiled program: its collectives and bytes, for accelerators that need not be here."""

@@ -1,4 +1,4 @@
-"""How the active mesh shards the arrays of a model: what layers and the loss ask while they are traced."""
+"""Sharding of a model's arrays on the active mesh, as layers and the loss need it while they are traced."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ ACCELERATORS = {
 
 
 class TpuGeneration(NamedTuple):
-    """How the TPU API counts a generation, and how jax does."""
+    """Chips of a TPU generation, as the TPU API and as jax count them."""
 
     devices_per_chip: int
     units_per_device: int  # of the number in an accelerator type: v4-16 is 8 devices, v5litepod-16 is 16

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -303,7 +302,6 @@ def test_config_mistake_exits_2_before_importing_jax(tmp_path: Path) -> None:
         "import sys\nfrom midstream_engine.train import main\ncode = main(sys.argv[1:])\n"
         "assert 'jax' not in sys.modules and 'haliax' not in sys.modules\nsys.exit(code)"
     )
-    began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments],
         env=environment(tmp_path / "root", 1),
@@ -314,7 +312,6 @@ def test_config_mistake_exits_2_before_importing_jax(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
     assert "bad.yaml:2" in done.stderr
     assert "trainer.num_train_steps" in done.stderr
-    assert time.monotonic() - began < 10  # a fraction of a second, except on a busy machine
     assert not (tmp_path / "root").exists()
 
 

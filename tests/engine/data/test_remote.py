@@ -322,7 +322,7 @@ def test_block_cache_too_small_is_shared_by_processes(corpus: Path) -> None:
     expected = sum(int(here.read(start, 100).sum()) for start in range(0, here.tokens - 100, 100))
     command = [sys.executable, "-c", PROCESS, str(corpus / "two"), URL, str(corpus / "a.txt")]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    answers = [process.communicate(timeout=60)[0].split() for process in running]
+    answers = [process.communicate(timeout=300)[0].split() for process in running]
     assert [process.returncode for process in running] == [0] * 3
     assert answers == [[str(expected)] * 5] * 3
     folder = corpus / "two" / "data" / ".blocks"

@@ -265,7 +265,7 @@ FLAGS = (
 
 
 def compiled_steps(topologies: str, *flags: str) -> list[dict[str, Any]]:
-    """What the programs of the tiny model's step for ``topologies`` consist of."""
+    """Contents of the programs of the tiny model's step for ``topologies``."""
     done = subprocess.run(
         [sys.executable, "-c", STEP, topologies, "--config_path", str(CONFIGS / "llama_tiny.yaml"), *FLAGS, *flags],
         env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, timeout=500,

@@ -69,7 +69,7 @@ COPY_LINES: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Way:
-    """How an answer is met: the functions, and the name of a caller, or a command line."""
+    """Use of an answer: the functions, and the name of a caller, or a command line."""
 
     functions: tuple[str, ...]
     command: tuple[str, ...]

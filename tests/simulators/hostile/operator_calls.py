@@ -1,4 +1,4 @@
-"""What the operator's program does with the answer of one function: the app's own callers, and plain calls.
+"""Uses of the answer of one function by the operator's program: the app's own callers, and plain calls.
 
 `SAMPLES` are well-formed answers of functions that do not run in a case: the hostile host changes and sends these.
 """

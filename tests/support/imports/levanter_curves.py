@@ -54,7 +54,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Reference:
-    """What Levanter wrote: on one device, and when it resumed the checkpoint itself, by number of devices."""
+    """Losses that Levanter wrote: on one device, and by number of devices where it resumed the checkpoint itself."""
 
     curve: Curve
     resumed: dict[int, list[float]]

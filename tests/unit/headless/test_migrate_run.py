@@ -1,4 +1,4 @@
-"""How `--migrate` prints the result of a migration on stdout and stderr."""
+"""The result of a migration that `--migrate` prints on stdout and stderr."""
 
 from __future__ import annotations
 

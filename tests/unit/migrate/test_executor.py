@@ -235,7 +235,7 @@ def test_unreadable_certificate_is_issued_again(
 
 
 def test_full_disk_for_the_journal_is_not_rolled_back(migration: Migration, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be recorded is not done, and the migration can be continued."""
+    """An action that cannot be recorded is not done, and the migration can be continued."""
     full = JournalError(migration.journal.path, OSError(errno.ENOSPC, "No space left on device"))
     cutover = Step(phase_names.CUTOVER, raising(full))
     with pytest.raises(JournalError, match=r"No space left .*make room there, then: midstream --continue m"):

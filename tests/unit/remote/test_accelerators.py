@@ -143,8 +143,8 @@ def test_slow_query_does_not_block_latest(tmp_path: Path) -> None:
     file = tmp_path / "nvidia-smi"
     file.write_text("#!/bin/sh\nexec sleep 30\n")
     file.chmod(0o755)
-    nvidia = Nvidia(str(file), timeout=1.0)
+    nvidia = Nvidia(str(file), timeout=10.0)
     began = time.monotonic()
     found = Accelerators(devices=None, smi=nvidia).latest(wait=0.1)
     assert found == []
-    assert time.monotonic() - began < 0.9
+    assert time.monotonic() - began < 9.0  # not the query's timeout, also on a busy machine

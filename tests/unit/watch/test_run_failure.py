@@ -1,4 +1,4 @@
-"""Why a run failed: from its status, its exit record and the end of its log; and which bytes of a log are known."""
+"""Reason of a run's failure: from its status, its exit record and the end of its log; known bytes of a log."""
 
 from __future__ import annotations
 

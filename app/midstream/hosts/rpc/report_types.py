@@ -87,7 +87,7 @@ FOLLOW = ReportingProgram(
 
 @dataclass(frozen=True)
 class TreeSize:
-    """What the manifest lists."""
+    """Contents of the manifest."""
 
     bytes: int
     objects: int
@@ -172,7 +172,7 @@ class Compiling:
 
 @dataclass(frozen=True)
 class CompilationEnd:
-    """How a compilation ended; ``memory``: the most bytes that it used."""
+    """End of a compilation; ``memory``: the most bytes that it used."""
 
     code: Signed
     error: Text
@@ -223,7 +223,7 @@ class Reused:
 
 @dataclass(frozen=True)
 class PartialObject:
-    """What the target has of an object: chunks ``(offset, length, SHA-256)``."""
+    """Chunks of an object on the target: ``(offset, length, SHA-256)``."""
 
     path: Text
     chunks: list[tuple[int, int, Text]]
@@ -231,7 +231,7 @@ class PartialObject:
 
 @dataclass(frozen=True)
 class CopyProblem:
-    """Why the program cannot go on."""
+    """Reason why the program cannot continue."""
 
     kind: Text
     path: Text = ""

@@ -70,7 +70,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class _Imported:
-    """What `_CHECK` prints: the interpreter's version, and (module, error) of what it cannot import."""
+    """Output of `_CHECK`: the interpreter's version, and (module, error) of each failed import."""
 
     version: list[int]
     missing: list[tuple[Text, Text]]
@@ -152,7 +152,7 @@ def builds_environment(config: HostConfig) -> bool:
 
 @dataclass(frozen=True)
 class EnvironmentNeeds:
-    """What an installation on a host has to do."""
+    """Steps that an installation on a host needs."""
 
     ready: bool | None  # the environment is there; None: not known
     download: int  # bytes of packages; 0: none, or not known

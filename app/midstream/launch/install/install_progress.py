@@ -24,7 +24,7 @@ _UV_DOWNLOAD = re.compile(r"^\s*(Downloading|Downloaded|Building|Built)\s+([A-Za
 
 @dataclass(frozen=True)
 class InstallState:
-    """How far an installation is. Bytes are those of wheels; 0 in all if the sizes are unknown."""
+    """Progress of an installation. Bytes are those of wheels; 0 in all if the sizes are unknown."""
 
     packages: int
     bytes_total: int
@@ -73,7 +73,7 @@ class InstallProgress:
 
     @property
     def state(self) -> InstallState:
-        """How far it is now."""
+        """The present progress."""
         total = sum(self._sizes.values())
         done = sum(self._sizes.get(name, 0) for name in self._done)
         now = self._clock()

@@ -18,7 +18,7 @@ STARTED, PROGRESS, DONE = "started", "progress", "done"
 
 @dataclass(frozen=True)
 class StageTimes:
-    """What the journal has of the stages. Seconds by stage; the times are UTC seconds of the operator's clock."""
+    """Times of the stages in the journal. Seconds by stage; the times are UTC seconds of the operator's clock."""
 
     measured: Mapping[str, float]  # of stages that have ended; one that ran twice has the sum
     current: str = ""  # the stage that runs; empty: none

@@ -1,4 +1,4 @@
-"""What the watcher reports of the migrated run: its copy on a host, the host's clock, and waiting for a state."""
+"""The watcher's reports of the migrated run: its copy on a host, the host's clock, waiting for a state."""
 
 from __future__ import annotations
 

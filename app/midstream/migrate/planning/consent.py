@@ -1,4 +1,4 @@
-"""What the user has to know of a migration, or to agree to, before it begins."""
+"""Warnings of a migration, and what the user has to agree to before it begins."""
 
 from __future__ import annotations
 

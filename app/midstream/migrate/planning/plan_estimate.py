@@ -20,7 +20,7 @@ MIN_COMPILE_SECONDS = 1.0  # by which a first step is longer that includes the c
 
 @dataclass(frozen=True)
 class Work:
-    """What a migration has to do, as far as it determines its duration."""
+    """Work of a migration that determines its duration."""
 
     mode: str
     checkpoint_bytes: int  # 0: unknown

@@ -66,7 +66,7 @@ class Ends:
 
 @dataclass(frozen=True)
 class Imported:
-    """What a plan says of an import that has not been done yet."""
+    """Part of a plan about an import that has not been done yet."""
 
     words: tuple[str, ...] = ()  # of the command line: HOST:PATH and the flags of the import
     warnings: tuple[str, ...] = ()  # what is given up, and what only the import can find

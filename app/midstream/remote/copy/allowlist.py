@@ -1,4 +1,4 @@
-"""What each kind of copy may contain: the receiver's own list of paths, sizes and counts.
+"""Permitted contents of each kind of copy: the receiver's own list of paths, sizes and counts.
 
 A source lists what it has; that list is data from another machine. Both receivers apply this one: the operator's
 program before it requests anything, and the program on the target before it writes anything. It imports little,

@@ -1,4 +1,4 @@
-"""What another trainer's checkpoint shows without its library: format, step, configuration, sizes. Only reads.
+"""Survey another trainer's checkpoint without its library: format, step, configuration, sizes. Only reads.
 
 Standard library only; Python 3.8. The converter (``midstream_engine.convert``) recognises the same formats.
 """

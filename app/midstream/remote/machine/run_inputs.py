@@ -28,7 +28,7 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclasses.dataclass(frozen=True)
 class InputProblem:
-    """What a run could not read. A problem that is not ``certain`` is a note: the engine may be able to read it."""
+    """An input that a run could not read. Where not ``certain``, it is a note: the engine may be able to read it."""
 
     field: Text
     message: Text
@@ -40,7 +40,7 @@ class InputProblem:
 def problems(
     tokenizer: str, eos_token: str, texts: Sequence[Mapping[str, Any]], run_directory: str, env: Mapping[str, str]
 ) -> List[InputProblem]:
-    """What an engine on this host could not read.
+    """List the inputs that an engine on this host could not read.
 
     Args:
         tokenizer: ``data.tokenizer``.

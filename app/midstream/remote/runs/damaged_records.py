@@ -143,7 +143,7 @@ def _files(directory: str) -> Iterator[Tuple[str, Any]]:
 
 
 def _why(path: str, kind: Any) -> str:
-    """What is wrong with a record; empty where it can be read or does not exist."""
+    """The damage of a record; empty where it can be read or does not exist."""
     try:
         if kind is not None:
             kind.read(path)

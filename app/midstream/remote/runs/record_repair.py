@@ -183,7 +183,7 @@ def _process(files: records.AttemptPaths, process: int) -> ProcessEvidence:
 
 
 def _running(paths: records.RunPaths, files: records.AttemptPaths) -> str:
-    """Why a process of the attempt may run on this host; empty where none does."""
+    """The reason to assume a running process of the attempt on this host; empty where none runs."""
     if os.path.lexists(posixpath.join(files.dir, "slurm.json")):
         return "it is a job of SLURM, whose processes run on other machines"
     for process in _numbers(files):

@@ -18,7 +18,7 @@ UNSAVED = ("file", "fleet", "problem", "fleets")
 
 @dataclass
 class ListLayout:
-    """What one list shows: filter, order, groups and columns."""
+    """Layout of one list: filter, order, groups and columns."""
 
     filter: str = ""
     sort: str = ""  # name of a field; empty: the default order

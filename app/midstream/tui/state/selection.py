@@ -1,4 +1,4 @@
-"""What is selected on a screen."""
+"""The selection of a screen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Selection(NamedTuple):
-    """What is selected on a screen: its name, what it is, and its JSON value."""
+    """The selection of a screen: its name, its kind, and its JSON value."""
 
     name: str
     kind: str  # "run", "host", ...

@@ -59,7 +59,7 @@ class Breadcrumbs(Static):
 
 
 class Views(Static):
-    """What the digits open: the views of a screen, and screens beside it: ``1 Hosts  2 Runs  5 Costs``."""
+    """The targets of the digits: views of a screen, and screens beside it: ``1 Hosts  2 Runs  5 Costs``."""
 
     DEFAULT_CSS = "Views { height: 1; background: $surface; }"
 

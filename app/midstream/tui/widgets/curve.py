@@ -35,7 +35,7 @@ PAN_STEP = 0.25  # share of the visible range
 
 @dataclass(frozen=True)
 class CurveStyle:
-    """How curves are drawn: scale, outliers, smoothing, axis, and the range of y."""
+    """Style of curves: scale, outliers, smoothing, axis, and the range of y."""
 
     log: bool = False
     robust: bool = True

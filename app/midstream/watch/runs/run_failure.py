@@ -1,4 +1,4 @@
-"""Why a run failed: the reason in one line, the last words of its process, and their place in its log."""
+"""Failure of a run: the reason in one line, the last words of its process, and their place in its log."""
 
 from __future__ import annotations
 

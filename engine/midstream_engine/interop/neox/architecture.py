@@ -32,7 +32,7 @@ _ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"}
 
 @dataclass(frozen=True)
 class Choices:
-    """What a user says of the NeoX that wrote a checkpoint (``revision``); None: as the checkpoint shows."""
+    """The user's statement about the NeoX that wrote a checkpoint (``revision``); None: as the checkpoint shows."""
 
     gqa_layout: str | None = None
     rms_epsilon: str | None = None

@@ -18,7 +18,7 @@ CARRIED, CHECKED, ELSEWHERE, NO_EFFECT = "carried over", "only this value", "set
 
 @dataclass(frozen=True)
 class Argument:
-    """What an import does with an argument. ``accepted``: the values that can be imported, if not all can.
+    """Treatment of an argument by an import. ``accepted``: the values that can be imported, if not all can.
 
     ``about``: what it becomes, why other values are refused, where it is set here, or why it has no effect.
     """

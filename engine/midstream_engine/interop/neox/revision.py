@@ -1,4 +1,4 @@
-"""What the NeoX that wrote a checkpoint computed, where NeoX has changed while names and shapes stayed.
+"""Computations of the NeoX that wrote a checkpoint, where NeoX has changed while names and shapes stayed.
 
 A checkpoint has no record of NeoX's version: ``save_ds_checkpoint`` stores the iteration, eight arguments and the
 configuration files of the user. Evidence is what these have: a ``git_hash``, settings that only some versions accept

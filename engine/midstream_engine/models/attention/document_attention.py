@@ -120,7 +120,7 @@ _attention.defvjp(_attention_forward, _attention_backward)
 
 
 class _Backward(NamedTuple):
-    """What the backward kernels read."""
+    """Inputs of the backward kernels."""
 
     q: jax.Array
     k: jax.Array

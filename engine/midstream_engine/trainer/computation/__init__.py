@@ -1,1 +1,1 @@
-"""What is compiled for a run: its setup, train step and reference losses, and the cache of compiled programs."""
+"""Programs compiled for a run: its setup, train step and reference losses, and their cache."""

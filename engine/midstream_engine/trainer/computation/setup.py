@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Plan:
-    """What follows from the configuration and the devices: all that compiling needs, without the data."""
+    """Consequences of the configuration and the devices: all that compiling needs, without the data."""
 
     config: TrainLmConfig
     tokenizer: Tokenizer

@@ -44,7 +44,7 @@ DELETE_TIMEOUT = 900.0  # seconds
 
 
 class _Progress(Enum):
-    """How far a creation of ours has come."""
+    """Progress of a creation that this program requested."""
 
     NOT_STARTED = auto()  # a slice existed already
     REFUSED = auto()  # no call had an effect

@@ -28,7 +28,7 @@ class MalformedError(Exception):
 
 
 class Layout(NamedTuple):
-    """How chunks of one object are packed."""
+    """The packing of the chunks of one object."""
 
     width: int  # bytes per number
     mask: int  # bit k: plane k is compressed

@@ -47,7 +47,7 @@ class WizardSettings:
 
     @property
     def summary(self) -> str:
-        """What differs from the defaults; "defaults" if nothing does."""
+        """Differences from the defaults; "defaults" without any."""
         words = (
             f"batch {self.batch}" if self.batch else "",
             f"per device {self.per_device}" if self.per_device else "",
