@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from simulators.sshd import free_port
@@ -28,7 +28,7 @@ class Trainer:
     command: str
     resume: str = "--resume {checkpoint}"
     more: str = ""
-    packages: tuple[str, ...] = field(default=())
+    dropout: float = 0.1
 
     def write(self, directory: Path, python: str, every: int = 10) -> Path:
         """Write the run file beside the scripts, and return its path."""
@@ -43,7 +43,8 @@ class Trainer:
             f"resume: {json.dumps(f'{command} {self.resume}')}",
             f"steps: {STEPS}",
             'files: ["*.py"]',
-            f"environment: {{python: {python}, variables: {{STEP_SECONDS: '{PAUSE}', OMP_NUM_THREADS: '1'}}}}",
+            f"environment: {{python: {python}, variables: {{STEP_SECONDS: '{PAUSE}', OMP_NUM_THREADS: '1', "
+            f"DROPOUT: '{self.dropout}'}}}}",
             self.more,
         ]
         file = directory / "run.yaml"
@@ -53,12 +54,15 @@ class Trainer:
 
 SINGLE = "{python} train_%s.py {out} --steps STEPS --save-every EVERY"
 HUGGINGFACE = Trainer("huggingface", SINGLE % "huggingface")
-LIGHTNING = Trainer("lightning", SINGLE % "lightning" + " --stateful", more="stored: {data_position: 'yes'}")
+LIGHTNING = Trainer(
+    "lightning", SINGLE % "lightning" + " --stateful", more="stored: {data_position: 'yes'}", dropout=0.0
+)
 SHUFFLED = Trainer("lightning", SINGLE % "lightning")
 ACCELERATE = Trainer(
     "accelerate",
     SINGLE % "accelerate" + " --stateful --seedable",
     more='metrics: {source: jsonl, path: "{out}/metrics.jsonl", first_step: 1}\ncheckpoints: {pattern: "step_*"}',
+    dropout=0.0,
 )
 TORCHRUN = Trainer(
     "torchrun",
@@ -102,7 +106,13 @@ def undisturbed(trainer: Trainer, python: str, directory: Path, steps: int, devi
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "STEP_SECONDS": "0", "PYTHONUNBUFFERED": "1"},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "STEP_SECONDS": "0",
+            "PYTHONUNBUFFERED": "1",
+            "DROPOUT": str(trainer.dropout),
+        },
     )
     found: dict[int, float] = {}
     assert process.stdout is not None

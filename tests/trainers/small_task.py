@@ -27,7 +27,10 @@ class Samples(torch.utils.data.Dataset):
         return {"index": torch.tensor(index), "x": self.x[index], "labels": self.labels[index]}
 
 
-def network(dropout: float = 0.1) -> nn.Sequential:
+DROPOUT = float(os.environ.get("DROPOUT", "0.1"))
+
+
+def network(dropout: float = DROPOUT) -> nn.Sequential:
     """A network of a few hundred bytes."""
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Dropout(dropout), nn.Linear(4, CLASSES))

@@ -135,7 +135,7 @@ class TrainerPlan:
         saves_on_signal: It saves when it is stopped; else the next periodic checkpoint is waited for.
         wait: Seconds for which that is waited for at most.
         same_world: As many processes as before: losses of the same steps are compared bit by bit.
-        data_restarts: The order of the data is not stored, which the user has to agree to.
+        losses_may_differ: Random state or order of the data are not stored, which the user has to agree to.
         advice: What would make further claims checkable, one line each.
     """
 
@@ -146,7 +146,7 @@ class TrainerPlan:
     saves_on_signal: bool = False
     wait: float = 0.0
     same_world: bool = True
-    data_restarts: bool = False
+    losses_may_differ: bool = False
     advice: tuple[str, ...] = ()
 
     @property

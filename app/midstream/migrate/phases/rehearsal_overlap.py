@@ -55,5 +55,5 @@ def check(migration: Migration) -> None:
     if claim.verdict == CLAIM_FAILED and not claim.agreed:
         raise MidstreamError(
             f"the rehearsal on {plan.target}: {claim.statement}",
-            "nothing was stopped; stored: {data_position: no} in the run file agrees to it",
+            "nothing was stopped; stored: {data_position: 'no'} in the run file agrees to it",
         )

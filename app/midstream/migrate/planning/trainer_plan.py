@@ -97,7 +97,7 @@ def plan_trainer(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends,
             saves_on_signal=described.stop.saves,
             wait=described.stop.wait,
             same_world=before == after.size,
-            data_restarts=described.stored.data_position == NO,
+            losses_may_differ=NO in (described.stored.data_position, described.stored.random_state),
             advice=tuple(described.stored.advice),
         ),
     )
@@ -158,6 +158,10 @@ def _consent(ends: Ends, run: RunFile) -> tuple[str, ...]:
     if run.stored.data_position == NO:
         hint = f" ({run.stored.advice[0]})" if run.stored.advice else ""
         lines.append(f"the order of the data may begin again: checkpoints of {run.trainer} do not store it{hint}")
+    if run.stored.random_state == NO:
+        lines.append(
+            f"dropout and augmentation may draw other numbers: checkpoints of {run.trainer} lack the random state"
+        )
     return tuple(lines)
 
 

@@ -198,7 +198,7 @@ def _learning_rate(step: int, evidence: Evidence, overlaps: Sequence[Overlap]) -
 
 def overlap_claim(plan: Plan, *overlaps: Overlap) -> Claim:
     """Compare losses of the steps that both sides did."""
-    accepted = plan.trainer is not None and plan.trainer.data_restarts
+    accepted = plan.trainer is not None and plan.trainer.losses_may_differ
     steps = [step for each in overlaps for step in each.steps]
     if not steps:
         hint = "--mode warm compares those of a rehearsal" if not plan.has_standby else "the rehearsal logged too few"

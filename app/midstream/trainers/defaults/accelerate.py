@@ -1,9 +1,9 @@
-"""Accelerate: `save_state` and `load_state` of a script of one's own."""
+"""Accelerate: `save_state` and `load_state` of a script of one's own. Dropout differs after a resume."""
 
 from __future__ import annotations
 
 from midstream.trainers.defaults.trainer_defaults import TrainerDefaults
-from midstream_engine.foreign.run_file import UNKNOWN, YES, Checkpoints, Stop, Stored
+from midstream_engine.foreign.run_file import NO, UNKNOWN, Checkpoints, Stop, Stored
 
 ACCELERATE = TrainerDefaults(
     name="accelerate",
@@ -13,7 +13,7 @@ ACCELERATE = TrainerDefaults(
     metrics=None,
     stop=Stop(),
     stored=Stored(
-        YES,
+        NO,
         UNKNOWN,
         [
             "DataLoaderConfiguration(use_stateful_dataloader=True, use_seedable_sampler=True): only both together "
