@@ -423,7 +423,7 @@ EVENTS = (
     JsonEvent(
         "result",
         (
-            "--check", "--doctor", "--launch", "--stop", "--migrate", "--continue", "--rollback", "--guard", "--repair",
+            "--check", "--doctor", "--launch", "--adopt", "--init-run", "--stop", "--migrate", "--continue", "--rollback", "--guard", "--repair",
             "--clean", "--delete", "--checkpoints", "--config", "--verify", "--diff", "--log", "--compare",
         ),
         "the end of a command that acts or judges, and of each one that fails: the last line",
@@ -446,6 +446,7 @@ EVENTS = (
             "dry_run": "--migrate --dry-run: nothing was changed",
             "migration": MIGRATION,
             "outcome": "of a migration: completed, rolled back, interrupted, rollback incomplete or moved on",
+            "file": "--init-run: the run file that was written",
             "certificate": "of a migration: the certificate",
             "downtime": "of a migration: the downtime report",
             "duration": "of a migration: estimated and measured seconds by stage",

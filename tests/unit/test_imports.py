@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 # What the app may import of the engine.
-SHARED = {"arithmetic", "gcs_errors", "json_shapes", "records", "requester_pays", "shared"}
+SHARED = {"arithmetic", "foreign", "gcs_errors", "json_shapes", "records", "requester_pays", "shared"}
 HEAVY = ("textual", "paramiko", "google.cloud", "jax", "numpy")
 
 
