@@ -423,7 +423,8 @@ EVENTS = (
     JsonEvent(
         "result",
         (
-            "--check", "--doctor", "--launch", "--adopt", "--init-run", "--stop", "--migrate", "--continue", "--rollback", "--guard", "--repair",
+            "--check", "--doctor", "--launch", "--adopt", "--init-run", "--stop", "--migrate", "--continue",
+            "--rollback", "--guard", "--repair",
             "--clean", "--delete", "--checkpoints", "--config", "--verify", "--diff", "--log", "--compare",
         ),
         "the end of a command that acts or judges, and of each one that fails: the last line",

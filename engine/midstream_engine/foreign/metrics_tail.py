@@ -31,6 +31,7 @@ class MetricsTail:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._time: Optional[float] = None  # of the last row
         self._evaluated = first
+        self._apart: Dict[int, Dict[str, Any]] = {}  # values of steps whose loss has not come yet
 
     def poll(self) -> int:
         """Read what is new; return the number of rows that were written."""
@@ -64,6 +65,12 @@ class MetricsTail:
         values = {name: value for name, value in found.items() if name not in ("global_step", "time")}
         values = {name: value for name, value in values.items() if value is not None}
         loss = "train/loss" in values
+        if not loss and "eval/loss" not in values and step >= self.step:
+            self._apart.setdefault(step, {}).update(values)  # a learning rate that is logged before the loss
+            return {}
+        if loss:
+            values = {**self._apart.get(step, {}), **values}
+            self._apart = {other: kept for other, kept in self._apart.items() if other > step}
         if not values or step < (self.step if loss else self._evaluated):
             return {}  # of an earlier attempt, or a part that repeats it
         now = found.get("time")
