@@ -14,6 +14,7 @@ from simulators.sshd import free_port
 from support.trainer_processes import PROGRAMS
 
 STEPS = 100000  # more than a test trains
+SAMPLES = 65536  # an epoch of 8192 steps: a loader may begin its second epoch in another order after a resume
 PAUSE = 0.15  # seconds a step
 
 
@@ -44,7 +45,7 @@ class Trainer:
             f"steps: {STEPS}",
             'files: ["*.py"]',
             f"environment: {{python: {python}, variables: {{STEP_SECONDS: '{PAUSE}', OMP_NUM_THREADS: '1', "
-            f"DROPOUT: '{self.dropout}'}}}}",
+            f"DROPOUT: '{self.dropout}', SAMPLES: '{SAMPLES}'}}}}",
             self.more,
         ]
         file = directory / "run.yaml"
@@ -112,6 +113,7 @@ def undisturbed(trainer: Trainer, python: str, directory: Path, steps: int, devi
             "STEP_SECONDS": "0",
             "PYTHONUNBUFFERED": "1",
             "DROPOUT": str(trainer.dropout),
+            "SAMPLES": str(SAMPLES),
         },
     )
     found: dict[int, float] = {}

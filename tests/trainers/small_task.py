@@ -9,7 +9,7 @@ import time
 import torch
 from torch import nn
 
-SAMPLES, FEATURES, CLASSES = 4096, 4, 3
+SAMPLES, FEATURES, CLASSES = int(os.environ.get("SAMPLES", "4096")), 4, 3
 
 
 class Samples(torch.utils.data.Dataset):
