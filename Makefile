@@ -45,6 +45,15 @@ quick: $(STAMP)  ## unit and terminal UI tests
 test-slow: $(STAMP)  ## the long fault campaigns, and all tests of which `make test` draws some
 	@$(BIN)/python -m pytest -m "slow or drawn" $(ARGS)
 
+# An environment of its own: torch and the trainers want other packages than the engine.
+$(VENV)/trainers/.installed: $(STAMP) locks/trainers.txt
+	@$(BIN)/python -m venv $(VENV)/trainers
+	@DS_BUILD_OPS=0 $(VENV)/trainers/bin/python -m pip install -q --disable-pip-version-check -r locks/trainers.txt
+	@touch $@
+
+test-trainers: $(VENV)/trainers/.installed  ## the tests that run other trainers (installs torch, 1.5 GB on a CPU)
+	@$(BIN)/python -m pytest -m "slow or not slow" tests/trainers $(ARGS)
+
 # Folders and files whose words `make lint` checks.
 WORDS := app engine tests docs benchmarks configs README.md CONTRIBUTING.md CHANGELOG.md Makefile pyproject.toml
 
@@ -80,4 +89,4 @@ lock: $(STAMP)  ## resolve the lock files (needs uv)
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) site .pytest_cache .ruff_cache .import_linter_cache
 
-.PHONY: help setup compilers compilers-cuda demo lab quick test test-slow lint words docs pages bench format lock clean
+.PHONY: help setup compilers compilers-cuda demo lab quick test test-slow test-trainers lint words docs pages bench format lock clean

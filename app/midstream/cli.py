@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 # Flags that select a mode and need the fleet file.
 MODES = (
-    "status", "cost", "metrics", "log", "check", "launch", "migrate", "guard", "stop", "repair", "verify", "diff",
-    "compare", "delete", "serve_metrics",
+    "status", "cost", "metrics", "log", "check", "launch", "adopt", "init_run", "migrate", "guard", "stop",
+    "repair", "verify", "diff", "compare", "delete", "serve_metrics",
     "config",  # the last, because --migrate PATH has a --config too
 )  # fmt: skip
 
@@ -115,7 +115,8 @@ def _without_fleet(options: argparse.Namespace, output: Output) -> int | None:
         return run_demo(options, output)
     if options.replay:
         return _replay(options)
-    if not any((options.init, options.doctor, options.continue_, options.rollback, options.verify, options.diff)):
+    here = options.init_run and ":" not in options.init_run
+    if not any((options.init, here, options.doctor, options.continue_, options.rollback, options.verify, options.diff)):
         if not (options.checkpoints and is_local_or_bucket(options.checkpoints)):
             return None
         from midstream import headless
@@ -125,6 +126,8 @@ def _without_fleet(options: argparse.Namespace, output: Output) -> int | None:
 
     if options.init:
         return headless.mode("init")(options.fleet, output)
+    if options.init_run:
+        return headless.mode("init_run")(None, options, output)
     if options.doctor:
         return headless.mode("doctor")(options, output)
     if options.continue_ or options.rollback:

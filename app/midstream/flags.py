@@ -56,8 +56,12 @@ def _add_start(flags: FlagParser) -> None:
     start.mode("--init", action="store_true", help="write a fleet file from ~/.ssh/config")
     start.mode("--doctor", action="store_true", help="check this machine")
     start.mode(
-        "--check", metavar="TARGET", engine=True, completes="targets", help="check a target before a run starts there"
-    )
+        "--check",
+        metavar="TARGET|RUN",
+        engine=True,
+        completes="targets",
+        help="check a target before a run starts there; of a RUN: what a move could prove, and what to switch on",
+    )  # fmt: skip
     start.flag(
         "--rehearse", of=("--check",), metavar="CONFIG", nargs="?", const="", default_text="a small model's",
         completes="configs", help="install engine and environment on the target, and compile",
@@ -149,7 +153,14 @@ def _add_train(flags: FlagParser) -> None:
     train.flag(
         "--on", of=("--launch", "--repair"), metavar="TARGET", completes="targets", help="where; of --repair the host"
     )
-    train.flag("--run-id", of=("--launch",), metavar="ID", default_text="random", help="the run's name")
+    train.flag("--run-id", of=("--launch", "--adopt"), metavar="ID", default_text="random", help="the run's name")
+    train.mode(
+        "--adopt", metavar="HOST:DIR", help="adopt a trainer that runs there already; its directory has a run.yaml"
+    )
+    train.mode(
+        "--init-run", metavar="DIR|HOST:DIR", completes="files",
+        help="write run.yaml, a run file of another trainer, from a directory and what runs in it",
+    )  # fmt: skip
     train.mode("--stop", metavar="RUN", completes="runs", help="save and stop a run")
 
 

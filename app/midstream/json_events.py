@@ -342,6 +342,7 @@ EVENTS = (
             "route": "both ends: hosts, stores, data",
             "estimate": "bytes, downtime by phase, duration by stage (null: unknown), cost, steps given up",
             "policy": "steps to compare, healthy steps, what needs --yes, warnings",
+            "trainer": "of another trainer's run: its run file, flags, what is not stored; null: midstream's engine",
         },
     ),
     JsonEvent(
@@ -433,7 +434,8 @@ EVENTS = (
     JsonEvent(
         "result",
         (
-            "--check", "--doctor", "--launch", "--stop", "--migrate", "--continue", "--rollback", "--guard", "--repair",
+            "--check", "--doctor", "--launch", "--adopt", "--init-run", "--stop", "--migrate", "--continue",
+            "--rollback", "--guard", "--repair",
             "--clean", "--delete", "--checkpoints", "--config", "--verify", "--diff", "--log", "--compare",
         ),
         "the end of a command that acts or judges, and of each one that fails: the last line",
@@ -457,6 +459,7 @@ EVENTS = (
             "dry_run": "--migrate --dry-run: nothing was changed",
             "migration": MIGRATION,
             "outcome": "of a migration: completed, rolled back, interrupted, rollback incomplete or moved on",
+            "file": "--init-run: the run file that was written",
             "certificate": "of a migration: the certificate",
             "downtime": "of a migration: the downtime report",
             "duration": "of a migration: estimated and measured seconds by stage",

@@ -67,7 +67,7 @@ def test_mistyped_word_gets_the_nearest_one(words: list[str], hint: str, capsys:
         (["--guard", "a", "--to", "b", "--tries", "-1"], "'-1' is not a whole number"),
         (
             ["--status", "--", "--x.y", "1"],
-            "they go with --check TARGET, --compare RUN|CONFIG, --launch CONFIG and --migrate RUN",
+            "they go with --check TARGET|RUN, --compare RUN|CONFIG, --launch CONFIG and --migrate RUN",
         ),
         (["--checkpoints", "--tree"], "--tree goes with --checkpoints RUN"),
         (["--checkpoints", "--deep"], "--deep goes with"),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 # What the app may import of the engine.
-SHARED = {"arithmetic", "gcs_errors", "json_shapes", "records", "requester_pays", "shared"}
+SHARED = {"arithmetic", "foreign", "gcs_errors", "json_shapes", "records", "requester_pays", "shared"}
 HEAVY = ("textual", "paramiko", "google.cloud", "jax", "numpy")
 
 # Opens the terminal UI on FLEET without a terminal, and prints what is loaded when its first frame is shown.

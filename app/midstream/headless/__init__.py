@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 _MODULES = {
+    "adopt": "runs.adopt_run",
     "check": "fleet.run_checks",
     "checkpoints": "checkpoints.list_checkpoints",
     "clean": "fleet.clean_leftovers",
@@ -21,6 +22,7 @@ _MODULES = {
     "doctor": "fleet.run_checks",
     "guard": "migration.guard_run",
     "init": "fleet.init_fleet",
+    "init_run": "runs.adopt_run",
     "is_config": "runs.compare_accelerators",
     "is_migration": "migration.verify_migration",
     "launch": "runs.launch_and_stop",

@@ -16,6 +16,7 @@ from midstream.launch.errors import LaunchError
 from midstream.launch.host_links import check_numbers, group_by_file_system, meet
 from midstream.launch.install.bundle import install_engine
 from midstream.launch.install.environment import prepare_environment
+from midstream.launch.install.trainer_environment import prepare_trainer_environment
 from midstream.launch.reporter import reporter_of
 from midstream.launch.start_attempt import (
     Attempt,
@@ -27,17 +28,22 @@ from midstream.launch.start_attempt import (
     start_process,
 )
 from midstream.remote.runs import attempts, run_state
+from midstream_engine.foreign.run_file import RunFile
 
 CONCURRENCY = 32  # hosts that are prepared at the same time
 MAX_CLAIMS = 5  # tries to claim the same attempt number on all hosts
 
 
 def prepare_target(
-    hosts: HostPool, fleet: Fleet, target: Target, say: Callable[[str], None] | None = None
+    hosts: HostPool,
+    fleet: Fleet,
+    target: Target,
+    say: Callable[[str], None] | None = None,
+    trainer: RunFile | None = None,
 ) -> dict[str, Prepared]:
     """Install engine and environment on all hosts of the target concurrently; return them by host.
 
-    ``say`` receives the progress; a function is called with sparse lines.
+    ``say`` receives the progress; a function is called with sparse lines. ``trainer``: the run is one of this trainer.
 
     Raises:
         LaunchError: They cannot be installed on a host.
@@ -49,9 +55,12 @@ def prepare_target(
         host, config = hosts.get(name), fleet.config_of(target, name)
         engine = install_engine(host)
         report(f"engine {engine.digest[:12]} in {name}:{engine.directory}")
-        environment = prepare_environment(host, config, report)
+        if trainer is None:
+            environment, driver = prepare_environment(host, config, report), ""
+        else:
+            environment, driver = prepare_trainer_environment(host, config, trainer, report), host.remote_python
         report(f"{name}: {environment.python} ({environment.how})")
-        return Prepared(engine, environment)
+        return Prepared(engine, environment, driver)
 
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         return dict(zip(target.hosts, pool.map(prepare, target.hosts), strict=True))

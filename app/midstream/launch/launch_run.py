@@ -12,15 +12,18 @@ from midstream.errors import DamagedError, HostError, UsageError
 from midstream.fleet.fleet import Fleet, Target
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
+from midstream.launch import trainer_config
 from midstream.launch.config_file import config_section, read_config
 from midstream.launch.engine_secrets import read_secrets
 from midstream.launch.host_group_start import CONCURRENCY, prepare_target, start
 from midstream.launch.input_check import check_inputs, read_inputs
 from midstream.launch.reporter import reporter_of
 from midstream.launch.start_attempt import Attempt, Launch
+from midstream.launch.trainer_config import TrainerStart
 from midstream.remote.runs import ownership, run_state, standby_state
 from midstream.stores.host_identity import identity_problem
 from midstream_engine import records
+from midstream_engine.foreign.run_file import RunFile
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class CheckedLaunch:
         overrides: Flags for the engine.
         config_text: Text of the config; None where the run has its own.
         known: The target's hosts, with what they have of the run.
+        trainer: For a run of another trainer, its run file.
     """
 
     run_id: str
@@ -46,6 +50,7 @@ class CheckedLaunch:
     overrides: tuple[str, ...]
     config_text: str | None
     known: tuple[tuple[Host, run_state.RunDescription], ...]
+    trainer: RunFile | None = None
 
 
 def launch_run(
@@ -56,6 +61,7 @@ def launch_run(
     run_id: str | None = None,
     overrides: Sequence[str] = (),
     say: Callable[[str], None] | None = None,
+    trainer: TrainerStart | None = None,
 ) -> Attempt:
     """Start the run on the target, or the next attempt of a run that has stopped there.
 
@@ -67,6 +73,7 @@ def launch_run(
         run_id: The run; by default the config's ``trainer.id``, else a random one.
         overrides: Flags for the engine.
         say: Receives the progress; a function is called with sparse lines.
+        trainer: A run of another trainer, instead of a config; its files are on the target's hosts.
 
     Raises:
         UsageError: Config, target or run id is wrong, a host lacks what the run reads, the run is running, or it has
@@ -75,9 +82,11 @@ def launch_run(
         HostError: A host cannot be reached.
     """
     say = reporter_of(say)
-    checked = check_launch(hosts, fleet, target, config_path, run_id, overrides, say)
+    checked = check_launch(
+        hosts, fleet, target, config_path, run_id, overrides, say, None if trainer is None else trainer.run
+    )
     chosen = checked.target
-    prepared = prepare_target(hosts, fleet, chosen, say)
+    prepared = prepare_target(hosts, fleet, chosen, say, checked.trainer)
     fence = next((found.fence for _, found in checked.known if found.fence is not None), None)
     for host, found in checked.known:
         if found.fence is None:
@@ -86,7 +95,11 @@ def launch_run(
         if checked.replaces and checked.config_text is not None:
             host.call(standby_state.put_config)(root=host.root, run_id=checked.run_id, text=checked.config_text)
     launch = Launch(
-        checked.run_id, chosen.name, checked.epoch, overrides=checked.overrides, config_text=checked.config_text
+        checked.run_id,
+        chosen.name,
+        checked.epoch,
+        overrides=(*checked.overrides, *(() if trainer is None else trainer.attach)),
+        config_text=checked.config_text,
     )
     attempt = start(hosts, fleet, chosen, launch, prepared)
     say(_started(attempt))
@@ -101,15 +114,18 @@ def check_launch(
     run_id: str | None = None,
     overrides: Sequence[str] = (),
     say: Callable[[str], None] | None = None,
+    trainer: RunFile | None = None,
 ) -> CheckedLaunch:
     """Check what `launch_run` would do, without side effects. Arguments and exceptions are those of `launch_run`."""
     say = reporter_of(say)
     chosen = fleet.target(target)
     text = inputs = None
-    if config_path is not None:
+    if trainer is not None:
+        text = trainer_config.as_text(trainer)
+    elif config_path is not None:
         text = read_config(config_path)
         inputs = read_inputs(config_path, overrides)
-    run_id = _run_id(run_id, text or "{}", Path(config_path or "run"))
+    run_id = _run_id(run_id, "{}" if trainer is not None else text or "{}", Path(config_path or "run"))
     members = [hosts.get(name) for name in chosen.hosts]
     known = tuple((host, host.call(run_state.describe)(root=host.root, run_id=run_id)) for host in members)
     epoch = max(_check_startable(host.name, chosen.name, run_id, found) for host, found in known)
@@ -121,6 +137,13 @@ def check_launch(
         say(f"no attempt of {run_id} on {chosen.name} has trained: it starts with {config_path}")
     if continues:
         say(f"{run_id} exists on {chosen.name}: it continues with its own config; only overrides change it")
+        trainer = trainer_config.trainer_on(members[0], run_id)
+        if trainer is not None:
+            overrides = trainer_config.driver_flags(trainer, members, [fleet.hosts[host.name] for host in members])
+    elif trainer is not None:
+        if chosen.slurm is not None:
+            raise UsageError(f"{chosen.name} is a SLURM allocation: runs of other trainers need a host or a group")
+        overrides = trainer_config.driver_flags(trainer, members, [fleet.hosts[host.name] for host in members])
     elif text is None or inputs is None:
         raise UsageError(
             f"{chosen.name} has no run {run_id}", f"midstream --launch CONFIG --on {chosen.name} starts one"
@@ -135,7 +158,7 @@ def check_launch(
         check_inputs(members, [fleet.hosts[host.name] for host in members], chosen, run_id, inputs, say)
     for host in members:
         read_secrets(host.name, fleet.hosts[host.name])  # one that is missing is reported before the installation
-    return CheckedLaunch(run_id, chosen, epoch, continues, replaces, tuple(overrides), text, known)
+    return CheckedLaunch(run_id, chosen, epoch, continues, replaces, tuple(overrides), text, known, trainer)
 
 
 def _has_trained(known: run_state.RunDescription) -> bool:

@@ -15,6 +15,7 @@ from midstream.remote.runs.attempts import RUN_DIRECTORY, secrets_file
 from midstream_engine import records
 
 MODULE = "midstream_engine.train"
+DRIVER = "midstream_engine.foreign.driver"  # in the place of the engine, for a run of another trainer
 SUPERVISOR = "midstream_engine.supervise"
 ANY = -1  # a rank's number if only its host has the list of processes
 
@@ -71,10 +72,14 @@ class Launch:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The installed engine and environment of one host."""
+    """The installed engine and environment of one host.
+
+    ``driver``: for a run of another trainer, the interpreter of the engine's driver; ``environment`` is the trainer's.
+    """
 
     engine: EngineInstall
     environment: Environment
+    driver: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,12 @@ class ProcessPosition:
             "process_id": str(self.process),
         }
         return tuple(word for name, value in names.items() for word in (f"--trainer.distributed.{name}", value))
+
+    @property
+    def driver_flags(self) -> tuple[str, ...]:
+        """The same for the driver of another trainer."""
+        master, _, port = self.coordinator.rpartition(":")
+        return ("--node", str(self.process), "--master", master.strip("[]"), "--port", port)
 
 
 def start_attempt(host: Host, config: HostConfig, launch: Launch, prepared: Prepared) -> Attempt:
@@ -129,16 +140,22 @@ def start_process(
         prepared: Engine and environment of the host.
         position: Number of the process and its peers; None if it is the only one.
     """
-    process, python, run_id = position.process if position else 0, prepared.environment.python, launch.run_id
+    process, run_id = position.process if position else 0, launch.run_id
+    python = prepared.driver or prepared.environment.python
+    if prepared.driver:
+        program = driver_command(prepared.driver, prepared.environment.python)
+        peers = position.driver_flags if position else ()
+    else:
+        program, peers = engine_command(host.root, python, run_id), position.flags if position else ()
     env = {
         **engine_environment(host.root, config, prepared.engine.directory, launch, number),
         "MIDSTREAM_HOST": host.name,
         RUN_DIRECTORY: records.RunPaths(host.root, run_id).dir,
     }
     argv = [
-        *supervised(host.root, config, python, run_id, number, str(process)),
-        *engine_command(host.root, python, run_id),
-        *(position.flags if position else ()),
+        *supervised(host.root, config, python, run_id, number, str(process), "-s" if prepared.driver else "-P"),
+        *program,
+        *peers,
         *launch.overrides,
     ]
     identity = host.call(attempts.start)(
@@ -158,7 +175,9 @@ def start_process(
     return Attempt(host.name, run_id, number, identity, ranks)
 
 
-def supervised(root: str, config: HostConfig, python: str, run_id: str, number: int, process: str) -> list[str]:
+def supervised(
+    root: str, config: HostConfig, python: str, run_id: str, number: int, process: str, isolated: str = "-P"
+) -> list[str]:
     """Return the supervisor's command line, which the engine's command line follows.
 
     Args:
@@ -168,9 +187,10 @@ def supervised(root: str, config: HostConfig, python: str, run_id: str, number: 
         run_id: The run.
         number: The attempt's number.
         process: Number of the process, or the variable that has it in a job (``$NAME``).
+        isolated: Flag of the interpreter; before Python 3.11 there is no ``-P``.
     """
     paths = records.RunPaths(root, run_id)
-    words = [python, "-P", "-m", SUPERVISOR, "--attempt", paths.attempt(number).dir, "--process", process]
+    words = [python, isolated, "-m", SUPERVISOR, "--attempt", paths.attempt(number).dir, "--process", process]
     if config.secrets:
         if process.isdigit():
             words += ["--secrets", secrets_file(root, run_id, number, process)]
@@ -186,6 +206,11 @@ def engine_command(root: str, python: str, run_id: str) -> list[str]:
     paths = records.RunPaths(root, run_id)
     flags = ("--config_path", paths.config, "--trainer.id", run_id, "--trainer.root", root)
     return [python, "-P", "-m", MODULE, *flags]
+
+
+def driver_command(driver: str, python: str) -> list[str]:
+    """Return the command line of the driver, which starts another trainer with ``python``, without further flags."""
+    return [driver, "-s", "-m", DRIVER, "--python", python]
 
 
 def engine_environment(root: str, config: HostConfig, engine: str, launch: Launch, number: int) -> dict[str, str]:

@@ -20,6 +20,7 @@ from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.rpc.answer_limits import decode_file
 from midstream.launch import attempt_monitor
+from midstream.launch.errors import LaunchError
 from midstream.launch.host_group_start import CONCURRENCY, prepare_target, run_directories_of
 from midstream.launch.start_attempt import Prepared, Rank
 from midstream.migrate.checkpoint_store import CheckpointStore, checkpoint_store_of
@@ -27,9 +28,11 @@ from midstream.remote.copy.allowlist import CHECKPOINT
 from midstream.remote.runs import attempts as remote_attempts
 from midstream.remote.runs import ownership, run_state, standby_state
 from midstream.remote.runs.run_state import MigrationAttempt, RunDescription
+from midstream.remote.trainers import processes
 from midstream.transfer import Endpoint, Progress, fan_out
 from midstream.watch.snapshot import RunView
 from midstream_engine import records
+from midstream_engine.foreign.run_file import RunFile
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,8 +48,11 @@ def target_of(fleet: Fleet, name: str, hosts: Sequence[str]) -> Target:
 class HostGroup:
     """Source or target group of a migration of run ``run_id``."""
 
-    def __init__(self, hosts: HostPool, target: Target, run_id: str, store: str = "") -> None:
-        self.target, self.run_id, self.store = target, run_id, store
+    def __init__(
+        self, hosts: HostPool, target: Target, run_id: str, store: str = "", trainer: RunFile | None = None
+    ) -> None:
+        """Describe the group; ``trainer``: the run is one of this trainer."""
+        self.target, self.run_id, self.store, self.trainer = target, run_id, store, trainer
         self._hosts = hosts
         self._prepared: Mapping[str, Prepared] | None = None
 
@@ -223,6 +229,19 @@ class HostGroup:
         """Kill all processes; nothing is saved. LaunchError if one keeps running."""
         attempt_monitor.kill_ranks(self._hosts, self._ranks(attempt), self.run_id, attempt)
         self.wait_exited(attempt)
+        self.end_trainer(attempt)
+
+    def end_trainer(self, attempt: int) -> None:
+        """End what a killed driver of another trainer has left. LaunchError if a process keeps running."""
+        if self.trainer is None:
+            return
+        left = [pid for found in self._call_all(processes.end)(attempt=attempt) for pid in found]
+        if left:
+            raise LaunchError(
+                f"attempt {attempt} of {self.run_id} on {self.target.name}: processes "
+                f"{', '.join(map(str, left))} of {self.trainer.trainer} do not end",
+                "check the processes of the host",
+            )
 
     def wait_exited(self, attempt: int) -> None:
         """Wait for evidence from every host that none of the attempt's processes runs.
@@ -249,7 +268,7 @@ class HostGroup:
             HostError: a host does not answer.
         """
         if self._prepared is None:
-            self._prepared = prepare_target(self._hosts, fleet, self.target)
+            self._prepared = prepare_target(self._hosts, fleet, self.target, trainer=self.trainer)
         return self._prepared
 
     def distribute(

@@ -11,6 +11,7 @@ from midstream.migrate.cost import Cost
 from midstream.migrate.json_values import fields_of
 from midstream.migrate.modes import COLD, MODES
 from midstream_engine import records
+from midstream_engine.foreign.run_file import RunFile
 
 COMPILE_CACHE = "--trainer.jax_compilation_cache_dir"
 FORMAT = 2  # of plan.json, and of the plan in journal.jsonl and `--dry-run --json`
@@ -123,6 +124,38 @@ class Policy:
 
 
 @dataclass(frozen=True)
+class TrainerPlan:
+    """What a plan says of a run of another trainer.
+
+    Attributes:
+        name: The trainer.
+        run_text: The run file that the target's attempts have: its commands, and the digest of its files.
+        source_flags: The driver's flags on the source, for a rollback.
+        target_flags: The same on the target.
+        saves_on_signal: It saves when it is stopped; else the next periodic checkpoint is waited for.
+        wait: Seconds for which that is waited for at most.
+        same_world: As many processes as before: losses of the same steps are compared bit by bit.
+        losses_may_differ: Random state or order of the data are not stored, which the user has to agree to.
+        advice: What would make further claims checkable, one line each.
+    """
+
+    name: str
+    run_text: str
+    source_flags: tuple[str, ...]
+    target_flags: tuple[str, ...]
+    saves_on_signal: bool = False
+    wait: float = 0.0
+    same_world: bool = True
+    losses_may_differ: bool = False
+    advice: tuple[str, ...] = ()
+
+    @property
+    def run_file(self) -> RunFile:
+        """The decoded run file. RecordError if it has another form."""
+        return RunFile.from_json(records.parse_json(self.run_text, "plan: run_text"), "plan: run_text")
+
+
+@dataclass(frozen=True)
 class Plan:
     """A migration as a value: printing it is the dry run, executing it is the migration."""
 
@@ -131,6 +164,7 @@ class Plan:
     route: Route
     estimate: Estimate = Estimate()
     policy: Policy = Policy()
+    trainer: TrainerPlan | None = None  # None: a run of midstream's own engine
 
     @property
     def migration(self) -> str:
@@ -179,10 +213,17 @@ class Plan:
 
         The compile cache is the target's own unless the user names one: compiled programs are executed.
         """
+        if self.trainer is not None:
+            return self.trainer.target_flags
         flags = (COMPILE_CACHE, "null")
         if self.route.source_store or self.route.target_store:
             flags = (*flags, "--trainer.checkpointer.base_path", self.route.target_store or "null")
         return (*flags, *self.shape.overrides)
+
+    @property
+    def source_flags(self) -> tuple[str, ...]:
+        """Flags of the source's attempts after a rollback."""
+        return self.trainer.source_flags if self.trainer is not None else ()
 
     def command(self) -> str:
         """Return the command line that starts the same migration."""
@@ -232,6 +273,7 @@ class Plan:
             route=Route(**fields_of(Route, parts["route"], where)),
             estimate=Estimate(**estimate),
             policy=Policy(**fields_of(Policy, parts.get("policy", {}), where)),
+            trainer=TrainerPlan(**fields_of(TrainerPlan, parts["trainer"], where)) if parts.get("trainer") else None,
         )
         if plan.mode not in MODES:
             raise records.RecordError(f"{where}: mode: {plan.mode!r} is not one of {', '.join(MODES)}")

@@ -171,10 +171,10 @@ class FleetActions:
         return request.command(self._named_file)
 
     def launch(self, request: LaunchRequest, report: Reporter) -> str:
-        from midstream.launch.launch_run import launch_run
+        from midstream.foreign.launch_run_file import launch_any
 
         config, run_id, flags = request.config, request.run_id, request.overrides
-        return launch_run(self._hosts, self._fleet, request.target, config, run_id, flags, report).run_id
+        return launch_any(self._hosts, self._fleet, request.target, config, run_id, flags, report).run_id
 
     def leftovers(self, report: Callable[[str], None], *, remove: bool) -> list[AnyLeftover]:
         from midstream.check.leftovers import Examined, SliceProblem, find_leftovers

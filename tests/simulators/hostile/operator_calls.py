@@ -81,6 +81,17 @@ SAMPLES: Mapping[str, Any] = {
     "runs.standby_state.put_config": None,
     "runs.standby_state.renew": None,
     "runs.standby_state.take_over": {**STATE, "outcome": "sent", "sequence": 3},
+    "trainers.processes.end": [7],
+    "trainers.processes.look": {
+        "directory": "/x", "programs": ["train.py"], "imports": ["torch"], "run_file": "trainer: script", "processes": [
+            {"pid": 7, "parent": 0, "words": ["python", "train.py"], "executable": "/a", "directory": "/x",
+             "variables": ["PATH"], "distributed": {"WORLD_SIZE": "2"}}],
+    },
+    "trainers.stored_state.newest": {
+        "step": 5, "size": 4096, "model": True, "optimizer": True, "scheduler": True, "random_states": 1,
+        "data_position": "stored", "reshards": True, "advice": ["x"], "problem": "", "incomplete": [["a", "why"]],
+    },
+    "trainers.travelling_files.snapshot": {"digest": "ab" * 32, "files": 2, "size": 100},
     "verify.objects.check": "another digest",
     "verify.objects.digests": ["ab" * 32, None],
 }  # fmt: skip

@@ -34,6 +34,10 @@ def check(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], ou
             output,
             target=options.check,
         )
+    if options.check not in fleet.target_names:
+        found = _advice(fleet, options, output)
+        if found is not None:
+            return found
     target = fleet.target(options.check)
     hosts = HostPool(fleet)
     try:
@@ -53,6 +57,23 @@ def check(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], ou
     finally:
         hosts.close()
     return _end(checks, output, target=target.name)
+
+
+def _advice(fleet: Fleet, options: argparse.Namespace, output: Output) -> int | None:
+    """Advise before a run is moved, and return the exit code; None where no host has a run of that name."""
+    from midstream.check.trainer_advice import advise
+    from midstream.headless.fleet_snapshot import fleet_snapshot
+    from midstream.hosts.host_pool import HostPool
+
+    hosts = HostPool(fleet)
+    try:
+        copies = fleet_snapshot(fleet, hosts).copies(options.check)
+        if not copies:
+            return None
+        checks = _print(advise(hosts, copies[0]), output)
+    finally:
+        hosts.close()
+    return _end(checks, output, run=options.check)
 
 
 def doctor(options: argparse.Namespace, output: Output) -> int:

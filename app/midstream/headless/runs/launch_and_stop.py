@@ -23,14 +23,14 @@ START_TIMEOUT = 1800.0  # seconds to wait for the first step: the engine tokeniz
 
 def launch(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], output: Output) -> int:
     """Start a run on a target. Return when it trains; a job of a cluster waits in its queue."""
+    from midstream.foreign.launch_run_file import launch_any
     from midstream.hosts.host_pool import HostPool
-    from midstream.launch.launch_run import launch_run
     from midstream.launch.progress_line import reporter
 
     report = reporter(output, verbose=options.verbose)
     hosts = HostPool(fleet)
     try:
-        attempt = launch_run(hosts, fleet, options.on, options.launch, options.run_id, engine, say=report)
+        attempt = launch_any(hosts, fleet, options.on, options.launch, options.run_id, engine, say=report)
         status = _wait_until_training(hosts, attempt, report)
     finally:
         hosts.close()

@@ -145,7 +145,7 @@ def prepare_environment(
         progress(f"{host.name}: packages for {variant.name} ({variant.why})")
     text = lock if variant is None else variant.lock
     assert text is not None
-    return _build(host, config, reporter_of(progress), text, modules, cancel)
+    return build_environment(host, config, reporter_of(progress), text, modules, cancel)
 
 
 def _in_image(host: Host, config: HostConfig, container: ContainerConfig, modules: Sequence[str]) -> Environment:
@@ -241,14 +241,21 @@ def environment_name(lock: str, version: str, machine: str) -> str:
     return hashlib.sha256("\0".join((lock, version, machine)).encode()).hexdigest()[:16]
 
 
-def _build(
+def build_environment(
     host: Host,
     config: HostConfig,
     report: Reporter,
     lock: str,
     modules: Sequence[str],
-    cancel: Event | None,
+    cancel: Event | None = None,
+    *,
+    hashed: bool = True,
 ) -> Environment:
+    """Build the environment of a lock on ``host``, if it is not there, and return it.
+
+    ``hashed``: every package of the lock has its hash; without, the installer resolves what the packages need too.
+    Arguments and errors otherwise as of `prepare_environment`.
+    """
     found = find_python(host, config, report)
     name = environment_name(lock, found.version, found.machine)
     ready = host.call(environments.ready)(root=host.root, name=name)
@@ -273,12 +280,13 @@ def _build(
             uv=found.uv,
             env=dict(config.env),
             wheels=wheels,
+            hashed=hashed,
         )
         with building as lines:
             ready = _built(host.name, lines, InstallProgress(lock, read_sizes(shipped(SIZES))), report)
         if ready is None:
             raise LaunchError(f"{host.name}: building the engine's environment ended without a result", "try again")
-    wrong = _wrong(host, config, ready.python, modules)
+    wrong = _wrong(host, config, ready.python, modules) if modules else ""
     if wrong:
         raise LaunchError(f"{host.name}: {ready.python}: {wrong}", f"remove {host.root}/envs/{name} and try again")
     return Environment(ready.python, f"built from the lock with {ready.how}")

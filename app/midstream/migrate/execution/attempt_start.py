@@ -20,7 +20,7 @@ def start_attempt(
     Returns its number, ``at_least`` or higher. An attempt that a killed process of this migration started is adopted.
     """
     plan = migration.plan
-    overrides = plan.target_flags if group is migration.target_group else ()
+    overrides = plan.target_flags if group is migration.target_group else plan.source_flags
     launch = Launch(plan.run_id, owner, command.epoch, command, overrides, at_least=at_least)
     try:
         number = start(migration.hosts, migration.fleet, group.target, launch, group.prepared(migration.fleet)).number

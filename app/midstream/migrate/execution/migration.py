@@ -73,8 +73,9 @@ class Migration:
         self.clock = StageClock(plan, self.journal)
         source = target_of(fleet, plan.route.source_target, plan.route.source_hosts or (plan.source,))
         target = target_of(fleet, plan.target, plan.route.target_hosts or (plan.target_host,))
-        self.source_group = HostGroup(self.hosts, source, plan.run_id, plan.route.source_store)
-        self.target_group = HostGroup(self.hosts, target, plan.run_id, plan.route.target_store)
+        trainer = plan.trainer.run_file if plan.trainer is not None else None
+        self.source_group = HostGroup(self.hosts, source, plan.run_id, plan.route.source_store, trainer)
+        self.target_group = HostGroup(self.hosts, target, plan.run_id, plan.route.target_store, trainer)
 
     @property
     def source(self) -> Host:

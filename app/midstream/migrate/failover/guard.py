@@ -45,6 +45,7 @@ from midstream.watch.runs.symptoms import symptoms
 from midstream.watch.snapshot import CONNECTING, LIVE, RunView, Snapshot
 from midstream.watch.watcher import Watcher
 from midstream_engine import records
+from midstream_engine.foreign.run_file import is_run_file
 
 # Verdicts on a run.
 HEALTHY, LOST, TERMINATING = "healthy", "lost", "terminating"
@@ -350,6 +351,9 @@ class Guard:
             store = source.call(tree.store_of)(root=source.root, run_id=self.run_id)
         except HostError:
             return
+        if is_run_file(config):
+            what = f"{', '.join(self.targets)} would execute the command and the files of {self.run_id}"
+            raise MidstreamError(what, "--yes agrees to it", Exit.REFUSED)
         for target in self.targets:
             for line in check_config(config, run.host, target, (store.rstrip("/"),) if store else (), {}):
                 raise MidstreamError(line, "--yes agrees to it", Exit.REFUSED)

@@ -22,6 +22,7 @@ from midstream.migrate.proof import (
     downtime_report,
     live_certificate,
     restore_evidence,
+    trainer_certificate,
 )
 from midstream.migrate.proof.certificate import Certificate
 from midstream.remote.runs import run_state
@@ -74,7 +75,13 @@ class Certify:
         run = wait_for(migration, "the target's first losses", target.name, enough, EVIDENCE_TIMEOUT)
         rows = _rows_since(run, sealed.step, attempt)
         complete = run.state == records.FINISHED and run.step == sealed.step
-        proof = copy_certificate.certify(plan, sealed, restore, rows, source_rows, complete=complete)
+        if plan.trainer is None:
+            proof = copy_certificate.certify(plan, sealed, restore, rows, source_rows, complete=complete)
+        else:
+            read = trainer_certificate.read_evidence(
+                migration.source, target, plan, sealed, attempt, migration.journal.facts
+            )
+            proof = trainer_certificate.certify(plan, sealed, restore, read, complete=complete)
         self._write_downtime(migration, rows, source_rows, restore)
         self._issue(migration, proof, run)
 
@@ -126,10 +133,9 @@ class Certify:
         plan = migration.plan
         migration.log_own_command("check the certificate again", plan.own_command("--verify", plan.migration))
         if not proof.valid:
-            failed = next(claim for claim in proof.claims if claim.verdict != "verified")
-            raise NotCertifiedError(
-                f"not certified: {failed.name}: {failed.statement}", "the run goes back to its source"
-            )
+            doubt = proof.doubt
+            why = f"{doubt.name}: {doubt.statement}" if doubt is not None else "no claim is verified"
+            raise NotCertifiedError(f"not certified: {why}", "the run goes back to its source")
 
     def _evidence(self, migration: Migration, sealed: Sealed) -> tuple[int, records.Restore]:
         """Return the attempt that restored the sealed checkpoint, and its record of that."""

@@ -9,7 +9,7 @@ from midstream.migrate.execution.migration import Migration
 from midstream.migrate.execution.pins import pin
 from midstream.migrate.failover.preemption import preempted
 from midstream.migrate.phase_names import PREPARE
-from midstream.migrate.phases import prepare_standby
+from midstream.migrate.phases import prepare_standby, rehearsal_overlap
 from midstream.migrate.phases.data_copy import copy_token_caches
 from midstream.migrate.phases.streamed_copy import copy_checkpoint
 
@@ -34,13 +34,16 @@ class Prepare:
             engine, python = ready.engine, ready.environment.python
             listing = f"ls -l {shlex.quote(engine.directory)}"
             migration.log_command(host, f"install engine {engine.digest[:12]} in {engine.directory}", shows=listing)
-            imports = shlex.join([python, "-c", "import jax; print(jax.__version__)"])
+            what = "import jax; print(jax.__version__)" if plan.trainer is None else "import sys; print(sys.version)"
+            imports = shlex.join([python, "-c", what])
             migration.log_command(host, f"{python} ({ready.environment.how})", shows=imports)
         with migration.stage(stages.DATA):
             copy_token_caches(migration, plan.route.data_digests)
         _ = migration.source_group.run_hosts  # determined now: later the run is stopped
         if plan.has_standby:
             prepare_standby.ensure(migration)
+            if plan.trainer is not None:
+                rehearsal_overlap.check(migration)
         elif plan.checkpoint != "now":
             with migration.stage(stages.CHECKPOINT):
                 self._copy_checkpoint(migration)

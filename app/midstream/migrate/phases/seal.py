@@ -65,8 +65,10 @@ def _required_fence(migration: Migration, described: RunDescription) -> records.
 
 def _acquire(migration: Migration) -> records.Fence:
     """Acquire the migration lock. RemoteError names the owner if another one has it."""
+    trainer = migration.plan.trainer
+    seconds = LOCK_SECONDS + (2 * trainer.wait if trainer is not None else 0.0)
     return migration.source_group.acquire(
-        migration.plan.migration, migration.plan.epoch, migration.plan.target, LOCK_SECONDS
+        migration.plan.migration, migration.plan.epoch, migration.plan.target, seconds
     )
 
 
@@ -85,6 +87,7 @@ def _stop(
         owner=plan.target if sealing else "",
         migration=plan.migration,
         step=at,
+        checkpoint=None if sealing or plan.trainer is None else plan.checkpoint,
     )
     migration.journal.record(Facts(source_was_running=True, sealing_attempt=attempt, stop_commanded_at=time.time()))
     sequence = source.call(ownership.send_command)(
@@ -135,7 +138,15 @@ def _await_answer(
         plan.route.source_store or plan.route.target_store
     )
     rehearsal = migration.journal.facts.rehearsal
-    if single_host and rehearsal and plan.has_standby and plan.checkpoint == "now" and not replayed(migration):
+    repeats = plan.trainer is None  # objects of the same sizes in each checkpoint
+    if (
+        single_host
+        and repeats
+        and rehearsal
+        and plan.has_standby
+        and plan.checkpoint == "now"
+        and not replayed(migration)
+    ):
         earlier = host_files.read_manifest(migration.target, plan.run_id, rehearsal.name)
     try:
         return stream_until_answered(migration, attempt, sequence, since, earlier, streamed)
@@ -151,7 +162,8 @@ def _await_answer(
             run.state in records.ENDED or run.state == "lost" or run.status.rejected >= sequence
         )
 
-    run = wait_for(migration, "the source's acknowledgement of the seal", source.name, answered, SEAL_TIMEOUT)
+    wait = plan.trainer.wait if plan.trainer is not None else 0.0
+    run = wait_for(migration, "the source's acknowledgement of the seal", source.name, answered, SEAL_TIMEOUT + wait)
     return Answer(run.status, run.running)
 
 
@@ -173,6 +185,7 @@ def _seal_closed(migration: Migration, described: RunDescription) -> None:
             f"{source.name}: checkpoint {checkpoint.name} is damaged: {checkpoint.damaged}",
             f"roll back, and migrate again with --checkpoint {step}, which starts from the newest complete one",
         )
+    migration.source_group.end_trainer(described.attempt)
     migration.source_group.seal(plan.migration, plan.epoch, plan.target, step)
     shows = show_fence(migration.source_paths)
     migration.log_command(source, f"fence: epoch {plan.epoch}, owner {plan.target}, sealed at step {step}", shows=shows)

@@ -137,7 +137,7 @@ def plan_shape(snapshot: Snapshot, request: Request, ends: Ends, contents: Conte
     """
     run, step, trainer, flags = ends.run, ends.status.step, contents.trainer, ends.flags
     config = contents.config
-    devices = [device for name in ends.target.hosts for device in _devices(snapshot.host(name), name)]
+    devices = [device for name in ends.target.hosts for device in devices_of(snapshot.host(name), name)]
     if ends.allocation is not None:
         devices = list(ends.allocation.accelerators)
     source_devices, target_devices = max(1, len(ends.status.devices)), len(devices) or 1
@@ -350,7 +350,7 @@ def _price(fleet: Fleet, names: Sequence[str]) -> float | None:
     return sum(price for price in prices if price is not None) if None not in prices else None
 
 
-def _devices(host: HostView | None, name: str) -> tuple[Accelerator, ...]:
+def devices_of(host: HostView | None, name: str) -> tuple[Accelerator, ...]:
     if host is None or host.machine is None:
         reason = f": {host.error}" if host is not None and host.error else ""
         raise HostError(

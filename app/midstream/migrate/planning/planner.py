@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet
@@ -14,11 +15,12 @@ from midstream.migrate.host_group import hosts_of_run
 from midstream.migrate.json_values import section
 from midstream.migrate.modes import COLD, LIVE, MODES
 from midstream.migrate.plan import Plan
-from midstream.migrate.planning import batch_shape, schedule_change, source_config, source_run
+from midstream.migrate.planning import batch_shape, schedule_change, source_config, source_run, trainer_plan
 from midstream.migrate.planning.plan_parts import Allocated, Contents, Ends, assemble
 from midstream.migrate.planning.source_config import engine_flags
 from midstream.migrate.request import Request
 from midstream.watch.snapshot import RunView, Snapshot
+from midstream_engine.foreign.run_file import is_run_file
 
 
 def make_plan(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Request) -> Plan:
@@ -29,7 +31,10 @@ def make_plan(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Reques
         MidstreamError: the migration is impossible.
     """
     ends = _find_ends(fleet, hosts, snapshot, request)
-    contents = _read_source(request, ends)
+    config = host_files.training_config(ends.source, ends.run.run_id)
+    if is_run_file(config):
+        return trainer_plan.plan_trainer(fleet, snapshot, request, ends, config)
+    contents = _read_source(request, ends, config)
     return assemble(fleet, snapshot, request, ends, contents)
 
 
@@ -81,10 +86,9 @@ def _find_ends(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Reque
     return Ends(run, run.status, run.fence, target, source, destinations, source_hosts, here, there, flags, allocation)
 
 
-def _read_source(request: Request, ends: Ends) -> Contents:
-    """Read config, checkpoints and data of the run. Errors as of `make_plan`."""
+def _read_source(request: Request, ends: Ends, config: dict[str, Any]) -> Contents:
+    """Read checkpoints and data of the run. Errors as of `make_plan`."""
     run, source = ends.run, ends.source
-    config = host_files.training_config(source, run.run_id)
     stores = tuple(store for store in (ends.source_store.store, ends.target_store.store) if store)
     consent = source_config.check_config(config, run.host, ends.target.name, stores, ends.flags)
     checkpoint = source_run.choose_checkpoint(
@@ -144,6 +148,8 @@ def check_ahead(
     if devices is None:
         return
     config = host_files.training_config(source, run.run_id)
+    if is_run_file(config):
+        return  # its processes are counted when the target is there
     trainer = section(config, "trainer")
     wanted = schedule_change.training_schedule(config, engine_flags(request.overrides))
     points = [{"start": start, "value": size} for start, size in wanted.points]

@@ -21,7 +21,7 @@ from midstream.migrate import host_files
 from midstream.migrate.checkpoint_store import CheckpointStore, checkpoint_store_of, copy_route, store_conflict
 from midstream.migrate.json_values import section
 from midstream.migrate.plan import NO_ROUTE, Plan
-from midstream.migrate.planning import batch_shape
+from midstream.migrate.planning import batch_shape, trainer_checks
 from midstream.remote.machine import checks
 from midstream.remote.machine.checks import Survey
 from midstream.remote.runs import ownership, run_state, standby_state
@@ -177,15 +177,16 @@ def _source(source: Host, described: run_state.RunDescription, plan: Plan) -> It
 
 def _target(target: Host, plan: Plan, fleet: Fleet, survey: Survey) -> Iterator[Check]:
     config = fleet.hosts[target.name]
-    yield check_packages(target.name, config, survey)
-    yield check_python(target, config, survey)
-    yield check_libc(target.name, survey.facts.libc)
+    if plan.trainer is None:
+        yield check_packages(target.name, config, survey)
+        yield check_python(target, config, survey)
+        yield check_libc(target.name, survey.facts.libc)
     copies = (
         2 if plan.has_standby and plan.checkpoint == "now" else 1
     )  # the second is an earlier checkpoint, for the rehearsal
     state_bytes = 0 if plan.route.target_store else copies * plan.estimate.checkpoint_bytes
     needed = (state_bytes + plan.estimate.data_bytes) * DISK_SLACK
-    if builds_environment(config) and not survey.facts.root_exists:
+    if plan.trainer is None and builds_environment(config) and not survey.facts.root_exists:
         needed += ENVIRONMENT_BYTES
     free = survey.facts.disk_free
     yield Check(
@@ -290,6 +291,10 @@ def check_data(source: Host, targets: Sequence[Host], plan: Plan) -> Iterator[Ch
 
 def _fit(source: Host, here: CheckpointStore, targets: Sequence[Host], plan: Plan) -> Iterator[Check]:
     yield from check_data(source, targets, plan)
+    if plan.trainer is not None:
+        for target in targets:
+            yield from trainer_checks.check(target, plan)
+        return
     try:
         # Listed and read in one call: a training run replaces one checkpoint by the next.
         newest = here.newest_state()

@@ -23,6 +23,7 @@ from midstream.plain_yaml import load_plain
 from midstream.remote.copy.allowlist import shown
 from midstream.remote.runs import run_state
 from midstream_engine import records
+from midstream_engine.foreign.run_file import is_run_file
 
 LIMIT = 1 << 20  # bytes
 # Fields that the engine only reads or validates itself, as listed in docs/explanation/security.md.
@@ -74,7 +75,8 @@ def parse_config(text: str, where: str) -> dict[str, Any]:
         what = shown(" ".join(str(error).split()))
         raise MidstreamError(f"{where} is malformed: {what}", "the run directory needs its run.yaml") from None
     config = cast("dict[str, Any]", value or {}) if isinstance(value, dict | None) else None
-    if config is None or not all(isinstance(config.get(name), dict | None) for name in _SECTIONS):
+    sections: tuple[str, ...] = () if is_run_file(config) else _SECTIONS
+    if config is None or not all(isinstance(config.get(name), dict | None) for name in sections):
         raise MidstreamError(f"{where} is not a mapping", "the run directory needs its run.yaml")
     return config
 
@@ -126,6 +128,8 @@ def agreed_config(source: Host, plan: Plan) -> str:
     Raises:
         MidstreamError: It has a value that needs consent and is not in the plan's.
     """
+    if plan.trainer is not None:
+        return plan.trainer.run_text  # as it was agreed to, whatever the source has now
     text, config = read_config(source, plan.run_id)
     stores = tuple(store for store in (plan.route.source_store, plan.route.target_store) if store)
     lines = check_config(config, plan.source, plan.target, stores, engine_flags(plan.shape.overrides))

@@ -9,16 +9,23 @@ from typing import Any, Self
 from midstream.migrate.json_values import fields_of
 
 VERIFIED, CLAIM_FAILED, NOT_CHECKED = "verified", "failed", "not checked"
+COMPARED = ("continuity", "replay overlap")  # claims whose evidence has the losses of both sides, ``steps``
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim of a certificate, and the evidence for it."""
+    """One claim of a certificate, and the evidence for it.
 
-    name: str  # "state", "data", "reference losses", "continuity"
+    ``needed``: the certificate is valid only if it is verified. ``agreed``: it may fail, because the user has agreed to
+    what it shows.
+    """
+
+    name: str  # "state", "data", "reference losses", "continuity"; of other trainers see `trainer_certificate`
     verdict: str  # VERIFIED, CLAIM_FAILED or NOT_CHECKED
     statement: str
     evidence: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    needed: bool = True
+    agreed: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,9 +45,21 @@ class Certificate:
 
     @property
     def valid(self) -> bool:
-        """Whether state, data and reference losses are verified, and no claim has failed."""
-        return all(claim.verdict == VERIFIED for claim in self.claims if claim.name != "continuity") and all(
-            claim.verdict != CLAIM_FAILED for claim in self.claims
+        """Whether every needed claim is verified, and none has failed that was not agreed to."""
+        return all(claim.verdict == VERIFIED for claim in self.claims if claim.needed) and all(
+            claim.verdict != CLAIM_FAILED for claim in self.claims if not claim.agreed
+        )
+
+    @property
+    def doubt(self) -> Claim | None:
+        """The first claim for which the certificate is not valid; None where it is."""
+        return next(
+            (
+                claim
+                for claim in self.claims
+                if (claim.needed and claim.verdict != VERIFIED) or (claim.verdict == CLAIM_FAILED and not claim.agreed)
+            ),
+            None,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from midstream.migrate.proof.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate
+from midstream.migrate.proof.certificate import CLAIM_FAILED, COMPARED, NOT_CHECKED, VERIFIED, Certificate
 from midstream.migrate.proof.downtime_report import DOWNTIME_PHASES, DowntimeReport, shown_phase
 from midstream.printable import printable
 
@@ -38,7 +38,7 @@ def page(
     source_losses = {
         step: loss
         for claim in proof.claims
-        if claim.name == "continuity"
+        if claim.name in COMPARED
         for step, loss, _ in claim.evidence.get("steps", ())
     }
     if report is not None and report.total is not None:

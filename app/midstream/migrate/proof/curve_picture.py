@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from midstream.migrate.proof.certificate import Certificate
+from midstream.migrate.proof.certificate import COMPARED, Certificate
 
 WIDTH, PANEL, GAP, LEFT, RIGHT, TOP = 860, 220, 58, 74, 20, 46  # pixels
 COLUMNS = 380  # pixel columns of a line; more are not visible
@@ -70,7 +70,7 @@ def seam(proof: Certificate, curve: Sequence[Mapping[str, Any]]) -> str:
 
 def _compared(proof: Certificate) -> Sequence[Sequence[float]]:
     """Return [step, source's loss, target's loss] of each step past the seal."""
-    return next((claim.evidence.get("steps", ()) for claim in proof.claims if claim.name == "continuity"), ())
+    return next((claim.evidence.get("steps", ()) for claim in proof.claims if claim.name in COMPARED), ())
 
 
 def _panel(top: float, lines: Sequence[_Line], step: int, name: str) -> list[str]:

@@ -158,7 +158,7 @@ def _continuity(
 ) -> Claim:
     pairs = _pairs(source_rows, replica_rows)
     if not pairs:
-        return Claim("continuity", NOT_CHECKED, "no step was done by both")
+        return Claim("continuity", NOT_CHECKED, "no step was done by both", needed=False)
     kind = precision(plan)
     tolerance = CONTINUITY_TOLERANCE[kind]
     differences = [records.relative_difference(a["train/loss"], b["train/loss"]) for _, a, b in pairs]
@@ -183,4 +183,4 @@ def _continuity(
         "tolerance": tolerance,
         "parameter_drift": None if drift is None else drift.to_json(),
     }
-    return Claim("continuity", VERIFIED if worst <= tolerance else CLAIM_FAILED, statement, evidence)
+    return Claim("continuity", VERIFIED if worst <= tolerance else CLAIM_FAILED, statement, evidence, needed=False)

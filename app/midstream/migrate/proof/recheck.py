@@ -15,7 +15,7 @@ from midstream.migrate.facts import Sealed, required
 from midstream.migrate.migration_view import MigrationView
 from midstream.migrate.modes import LIVE
 from midstream.migrate.plan import Plan
-from midstream.migrate.proof import copy_certificate, live_certificate, restore_evidence
+from midstream.migrate.proof import copy_certificate, live_certificate, restore_evidence, trainer_certificate
 from midstream.migrate.proof.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate
 from midstream.remote.runs import run_state
 from midstream.transfer import verify_objects
@@ -80,9 +80,13 @@ def _claims(
     if not isinstance(source, str):
         source_rows = restore_evidence.losses(source, plan.run_id, sealed.attempt, proof.step, last)
     target_rows = restore_evidence.losses(target, plan.run_id, attempt, proof.step, last)
-    again = {
-        claim.name: claim for claim in copy_certificate.certify(plan, sealed, restore, target_rows, source_rows).claims
-    }
+    if plan.trainer is None:
+        issued = copy_certificate.certify(plan, sealed, restore, target_rows, source_rows)
+    else:
+        known = None if isinstance(source, str) else source
+        evidence = trainer_certificate.read_evidence(known, target, plan, sealed, attempt, view.facts)
+        issued = trainer_certificate.certify(plan, sealed, restore, evidence)
+    again = {claim.name: claim for claim in issued.claims}
     for claim in proof.claims:
         now = again[claim.name]
         if claim.name == "data" and now.verdict != VERIFIED and not target_rows:

@@ -29,13 +29,17 @@ _TOKENIZER = (
     r"(?:tokenizer\.json|tokenizer_config\.json|tokenizer\.model|special_tokens_map\.json|added_tokens\.json"
     r"|vocab\.json|merges\.txt|chat_template\.jinja|generation_config\.json)"
 )
+# Files of another trainer: what it has written, or what its run needs, under their own names.
+_OTHER = r"files(?:/(?!\.{1,2}(?:/|$))[^/\x00-\x1f\x7f]{1,255}){1,32}"
 _CHECKPOINT = (
+    (_OTHER, _TIB),
     (r"train\.json", _GIB),
     (r"small\.safetensors", _TIB),
     (r"arrays(?:/{0}){{1,64}}/zarr\.json".format(_PART), _MIB),
     (r"arrays(?:/{0}){{1,64}}/c(?:/[0-9]{{1,12}}){{1,32}}".format(_PART), _TIB),
 )
 _DATA = (
+    (_OTHER, 64 * _TIB),
     (r"tokens-[0-9]{5,9}\.bin", _TIB),
     (r"offsets\.bin", _TIB),
     (r"[0-9]{1,9}\.(?:doc_idx|sample_idx|shuffle_idx)\.npy", 64 * _TIB),  # GPT-NeoX

@@ -141,11 +141,13 @@ def build(
     uv: Optional[str],
     env: Mapping[str, str],
     wheels: Optional[str] = None,
+    hashed: bool = True,
 ) -> int:
     """Build the environment ``<root>/envs/<name>`` from the lock file ``lock``.
 
-    A program. Hashes are required. An environment cannot be moved, so it is built in place, under a lock that the
-    installers inherit; the stamp is written last, and a directory without one is built again.
+    A program. Hashes are required, unless ``hashed`` is false: another trainer's requirements. An environment cannot be
+    moved, so it is built in place, under a lock that the installers inherit; the stamp is written last, and a directory
+    without one is built again.
 
     Events: ``line`` (``text``), then ``done`` (``python``, ``how``) or ``problem`` (``message``).
 
@@ -157,6 +159,7 @@ def build(
         uv: Path of uv; None: venv and pip.
         env: Added to the installers' environment.
         wheels: Directory of wheels to install from, without a network.
+        hashed: The lock has the hash of every package, and no package needs another one.
     """
     directory = posixpath.join(root, "envs", name)
     os.makedirs(os.path.dirname(directory), exist_ok=True)
@@ -178,7 +181,7 @@ def build(
     }
     environment.update(env)
     try:
-        for argv in _commands(directory, lock, python, uv, wheels):
+        for argv in _commands(directory, lock, python, uv, wheels, hashed):
             _run(argv, environment, descriptor)
         records.write_json(posixpath.join(directory, STAMP), {"how": how, "base": python})
     except _BuildError as failure:
@@ -190,7 +193,7 @@ def build(
     return 0
 
 
-def _commands(directory: str, lock: str, python: str, uv: Optional[str], wheels: Optional[str]) -> Any:
+def _commands(directory: str, lock: str, python: str, uv: Optional[str], wheels: Optional[str], hashed: bool) -> Any:
     """Yield the commands in order; writes the requirements once the directory exists."""
     made = posixpath.join(directory, "bin", "python")
     requirements = posixpath.join(directory, "requirements.txt")
@@ -202,11 +205,15 @@ def _commands(directory: str, lock: str, python: str, uv: Optional[str], wheels:
     source = ["--no-index", "--find-links", wheels] if wheels else []
     if uv:
         offline = ["--offline"] if wheels else []
-        yield [uv, "pip", "sync", *offline, *source, "--python", made, "--require-hashes", requirements]
+        if hashed:
+            yield [uv, "pip", "sync", *offline, *source, "--python", made, "--require-hashes", requirements]
+        else:
+            yield [uv, "pip", "install", *offline, *source, "--python", made, "-r", requirements]
     else:
         pip = [made, "-I", "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
         # Modules are compiled as they are imported: most never are, and compiling all takes longer than unpacking them.
-        yield [*pip, *source, "--no-compile", "--require-hashes", "--no-deps", "-r", requirements]
+        strict = ["--require-hashes", "--no-deps"] if hashed else []
+        yield [*pip, *source, "--no-compile", *strict, "-r", requirements]
 
 
 class _BuildError(Exception):

@@ -12,11 +12,11 @@ from midstream_engine import records
 _LoggedStep = TypedDict("_LoggedStep", {"global_step": int, "train/loss": Measured})
 
 
-class MetricsRow(_LoggedStep, total=False):
-    """A row of an attempt's metrics, reduced to the keys that comparisons need."""
+_OtherKeys = TypedDict("_OtherKeys", {"batch_digest": str, "time": float, "optim/learning_rate": Measured}, total=False)
 
-    batch_digest: str
-    time: float
+
+class MetricsRow(_LoggedStep, _OtherKeys):
+    """A row of an attempt's metrics, reduced to the keys that comparisons need."""
 
 
 def reduced(row: Mapping[str, Any]) -> MetricsRow:
@@ -26,6 +26,8 @@ def reduced(row: Mapping[str, Any]) -> MetricsRow:
         kept["batch_digest"] = row["batch_digest"]
     if "time" in row:
         kept["time"] = row["time"]
+    if "optim/learning_rate" in row:
+        kept["optim/learning_rate"] = row["optim/learning_rate"]
     return kept
 
 

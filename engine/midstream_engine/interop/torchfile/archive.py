@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 
 from midstream_engine.interop.direct_io import DirectFile
-from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.errors import ConversionError, PickleRejectedError
 from midstream_engine.interop.torchfile import machine
-from midstream_engine.interop.torchfile.calls import STORAGES, Global, Storage
+from midstream_engine.interop.torchfile.calls import STORAGES, Storage
 from midstream_engine.interop.torchfile.crc import Parts
+from midstream_engine.restricted_pickle import Global
 
 _LOCAL = struct.Struct("<4s5H3I2H")
 _LARGEST_PICKLE = 1 << 30  # bytes: everything but tensors is small
@@ -60,8 +61,8 @@ class TorchFile:
             raise ConversionError(f"{path}: its numbers are {order[:20]!r}-endian; only little-endian is supported")
         try:
             self.value: Any = machine.load(self._text("data.pkl"), self._persistent)
-        except machine.PickleRejectedError as error:
-            raise machine.PickleRejectedError(f"{path}: {error}") from None
+        except PickleRejectedError as error:
+            raise PickleRejectedError(f"{path}: {error}") from None
 
     def verify(self) -> None:
         """Check the storages that were read in parts; read the parts that were not.
@@ -181,23 +182,21 @@ class TorchFile:
     def _persistent(self, key: Any) -> Storage:
         """Return the storage of ``("storage", class, key, location, number of elements)``; reject any other id."""
         if type(key) is not tuple or len(key) != 5 or key[0] != "storage" or type(key[1]) is not Global:
-            raise machine.PickleRejectedError("a persistent id that is no storage")
+            raise PickleRejectedError("a persistent id that is no storage")
         _, kind, name, _, count = key
         if kind.module != "torch" or kind.name not in STORAGES or type(name) is not str or type(count) is not int:
-            raise machine.PickleRejectedError(f"a storage of kind {kind.module}.{kind.name}"[:200])
+            raise PickleRejectedError(f"a storage of kind {kind.module}.{kind.name}"[:200])
         dtype = STORAGES[kind.name]
         found = self._storages.get(name)
         if found is None:
             member = self._members.get(f"{self._prefix}data/{name}")
             if member is None:
-                raise machine.PickleRejectedError(f"the storage {name!r} is missing"[:200])
+                raise PickleRejectedError(f"the storage {name!r} is missing"[:200])
             if count < 0 or member.size != count * dtype.itemsize:
-                raise machine.PickleRejectedError(
-                    f"the storage {name!r} has {member.size} bytes, not {count} elements"[:200]
-                )
+                raise PickleRejectedError(f"the storage {name!r} has {member.size} bytes, not {count} elements"[:200])
             found = self._storages[name] = _FileStorage(self, member, f"data/{name}", dtype, count)
         if found.dtype != dtype or found.size != count:
-            raise machine.PickleRejectedError(f"the storage {name!r} is described in two ways"[:200])
+            raise PickleRejectedError(f"the storage {name!r} is described in two ways"[:200])
         return found
 
 

@@ -6,12 +6,13 @@ import codecs
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from midstream_engine.interop.errors import ConversionError, PickleRejectedError
+from midstream_engine.restricted_pickle import SCALARS, Global, Record
 
 # torch's storage classes, as their element types. Quantized and complex ones are no part of a training state.
 STORAGES = {
@@ -21,23 +22,6 @@ STORAGES = {
     "BoolStorage": np.dtype("?"),
 }  # fmt: skip
 _MOST_DIMENSIONS = 16
-_SCALARS = (str, int, float, bool, bytes, type(None))
-
-
-class Global(NamedTuple):
-    """The name of a global."""
-
-    module: str
-    name: str
-
-
-@dataclass
-class Record:
-    """An object of a class that is only named: its arguments and its state."""
-
-    kind: Global
-    arguments: tuple[Any, ...]
-    state: Any = None
 
 
 class Storage:
@@ -95,7 +79,7 @@ class Tensor:
 
 def scalar(value: Any) -> Any:
     """Return ``value`` if it may be a key, which must be fast to hash."""
-    if not isinstance(value, _SCALARS):
+    if not isinstance(value, SCALARS):
         raise PickleRejectedError(f"a key of type {type(value).__name__} is not allowed in a checkpoint")
     return value
 

@@ -11,7 +11,7 @@ from midstream.listing.run_facts import hardware
 from midstream.migrate import migration_state, phase_names
 from midstream.migrate.event import STAGE, shell_line_of
 from midstream.migrate.migration_view import VOID, MigrationView
-from midstream.migrate.proof.certificate import VERIFIED
+from midstream.migrate.proof.certificate import COMPARED
 from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.style import glyphs as signs
 from midstream.tui.style import number_format, palette
@@ -92,8 +92,9 @@ def headline(view: MigrationView, glyphs: Glyphs, now: float, target: RunView | 
         after = "the source is retired" if view.finished else f"rollback until {healthy}"
         text.append(f"  {after}", palette.DIM)
     elif certificate is not None:
-        failed_claim = next(claim for claim in certificate.claims if claim.verdict != VERIFIED)
-        text.append(f"{glyphs.failed} not certified: {failed_claim.name}: {failed_claim.statement}", palette.BAD)
+        doubt = certificate.doubt
+        why = f": {doubt.name}: {doubt.statement}" if doubt is not None else ""
+        text.append(f"{glyphs.failed} not certified{why}", palette.BAD)
     else:
         text.append(SAFETY.get(view.phase, ""), palette.DIM)
     return text
@@ -275,6 +276,6 @@ def source_past_the_seal(view: MigrationView) -> list[tuple[float, float]]:
     """Return (step, loss) of the source past the seal that the continuity claim compared."""
     if view.certificate is None:
         return []
-    continuity = next((claim for claim in view.certificate.claims if claim.name == "continuity"), None)
+    continuity = next((claim for claim in view.certificate.claims if claim.name in COMPARED), None)
     steps = continuity.evidence.get("steps", ()) if continuity else ()
     return [(step, loss) for step, loss, *_ in steps]

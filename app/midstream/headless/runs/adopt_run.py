@@ -1,0 +1,56 @@
+"""`--adopt` and `--init-run`: trainers that run already, and run files."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from midstream.errors import Exit, UsageError
+from midstream.output import Output
+
+if TYPE_CHECKING:
+    from midstream.fleet.fleet import Fleet
+
+
+def adopt(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
+    """Adopt the trainer that runs in a directory of a host."""
+    from midstream.foreign.adopt_process import adopt_process
+    from midstream.hosts.host_pool import HostPool
+    from midstream.launch.progress_line import reporter
+
+    hosts = HostPool(fleet)
+    try:
+        attempt = adopt_process(hosts, fleet, options.adopt, options.run_id, reporter(output, verbose=False))
+    finally:
+        hosts.close()
+    output.value(
+        {"event": "result", "ok": True, "run": attempt.run_id, "host": attempt.host, "attempt": attempt.number},
+        f"{attempt.run_id} on {attempt.host} is adopted as attempt {attempt.number} (midstream --status shows it)",
+    )
+    return Exit.DONE
+
+
+def init_run(fleet: Fleet | None, options: argparse.Namespace, output: Output) -> int:
+    """Write ``run.yaml`` in the present directory, or in the local directory that was looked at."""
+    from midstream.foreign.initial_run_file import RUN_FILE, launcher_of, look_at, run_file_text, split_place
+    from midstream.hosts.host_pool import HostPool
+
+    hosts = HostPool(fleet) if fleet is not None else None
+    try:
+        host, directory = split_place(options.init_run, hosts)
+        found = look_at(host, directory)
+        launcher = launcher_of(found)
+    finally:
+        if hosts is not None:
+            hosts.close()
+    path = Path(RUN_FILE) if hosts is not None else Path(found.directory) / RUN_FILE
+    if path.exists():
+        raise UsageError(f"{path} exists", "move it away: a run file is not overwritten")
+    path.write_text(run_file_text(found, launcher), encoding="utf-8")
+    shown = f"process {launcher.pid}" if launcher is not None else "its programs"
+    output.value(
+        {"event": "result", "ok": True, "file": str(path)},
+        f"{path} is written from {shown} of {found.directory}: check it, then midstream --launch {path} --on TARGET",
+    )
+    return Exit.DONE

@@ -1,0 +1,49 @@
+"""The Python of another trainer on a host: named, or built from the requirements of its run file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from midstream.fleet.fleet import HostConfig
+from midstream.hosts.host import Host
+from midstream.launch.errors import LaunchError
+from midstream.launch.install.environment import IMPORT_TIMEOUT, Environment, build_environment
+from midstream.launch.reporter import reporter_of
+from midstream.remote.machine import environments
+from midstream.remote.runs.attempts import with_setup
+from midstream_engine.foreign.run_file import RunFile
+
+_VERSION = "import platform; print(platform.python_version())"
+
+
+def prepare_trainer_environment(
+    host: Host, config: HostConfig, run: RunFile, progress: Callable[[str], None] | None = None
+) -> Environment:
+    """Find or build the interpreter that starts the run's trainer on ``host``.
+
+    In this order: the run file's interpreter; an environment of its requirements, built where it is missing;
+    ``python:`` of the host in the fleet file.
+
+    Raises:
+        LaunchError: There is none, or it does not start.
+    """
+    if run.environment.requirements:
+        hashed = "--hash=" in run.environment.requirements
+        return build_environment(host, config, reporter_of(progress), run.environment.requirements, (), hashed=hashed)
+    python = run.environment.python or config.python or ""
+    where = "the run file" if run.environment.python else f"python: of {host.name} in the fleet file"
+    if not python:
+        raise LaunchError(
+            f"{host.name}: no interpreter for {run.trainer}",
+            "environment: {python: PATH} or {requirements: FILE} in the run file, or python: of "
+            f"{host.name} in the fleet file",
+        )
+    answer = host.call(environments.run_command, timeout=IMPORT_TIMEOUT)(
+        argv=with_setup([python, "-c", _VERSION], config.setup), env=dict(config.env)
+    )
+    if answer.code:
+        raise LaunchError(
+            f"{host.name}: {python}, named in {where}: {answer.error or f'ends with {answer.code}'}",
+            "the same path has to exist on every host of the run, or requirements: builds an environment there",
+        )
+    return Environment(python, f"named in {where}")

@@ -1,0 +1,45 @@
+"""Preflight of a run of another trainer: its interpreter on the target, and what its trainer stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from midstream.check.check_result import FAIL, PASS, WARN, Check
+from midstream.hosts.host import Host
+from midstream.migrate.plan import Plan
+from midstream.remote.machine import environments
+from midstream_engine.foreign.run_file import YES
+
+IMPORT_TIMEOUT = 60.0  # seconds
+
+
+def check(target: Host, plan: Plan) -> Iterator[Check]:
+    """Check the environment of the target, and report what the trainer's checkpoints do not have."""
+    assert plan.trainer is not None
+    run = plan.trainer.run_file
+    if run.environment.requirements:
+        yield Check("environment", PASS, "built from the run file's requirements, where it is missing")
+    elif run.environment.python:
+        python = run.environment.python
+        answer = target.call(environments.run_command, timeout=IMPORT_TIMEOUT)(argv=[python, "-c", "0"], env={})
+        yield Check(
+            "environment",
+            FAIL if answer.code else PASS,
+            f"{target.name}: {python}: {answer.error or f'ends with {answer.code}'}"
+            if answer.code
+            else f"{target.name} has {python}",
+            "install it there, or name requirements: in the run file" if answer.code else "",
+        )
+    missing = [
+        what
+        for what, stored in (
+            ("random state", run.stored.random_state),
+            ("position of the data", run.stored.data_position),
+        )
+        if stored != YES
+    ]
+    if missing:
+        hint = run.stored.advice[0] if run.stored.advice else ""
+        yield Check("stored", WARN, f"checkpoints of {run.trainer} may lack {' and '.join(missing)}", hint)
+    else:
+        yield Check("stored", PASS, f"checkpoints of {run.trainer} have random state and position of the data")

@@ -1,0 +1,232 @@
+"""Plan the migration of a run of another trainer. No side effects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from midstream.counts import count
+from midstream.errors import Exit, MidstreamError, UsageError
+from midstream.fleet.fleet import Fleet
+from midstream.migrate import host_files
+from midstream.migrate.duration import stages
+from midstream.migrate.modes import LIVE
+from midstream.migrate.plan import Change, Estimate, Plan, Policy, Shape, TrainerPlan
+from midstream.migrate.planning import downtime_estimate, measured_rates, plan_estimate, source_run
+from midstream.migrate.planning.consent import warnings_of
+from midstream.migrate.planning.plan_parts import Contents, Ends, devices_of, identify, plan_route
+from midstream.migrate.request import Request
+from midstream.output import duration
+from midstream.remote.copy.allowlist import shown
+from midstream.trainers.run_file_parser import as_text, from_value
+from midstream.trainers.world import check_world, world_of
+from midstream.watch.snapshot import RunView, Snapshot
+from midstream_engine import records
+from midstream_engine.foreign.run_file import NO, UNKNOWN, RunFile, World
+
+ADVICE = {
+    "data": "midstream_tap in the training script records digests of the batches",
+    "learning rate": "log the learning rate with the loss",
+}
+
+
+def plan_trainer(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends, config: Mapping[str, Any]) -> Plan:
+    """Plan the migration. Errors as of `planner.make_plan`."""
+    run, source = ends.run, ends.source
+    try:
+        described = from_value(config, f"run.yaml of {run.host}")
+    except records.RecordError as error:
+        raise MidstreamError(str(error), "the run directory needs its run.yaml") from None
+    _check_request(request, ends, described)
+    before = max(1, len(ends.status.devices))
+    devices = [len(devices_of(snapshot.host(name), name)) or 1 for name in ends.target.hosts]
+    if len(set(devices)) > 1:
+        raise MidstreamError(
+            f"hosts of {ends.target.name} have {', '.join(map(str, devices))} devices: a run needs as many on each",
+            "choose a target of equal hosts",
+            Exit.REFUSED,
+        )
+    after = world_of(described, len(devices), devices[0])
+    check_world(described, before, after)
+    checkpoint = source_run.choose_checkpoint(run, request)
+    newest = max(
+        (each for each in run.checkpoints if each.complete and each.accepted),
+        key=lambda each: (each.step, each.attempt),
+        default=None,
+    )
+    digests = (described.files_digest,) if described.files_digest else ()
+    data = sum(host_files.missing_data(source, ends.destination, digest) for digest in digests)
+    contents = Contents(
+        config=config,
+        consent=(),
+        checkpoint=checkpoint,
+        newest=newest.name if newest else "",
+        arrays=(),
+        checkpoint_bytes=newest.size if newest else 0,
+        data_digests=digests,
+        data_bytes=data,
+    )
+    lost = max(0, ends.status.step - checkpoint.step) if checkpoint else 0
+    route = replace(plan_route(ends, contents), data_location="")
+    return Plan(
+        identity=identify(fleet, request, ends, contents),
+        shape=Shape(
+            source_devices=before,
+            target_devices=after.size,
+            train_batch_size=described.batch.sequences,
+            per_device_parallelism=after.per_device,
+            accumulation=after.accumulation,
+            num_train_steps=described.steps,
+            changes=(Change("processes", str(before), str(after.size), _batch_note(described, after)),),
+        ),
+        route=route,
+        estimate=_estimate(request, ends, contents, lost),
+        policy=Policy(
+            source_lost=request.source_lost,
+            certify_steps=request.certify_steps,
+            healthy_steps=request.healthy_steps,
+            consent=_consent(ends, described),
+            warnings=(*warnings_of(run, snapshot, lost, newest is None), *_warnings(run, described, request)),
+        ),
+        trainer=TrainerPlan(
+            name=described.trainer,
+            run_text=as_text(replace(described, directory="")),
+            source_flags=tuple(_world_of_source(described, ends, before).flags()),
+            target_flags=tuple(after.flags()),
+            saves_on_signal=described.stop.saves,
+            wait=described.stop.wait,
+            same_world=before == after.size,
+            losses_may_differ=NO in (described.stored.data_position, described.stored.random_state),
+            advice=tuple(described.stored.advice),
+        ),
+    )
+
+
+def _check_request(request: Request, ends: Ends, run: RunFile) -> None:
+    """Refuse what a run of another trainer cannot do. UsageError."""
+    if request.mode == LIVE:
+        raise UsageError(
+            f"{ends.run.run_id} is a run of {run.trainer}: a live migration needs midstream's engine, which can replay",
+            "--mode warm",
+        )
+    if request.overrides:
+        raise UsageError(f"{ends.run.run_id} is a run of {run.trainer}: flags of the engine do not apply")
+    if ends.source_store.store or ends.target_store.store:
+        store = ends.source_store.store or ends.target_store.store
+        raise UsageError(
+            f"checkpoints of {run.trainer} are copied between hosts, and {store} is a bucket",
+            f"remove store: of {ends.target.name} in the fleet file, or choose another target",
+        )
+    if len(ends.source_hosts) > 1 or len(ends.target.hosts) > 1:
+        raise UsageError(
+            "runs of other trainers migrate between single hosts: "
+            + ", ".join((*ends.source_hosts, *ends.target.hosts)),
+            "choose a target of one host",
+        )
+    if run.directory and not run.files_digest:
+        raise UsageError(
+            f"{ends.run.run_id} trains in {shown(run.directory)} of {ends.run.host}, and its run file names no files",
+            "files: in the run file names the code and data that travel",
+        )
+
+
+def _world_of_source(run: RunFile, ends: Ends, before: int) -> World:
+    nodes = len(ends.source_hosts) or 1
+    try:
+        return world_of(run, nodes, max(1, before // nodes))
+    except MidstreamError:
+        return World(nodes, max(1, before // nodes), run.batch.per_device)
+
+
+def _batch_note(run: RunFile, after: World) -> str:
+    if after.accumulation:
+        return (
+            f"the global batch of {run.batch.sequences} stays: {after.size} x {after.per_device} x "
+            f"{count(after.accumulation, 'accumulation')}"
+        )
+    return "the trainer divides its global batch by them"
+
+
+def _consent(ends: Ends, run: RunFile) -> tuple[str, ...]:
+    """Return what the user has to agree to: what the target executes, and what is not stored."""
+    lines = [f"{ends.target.name} executes: {shown(' '.join(run.resume))}"]
+    if run.files_digest:
+        lines.append(
+            f"{ends.target.name} gets and executes the files of {ends.run.host}, digest {run.files_digest[:12]}"
+        )
+    if run.stored.data_position == NO:
+        hint = f" ({run.stored.advice[0]})" if run.stored.advice else ""
+        lines.append(f"the order of the data may begin again: checkpoints of {run.trainer} do not store it{hint}")
+    if run.stored.random_state == NO:
+        lines.append(
+            f"dropout and augmentation may draw other numbers: checkpoints of {run.trainer} lack the random state"
+        )
+    return tuple(lines)
+
+
+def _warnings(run: RunView, described: RunFile, request: Request) -> tuple[str, ...]:
+    lines: list[str] = []
+    if run.running and request.checkpoint == "now":
+        if described.stop.saves:
+            lines.append(f"{described.trainer} saves on {described.stop.signal}: no step is given up")
+        else:
+            lines.append(_waiting(run, described))
+    if described.stored.data_position == UNKNOWN:
+        lines.append(
+            f"whether checkpoints of {described.trainer} store the position of the data is not known: "
+            + ("the rehearsal compares losses before anything is stopped" if request.mode != "cold"
+               else "--mode warm compares losses before anything is stopped")
+        )  # fmt: skip
+    return tuple(lines)
+
+
+def _waiting(run: RunView, described: RunFile) -> str:
+    """Describe how long the next periodic checkpoint is waited for."""
+    steps = sorted({each.step for each in run.checkpoints if each.complete})
+    interval = steps[-1] - steps[-2] if len(steps) > 1 else 0
+    pace, _ = downtime_estimate.step_seconds(run.curve)
+    if not interval:
+        return f"{described.trainer} saves nothing on a signal: its next checkpoint is waited for; no step is given up"
+    about = f", {duration(interval * pace)}" if pace else ""
+    return (
+        f"{described.trainer} saves nothing on a signal: its next checkpoint is waited for, at most "
+        f"{count(interval, 'step')}{about}; it trains until then, and no step before it is given up"
+    )
+
+
+def _estimate(request: Request, ends: Ends, contents: Contents, lost: int) -> Estimate:
+    """Estimate bytes and seconds, from what the run and earlier migrations have measured."""
+    run, size = ends.run, contents.checkpoint_bytes
+    rates = measured_rates.rates_between(
+        measured_rates.past_migrations(), run.run_id, run.host, ends.target.hosts[0], request.mode, size
+    )
+    step, _ = downtime_estimate.step_seconds(run.curve)
+    work = plan_estimate.Work(
+        mode=request.mode,
+        checkpoint_bytes=size,
+        data_bytes=contents.data_bytes,
+        copies_checkpoint=contents.checkpoint is not None,
+        shared_store=False,
+        environment_ready=None,
+        steps_compared=min(request.certify_steps, lost),
+        healthy_steps=request.healthy_steps,
+        step=step,
+        compile=0.0,
+    )
+    copied = plan_estimate.copied_bytes(work, rates)
+    predicted = downtime_estimate.predict(run.curve, size, "cold", rates, running=run.running, copied_bytes=copied)
+    predicted["compile"] = 0.0  # part of the trainer's start, which `provision` has
+    predicted, unknown = plan_estimate.downtime_seconds(work, predicted, rates)
+    downtime = None if unknown else sum(predicted.values())
+    durations = plan_estimate.durations(work, downtime, rates)
+    durations.pop(stages.COMPILE, None)
+    return Estimate(
+        checkpoint_bytes=size,
+        data_bytes=contents.data_bytes or 0,
+        steps_lost=lost,
+        predicted_seconds=predicted,
+        unknown=unknown,
+        duration=durations,
+        assumptions=plan_estimate.assumptions(work, rates, run.host, ends.target.name),
+    )

@@ -1,0 +1,20 @@
+"""DeepSpeed: `save_checkpoint` with its file `latest`.
+
+A checkpoint of ZeRO has a part for each process: another number of them can load it only after `ds_to_universal`.
+"""
+
+from __future__ import annotations
+
+from midstream.trainers.defaults.trainer_defaults import TrainerDefaults
+from midstream_engine.foreign.run_file import Checkpoints, Stop, Stored
+
+DEEPSPEED = TrainerDefaults(
+    name="deepspeed",
+    title="DeepSpeed",
+    resume=None,
+    checkpoints=Checkpoints("deepspeed", "", reshards=False),
+    metrics=None,
+    stop=Stop(),
+    stored=Stored(advice=["put the data loader's state into client_state of save_checkpoint"]),
+    packages=("deepspeed",),
+)

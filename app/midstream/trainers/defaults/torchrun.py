@@ -1,0 +1,19 @@
+"""A script under torchrun that saves with torch.distributed.checkpoint (DCP), as torchtitan does."""
+
+from __future__ import annotations
+
+from midstream.trainers.defaults.trainer_defaults import TrainerDefaults
+from midstream_engine.foreign.run_file import Checkpoints, Stop, Stored
+
+TORCHRUN = TrainerDefaults(
+    name="torchrun",
+    title="torchrun with distributed checkpoints",
+    resume=None,
+    checkpoints=Checkpoints("dcp", "", reshards=True),
+    metrics=None,
+    # Its agent kills the workers 30 s after SIGTERM unless --shutdown-timeout says otherwise.
+    stop=Stop(grace=45.0),
+    stored=Stored(
+        advice=["store the data loader's state in the checkpoint: torchtitan does, a script of one's own has to"]
+    ),
+)

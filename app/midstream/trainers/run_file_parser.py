@@ -1,0 +1,332 @@
+"""Read a run file of another trainer: YAML, with the defaults of its trainer, checked key by key."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import shlex
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import yaml
+
+from midstream.errors import UsageError
+from midstream.plain_yaml import load_plain
+from midstream.suggestions import nearest
+from midstream.trainers.defaults import TRAINERS, TrainerDefaults
+from midstream_engine import records
+from midstream_engine.foreign.run_file import (
+    BATCHES,
+    BY_COMMAND,
+    DISTRIBUTED,
+    PLACEHOLDER,
+    PLACEHOLDERS,
+    Batch,
+    Checkpoints,
+    Environment,
+    Metrics,
+    RunFile,
+    Stop,
+    Stored,
+    distributed_name,
+    is_run_file,
+)
+
+LARGEST = 1 << 20  # bytes of a run file
+RULES = ("huggingface", "lightning", "dcp", "accelerate", "deepspeed", "levanter", "orbax", "glob")
+SOURCES = ("tensorboard", "csv", "trainer_state", "jsonl", "trackio", "wandb", "regex")
+KEYS = (
+    "trainer", "id", "command", "resume", "directory", "out", "steps", "launcher", "rehearsal_steps", "batch", "stop",
+    "checkpoints", "metrics", "files", "environment", "stored",
+)  # fmt: skip
+_REQUIREMENTS = ("requirements", "lock")  # keys of environment: a file beside the run file
+Part = TypeVar("Part", bound=records.JsonRecord)
+
+
+@dataclass(frozen=True)
+class ParsedRunFile:
+    """A run file with every default, and what it states for its launch alone."""
+
+    run: RunFile
+    run_id: str  # ``id:``; empty: none
+    path: Path
+
+
+def read_run_file(path: Path) -> ParsedRunFile:
+    """Read and check a run file.
+
+    Raises:
+        UsageError: It cannot be read, a key is unknown or missing, or a value is wrong; the message has file and key.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not a text file ({error.reason})") from None
+    return parse_run_file(text, path)
+
+
+def names_run_file(path: Path) -> bool:
+    """Return whether a file is a run file of another trainer: its ``trainer:`` is a word."""
+    try:
+        return path.stat().st_size <= LARGEST and is_run_file(load_plain(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError, RecursionError):
+        return False
+
+
+def parse_run_file(text: str, path: Path) -> ParsedRunFile:
+    """Parse the text of a run file; ``path`` is for messages and for the files that it names. Errors as above."""
+    try:
+        value = load_plain(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise UsageError(f"{path}, line {mark.line + 1 if mark else 1}: {error.problem or error.context}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: {' '.join(str(error).split())}") from None
+    return _Parser(path, value).parse()
+
+
+class _Parser:
+    def __init__(self, path: Path, value: Any) -> None:
+        self._path = path
+        if not isinstance(value, dict):
+            raise self._error("", "not a mapping of keys and values", f"keys: {', '.join(KEYS)}")
+        self._value = cast("dict[str, Any]", value)
+
+    def _error(self, key: str, what: str, hint: str = "") -> UsageError:
+        return UsageError(f"{self._path}: {key + ': ' if key else ''}{what}", hint)
+
+    def parse(self) -> ParsedRunFile:
+        for key in self._value:
+            if key not in KEYS:
+                raise self._error(str(key), "no key of a run file", nearest(str(key), KEYS))
+        name = self._value.get("trainer")
+        if not isinstance(name, str) or name not in TRAINERS:
+            raise self._error("trainer", f"{name!r} is no trainer", nearest(str(name), tuple(TRAINERS)))
+        defaults = TRAINERS[name]
+        command = self._words("command")
+        if not command:
+            raise self._error("command", "missing", "command: torchrun --nproc_per_node {devices} train.py")
+        run = RunFile(
+            trainer=name,
+            command=command,
+            resume=self._resume(command, defaults),
+            checkpoints=self._checkpoints(defaults),
+            metrics=self._metrics(defaults),
+            batch=self._batch(command, defaults),
+            stop=self._stop(defaults),
+            environment=self._environment(defaults),
+            stored=self._part("stored", Stored, defaults.stored),
+            directory=self._text("directory"),
+            out=self._text("out") or "out",
+            steps=self._number("steps", 0),
+            launcher=self._flag("launcher", True),
+            rehearsal_steps=self._number("rehearsal_steps", 3),
+            files=self._texts("files"),
+        )
+        self._check(run)
+        return ParsedRunFile(run, self._text("id"), self._path)
+
+    # ------------------------------------------------------------------------------------------ values
+
+    def _text(self, key: str) -> str:
+        value = self._value.get(key, "")
+        if not isinstance(value, str):
+            raise self._error(key, f"expected a text, found {value!r}")
+        return value
+
+    def _texts(self, key: str) -> list[str]:
+        value: Any = self._value.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in cast("list[Any]", value)):
+            raise self._error(key, "expected a list of texts", f'{key}: ["*.py", "data/**"]')
+        return cast("list[str]", value)
+
+    def _number(self, key: str, default: int) -> int:
+        value = self._value.get(key, default)
+        if type(value) is not int or value < 0:
+            raise self._error(key, f"expected a number from 0 on, found {value!r}")
+        return value
+
+    def _flag(self, key: str, default: bool) -> bool:
+        value = self._value.get(key, default)
+        if not isinstance(value, bool):
+            raise self._error(key, f"expected true or false, found {value!r}")
+        return value
+
+    def _words(self, key: str) -> list[str]:
+        value: Any = self._value.get(key)
+        if value is None:
+            return []
+        if isinstance(value, str):
+            try:
+                return shlex.split(value)
+            except ValueError as error:
+                raise self._error(key, str(error).lower()) from None
+        if isinstance(value, list) and all(isinstance(each, str) for each in cast("list[Any]", value)):
+            return cast("list[str]", value)
+        raise self._error(key, "expected a command line, or a list of its words")
+
+    def _part(self, key: str, kind: type[Part], default: Part, leave: Sequence[str] = ()) -> Part:
+        """Return a part of the run file over its default; keys in ``leave`` are read elsewhere."""
+        value: Any = self._value.get(key, {})
+        if not isinstance(value, dict):
+            raise self._error(key, "expected keys and values")
+        given = {name: item for name, item in cast("dict[str, Any]", value).items() if name not in leave}
+        names = [field.name for field in dataclasses.fields(kind)]
+        for name in given:
+            if name not in names:
+                raise self._error(f"{key}.{name}", "no key of it", nearest(str(name), (*names, *leave)))
+        try:
+            return kind.from_json({**default.to_json(), **given}, f"{self._path}: {key}")
+        except records.RecordError as error:
+            raise UsageError(str(error)) from None
+
+    # ------------------------------------------------------------------------------------------ parts
+
+    def _resume(self, command: list[str], defaults: TrainerDefaults) -> list[str]:
+        words = self._words("resume")
+        if words:
+            return words
+        if defaults.resume is None:
+            raise self._error(
+                "resume", f"missing: a {defaults.title} has its own way to resume", 'resume: "... {checkpoint}"'
+            )
+        return [*command, *defaults.resume]
+
+    def _checkpoints(self, defaults: TrainerDefaults) -> Checkpoints:
+        given = self._value.get("checkpoints")
+        if defaults.checkpoints is None and not given:
+            raise self._error("checkpoints", "missing", 'checkpoints: {rule: glob, pattern: "ckpt-*.pt"}')
+        found = self._part("checkpoints", Checkpoints, defaults.checkpoints or Checkpoints("glob"))
+        if found.rule not in RULES:
+            raise self._error("checkpoints.rule", f"{found.rule!r} is no rule", nearest(found.rule, RULES))
+        if found.rule == "glob" and not found.pattern:
+            raise self._error("checkpoints.pattern", "missing", 'pattern: "ckpt-*.pt"')
+        return found
+
+    def _metrics(self, defaults: TrainerDefaults) -> Metrics:
+        if defaults.metrics is None and "metrics" not in self._value:
+            raise self._error("metrics", "missing", "metrics: {source: jsonl, path: out/metrics.jsonl}")
+        given: Any = self._value.get("metrics", {})
+        default = defaults.metrics or Metrics("")
+        source = cast("dict[str, Any]", given).get("source", default.source) if isinstance(given, dict) else ""
+        found = self._part(
+            "metrics", Metrics, default if source == default.source else Metrics("", first_step=default.first_step)
+        )
+        if found.source not in SOURCES:
+            raise self._error("metrics.source", f"{found.source!r} is no source", nearest(found.source, SOURCES))
+        if found.source == "regex" and "(?P<step>" not in found.pattern:
+            raise self._error(
+                "metrics.pattern",
+                "needs a group step, and a group loss",
+                r'pattern: "iter (?P<step>\d+): loss (?P<loss>\S+)"',
+            )
+        if found.source not in ("regex", "trainer_state") and not found.path:
+            raise self._error("metrics.path", f"missing for {found.source}", 'path: "{out}/metrics.jsonl"')
+        return found
+
+    def _batch(self, command: list[str], defaults: TrainerDefaults) -> Batch:
+        divides = any("{accumulation}" in word or "{per_device}" in word for word in command)
+        default = dataclasses.replace(defaults.batch, kept_by=BY_COMMAND) if divides else defaults.batch
+        found = self._part("batch", Batch, default)
+        if found.kept_by not in BATCHES:
+            raise self._error("batch.kept_by", f"{found.kept_by!r} is none", nearest(found.kept_by, BATCHES))
+        if found.kept_by == BY_COMMAND and not found.sequences:
+            raise self._error(
+                "batch.sequences",
+                "missing: {per_device} and {accumulation} are computed from it",
+                "batch: {sequences: 64}",
+            )
+        return found
+
+    def _stop(self, defaults: TrainerDefaults) -> Stop:
+        found = self._part("stop", Stop, defaults.stop)
+        known = tuple(each.name for each in signal.Signals)
+        if found.signal not in known:
+            raise self._error("stop.signal", f"{found.signal!r} is no signal", nearest(found.signal, known))
+        return found
+
+    def _environment(self, defaults: TrainerDefaults) -> Environment:
+        value: Any = self._value.get("environment", {})
+        given = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+        found = self._part("environment", Environment, Environment(packages=list(defaults.packages)), _REQUIREMENTS)
+        named = [key for key in _REQUIREMENTS if key in given]
+        if not named:
+            return found
+        if found.python or len(named) > 1:
+            raise self._error("environment", "python, requirements and lock exclude each other")
+        file = self._path.parent / str(given[named[0]])
+        try:
+            return dataclasses.replace(found, requirements=file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise self._error(f"environment.{named[0]}", f"{file}: {error}") from None
+
+    # ------------------------------------------------------------------------------------------ checks
+
+    def _check(self, run: RunFile) -> None:
+        """Check what the parts say together. UsageError."""
+        for key in ("command", "resume"):
+            for word in getattr(run, key):
+                for name in PLACEHOLDER.findall(word):
+                    near = nearest(name, PLACEHOLDERS)
+                    if name not in PLACEHOLDERS and near.startswith("did you mean"):
+                        raise self._error(key, f"{{{name}}} is no placeholder", near)
+                fixed = distributed_name(word)
+                if fixed is not None:
+                    raise self._error(
+                        key,
+                        f"{word!r} fixes {fixed}, which midstream writes",
+                        "{master} {port} {rank} {devices} {nodes}",
+                    )
+            self._refuse_fixed_flags(key, getattr(run, key))
+        if any("{checkpoint}" in word for word in run.command):
+            raise self._error("command", "{checkpoint} belongs to resume: a new run has none")
+        for name in run.environment.variables:
+            if name in DISTRIBUTED:
+                raise self._error(f"environment.variables.{name}", "midstream writes it", "remove it")
+        for pattern in run.files:
+            if pattern.startswith(("/", "~")) or ".." in pattern.split("/"):
+                raise self._error("files", f"{pattern!r} is not below the directory of the run file")
+        if run.directory and not run.directory.startswith("/"):
+            raise self._error("directory", f"{run.directory!r} is not absolute", "leave it out: midstream makes one")
+        if run.files and run.out and any(fnmatch.fnmatch(run.out, pattern) for pattern in run.files if pattern != "**"):
+            raise self._error("files", f"{run.out!r} is where the trainer writes: it does not travel as a file")
+
+    def _refuse_fixed_flags(self, key: str, words: Sequence[str]) -> None:
+        """Refuse flags of launchers whose next word fixes what midstream writes."""
+        for flag, value in pairwise(words):
+            name = flag.lstrip("-").replace("-", "_").upper()
+            if flag.startswith("-") and name in DISTRIBUTED and not PLACEHOLDER.search(value):
+                raise self._error(
+                    key, f"{flag} {value} fixes {name}, which midstream writes", f"{flag} {_placeholder_for(name)}"
+                )
+
+
+def _placeholder_for(name: str) -> str:
+    return {"MASTER_ADDR": "{master}", "MASTER_PORT": "{port}", "NODE_RANK": "{rank}", "WORLD_SIZE": "{world}"}.get(
+        name, "{devices}"
+    )
+
+
+def as_text(run: RunFile) -> str:
+    """Return the text of a resolved run file as ``run.yaml`` on hosts: JSON, which is YAML too."""
+    import json
+
+    return json.dumps(run.to_json(), indent=1, ensure_ascii=False) + "\n"
+
+
+def from_value(value: Mapping[str, Any], where: str) -> RunFile:
+    """Decode a resolved run file that a host or a plan has.
+
+    Raises:
+        RecordError: A field is missing or has another type, or it fixes what midstream writes.
+    """
+    run = RunFile.from_json(dict(value), where)
+    if run.trainer not in TRAINERS:
+        raise records.RecordError(f"{where}: trainer: {run.trainer[:60]!r} is none of this midstream")
+    return run

@@ -1,0 +1,89 @@
+"""Checkpoints of ``Accelerator.save_state``: a directory with model, optimizer and random states."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, List, Optional, cast
+
+from midstream_engine.foreign.checkpoints import deepspeed
+from midstream_engine.foreign.checkpoints.checkpoint import IncompleteError, SavedState
+from midstream_engine.foreign.checkpoints.checkpoint_tree import CheckpointTree, number_in
+from midstream_engine.foreign.checkpoints.sharded_files import (
+    check_distributed,
+    check_ranks,
+    check_weights,
+    distributed_folders,
+)
+
+PATTERN = "checkpoints/checkpoint_*"
+_NAME = re.compile(r"(\d+)$")
+_STATES = re.compile(
+    r"(?:optimizer|scheduler|sampler|dl_state_dict)(?:_\d+)?\.bin|scaler\.pt|custom_checkpoint_\d+\.pkl"
+)
+_FOLDERS = r"(?:pytorch_model_fsdp|optimizer)_\d+"
+_COUNTED = re.compile(r"checkpoint_\d+")  # automatic names count the checkpoints, not the steps
+
+
+def named_step(name: str) -> Optional[int]:
+    """Step at the end of a name that the user gave; automatic names count the checkpoints."""
+    return None if _COUNTED.fullmatch(name) else number_in(name, _NAME)
+
+
+def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
+    """Return the step; see `Rule.check`."""
+    tree.refuse_partial()
+    for folder in distributed_folders(tree, _FOLDERS):
+        check_distributed(tree, folder)
+    engine = deepspeed.tag_in(tree)
+    if engine:
+        deepspeed.check_tag(tree, engine, ranks)
+    if not check_weights(tree) and not engine and not tree.below("pytorch_model_fsdp_0"):
+        raise IncompleteError("model.safetensors is missing, and there are no other weights of the model")
+    if not engine and not tree.below("optimizer_0"):
+        tree.require("optimizer.bin", "the state of the optimizer")
+    for found in tree.match(_STATES):
+        tree.check_file(found.group(0))
+    if not check_ranks(tree, "random_states_{}.pkl", ranks, "random state"):
+        raise IncompleteError("random_states_0.pkl is missing, the random state of rank 0: it is written last")
+    named = named_step(tree.name)
+    return named if named is not None else _optimizer_step(tree)
+
+
+def saved_state(tree: CheckpointTree) -> SavedState:
+    """What is in a checkpoint; see `Rule.saved_state`."""
+    engine = deepspeed.tag_in(tree)
+    loader, sampler = tree.has("dl_state_dict.bin"), tree.has("sampler.bin")
+    advice: List[str] = []
+    if not loader:
+        advice.append("the position in the data is not stored: set use_stateful_dataloader in DataLoaderConfiguration")
+    if not sampler:
+        advice.append("the order of the data is repeated only with use_seedable_sampler, which the files do not show")
+    advice.append("the loader draws from the restored random state: dropout differs after a resume")
+    if not tree.has("scheduler.bin"):
+        advice.append("no schedule of the learning rate is stored: pass it to Accelerator.prepare")
+    return SavedState(
+        model=True,
+        optimizer=bool(engine) or tree.has("optimizer.bin") or bool(tree.below("optimizer_0")),
+        scheduler=tree.has("scheduler.bin") or bool(engine),
+        random_states=len(list(tree.match(re.compile(r"random_states_\d+\.pkl")))),
+        data_position="stored" if loader else "none",
+        reshards=not engine,
+        advice=cast("List[Any]", advice),
+    )
+
+
+def _optimizer_step(tree: CheckpointTree) -> Optional[int]:
+    """Number of updates that the optimizer counts for its parameters; None where it counts none."""
+    if not tree.has("optimizer.bin"):
+        return None
+    with tree.archive("optimizer.bin") as archive:
+        value = tree.checked("optimizer.bin", archive.load)
+        states: Any = cast("Dict[Any, Any]", value).get("state") if isinstance(value, dict) else None
+        if not isinstance(states, dict):
+            return None
+        steps: List[float] = []
+        for state in cast("Dict[Any, Any]", states).values():
+            number = archive.number(cast("Dict[Any, Any]", state).get("step")) if isinstance(state, dict) else None
+            if number is not None:
+                steps.append(number)
+    return int(max(steps)) if steps and 0 <= max(steps) < 1 << 53 else None

@@ -1,0 +1,75 @@
+"""Metrics in a CSV file with a header. Lightning's CSVLogger writes it again from its beginning for a new column."""
+
+from __future__ import annotations
+
+import csv
+from typing import Any, Dict, List, cast
+
+from midstream_engine.foreign.metrics.parser import Parsed
+from midstream_engine.foreign.metrics.rows import Columns, Point
+from midstream_engine.foreign.metrics.text_lines import complete_lines
+
+PATTERN = "**/metrics.csv"
+MOST_COLUMNS = 4096
+
+
+class CsvParser:
+    """Parses a CSV file; see `Parser`. Quoted cells may not have line breaks."""
+
+    def __init__(self, columns: Columns) -> None:
+        """``columns``: names of the step and the time."""
+        self._columns = columns
+        self._header: List[str] = []
+        self._rows = 0  # data lines that were read
+        self._skip = 0  # data lines to leave out, which were read before the file was written again
+
+    @property
+    def state(self) -> Any:
+        """Header and numbers of lines."""
+        return [self._header, self._rows, self._skip]
+
+    def restore(self, state: Any) -> None:
+        """Continue; see `Parser.restore`."""
+        parts = cast("List[Any]", state) if isinstance(state, list) else []
+        if len(parts) == 3 and isinstance(parts[0], list) and type(parts[1]) is int and type(parts[2]) is int:
+            self._header = [str(name) for name in cast("List[Any]", parts[0])]
+            self._rows, self._skip = parts[1], parts[2]
+
+    def rewritten(self, data: bytes) -> bool:
+        """Return whether the header has all old columns and more, so that the old lines are in the file again."""
+        first = next((line for line, _ in complete_lines(data)), "")
+        header = _cells(first)
+        if not self._header or not set(self._header) < set(header):
+            return False
+        self._skip, self._rows, self._header = max(self._rows, self._skip), 0, []
+        return True
+
+    def parse(self, data: bytes, offset: int) -> Parsed:  # noqa: ARG002
+        """Parse the complete lines; see `Parser.parse`."""
+        points: List[Point] = []
+        consumed = 0
+        for line, end in complete_lines(data):
+            consumed = end
+            cells = _cells(line)
+            if not cells:
+                continue
+            if not self._header:
+                self._header = cells[:MOST_COLUMNS]
+                continue
+            self._rows += 1
+            if self._skip:
+                self._skip -= 1
+                continue
+            values: Dict[str, Any] = {name: cell for name, cell in zip(self._header, cells) if cell}
+            point = self._columns.point(values)
+            if point is not None and point.values:
+                points.append(point)
+        return Parsed(points, consumed)
+
+
+def _cells(line: str) -> List[str]:
+    try:
+        rows = list(csv.reader([line]))
+        return rows[0] if rows else []
+    except csv.Error:
+        return []

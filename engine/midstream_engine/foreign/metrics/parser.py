@@ -1,0 +1,39 @@
+"""What reads the points of one growing file."""
+
+from __future__ import annotations
+
+from typing import Any, List, NamedTuple, Protocol
+
+from midstream_engine.foreign.metrics.rows import Point
+
+
+class Parsed(NamedTuple):
+    """Result of one read. ``consumed``: bytes that are not read again. ``problem``: why the rest waits."""
+
+    points: List[Point]
+    consumed: int
+    problem: str = ""
+
+
+class Parser(Protocol):
+    """A parser of one file; it is created again for each file and each new part of it."""
+
+    @property
+    def state(self) -> Any:
+        """What it needs to continue later, as JSON."""
+        ...
+
+    def restore(self, state: Any) -> None:
+        """Continue from a state; one of another shape starts from nothing."""
+        ...
+
+    def parse(self, data: bytes, offset: int) -> Parsed:
+        """Parse bytes from ``offset`` of the file on; an incomplete end is left for the next read."""
+        ...
+
+    def rewritten(self, data: bytes) -> bool:
+        """Return whether a file that begins with ``data`` now has what it had before, written again with more columns.
+
+        The parser then leaves out what it has had. Otherwise the file is a new part.
+        """
+        ...

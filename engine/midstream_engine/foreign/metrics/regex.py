@@ -1,0 +1,59 @@
+"""Metrics in the lines of a log, by a regular expression with named groups."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, List
+
+from midstream_engine.foreign.metrics.parser import Parsed
+from midstream_engine.foreign.metrics.rows import Columns, Point
+from midstream_engine.foreign.metrics.text_lines import complete_lines
+
+PATTERN = "*.log"
+MATCHED = 2000  # characters of a line: an expression may take time that grows with the length
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+class RegexParser:
+    """Parses lines of text; see `Parser`. Progress bars that overwrite their line count by what is last in it.
+
+    Raises:
+        ValueError: The expression is none, or has no group ``step``.
+    """
+
+    def __init__(self, expression: str, columns: Columns) -> None:
+        """``expression``: with the groups ``step``, ``loss``, ``learning_rate``, and others by their names."""
+        try:
+            self._expression = re.compile(expression)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError("the regular expression for metrics is none: {}".format(error)) from None
+        if "step" not in self._expression.groupindex:
+            raise ValueError("the regular expression for metrics has no group (?P<step>...)")
+        self._columns = Columns(columns.first_step)
+
+    @property
+    def state(self) -> Any:
+        """Nothing: lines are independent."""
+        return None
+
+    def restore(self, state: Any) -> None:
+        """Nothing to restore."""
+
+    def rewritten(self, data: bytes) -> bool:  # noqa: ARG002
+        """Logs are only appended to."""
+        return False
+
+    def parse(self, data: bytes, offset: int) -> Parsed:  # noqa: ARG002
+        """Parse the complete lines; see `Parser.parse`."""
+        points: List[Point] = []
+        consumed = 0
+        for line, end in complete_lines(data):
+            consumed = end
+            for part in line.split("\r"):
+                found = self._expression.search(_ESCAPE.sub("", part[:MATCHED]))
+                if found:
+                    groups: Dict[str, Any] = found.groupdict(default="")
+                    point = self._columns.point({name: value.replace(",", "") for name, value in groups.items()})
+                    if point is not None:
+                        points.append(point)
+        return Parsed(points, consumed)

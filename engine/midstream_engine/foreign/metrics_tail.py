@@ -1,0 +1,98 @@
+"""Rows of ``metrics.jsonl`` from what a trainer writes: each step once, in order, from the attempt's first step on."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any, Dict, List, Mapping, Optional
+
+from midstream_engine import records
+from midstream_engine.foreign.batch_tap import BatchTap
+from midstream_engine.foreign.metrics.metrics_reader import MetricsReader
+
+
+class MetricsTail:
+    """Appends a trainer's rows to ``metrics.jsonl`` (or ``replay.jsonl``) of an attempt."""
+
+    def __init__(self, reader: MetricsReader, path: str, *, first: int, tap: Optional[BatchTap] = None) -> None:
+        """Open the file.
+
+        Args:
+            reader: The source.
+            path: The file of rows.
+            first: The first step of this attempt: rows of earlier steps belong to earlier attempts.
+            tap: Digests of batches.
+        """
+        self._reader, self._tap = reader, tap
+        self.step = first  # updates that have a row
+        self.rows = 0
+        self.problem = ""  # why the source cannot be read, in one line
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._time: Optional[float] = None  # of the last row
+        self._evaluated = first
+        self._apart: Dict[int, Dict[str, Any]] = {}  # values of steps whose loss has not come yet
+
+    def poll(self) -> int:
+        """Read what is new; return the number of rows that were written."""
+        before = self.rows
+        if self._tap is not None:
+            self._tap.poll()
+        parts = self._reader.poll()
+        while parts:
+            for part in parts:
+                self.problem = "{}: {}".format(part.source, part.problem)[:300] if part.problem else ""
+                for found in part.rows:
+                    self._write(found)
+            read = any(part.rows for part in parts)
+            parts = self._reader.poll() if read else []
+        return self.rows - before
+
+    def _write(self, found: Mapping[str, Any]) -> None:
+        row = self._row(found["global_step"], found)
+        if row:
+            records.append_line(self._file, json.dumps(row, allow_nan=False).encode() + b"\n")
+            self.rows += 1
+
+    def sync(self) -> None:
+        """Wait until the rows are on the disk."""
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _row(self, step: int, found: Mapping[str, Any]) -> Dict[str, Any]:
+        values = {name: value for name, value in found.items() if name not in ("global_step", "time")}
+        values = {name: value for name, value in values.items() if value is not None}
+        loss = "train/loss" in values
+        if not loss and "eval/loss" not in values and step >= self.step:
+            self._apart.setdefault(step, {}).update(values)  # a learning rate that is logged before the loss
+            return {}
+        if loss:
+            values = {**self._apart.get(step, {}), **values}
+            self._apart = {other: kept for other, kept in self._apart.items() if other > step}
+        if not values or step < (self.step if loss else self._evaluated):
+            return {}  # of an earlier attempt, or a part that repeats it
+        now = found.get("time")
+        moment = float(now) if isinstance(now, (int, float)) and now > 0 else time.time()
+        row: Dict[str, Any] = {"global_step": step, **values, "time": moment}
+        if not loss:
+            self._evaluated = step + 1
+            return row
+        done = step + 1 - self.step
+        if self._time is not None and moment > self._time and done > 0:
+            row["throughput/duration"] = (moment - self._time) / done
+        digest = self._tap.digest(step) if self._tap is not None else ""
+        if digest:
+            row["batch_digest"] = digest
+        self.step, self._time = step + 1, moment
+        return row
+
+
+def read_rows(path: str) -> List[Dict[str, Any]]:
+    """Return the complete rows of a file; none where it is absent."""
+    try:
+        with records.open_regular(path) as file:
+            return records.parse_metrics(file.read().decode(errors="replace").splitlines())
+    except FileNotFoundError:
+        return []

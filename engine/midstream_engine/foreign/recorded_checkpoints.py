@@ -1,0 +1,168 @@
+"""A trainer's checkpoint as a checkpoint of the run: its files with their hashes, under a name that the fence accepts.
+
+``checkpoints/step-<N>-a<NNN>/`` has the files below ``files/``, ``train.json`` whose state lists their hashes (so that
+the root digest covers them), and ``manifest.json``, written last. Files are linked where the trainer never writes them
+again in place; else they are copied. What is incomplete by its rule is never recorded.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import posixpath
+import shutil
+import time
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from midstream_engine import records
+from midstream_engine.checkpoint import save_fence
+from midstream_engine.foreign.run_file import RunFile
+
+FILES = "files"
+CHUNK = 1 << 20
+KEPT = 2  # newest recorded checkpoints that are not removed
+
+
+class Found(NamedTuple):
+    """A complete checkpoint of the trainer: paths of its files relative to ``directory``."""
+
+    directory: str
+    path: str  # of the checkpoint itself, relative too
+    step: int
+    files: Tuple[str, ...]
+
+
+def record(paths: records.RunPaths, run: RunFile, found: Found, attempt: int, epoch: int, versions: Dict[str, str],
+           world: int) -> Optional[records.Manifest]:  # fmt: skip
+    """Record a checkpoint and return its manifest; None where the trainer removed it first.
+
+    Raises:
+        FenceRejectedError: The fence does not accept its step of this epoch.
+        OSError: The disk is full, or cannot be read.
+    """
+    name = records.checkpoint_name(found.step, attempt)
+    directory = paths.checkpoint(name)
+    known = records.Manifest.read_or_none(posixpath.join(directory, records.MANIFEST))
+    if known is not None:
+        return known
+    shutil.rmtree(directory, ignore_errors=True)  # of a driver that was killed
+    entries: List[records.ObjectEntry] = []
+    try:
+        for path in found.files:
+            entries.append(
+                _take(posixpath.join(found.directory, path), directory, path, link=not run.checkpoints.rewritten)
+            )
+    except FileNotFoundError:  # the trainer has removed it
+        shutil.rmtree(directory, ignore_errors=True)
+        return None
+    state: Dict[str, Any] = {
+        "step": found.step,
+        "trainer": run.trainer,
+        "path": found.path,
+        "rule": run.checkpoints.rule,
+        "files": {entry.path[len(FILES) + 1 :]: entry.sha256 for entry in entries},
+        "data_digest": run.files_digest,
+    }
+    train = {"state": state, "provenance": {"run_id": paths.run_id, "attempt": attempt, "epoch": epoch,
+             "time": time.time(), "versions": versions, "processes": world}}  # fmt: skip
+    records.write_json(posixpath.join(directory, records.TRAIN), train)
+    entries.append(_hashed(directory, records.TRAIN))
+    manifest = records.Manifest(
+        format=records.FORMAT,
+        version=records.FORMAT_VERSION,
+        run_id=paths.run_id,
+        step=found.step,
+        attempt=attempt,
+        epoch=epoch,
+        created=time.time(),
+        root_digest=records.root_digest([], {}, state),
+        arrays=[],
+        objects=[entry.to_json() for entry in sorted(entries, key=lambda entry: entry.path)],
+    )
+    with records.locked(paths.lock):
+        save_fence.check(paths, epoch, found.step)
+        manifest.write(posixpath.join(directory, records.MANIFEST))
+    return manifest
+
+
+def _take(source: str, directory: str, path: str, *, link: bool) -> records.ObjectEntry:
+    """Link or copy a file to its place in a checkpoint, and hash it there."""
+    relative = posixpath.join(FILES, path)
+    if not records.safe_relative(relative):
+        raise records.RecordError("{}: a name that no checkpoint may have".format(ascii(path)))
+    target = posixpath.join(directory, relative)
+    os.makedirs(posixpath.dirname(target), exist_ok=True)
+    place(source, target, link=link)
+    return _hashed(directory, relative)
+
+
+def place(source: str, target: str, *, link: bool) -> None:
+    """Create ``target`` with the content of ``source``: as a hard link where that is wanted and possible."""
+    if link:
+        try:
+            os.link(source, target, follow_symlinks=True)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES):
+                raise
+    shutil.copyfile(source, target)
+    shutil.copymode(source, target)
+
+
+def _hashed(directory: str, path: str) -> records.ObjectEntry:
+    target = posixpath.join(directory, path)
+    sha256, size = digest_of(target)
+    return records.ObjectEntry(path, size, sha256)
+
+
+def digest_of(path: str) -> Tuple[str, int]:
+    """Return SHA-256 and size of a file, from the bytes that were read."""
+    total, size = hashlib.sha256(), 0
+    with records.open_regular(path) as file:
+        while True:
+            piece = file.read(CHUNK)
+            if not piece:
+                return total.hexdigest(), size
+            total.update(piece)
+            size += len(piece)
+
+
+def usable(paths: records.RunPaths) -> List[records.Manifest]:
+    """Return the complete checkpoints of the run that its fence accepts, by step and attempt."""
+    fence = save_fence.read_fence(paths)
+    found: List[records.Manifest] = []
+    for name in os.listdir(paths.checkpoints) if os.path.isdir(paths.checkpoints) else ():
+        if records.parse_checkpoint_name(name) is None:
+            continue
+        manifest = records.Manifest.read_or_none(posixpath.join(paths.checkpoint(name), records.MANIFEST))
+        if manifest is not None and (fence is None or fence.accepts(manifest.epoch, manifest.step)):
+            found.append(manifest)
+    return sorted(found, key=lambda manifest: (manifest.step, manifest.attempt))
+
+
+def prune(paths: records.RunPaths, attempt: int, keep: int = KEPT) -> List[str]:
+    """Remove an attempt's recorded checkpoints that are neither pinned nor among the newest; return their names."""
+    own = [manifest for manifest in usable(paths) if manifest.attempt == attempt]
+    pinned = _pinned(paths)
+    removed: List[str] = []
+    for manifest in own[:-keep]:
+        if manifest.name in pinned:
+            continue
+        directory = paths.checkpoint(manifest.name)
+        os.unlink(posixpath.join(directory, records.MANIFEST))  # from here on it is no checkpoint
+        shutil.rmtree(directory, ignore_errors=True)
+        removed.append(manifest.name)
+    return removed
+
+
+def _pinned(paths: records.RunPaths) -> Sequence[str]:
+    found: List[str] = []
+    for name in os.listdir(paths.pins) if os.path.isdir(paths.pins) else ():
+        try:
+            pin = records.Pin.read(posixpath.join(paths.pins, name))
+        except (FileNotFoundError, records.RecordError):
+            continue
+        if pin.expires > time.time():
+            found.append(pin.checkpoint)
+    return found

@@ -1,0 +1,198 @@
+"""``run.yaml`` of a run of another trainer: how it is started and stopped, what it writes, and what travels with it.
+
+The app resolves the user's run file with the defaults of its trainer, and writes it as JSON, which is YAML too: hosts
+read it with the standard library. ``trainer`` is a name there; in a run of midstream's own engine it is a mapping.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import posixpath
+import re
+from typing import Any, ClassVar, Dict, List, Mapping, Optional, cast
+
+from midstream_engine.records.errors import RecordError
+from midstream_engine.records.field_forms import DIGEST_OR_EMPTY, NAME
+from midstream_engine.records.record import JsonRecord
+
+# What replaces a placeholder of the command: `Placeholders`.
+PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+PLACEHOLDERS = (
+    "nodes", "rank", "master", "port", "devices", "world", "per_device", "accumulation", "checkpoint", "out", "python",
+    "steps",
+)  # fmt: skip
+# Written by midstream for the trainer; a command or an environment may not fix them.
+DISTRIBUTED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "NPROC_PER_NODE")
+
+BY_COMMAND = "command"  # the command has {per_device} or {accumulation}
+BY_TRAINER = "trainer"  # the trainer divides its global batch by the number of processes
+FIXED = "fixed"  # nothing keeps it: the run stays at its number of processes
+BATCHES = (BY_COMMAND, BY_TRAINER, FIXED)
+
+YES, NO, UNKNOWN = "yes", "no", "unknown"
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch(JsonRecord):
+    """What keeps the global batch on another number of processes."""
+
+    kept_by: str = FIXED
+    sequences: int = 0  # of the global batch; 0: not stated
+    per_device: int = 0  # sequences that a device can take at once; 0: not stated
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop(JsonRecord):
+    """How the trainer is stopped: a signal to its launcher on every node, never to one rank alone."""
+
+    signal: str = "SIGTERM"
+    saves: bool = False  # it saves before it exits; else the next periodic checkpoint is waited for
+    grace: float = 60.0  # seconds from the signal to the exit, after which it is killed
+    wait: float = 3600.0  # seconds for which the next periodic checkpoint is waited for
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoints(JsonRecord):
+    """Where the trainer writes its checkpoints, and what a complete one is."""
+
+    rule: str  # huggingface, lightning, dcp, accelerate, deepspeed, levanter, orbax, glob
+    pattern: str = ""  # of their names below ``directory``; empty: that of the rule
+    directory: str = "{out}"
+    reshards: bool = False  # another number of processes can load them
+    rewritten: bool = False  # files are written again in place: they are copied, not linked
+
+
+@dataclasses.dataclass(frozen=True)
+class Metrics(JsonRecord):
+    """Where the trainer writes its losses."""
+
+    source: str  # tensorboard, csv, trainer_state, jsonl, trackio, wandb, regex
+    path: str = ""  # a file or a pattern below the working directory; empty: that of the source
+    first_step: int = 0  # the number that the first update has there
+    names: Dict[str, str] = dataclasses.field(default_factory=lambda: {})  # loss, learning_rate -> its own name
+    pattern: str = ""  # of ``regex``: with the groups step, loss, learning_rate
+
+
+@dataclasses.dataclass(frozen=True)
+class Environment(JsonRecord):
+    """The Python that the trainer runs with; without a field the host's ``python:`` of the fleet file."""
+
+    python: str = ""  # an interpreter that each host has
+    requirements: str = ""  # text of a requirements file or lock, from which it is built on a host that lacks it
+    variables: Dict[str, str] = dataclasses.field(default_factory=lambda: {})
+    packages: List[str] = dataclasses.field(default_factory=lambda: [])  # whose versions are compared
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored(JsonRecord):
+    """What the trainer's checkpoints have besides parameters and optimizer: yes, no or unknown."""
+
+    random_state: str = UNKNOWN
+    data_position: str = UNKNOWN
+    advice: List[str] = dataclasses.field(default_factory=lambda: [])  # what to switch on, one line each
+
+
+_PARTS: Dict[str, Any] = {
+    "batch": Batch,
+    "stop": Stop,
+    "checkpoints": Checkpoints,
+    "metrics": Metrics,
+    "environment": Environment,
+    "stored": Stored,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFile(JsonRecord):
+    """A resolved run file. Templates are lists of words with `PLACEHOLDERS`."""
+
+    FORMAT: ClassVar[int] = 1
+
+    trainer: str = dataclasses.field(metadata={"form": NAME})
+    command: List[str]
+    resume: List[str]
+    checkpoints: Checkpoints
+    metrics: Metrics
+    batch: Batch = Batch()
+    stop: Stop = Stop()
+    environment: Environment = Environment()
+    stored: Stored = Stored()
+    directory: str = ""  # working directory on the host; empty: midstream's own, with the files that travel
+    out: str = "out"  # where the trainer writes, below the working directory
+    steps: int = 0  # of the run; 0: not stated
+    launcher: bool = True  # the command starts all processes of a node; else midstream starts one for each device
+    rehearsal_steps: int = 3  # rows of a rehearsal that are compared
+    files: List[str] = dataclasses.field(default_factory=lambda: [])  # patterns of the code and data that travel
+    files_digest: str = dataclasses.field(default="", metadata={"form": DIGEST_OR_EMPTY})  # of their tree
+
+    @classmethod
+    def from_checked(cls, value: Mapping[str, Any]) -> "RunFile":
+        """Decode a value that was checked before, with its parts."""
+        parts = {name: kind.from_checked(value[name]) for name, kind in _PARTS.items() if name in value}
+        return super().from_checked({**value, **parts})
+
+    def words(self, resumes: bool) -> List[str]:
+        """Return the template of a start, or of a start from a checkpoint."""
+        return self.resume if resumes else self.command
+
+    def uses(self, placeholder: str) -> bool:
+        """Return whether a template has the placeholder."""
+        return any("{" + placeholder + "}" in word for word in [*self.command, *self.resume])
+
+
+def is_run_file(value: Any) -> bool:
+    """Return whether the content of a ``run.yaml`` is a run file of another trainer."""
+    return isinstance(value, dict) and isinstance(cast("Dict[str, Any]", value).get("trainer"), str)
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """Processes of a run on a target, and the share of the global batch that each computes."""
+
+    nodes: int = 1
+    devices: int = 1  # of each node
+    per_device: int = 0  # sequences; 0: not stated
+    accumulation: int = 0
+
+    @property
+    def size(self) -> int:
+        """Number of processes of the trainer."""
+        return self.nodes * self.devices
+
+    def flags(self) -> List[str]:
+        """Return the driver's flags."""
+        named = {"nodes": self.nodes, "devices": self.devices, "per-device": self.per_device,
+                 "accumulation": self.accumulation}  # fmt: skip
+        return [word for name, value in named.items() for word in ("--" + name, str(value))]
+
+
+def expand(words: List[str], values: Mapping[str, object]) -> List[str]:
+    """Replace the placeholders of a template. Raises RecordError for one that has no value."""
+
+    def value(match: "re.Match[str]") -> str:
+        name = match.group(1)
+        if name not in PLACEHOLDERS:
+            return match.group(0)  # braces of the command itself
+        found = values.get(name)
+        if found is None or found == "":
+            raise RecordError("{{{}}} has no value here".format(name))
+        return str(found)
+
+    return [PLACEHOLDER.sub(value, word) for word in words]
+
+
+def below(directory: str, path: str, out: str) -> str:
+    """Return a path of the run file on a host: ``{out}`` replaced, relative ones below the working directory."""
+    return posixpath.normpath(posixpath.join(directory, path.replace("{out}", posixpath.join(directory, out))))
+
+
+def distributed_name(word: str) -> Optional[str]:
+    """Return the variable of torch.distributed that a word of a command fixes; None if it fixes none.
+
+    ``--nproc_per_node={devices}`` fixes nothing: its value is a placeholder.
+    """
+    name, equals, value = word.partition("=")
+    if not equals or PLACEHOLDER.search(value):
+        return None
+    plain = name.lstrip("-").replace("-", "_").upper()
+    return plain if plain in DISTRIBUTED else None

@@ -1,0 +1,90 @@
+"""The working directory of a trainer: the code and data that travel, and the checkpoint that it resumes from."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import posixpath
+import shutil
+from typing import Any, Dict, NamedTuple
+
+from midstream_engine import records
+from midstream_engine.foreign.recorded_checkpoints import FILES, digest_of, place
+
+WORK = "work"  # below the run's directory
+GIVEN_UP = "given-up-by-attempt-"
+
+
+class MismatchError(Exception):
+    """A checkpoint's bytes are not those that were recorded."""
+
+
+class Restored(NamedTuple):
+    """A checkpoint that was placed where the trainer reads it."""
+
+    path: str  # absolute
+    step: int
+    root_digest: str  # recomputed from the bytes that were placed
+    recorded: str
+
+
+def bring_files(root: str, digest: str, directory: str) -> None:
+    """Place the files that travel in the working directory; those of the same content stay.
+
+    They are copied: a trainer may write its own code's directory. Raises MismatchError for other bytes than recorded.
+    """
+    tree = posixpath.join(root, "data", digest)
+    described = records.read_json(posixpath.join(tree, records.MANIFEST))
+    for value in described["objects"]:
+        entry = records.ObjectEntry.from_json(value)
+        if not entry.path.startswith(FILES + "/"):
+            continue
+        relative = entry.path[len(FILES) + 1 :]
+        target = posixpath.join(directory, relative)
+        if os.path.isfile(target) and digest_of(target)[0] == entry.sha256:
+            continue
+        os.makedirs(posixpath.dirname(target), exist_ok=True)
+        temporary = target + ".midstream-new"
+        place(posixpath.join(tree, entry.path), temporary, link=False)
+        if digest_of(temporary)[0] != entry.sha256:
+            os.unlink(temporary)
+            raise MismatchError("{}: {} has other bytes than its manifest says".format(tree, relative))
+        os.replace(temporary, target)
+
+
+def place_checkpoint(paths: records.RunPaths, name: str, directory: str) -> Restored:
+    """Place a recorded checkpoint below the trainer's directory of checkpoints.
+
+    Call `set_aside` first: what is there belongs to steps that are given up, and a trainer that looks for its newest
+    checkpoint would find it. Raises MismatchError for other bytes than recorded.
+    """
+    source = paths.checkpoint(name)
+    manifest = records.Manifest.read(posixpath.join(source, records.MANIFEST))
+    state: Dict[str, Any] = records.read_json(posixpath.join(source, records.TRAIN))["state"]
+    os.makedirs(directory, exist_ok=True)
+    measured: Dict[str, str] = {}
+    for path in sorted(state["files"]):
+        if not records.safe_relative(path):
+            raise MismatchError("{}: {} leaves the directory".format(name, ascii(path)))
+        target = posixpath.join(directory, path)
+        os.makedirs(posixpath.dirname(target), exist_ok=True)
+        place(posixpath.join(source, FILES, path), target, link=False)
+        measured[path] = digest_of(target)[0]
+    if state.get("rule") == "deepspeed":  # it finds its newest checkpoint by this file beside it
+        tag = posixpath.join(directory, posixpath.dirname(state["path"]), "latest")
+        records.write_bytes(tag, posixpath.basename(state["path"]).encode())
+    digest = records.root_digest([], {}, {**state, "files": measured})
+    return Restored(posixpath.join(directory, state["path"]), manifest.step, digest, manifest.root_digest)
+
+
+def set_aside(directory: str, attempt: int, pattern: str = "*") -> None:
+    """Move what earlier attempts have written, names that match ``pattern``, to a directory of its own.
+
+    Nothing is deleted.
+    """
+    names = os.listdir(directory) if os.path.isdir(directory) else []
+    aside = posixpath.join(directory, "{}{}".format(GIVEN_UP, attempt))
+    for name in names:
+        if not name.startswith(GIVEN_UP) and fnmatch.fnmatchcase(name, pattern):
+            os.makedirs(aside, exist_ok=True)
+            shutil.move(posixpath.join(directory, name), posixpath.join(aside, name))

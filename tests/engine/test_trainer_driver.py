@@ -1,0 +1,266 @@
+"""The driver of another trainer's run: it keeps the fence, stops without a loss, and leaves no process behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import midstream_engine
+from midstream.remote.trainers import travelling_files
+from midstream.trainers.run_file_parser import as_text, parse_run_file
+from midstream_engine import records
+from midstream_engine.foreign.marked_processes import marked
+from support.script_trainer import write_script
+
+TIMEOUT = 120.0
+
+
+class Driver:
+    """A driver in a root of its own, started without a launcher."""
+
+    def __init__(self, root: Path, file: Path, **changes: Any) -> None:
+        parsed = parse_run_file(file.read_text(), file).run
+        found = travelling_files.snapshot(str(root), str(file.parent), ["*.py"])
+        self.run = dataclasses.replace(parsed, files_digest=found.digest, **changes)
+        self.root, self.paths = root, records.RunPaths(str(root), "r")
+        self.number = 0
+        self.process: subprocess.Popen[bytes] | None = None
+        os.makedirs(self.paths.attempts)
+        Path(self.paths.config).write_text(as_text(self.run))
+
+    def start(self, *flags: str, epoch: int = 1, command: records.Command | None = None) -> None:
+        self.number += 1
+        os.makedirs(self.files.dir)
+        if command is not None:
+            command.write(self.files.command_file)
+        environment = {
+            **os.environ, "PYTHONPATH": str(Path(midstream_engine.__file__).parents[1]), "RUN_ID": "r",
+            "MIDSTREAM_ROOT": str(self.root), "MIDSTREAM_ATTEMPT": str(self.number), "MIDSTREAM_EPOCH": str(epoch),
+            "MIDSTREAM_TARGET": "here",
+        }  # fmt: skip
+        with open(self.files.log(), "ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "midstream_engine.foreign.driver", "--python", sys.executable, *flags],
+                env=environment, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def files(self) -> records.AttemptPaths:
+        return self.paths.attempt(self.number)
+
+    @property
+    def status(self) -> records.Status:
+        found = records.Status.read_or_none(self.files.status())
+        assert found is not None
+        return found
+
+    def rows(self) -> list[dict[str, Any]]:
+        path = Path(self.files.metrics)
+        return records.parse_metrics(path.read_text().splitlines()) if path.exists() else []
+
+    def checkpoints(self) -> list[str]:
+        return sorted(path.parent.name for path in Path(self.paths.checkpoints).glob(f"*/{records.MANIFEST}"))
+
+    def trainers(self) -> set[int]:
+        return marked(f"{self.files.dir}#0")
+
+    def wait(self, what: str, condition: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + TIMEOUT
+        while not condition():
+            assert time.monotonic() < deadline, f"{what}\n{Path(self.files.log()).read_text()[-2000:]}"
+            time.sleep(0.05)
+
+    def send(self, action: str, sequence: int = 1, **fields: Any) -> None:
+        records.Command(action, sequence=sequence, **fields).write(self.files.command_file)
+
+    def ended(self) -> int:
+        assert self.process is not None
+        return self.process.wait(TIMEOUT)
+
+    def kill(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
+    """Factory of drivers of the script trainer; what still runs is killed."""
+    made: list[Driver] = []
+
+    def driver(file: Path | None = None, changes: dict[str, Any] | None = None, **script: Any) -> Driver:
+        file = file or write_script(tmp_path / f"code{len(made)}", **{"steps": 20000, "every": 25, **script})
+        made.append(Driver(tmp_path / f"root{len(made)}", file, **(changes or {})))
+        return made[-1]
+
+    yield driver
+    for each in made:
+        each.kill()
+        each.wait("the trainer's end", lambda each=each: not each.trainers())
+
+
+def test_stop_waits_for_the_next_checkpoint_and_seals(make: Callable[..., Driver]) -> None:
+    driver = make()
+    driver.start()
+    driver.wait("a checkpoint", driver.checkpoints)
+    driver.send(records.STOP, epoch=2, owner="there", migration="m")
+    assert driver.ended() == records.EXIT_DONE
+    fence = records.Fence.read(driver.paths.fence)
+    assert (fence.epoch, fence.owner) == (2, "there")
+    assert fence.sealed_step is not None
+    assert fence.sealed_step % 25 == 0
+    assert f"step-{fence.sealed_step}-a001" in driver.checkpoints()
+    assert driver.status.state == records.STOPPED
+    assert driver.status.step == fence.sealed_step
+    assert driver.status.acknowledged == 1
+    assert not driver.trainers()
+    assert [row["global_step"] for row in driver.rows()][: fence.sealed_step] == list(range(fence.sealed_step))
+
+
+def test_trainer_that_saves_on_a_signal_is_stopped_at_once(make: Callable[..., Driver]) -> None:
+    driver = make(saves=True, every=15000)
+    driver.start()
+    driver.wait("ten rows", lambda: len(driver.rows()) > 10)
+    assert not driver.checkpoints()
+    assert driver.process is not None
+    driver.process.send_signal(signal.SIGTERM)
+    assert driver.ended() == records.EXIT_DONE
+    (name,) = driver.checkpoints()
+    assert driver.status.step == len(driver.rows()) == int(name.split("-")[1])
+
+
+def test_withdrawn_stop_lets_the_trainer_train_on(make: Callable[..., Driver]) -> None:
+    driver = make(every=200, pause=0.03)
+    driver.start()
+    driver.wait("a row", driver.rows)
+    driver.send(records.STOP, epoch=2, owner="there")
+    driver.wait("the stop is read", lambda: "waiting for the next checkpoint" in driver.status.message)
+    driver.send(records.SAVE, sequence=2)
+    driver.wait("the save", lambda: driver.status.acknowledged == 2)
+    driver.wait("further rows", lambda: len(driver.rows()) > 210)
+    assert records.Fence.read(driver.paths.fence).epoch == 1
+
+
+def test_killed_driver_leaves_no_trainer(make: Callable[..., Driver]) -> None:
+    driver = make()
+    driver.start()
+    driver.wait("a row", driver.rows)
+    assert driver.trainers()
+    driver.kill()
+    driver.wait("the trainer's end", lambda: not driver.trainers())
+
+
+def test_trainer_ends_when_the_run_passes_to_another_epoch(make: Callable[..., Driver]) -> None:
+    driver = make()
+    driver.start()
+    driver.wait("a row", driver.rows)
+    records.Fence(2, "there", 0, []).write(driver.paths.fence)
+    assert driver.ended() == records.EXIT_FENCED
+    assert driver.status.state == records.FAILED
+    assert "passed to there" in driver.status.message
+    assert not driver.trainers()
+
+
+def test_every_process_of_a_run_without_launcher_is_stopped(make: Callable[..., Driver]) -> None:
+    """A signal goes to all ranks: one that is left alone would wait for the others for good."""
+    driver = make(changes={"launcher": False}, saves=True, flags="--own-directory")
+    driver.start("--devices", "2")
+    driver.wait("two processes", lambda: len(driver.trainers()) >= 2 and len(driver.rows()) > 5)
+    environments = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in driver.trainers()]
+    ranks = {each for variables in environments for each in variables if each.startswith(b"RANK=")}
+    assert ranks == {b"RANK=0", b"RANK=1"}
+    assert driver.process is not None
+    driver.process.send_signal(signal.SIGTERM)
+    driver.ended()
+    said = Path(driver.files.log()).read_text()
+    assert said.count("saved on a signal") == 2, said
+    assert not driver.trainers()
+
+
+def test_checkpoint_with_other_bytes_is_not_resumed_from(make: Callable[..., Driver]) -> None:
+    driver = make()
+    driver.start()
+    driver.wait("a checkpoint", driver.checkpoints)
+    assert driver.process is not None
+    driver.process.send_signal(signal.SIGTERM)
+    driver.ended()
+    name = driver.checkpoints()[-1]
+    (file,) = Path(driver.paths.checkpoint(name), "files").glob("ckpt-*.json")
+    os.chmod(file, 0o644)
+    content = json.loads(file.read_text())
+    file.unlink()
+    file.write_text(json.dumps({**content, "position": 0}))
+    driver.start()
+    assert driver.ended() == records.EXIT_FAILED
+    assert "root digest" in driver.status.message
+    assert not driver.rows()
+
+
+def test_given_up_steps_are_set_aside_and_trained_again(make: Callable[..., Driver]) -> None:
+    driver = make(every=50)
+    driver.start()
+    driver.wait("rows past a checkpoint", lambda: driver.checkpoints() and len(driver.rows()) % 50 > 20)
+    driver.kill()
+    driver.wait("the trainer's end", lambda: not driver.trainers())
+    newest = int(driver.checkpoints()[-1].split("-")[1])
+    before = {row["global_step"]: row["train/loss"] for row in driver.rows()}
+    driver.start()
+    driver.wait("the same steps", lambda: len(driver.rows()) > 20)
+    again = {row["global_step"]: row["train/loss"] for row in driver.rows()}
+    assert min(again) == newest
+    assert {step: before[step] for step in again if step in before} == {
+        step: again[step] for step in again if step in before
+    }
+    assert list(Path(driver.paths.dir, "work", "out").glob("given-up-by-attempt-2/ckpt-*.json"))
+    assert records.Restore.read(driver.files.restore).step == newest
+
+
+def test_adopted_trainer_is_followed_and_stopped(make: Callable[..., Driver], tmp_path: Path) -> None:
+    directory = tmp_path / "theirs"
+    file = write_script(directory, steps=20000, every=25)
+    (directory / "out").mkdir()
+    argv = [sys.executable, "train.py", "--out", "out", "--steps", "20000", "--every", "25", "--pause", "0.02"]
+    theirs = subprocess.Popen(argv, cwd=directory)
+    try:
+        driver = make(file, {"directory": str(directory)})
+        driver.start("--attach", str(theirs.pid))
+        driver.wait("a checkpoint", driver.checkpoints)
+        assert driver.rows()[0]["global_step"] == 0
+        driver.send(records.STOP, epoch=2, owner="there")
+        assert driver.ended() == records.EXIT_DONE
+        theirs.wait(TIMEOUT)
+        assert not records.is_running(records.ProcessIdentity.read(f"{driver.files.dir}/adopted.json"))
+        assert records.Fence.read(driver.paths.fence).sealed_step == driver.status.step
+    finally:
+        theirs.kill()
+        theirs.wait()
+
+
+def test_adopted_trainer_without_its_driver_is_not_doubled(make: Callable[..., Driver], tmp_path: Path) -> None:
+    directory = tmp_path / "theirs"
+    file = write_script(directory, steps=20000, every=25)
+    (directory / "out").mkdir()
+    argv = [sys.executable, "train.py", "--out", "out", "--steps", "20000", "--every", "25", "--pause", "0.02"]
+    theirs = subprocess.Popen(argv, cwd=directory)
+    try:
+        driver = make(file, {"directory": str(directory)})
+        driver.start("--attach", str(theirs.pid))
+        driver.wait("a checkpoint", driver.checkpoints)
+        driver.kill()
+        driver.start()
+        assert driver.ended() == records.EXIT_FAILED
+        assert f"process {theirs.pid}, which attempt 1 had adopted, still runs" in driver.status.message
+        assert theirs.poll() is None
+    finally:
+        theirs.kill()
+        theirs.wait()

@@ -1,0 +1,189 @@
+"""Runs of another trainer, a script without torch: launched, watched, migrated, rolled back, continued."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream_engine import records
+from simulators.sshd import Lab
+from support.command_line import Ended, Run, midstream, refused, start_midstream
+from support.script_trainer import write_script
+
+STEPS = 20000  # more than a test trains
+
+
+def undisturbed(file: Path, out: Path, steps: int) -> list[float]:
+    """Return the losses of the first steps of a run of the same script that nothing interrupts."""
+    out.mkdir()
+    argv = [sys.executable, "train.py", "--out", out, "--steps", STEPS, "--every", STEPS, "--pause", 0]
+    subprocess.run([*map(str, argv), "--stop-at", str(steps)], cwd=file.parent, check=True, timeout=60)
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows]
+
+
+def claims_of(ended: Ended) -> dict[str, dict[str, Any]]:
+    return {claim["name"]: claim for claim in ended.result["certificate"]["claims"]}
+
+
+def check_curve(run: Run, file: Path, out: Path) -> dict[int, dict[str, Any]]:
+    """Assert that the run's curve is that of a run that nothing interrupts, without a gap; return its rows."""
+    rows = run.spliced()
+    assert sorted(rows) == list(range(len(rows)))
+    assert [rows[step]["train/loss"] for step in sorted(rows)] == undisturbed(file, out, len(rows))
+    return rows
+
+
+def test_script_is_watched_migrated_cold_and_continued(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
+    here, there = lab.host("here"), lab.host("there")
+    fleet = lab.fleet_file(here=here.config, there=there.config)
+    file = write_script(tmp_path / "code", steps=STEPS, every=25)
+    launched = midstream("--fleet", fleet, "--launch", file, "--on", "here", "--run-id", "r", "--json")
+    assert launched.code == 0, launched.stderr
+    source, target = runs(here.root, "r"), runs(there.root, "r")
+    source.wait(lambda run: len(run.checkpoints()) > 1, "two checkpoints")
+
+    # The fleet shows it like any other run.
+    metrics = midstream("--fleet", fleet, "--metrics", "r", "--json")
+    first = next(event for event in metrics.events if event.get("event") == "metrics" or "global_step" in event)
+    assert {"train/loss", "optim/learning_rate"} <= first.keys(), first
+
+    # What the target executes is agreed to first.
+    refused(midstream("--fleet", fleet, "--migrate", "r", "--to", "there", "--mode", "cold"), 3, "there executes")
+    moved = midstream(
+        "--fleet", fleet, "--migrate", "r", "--to", "there", "--mode", "cold", "--yes", "--healthy-steps", "5", "--json"
+    )
+    assert moved.code == 0, moved.stderr
+    found = {name: claim["verdict"] for name, claim in claims_of(moved).items()}
+    assert {name: found[name] for name in ("state", "step", "learning rate", "environment")} == dict.fromkeys(
+        ("state", "step", "learning rate", "environment"), "verified"
+    )
+    assert not source.running
+    sealed = moved.result["certificate"]["step"]
+    assert sealed % 25 == 0
+    assert source.fence == target.fence
+    restore = records.Restore.read(target.paths.attempt(2).restore)
+    assert restore.root_digest == source.manifest(f"step-{sealed}-a001").root_digest
+
+    # Killed, it continues from its newest checkpoint there.
+    target.wait(lambda run: any(name.endswith("-a002") for name in run.checkpoints()), "a checkpoint of the target")
+    target.kill()
+    target.wait(lambda run: not run.running, "its end")
+    again = midstream("--fleet", fleet, "--launch", file, "--on", "there", "--run-id", "r")
+    assert again.code == 0, again.stderr
+    stopped = midstream("--fleet", fleet, "--stop", "r", "--json")
+    assert stopped.code == 0, stopped.stderr
+    rows = check_curve(target, file, tmp_path / "straight")
+    assert {row["attempt"] for row in rows.values()} == {1, 2, 3}
+    assert max(rows) + 1 >= stopped.result["step"] > sealed
+
+
+def test_script_is_rehearsed_migrated_warm_and_rolled_back(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
+    here, there = lab.host("here"), lab.host("there")
+    fleet = lab.fleet_file(here=here.config, there=there.config)
+    tap = "environment: {variables: {TAP: '1'}}"
+    file = write_script(tmp_path / "code", steps=STEPS, every=25, saves=True, more=tap)
+    launched = midstream("--fleet", fleet, "--launch", file, "--on", "here", "--run-id", "r")
+    assert launched.code == 0, launched.stderr
+    source, target = runs(here.root, "r"), runs(there.root, "r")
+    source.wait(lambda run: bool(run.checkpoints()), "a checkpoint")
+    words = ("--fleet", fleet, "--migrate", "r", "--to", "there", "--yes", "--healthy-steps", str(STEPS))
+    process = start_midstream(*words, "--json")
+    target.wait(lambda run: run.running and len(run.rows()) > 3, "the target's steps")
+    assert process.stdout is not None
+    events: list[dict[str, Any]] = []
+    for line in process.stdout:
+        events.append(json.loads(line))
+        if events[-1].get("event") == "phase" and (events[-1]["phase"], events[-1]["state"]) == ("certify", "done"):
+            break
+    notes = [event.get("message", "") for event in events if event.get("event") == "note"]
+    assert any("rehearsal: replay overlap: verified" in note and "bit by bit" in note for note in notes), notes
+    assert any(note.startswith("data: verified") for note in notes), notes
+    migration = next(event["identity"]["migration"] for event in events if event.get("event") == "plan")
+    back = midstream("--rollback", migration, "--yes", "--json")
+    process.communicate(timeout=60)
+    assert back.code == 0, back.stderr
+    source.wait(lambda run: run.running and run.attempt > 2, "the source's next attempt")
+    source.wait(lambda run: len(run.rows()) > 3, "its steps")
+    assert not target.running
+    assert source.fence.epoch == 3
+    check_curve(source, file, tmp_path / "straight")
+
+
+def test_running_trainer_is_described_adopted_and_advised(
+    lab: Lab, runs: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = lab.host("here")
+    fleet = lab.fleet_file(here=here.config)
+    directory = tmp_path / "theirs"
+    file = write_script(directory, steps=STEPS, every=25)
+    text = file.read_text()
+    file.unlink()
+    (directory / "out").mkdir()
+    argv = [sys.executable, "train.py", "--out", "out", "--steps", STEPS, "--every", 25, "--pause", 0.02]
+    theirs = subprocess.Popen(list(map(str, argv)), cwd=directory)
+    try:
+        monkeypatch.chdir(tmp_path)
+        written = midstream("--fleet", fleet, "--init-run", f"here:{directory}")
+        assert written.code == 0, written.stderr
+        found = Path("run.yaml").read_text()
+        assert "trainer: script" in found
+        assert "{python} train.py --out out --steps 20000" in found
+        refused(midstream("--fleet", fleet, "--adopt", f"here:{directory}"), 2, "has no run.yaml", "--init-run")
+        file.write_text(text)
+        adopted = midstream("--fleet", fleet, "--adopt", f"here:{directory}", "--run-id", "r", "--json")
+        assert adopted.code == 0, adopted.stderr
+        run = runs(here.root, "r")
+        run.wait(lambda run: bool(run.checkpoints()) and bool(run.rows()), "a checkpoint")
+        assert run.rows()[0]["global_step"] == 0
+        advice = midstream("--fleet", fleet, "--check", "r", "--json")
+        states = {event["name"]: event["state"] for event in advice.of("check")}
+        assert states["checkpoint"] == "pass", advice.stdout
+        assert states["batches"] == "warn", "it has no tap"
+        stopped = midstream("--fleet", fleet, "--stop", "r", "--json")
+        assert stopped.code == 0, stopped.stderr
+        assert theirs.wait(60) != 0
+    finally:
+        theirs.kill()
+        theirs.wait()
+
+
+@pytest.mark.slow
+def test_data_that_restart_are_found_before_the_stop(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
+    here, there = lab.host("here"), lab.host("there")
+    fleet = lab.fleet_file(here=here.config, there=there.config)
+    file = write_script(tmp_path / "code", steps=STEPS, every=25, flags="--forget-data")
+    assert midstream("--fleet", fleet, "--launch", file, "--on", "here", "--run-id", "r").code == 0
+    source = runs(here.root, "r")
+    source.wait(lambda run: len(run.checkpoints()) > 1, "two checkpoints")
+    words = ("--fleet", fleet, "--migrate", "r", "--to", "there", "--yes", "--healthy-steps", "3", "--json")
+    moved = midstream(*words)
+    assert moved.code == 1, moved.stderr
+    assert "the order of the data, or the random state, begins again" in moved.stderr
+    assert source.running
+    assert source.attempt == 1
+    assert source.fence.epoch == 1
+
+
+@pytest.mark.slow
+def test_data_that_restart_by_agreement_are_certified(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
+    here, there = lab.host("here"), lab.host("there")
+    fleet = lab.fleet_file(here=here.config, there=there.config)
+    more = "stored: {data_position: 'no'}"
+    file = write_script(tmp_path / "code", steps=STEPS, every=25, flags="--forget-data", more=more)
+    assert midstream("--fleet", fleet, "--launch", file, "--on", "here", "--run-id", "r").code == 0
+    source, target = runs(here.root, "r"), runs(there.root, "r")
+    source.wait(lambda run: len(run.checkpoints()) > 1, "two checkpoints")
+    words = ("--fleet", fleet, "--migrate", "r", "--to", "there", "--healthy-steps", "3", "--json")
+    moved = midstream(*words, "--yes")
+    assert moved.code == 0, moved.stderr
+    overlap = claims_of(moved)["replay overlap"]
+    assert (overlap["verdict"], overlap["agreed"]) == ("failed", True)
+    assert moved.result["certificate"]["valid"]
+    assert target.running

@@ -1,0 +1,4 @@
+from simulators.sshd import lab, server
+from support.command_line import runs
+
+__all__ = ["lab", "runs", "server"]

@@ -1,0 +1,169 @@
+"""Runs of real trainers are launched, watched, moved, and compared with runs that nothing interrupts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream_engine import records
+from simulators.sshd import Lab
+from support.command_line import Ended, Run, midstream, refused
+from support.trainer_moves import (
+    ACCELERATE,
+    DEEPSPEED,
+    HUGGINGFACE,
+    LIGHTNING,
+    SCRIPT,
+    SHUFFLED,
+    TORCHRUN,
+    Trainer,
+    undisturbed,
+)
+from support.trainer_processes import PYTHON, needs_trainers
+
+pytestmark = [pytest.mark.slow, needs_trainers]
+PATIENCE = 600.0  # seconds: torch is imported several times
+
+
+def claims_of(ended: Ended) -> dict[str, dict[str, Any]]:
+    return {claim["name"]: claim for claim in ended.result["certificate"]["claims"]}
+
+
+def launch(fleet: Path, file: Path, on: str) -> None:
+    launched = midstream("--fleet", fleet, "--launch", file, "--on", on, "--run-id", "r")
+    assert launched.code == 0, launched.stderr
+
+
+CASES = [
+    pytest.param(HUGGINGFACE, "cold", 0.0, id="huggingface-cold"),
+    pytest.param(HUGGINGFACE, "warm", 0.0, id="huggingface-warm"),
+    pytest.param(LIGHTNING, "warm", 1e-6, id="lightning-warm"),  # without dropout: no random state is stored
+    pytest.param(ACCELERATE, "warm", 1e-6, id="accelerate-warm"),
+    pytest.param(TORCHRUN, "warm", 0.0, id="torchrun-warm"),
+    pytest.param(DEEPSPEED, "warm", 0.0, id="deepspeed-warm"),
+    pytest.param(SCRIPT, "cold", 5e-5, id="script-cold"),  # its log has four digits
+]
+
+
+@pytest.mark.parametrize(("trainer", "mode", "tolerance"), CASES)
+def test_run_is_moved(
+    lab: Lab, runs: Callable[..., Run], tmp_path: Path, trainer: Trainer, mode: str,
+    tolerance: float | None,
+) -> None:  # fmt: skip
+    here, there = lab.host("here", devices=1), lab.host("there", devices=1)
+    fleet = lab.fleet_file(here=here.config, there=there.config)
+    launch(fleet, trainer.write(tmp_path / "code", PYTHON), "here")
+    source, target = runs(here.root, "r"), runs(there.root, "r")
+    source.wait(lambda run: bool(run.checkpoints()), "a checkpoint", PATIENCE)
+    moved = midstream(
+        "--fleet", fleet, "--migrate", "r", "--to", "there", "--mode", mode, "--yes", "--healthy-steps", "3", "--json",
+        timeout=1200,
+    )  # fmt: skip
+    assert moved.code == 0, moved.stderr
+    claims = claims_of(moved)
+    for claim in claims.values():
+        print(claim["name"], claim["verdict"], claim["statement"])
+    assert all(claims[name]["verdict"] == "verified" for name in ("state", "step", "learning rate", "environment"))
+    if mode == "warm" and tolerance == 0.0:
+        assert claims["replay overlap"]["verdict"] == "verified"
+        assert "bit by bit" in claims["replay overlap"]["statement"]
+    assert not source.running
+    target.kill()
+    rows = target.spliced()
+    steps = sorted(rows)
+    assert steps == list(range(len(steps)))
+    assert {rows[step]["attempt"] for step in steps} == {
+        1,
+        records.Lineage.read(target.paths.lineage).attempts[-1]["attempt"],
+    }
+    if tolerance is not None:
+        expected = undisturbed(trainer, PYTHON, tmp_path, len(steps))
+        worst = max(abs(rows[step]["train/loss"] - expected[step]) for step in steps)
+        assert worst <= max(tolerance, 1e-6), worst  # TensorBoard has float32
+
+
+def test_run_continues_on_another_number_of_processes(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
+    """1 -> 2 -> 1 processes under torchrun: the same samples in order, the same losses but for rounding."""
+    one, two = lab.host("one", devices=1), lab.host("two", devices=2)
+    fleet = lab.fleet_file(one=one.config, two=two.config)
+    launch(fleet, TORCHRUN.write(tmp_path / "code", PYTHON), "one")
+    first, second = runs(one.root, "r"), runs(two.root, "r")
+    first.wait(lambda run: bool(run.checkpoints()), "a checkpoint", PATIENCE)
+    for target, run in (("two", second), ("one", first)):
+        words = ("--fleet", fleet, "--migrate", "r", "--to", target, "--mode", "cold", "--yes", "--healthy-steps", "3")
+        moved = midstream(*words, "--json", timeout=1200)
+        assert moved.code == 0, moved.stderr
+        attempt = run.attempt
+        run.wait(
+            lambda run, attempt=attempt: any(n.endswith(f"-a{attempt:03d}") for n in run.checkpoints()),
+            "a save",
+            PATIENCE,
+        )
+    first.kill()
+    rows = first.spliced()
+    assert sorted(rows) == list(range(len(rows)))
+    expected = undisturbed(TORCHRUN, PYTHON, tmp_path, len(rows))
+    worst = max(abs(rows[step]["train/loss"] - expected[step]) for step in rows)
+    assert worst <= 1e-5, worst
+
+
+def test_deepspeed_stays_at_its_number_of_processes(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
+    one, two = lab.host("one", devices=1), lab.host("two", devices=2)
+    fleet = lab.fleet_file(one=one.config, two=two.config)
+    launch(fleet, DEEPSPEED.write(tmp_path / "code", PYTHON), "one")
+    run = runs(one.root, "r")
+    run.wait(lambda run: bool(run.checkpoints()), "a checkpoint", PATIENCE)
+    refused(
+        midstream("--fleet", fleet, "--migrate", "r", "--to", "two", "--yes"),
+        3,
+        "count that works: 1",
+        "ds_to_universal",
+    )
+
+
+def test_lightning_with_a_shuffled_loader_is_reported(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
+    here, there = lab.host("here", devices=1), lab.host("there", devices=1)
+    fleet = lab.fleet_file(here=here.config, there=there.config)
+    launch(fleet, SHUFFLED.write(tmp_path / "code", PYTHON), "here")
+    source = runs(here.root, "r")
+    source.wait(lambda run: bool(run.checkpoints()), "a checkpoint", PATIENCE)
+    words = ("--fleet", fleet, "--migrate", "r", "--to", "there", "--yes", "--healthy-steps", "3", "--json")
+    moved = midstream(*words, timeout=1200)
+    assert moved.code == 0, moved.stderr
+    overlap = claims_of(moved)["replay overlap"]
+    assert (overlap["verdict"], overlap["agreed"]) == ("failed", True)
+    assert "StatefulDataLoader" in overlap["statement"]
+
+
+def test_partial_huggingface_checkpoint_is_never_used(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
+    here, there = lab.host("here", devices=1), lab.host("there", devices=1)
+    fleet = lab.fleet_file(here=here.config, there=there.config)
+    launch(fleet, HUGGINGFACE.write(tmp_path / "code", PYTHON), "here")
+    source, target = runs(here.root, "r"), runs(there.root, "r")
+    source.wait(lambda run: len(run.checkpoints()) > 1, "two checkpoints", PATIENCE)
+    source.kill()
+    source.wait(lambda run: not run.running, "its end")
+    out = Path(source.paths.dir, "work", "out")
+    newest = max(out.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    partial = out / "checkpoint-99999"
+    shutil.copytree(newest, partial)
+    state = json.loads((partial / "trainer_state.json").read_text())
+    (partial / "trainer_state.json").write_text(json.dumps({**state, "global_step": 99999}))
+    for name in ("optimizer.pt", "scheduler.pt"):
+        (partial / name).unlink()
+    (partial / "checkpoint-is-incomplete.txt").write_text("")
+    advice = midstream("--fleet", fleet, "--check", "r", "--json")
+    assert any(event["name"] == "incomplete" and "checkpoint-99999" in event["detail"] for event in advice.of("check"))
+    moved = midstream(
+        "--fleet", fleet, "--migrate", "r", "--to", "there", "--mode", "cold", "--checkpoint", "latest", "--yes",
+        "--healthy-steps", "3", "--json", timeout=1200,
+    )  # fmt: skip
+    assert moved.code == 0, moved.stderr
+    assert moved.result["certificate"]["step"] == int(source.checkpoints()[-1].split("-")[1]) < 99999
+    assert claims_of(moved)["learning rate"]["verdict"] == "verified"
+    assert target.running

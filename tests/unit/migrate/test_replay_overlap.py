@@ -1,0 +1,59 @@
+"""Replay overlap: losses of the same steps on both sides, and what a restarted order of the data looks like."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from midstream.migrate.proof.replay_overlap import NARROWEST, WIDEST, band_of, overlap_of
+
+
+def rows(losses: list[float], first: int = 0, rate: float = 0.1) -> list[dict[str, float]]:
+    return [
+        {"global_step": first + index, "train/loss": loss, "optim/learning_rate": rate}
+        for index, loss in enumerate(losses)
+    ]  # fmt: skip
+
+
+def noisy(seed: int, count: int) -> list[float]:
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    return [3.0 - 0.001 * step + draw.gauss(0, 0.1) for step in range(count)]
+
+
+def test_equal_losses_are_identical() -> None:
+    source = rows(noisy(1, 80))
+    overlap = overlap_of(source, rows([row["train/loss"] for row in source[70:]], 70))
+    assert overlap.identical
+    assert len(overlap.steps) == 10
+    assert [step for step, _, _ in overlap.learning_rates] == list(range(70, 80))
+
+
+def test_rounding_agrees_within_the_band() -> None:
+    source = rows(noisy(2, 80))
+    overlap = overlap_of(source, rows([row["train/loss"] * (1 + 1e-6) for row in source[70:]], 70))
+    assert overlap.agrees
+    assert not overlap.identical
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_data_that_restart_are_found(seed: int) -> None:
+    losses = noisy(seed, 200)
+    overlap = overlap_of(rows(losses), rows(losses[:20], 150))  # the batches of the epoch's begin, again
+    assert not overlap.agrees
+    assert overlap.first_difference is not None
+    assert 150 <= overlap.first_difference < 156
+
+
+def test_band_follows_the_differences_of_neighbours() -> None:
+    assert band_of([2.0, 2.0, 2.0]) == NARROWEST
+    assert band_of([1.0, 2.0, 1.0]) == WIDEST
+    assert band_of([]) == WIDEST
+    assert NARROWEST < band_of([2.0, 2.04, 2.0, 2.04]) < WIDEST
+
+
+def test_no_common_step_is_no_evidence() -> None:
+    overlap = overlap_of(rows([1.0, 2.0]), rows([3.0], 10))
+    assert not overlap.steps
+    assert overlap.worst == 0.0

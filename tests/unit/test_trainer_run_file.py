@@ -1,0 +1,121 @@
+"""Run files of other trainers: defaults, templates, and one clear line for what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from midstream.errors import UsageError
+from midstream.trainers.defaults import TRAINERS
+from midstream.trainers.run_file_parser import as_text, from_value, names_run_file, parse_run_file
+from midstream_engine import records
+from midstream_engine.foreign.run_file import DISTRIBUTED, RunFile, expand
+
+HUGGINGFACE = """
+trainer: huggingface
+command: torchrun --nproc_per_node {devices} train.py --output_dir {out} --gradient_accumulation_steps {accumulation}
+batch: {sequences: 64, per_device: 8}
+"""
+
+
+def parsed(text: str) -> RunFile:
+    return parse_run_file(text, Path("run.yaml")).run
+
+
+def error_of(text: str) -> UsageError:
+    with pytest.raises(UsageError) as raised:
+        parse_run_file(text, Path("run.yaml"))
+    return raised.value
+
+
+def test_defaults_of_a_trainer_complete_its_run_file() -> None:
+    run = parsed(HUGGINGFACE)
+    assert run.resume == [*run.command, "--resume_from_checkpoint", "{checkpoint}"]
+    assert (run.checkpoints.rule, run.checkpoints.reshards) == ("huggingface", True)
+    assert (run.metrics.source, run.metrics.first_step) == ("tensorboard", 1)
+    assert run.batch.kept_by == "command"
+    assert not run.stop.saves
+
+
+def test_resolved_run_file_is_read_back_as_it_was() -> None:
+    run = parsed(HUGGINGFACE)
+    assert from_value(json.loads(as_text(run)), "run.yaml") == run
+
+
+def test_every_trainer_has_defaults_for_a_short_run_file() -> None:
+    more = (
+        "resume: python t.py {checkpoint}\nmetrics: {source: jsonl, path: m.jsonl}\n"
+        "checkpoints: {rule: glob, pattern: '*.pt'}"
+    )
+    for name in TRAINERS:
+        assert parsed(f"trainer: {name}\ncommand: python t.py\n{more}").trainer == name
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "hint"),
+    [
+        ("trainer: hugingface\ncommand: x", "trainer: 'hugingface' is no trainer", "huggingface"),
+        ("trainer: huggingface", "command: missing", "torchrun"),
+        ("trainer: huggingface\ncommand: x\nstopp: {}", "stopp: no key of a run file", "stop"),
+        ("trainer: huggingface\ncommand: x\nstop: {grase: 3}", "stop.grase: no key of it", "grace"),
+        ("trainer: huggingface\ncommand: x\nstop: {signal: SIGTREM}", "'SIGTREM' is no signal", "SIGTERM"),
+        ("trainer: huggingface\ncommand: x\nstop: {grace: soon}", "stop: grace: expected a number", ""),
+        ("trainer: huggingface\ncommand: x {devics}", "{devics} is no placeholder", "devices"),
+        ("trainer: huggingface\ncommand: x {checkpoint}", "{checkpoint} belongs to resume", ""),
+        ("trainer: huggingface\ncommand: 'a \"b'", "command: no closing quotation", ""),
+        ("trainer: script\ncommand: x", "resume: missing", "{checkpoint}"),
+        ("trainer: script\ncommand: x\nresume: y", "checkpoints: missing", "glob"),
+        ("trainer: huggingface\ncommand: x {accumulation}", "batch.sequences: missing", "sequences"),
+        ("trainer: huggingface\ncommand: x\nfiles: [../data]", "'../data' is not below", ""),
+        ("trainer: huggingface\ncommand: x\nmetrics: {source: regex, pattern: 'a'}", "needs a group step", ""),
+        ("trainer: huggingface\ncommand: x\n\tbad", "run.yaml, line 3", ""),
+        ("- a", "not a mapping", "trainer"),
+    ],
+)
+def test_mistake_in_a_run_file_is_named(text: str, what: str, hint: str) -> None:
+    error = error_of(text)
+    assert what in error.message
+    assert error.message.startswith("run.yaml")
+    assert hint in error.hint
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "torchrun --nproc_per_node=8 t.py", "torchrun --nproc-per-node 8 t.py", "torchrun --master_port 29500 t.py",
+        "env MASTER_ADDR=10.0.0.1 python t.py", "torchrun --node_rank 0 t.py", "WORLD_SIZE=2 python t.py",
+    ],
+)  # fmt: skip
+def test_command_may_not_fix_the_rendezvous(command: str) -> None:
+    error = error_of(f"trainer: huggingface\ncommand: {command}")
+    assert any(f"fixes {name}" in error.message for name in DISTRIBUTED)
+
+
+def test_environment_may_not_fix_the_rendezvous() -> None:
+    text = "trainer: huggingface\ncommand: x\nenvironment: {variables: {RANK: '0'}}"
+    assert "environment.variables.RANK" in error_of(text).message
+
+
+def test_requirements_are_read_beside_the_run_file(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("torch==2.13.0\n")
+    text = "trainer: huggingface\ncommand: x\nenvironment: {requirements: requirements.txt}"
+    run = parse_run_file(text, tmp_path / "run.yaml").run
+    assert run.environment.requirements == "torch==2.13.0\n"
+    with pytest.raises(UsageError, match=r"environment\.lock"):
+        parse_run_file(text.replace("requirements: r", "lock: missing"), tmp_path / "run.yaml")
+
+
+def test_config_of_the_engine_is_no_run_file(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("trainer: {id: x}\nmodel: {type: gpt2}\n")
+    assert not names_run_file(file)
+    file.write_text(HUGGINGFACE)
+    assert names_run_file(file)
+
+
+def test_placeholder_without_value_is_an_error() -> None:
+    assert expand(["a={devices}", "{json}"], {"devices": 2}) == ["a=2", "{json}"]
+    with pytest.raises(records.RecordError, match="accumulation"):
+        expand(["{accumulation}"], {"accumulation": ""})
