@@ -23,8 +23,11 @@ def refusal(text: str) -> str:
 
 def test_example_fleet_file_loads() -> None:
     fleet = load_fleet(EXAMPLE)
-    assert fleet.target_names == ("here", "a100", "h100", "node1", "node2", "login", "boxed", "pod",
-                                  "pods-0", "pods-1", "big", "pair", "cluster", "pods", "slice")  # fmt: skip
+    assert fleet.target_names == (
+        "here", "a100", "h100", "node1", "node2", "login", "boxed", "pod", "pods-0", "pods-1",
+        "big", "pair", "cluster", "pods", "slice", "ironwood",
+    )  # fmt: skip
+    assert [receiver.type for receiver in fleet.notify] == ["slack", "webhook"]
     assert fleet.target("pair").hosts == ("node1", "node2")
     assert {fleet.hosts[name].root for name in ("node1", "node2")} == {"/nfs/midstream"}
     assert fleet.target("cluster").slurm is not None

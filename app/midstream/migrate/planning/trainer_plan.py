@@ -56,7 +56,7 @@ def plan_trainer(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends,
         default=None,
     )
     digests = (described.files_digest,) if described.files_digest else ()
-    data = sum(host_files.missing_data(source, ends.destination, digest) for digest in digests)
+    data = host_files.missing_data(source, ends.data_hosts, digests)
     contents = Contents(
         config=config,
         consent=(),
@@ -223,7 +223,7 @@ def _estimate(request: Request, ends: Ends, contents: Contents, lost: int) -> Es
     durations.pop(stages.COMPILE, None)
     return Estimate(
         checkpoint_bytes=size,
-        data_bytes=contents.data_bytes or 0,
+        data_bytes=max(contents.data_bytes or (0,)),
         steps_lost=lost,
         predicted_seconds=predicted,
         unknown=unknown,
