@@ -1,4 +1,4 @@
-"""What the checkpoints of another trainer's run have, by reading them. Runs on the host; standard library only."""
+"""Contents of the checkpoints of another trainer's run, read from their files. Runs on the host; standard library only."""
 
 from __future__ import annotations
 
