@@ -1,4 +1,4 @@
-"""Contents of the checkpoints of another trainer's run, read from their files. Runs on the host; standard library only."""
+"""Contents of the checkpoints of another trainer's run, from their files. Standard library only; runs on the host."""
 
 from __future__ import annotations
 
