@@ -47,7 +47,7 @@ class Record:
 
 
 class Vocabulary:
-    """What a pickle may name, and what the names stand for. As it is, none is allowed.
+    """Names that a pickle may have, and what they stand for. As it is, none is allowed.
 
     ``inert``: records accept items, sets may be frozen and constructors may have named arguments, all of which is left
     out: for pickles with classes of any library, of which only the plain values are read.

@@ -84,6 +84,7 @@ def test_script_is_watched_migrated_cold_and_continued(lab: Lab, runs: Callable[
     assert max(rows) + 1 >= stopped.result["step"] > sealed
 
 
+@pytest.mark.drawn
 def test_script_is_rehearsed_migrated_warm_and_rolled_back(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
     here, there = lab.host("here"), lab.host("there")
     fleet = lab.fleet_file(here=here.config, there=there.config)

@@ -78,6 +78,7 @@ SCRIPT = Trainer(
     more='metrics: {source: regex, pattern: "iter (?P<step>[0-9]+): loss (?P<loss>[^,]+), lr (?P<learning_rate>'
     '[^,]+)"}\n'
     'checkpoints: {rule: glob, pattern: "ckpt.pt", rewritten: true}',
+    dropout=0.0,
 )
 
 

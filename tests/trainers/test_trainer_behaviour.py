@@ -1,4 +1,4 @@
-"""What other trainers do when they are stopped, saved and resumed: the facts that their defaults here are built on.
+"""Behaviour of other trainers that are stopped, saved and resumed: the facts that their defaults here are built on.
 
 A release that behaves in another way fails a test, and then the defaults and docs/how-to/trainers.md have to follow.
 """

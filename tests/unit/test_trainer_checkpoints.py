@@ -77,7 +77,7 @@ def copy(tmp_path: Path) -> Callable[[Case], Path]:
 
 
 def look(case: Case, path: Path, ranks: int | None = None) -> Checkpoint:
-    """What is found of one checkpoint."""
+    """Return what is found of one checkpoint."""
     pattern = "/".join(re.sub(r"([\[\]])", r"[\1]", part) for part in case.path.split("/"))
     directory = Path(str(path)[: -len(case.path)])
     (found,) = find_checkpoints(case.rule, str(directory), pattern, ranks if ranks is not None else case.ranks)

@@ -125,7 +125,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class TrainerPlan:
-    """What a plan says of a run of another trainer.
+    """Part of a plan for a run of another trainer.
 
     Attributes:
         name: The trainer.

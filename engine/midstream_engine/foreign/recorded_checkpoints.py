@@ -8,6 +8,7 @@ again in place; else they are copied. What is incomplete by its rule is never re
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import os
 import posixpath
@@ -17,6 +18,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from midstream_engine import records
 from midstream_engine.checkpoint import save_fence
+from midstream_engine.foreign.checkpoints.checkpoint_finder import find_checkpoints
 from midstream_engine.foreign.run_file import RunFile
 
 FILES = "files"
@@ -35,7 +37,7 @@ class Found(NamedTuple):
 
 def record(paths: records.RunPaths, run: RunFile, found: Found, attempt: int, epoch: int, versions: Dict[str, str],
            world: int) -> Optional[records.Manifest]:  # fmt: skip
-    """Record a checkpoint and return its manifest; None where the trainer removed it first.
+    """Record a checkpoint and return its manifest; None where the trainer has removed it or written it again.
 
     Raises:
         FenceRejectedError: The fence does not accept its step of this epoch.
@@ -54,6 +56,9 @@ def record(paths: records.RunPaths, run: RunFile, found: Found, attempt: int, ep
                 _take(posixpath.join(found.directory, path), directory, path, link=not run.checkpoints.rewritten)
             )
     except FileNotFoundError:  # the trainer has removed it
+        shutil.rmtree(directory, ignore_errors=True)
+        return None
+    if not _is_still(run, found, posixpath.join(directory, FILES), world):
         shutil.rmtree(directory, ignore_errors=True)
         return None
     state: Dict[str, Any] = {
@@ -84,6 +89,13 @@ def record(paths: records.RunPaths, run: RunFile, found: Found, attempt: int, ep
         save_fence.check(paths, epoch, found.step)
         manifest.write(posixpath.join(directory, records.MANIFEST))
     return manifest
+
+
+def _is_still(run: RunFile, found: Found, directory: str, world: int) -> bool:
+    """Return whether what was taken is the complete checkpoint of that step: a file may have been written again."""
+    pattern = glob.escape(found.path)
+    again = find_checkpoints(run.checkpoints.rule, directory, pattern, world)
+    return any(each.complete and each.step == found.step and each.path == found.path for each in again)
 
 
 def _take(source: str, directory: str, path: str, *, link: bool) -> records.ObjectEntry:

@@ -34,7 +34,7 @@ YES, NO, UNKNOWN = "yes", "no", "unknown"
 
 @dataclasses.dataclass(frozen=True)
 class Batch(JsonRecord):
-    """What keeps the global batch on another number of processes."""
+    """Means that keep the global batch on another number of processes."""
 
     kept_by: str = FIXED
     sequences: int = 0  # of the global batch; 0: not stated
@@ -43,7 +43,7 @@ class Batch(JsonRecord):
 
 @dataclasses.dataclass(frozen=True)
 class Stop(JsonRecord):
-    """How the trainer is stopped: a signal to its launcher on every node, never to one rank alone."""
+    """Policy of the stop: a signal to its launcher on every node, never to one rank alone."""
 
     signal: str = "SIGTERM"
     saves: bool = False  # it saves before it exits; else the next periodic checkpoint is waited for
@@ -85,7 +85,7 @@ class Environment(JsonRecord):
 
 @dataclasses.dataclass(frozen=True)
 class Stored(JsonRecord):
-    """What the trainer's checkpoints have besides parameters and optimizer: yes, no or unknown."""
+    """Contents of the checkpoints besides parameters and optimizer: yes, no or unknown."""
 
     random_state: str = UNKNOWN
     data_position: str = UNKNOWN

@@ -1,4 +1,4 @@
-"""What a trainer is started with on this node: its command, environment and directories."""
+"""Start of a trainer on this node: its command, environment and directories."""
 
 from __future__ import annotations
 

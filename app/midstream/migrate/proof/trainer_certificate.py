@@ -34,7 +34,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Evidence:
-    """What both hosts have of a migration. Rows have a loss, in order.
+    """Evidence of both hosts for a migration. Rows have a loss, in order.
 
     Attributes:
         source_rows: Of the source's last attempt, up to its end.

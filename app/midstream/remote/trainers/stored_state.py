@@ -1,4 +1,4 @@
-"""What the checkpoints of another trainer's run have, by reading them. Runs on the host; standard library only."""
+"""Contents of the checkpoints of another trainer's run, from their files. Standard library only; runs on the host."""
 
 from __future__ import annotations
 

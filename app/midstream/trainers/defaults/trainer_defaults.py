@@ -1,4 +1,4 @@
-"""What is known of a trainer before its run file is read."""
+"""Facts of a trainer that hold before its run file is read."""
 
 from __future__ import annotations
 

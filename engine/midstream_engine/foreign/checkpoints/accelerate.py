@@ -50,7 +50,7 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
-    """What is in a checkpoint; see `Rule.saved_state`."""
+    """Describe a checkpoint; see `Rule.saved_state`."""
     engine = deepspeed.tag_in(tree)
     loader, sampler = tree.has("dl_state_dict.bin"), tree.has("sampler.bin")
     advice: List[str] = []

@@ -35,7 +35,7 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class SavedState:
-    """What a resume from a checkpoint continues with, and what it starts again without.
+    """State that a resume from a checkpoint continues with.
 
     ``random_states``: number of ranks whose random state is in it. ``data_position``: ``stored`` (the loader's own
     state), ``recomputed`` (the trainer skips the batches of the steps that are done), ``none`` (the data restart).

@@ -126,7 +126,7 @@ def find_checkpoints(rule: str, directory: str, pattern: str = "", ranks: Option
 
 
 def saved_state(rule: str, path: str) -> SavedState:
-    """What a resume from the complete checkpoint at ``path`` continues with.
+    """Describe what a resume from the complete checkpoint at ``path`` continues with.
 
     Raises:
         ValueError: There is no such rule.

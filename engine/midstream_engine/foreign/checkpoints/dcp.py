@@ -29,7 +29,7 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:  # noqa:
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
-    """What is in a checkpoint, by the names of its state; see `Rule.saved_state`."""
+    """Describe a checkpoint, by the names of its state; see `Rule.saved_state`."""
     names = check_distributed(tree).names
 
     def count(pattern: "re.Pattern[str]") -> int:

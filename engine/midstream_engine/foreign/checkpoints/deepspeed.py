@@ -90,7 +90,7 @@ def check_tag(tree: CheckpointTree, folder: str, ranks: Optional[int]) -> Option
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
-    """What is in a checkpoint; see `Rule.saved_state`."""
+    """Describe a checkpoint; see `Rule.saved_state`."""
     state = tree.torch_value(
         "mp_rank_00_model_states.pt" if tree.has("mp_rank_00_model_states.pt") else _shard_name(0, 0)
     )

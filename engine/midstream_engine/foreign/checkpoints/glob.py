@@ -46,7 +46,7 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:  # noqa:
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
-    """What is in a checkpoint, by the names in it; see `Rule.saved_state`."""
+    """Describe a checkpoint, by the names in it; see `Rule.saved_state`."""
     names: List[str] = list(tree.sizes)
     if tree.has("") and tree.name.endswith(_CHECKED[:4]):
         names = [name for name in tree.torch_value("") if isinstance(name, str)]

@@ -62,7 +62,7 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
-    """What is in a checkpoint; see `Rule.saved_state`."""
+    """Describe a checkpoint; see `Rule.saved_state`."""
     engine = deepspeed.tag_in(tree)
     random = len(list(tree.match(_RANDOM)))
     advice: List[str] = []

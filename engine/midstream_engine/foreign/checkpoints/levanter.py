@@ -35,7 +35,7 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:  # noqa:
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
-    """What is in a checkpoint; see `Rule.saved_state`."""
+    """Describe a checkpoint; see `Rule.saved_state`."""
     advice: List[str] = []
     if tree.json(METADATA).get("is_temporary") is True:
         advice.append("it is a temporary checkpoint, which Levanter deletes when it has written a newer one")

@@ -42,7 +42,7 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
-    """What is in a checkpoint; see `Rule.saved_state`."""
+    """Describe a checkpoint; see `Rule.saved_state`."""
     value = _value(tree)
     sharded = not tree.has("")
     stored = _loader_states(value)
@@ -64,7 +64,7 @@ def saved_state(tree: CheckpointTree) -> SavedState:
 
 
 def _value(tree: CheckpointTree) -> Dict[Any, Any]:
-    """What the checkpoint has beside tensors."""
+    """Return what the checkpoint has beside tensors."""
     if tree.has(""):
         return tree.torch_value("")
     if tree.has(META):

@@ -66,7 +66,7 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
-    """What is in a checkpoint, by the names of the arrays; see `Rule.saved_state`."""
+    """Describe a checkpoint, by the names of the arrays; see `Rule.saved_state`."""
     names = " ".join(
         " ".join(cast("Any", tree.json(path).get("tree_metadata") or {}))
         for path in sorted(tree.sizes)

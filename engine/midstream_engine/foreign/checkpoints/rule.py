@@ -1,4 +1,4 @@
-"""What a module of this package has that holds a trainer's rule of completeness."""
+"""Interface of a module that holds a trainer's rule of completeness."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ class Rule(Protocol):
         ...
 
     def saved_state(self, tree: CheckpointTree) -> SavedState:
-        """What is in a complete checkpoint. Raises as `check`."""
+        """Describe a complete checkpoint. Raises as `check`."""
         ...

@@ -15,7 +15,7 @@ _STORAGE = ("torch.distributed.checkpoint.filesystem", "_StorageInfo")
 
 
 class DcpMetadata(NamedTuple):
-    """What a checkpoint consists of. ``ends``: by file, the bytes that it has at least; ``names``: of the state."""
+    """Contents of a checkpoint. ``ends``: by file, the bytes that it has at least; ``names``: of the state."""
 
     ends: Dict[str, int]
     names: List[str]

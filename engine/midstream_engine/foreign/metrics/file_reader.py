@@ -21,7 +21,7 @@ MARK = 64  # bytes at a file's beginning and before the offset, by which a repla
 
 @dataclasses.dataclass
 class _Followed:
-    """How far a file was read."""
+    """Position up to which a file was read."""
 
     part: int
     device: int = 0

@@ -1,4 +1,4 @@
-"""What reads the points of one growing file."""
+"""Interface of the parsers of one growing file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Parser(Protocol):
 
     @property
     def state(self) -> Any:
-        """What it needs to continue later, as JSON."""
+        """State from which it continues later, as JSON."""
         ...
 
     def restore(self, state: Any) -> None:

@@ -35,7 +35,7 @@ class Point(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """How a source's names become columns.
+    """Map a source's names to columns.
 
     ``first_step``: number that the source gives to the first update. ``names``: column (``loss``, ``learning_rate``,
     ``step``, ``time``, or one of the row) -> name in the source, for what is not found by the usual names.
