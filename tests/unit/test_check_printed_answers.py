@@ -32,9 +32,9 @@ def host_with(answer: object) -> Host:
 
 def rehearsed(output: str, code: int = 0) -> Any:
     hosts = SimpleNamespace(get=lambda name: host_with(CommandResult(code, output, "midstream: it does not fit")))
-    fleet = SimpleNamespace(hosts={"lab": LocalHostConfig()})
+    fleet = Fleet(hosts={"lab": LocalHostConfig()})
     target = Target("lab", ("lab",))
-    return rehearsal._one(cast(HostPool, hosts), cast(Fleet, fleet), target, "lab", "{}", "/engine", "python", ())
+    return rehearsal._one(cast(HostPool, hosts), fleet, target, "lab", "{}", "/engine", "python", ())
 
 
 def test_rehearsal_is_read_from_the_last_line_of_json() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
+from midstream.counts import count
 from midstream.errors import UsageError
 from midstream.fleet.fleet import REACHES, ComputeTarget, HostConfig, SliceTarget, TpuTarget
 from midstream.fleet.machine_type import EXAMPLES, machine_of
@@ -88,7 +89,7 @@ def _check_compute(where: str, target: ComputeTarget) -> None:
         raise UsageError(f"{where}.machine_type is {target.machine_type!r}", f"one with TPUs: {EXAMPLES}")
     if machine is not None and machine.machines(target.topology) is None:
         raise UsageError(
-            f"{where}: {target.machine_type} has {machine.chips} chips, which do not make a topology of "
+            f"{where}: {target.machine_type} has {count(machine.chips, 'chip')}, which do not make a topology of "
             f"{target.topology}",
             "topology: as 2x2x2, a multiple of the chips of one machine; without it one machine is created",
         )

@@ -86,7 +86,7 @@ def test_unknown_key_is_refused_with_file_and_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"train.yaml:2: .*hiden_dim; nearest: .*hidden_dim") as caught:
         read_inputs(config)
     assert caught.value.code == Exit.USAGE
-    with pytest.raises(UsageError, match=r"--data\.tokeniser: unknown key"):
+    with pytest.raises(UsageError, match=r"^unknown key data\.tokeniser; nearest: data\.tokenizer"):
         read_inputs("configs/gpt2_nano.yaml", ("--data.tokeniser", "bytes"))
 
 

@@ -43,7 +43,7 @@ def plan_trainer(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends,
     devices = [len(devices_of(snapshot.host(name), name)) or 1 for name in ends.target.hosts]
     if len(set(devices)) > 1:
         raise MidstreamError(
-            f"hosts of {ends.target.name} have {', '.join(map(str, devices))} devices: a run needs as many on each",
+            f"the numbers of devices on the hosts of {ends.target.name} differ: {', '.join(map(str, devices))}",
             "choose a target of equal hosts",
             Exit.REFUSED,
         )
