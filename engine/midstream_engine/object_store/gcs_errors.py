@@ -1,0 +1,125 @@
+"""Errors of google-cloud-storage, by their structured fields: the status and the resource of the request."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from midstream_engine.object_store.errors import (
+    AccessDeniedError,
+    BucketMissingError,
+    BusyError,
+    DamagedObjectError,
+    ObjectExistsError,
+    StoreError,
+    one_line,
+)
+from midstream_engine.object_store.urls import split_url
+
+LOGIN = "gcloud auth application-default login"
+AGAIN = "run it again to continue"
+
+
+@contextlib.contextmanager
+def translate_errors(url: str, *, of_bucket: bool = False) -> Iterator[None]:
+    """Raise errors of google-cloud-storage as the errors of this package.
+
+    Args:
+        url: URL of the bucket or object of the request; it begins every message.
+        of_bucket: Whether the request names no object that has to exist (a listing, an upload), so that 404 is about
+            the bucket. The words of an answer decide nothing: they have the names of buckets and objects.
+
+    Raises:
+        FileNotFoundError: The object does not exist, or its bucket.
+        BucketMissingError: The bucket does not exist.
+        ObjectExistsError: A precondition failed.
+        AccessDeniedError: The account may not do this.
+        BusyError: The service failed for longer than requests are repeated.
+        DamagedObjectError: The bytes do not have the checksum that the service reports.
+        StoreError: Any other failure.
+    """
+    from google.api_core import exceptions
+    from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError
+    from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
+    from requests.exceptions import RequestException
+
+    url = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in url)
+    try:
+        yield
+    except exceptions.PreconditionFailed as error:
+        raise ObjectExistsError(f"{url}: another object exists ({one_line(_words(error))})") from None
+    except exceptions.NotFound:
+        if of_bucket:
+            raise no_bucket(url) from None
+        raise FileNotFoundError(url) from None
+    except DefaultCredentialsError as error:
+        raise AccessDeniedError(f"no credentials for gs://: {one_line(error)}", LOGIN) from None
+    except (GoogleAuthError, exceptions.Unauthorized) as error:
+        raise AccessDeniedError(f"{url}: the credentials were rejected: {one_line(error)}", LOGIN) from None
+    except (exceptions.Forbidden, exceptions.BadRequest) as error:
+        raise _rejected(url, error) from None
+    except exceptions.RetryError as error:
+        raise BusyError(f"{url}: the service is busy: {one_line(error.cause or error)}", AGAIN) from None
+    except DataCorruption as error:
+        raise DamagedObjectError(f"{url}: {one_line(error)}", AGAIN) from None
+    except (exceptions.GoogleAPIError, RequestException, InvalidResponse, ConnectionError) as error:
+        raise StoreError(f"{url}: {one_line(error)}", AGAIN) from None
+
+
+def no_bucket(url: str) -> BucketMissingError:
+    """Return the error for a bucket that does not exist."""
+    return BucketMissingError(
+        f"there is no bucket {_bucket(url)}",
+        "correct the name, or create it; gcloud storage buckets list --soft-deleted shows deleted buckets",
+    )
+
+
+def _bucket(url: str) -> str:
+    return split_url(url)[1]
+
+
+def _words(error: Any) -> str:
+    """Return the service's own message. A download's error has the complete answer in it."""
+    quoted = re.search(r'"message": *"([^"]+)"', error.message)
+    return str(quoted[1] if quoted else error.message)
+
+
+def _reason(error: Any) -> str:
+    """Return the field ``reason`` of an answer: of its first error, or in the details of a newer one."""
+    for each in [*(error.errors or ()), *(error.details or ())]:
+        if isinstance(each, dict) and each.get("reason"):
+            return str(each["reason"])
+    found = re.search(r'"reason": *"([A-Za-z_]+)"', error.message)
+    return found[1] if found else ""
+
+
+# ``reason`` -> what is wrong. https://cloud.google.com/storage/docs/json_api/v1/status-codes
+PROJECT = ("projectNotFound", "invalidProject", "accessNotConfigured", "SERVICE_DISABLED", "USER_PROJECT_DENIED")
+PAYING = ("userProjectMissing", "requesterPays", "USER_PROJECT_MISSING")
+BILLING = ("userProjectAccountProblem", "accountDisabled", "billingNotEnabled", "BILLING_DISABLED")
+
+
+def _rejected(url: str, error: Any) -> StoreError:
+    """Return the error of an answer 400 or 403, with the permission or the project that is missing."""
+    bucket, line, reason = _bucket(url), one_line(_words(error)), _reason(error)
+    # Names of buckets and objects are not part of what is searched: the service puts them into its sentences.
+    said = line.lower().replace(bucket.lower(), "")
+    if reason in PAYING or "requester pays bucket" in said:
+        return StoreError(f"bucket {bucket}: the requester pays, and no project is named", "name user_project")
+    if reason in BILLING or "serviceusage.services.use" in said:
+        hint = "the account needs serviceusage.services.use in the project that pays"
+        return AccessDeniedError(f"bucket {bucket}: {line}", hint)
+    if reason in PROJECT or re.search(r"\bproject\b.*\b(unknown|invalid|not found|has not been used|disabled)\b", said):
+        return StoreError(f"bucket {bucket}: the project is wrong: {line}", "gcloud projects list shows them")
+    permission = re.search(r"storage\.\w+(?:\.\w+)+", said)
+    if permission:
+        role = "roles/storage.legacyBucketReader" if "buckets" in permission[0] else "roles/storage.objectUser"
+        return AccessDeniedError(
+            f"bucket {bucket}: this account lacks {permission[0]}",
+            f"gcloud storage buckets add-iam-policy-binding gs://{bucket} --member=... --role={role}",
+        )
+    if type(error).__name__ == "BadRequest":
+        return StoreError(f"{url}: {line}")
+    return AccessDeniedError(f"{url}: {line}", "the account needs roles/storage.objectUser there")

@@ -1,0 +1,42 @@
+"""Clients of buckets, by URL."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+from midstream_engine.object_store.access import Access, engine_access
+from midstream_engine.object_store.bucket_client import BucketClient
+from midstream_engine.object_store.gcs_client import GcsClient
+from midstream_engine.object_store.s3_client import S3Client
+from midstream_engine.object_store.urls import GCS, split_url
+
+# Environment variables that a client reads when it is opened.
+READ = ("STORAGE_EMULATOR_HOST", "GOOGLE_", "AWS_", "MIDSTREAM_STORES")
+
+
+def open_bucket(url: str, access: Access | None = None) -> BucketClient:
+    """Return the client of ``url``. It connects with its first request.
+
+    Raises:
+        StoreError: The URL names no bucket, the service's package is not installed, or there are no credentials.
+    """
+    scheme, _, _ = split_url(url)
+    return (GcsClient if scheme == GCS else S3Client)(url, access or Access())
+
+
+def engine_bucket(url: str, *, public: bool = False) -> BucketClient:
+    """Return the engine's client of ``url``, one for each URL and environment of the process. Raises as `open_bucket`.
+
+    Args:
+        url: The bucket's, or that of a prefix.
+        public: Whether to read without credentials if there are none.
+    """
+    environment = tuple(sorted((key, value) for key, value in os.environ.items() if key.startswith(READ)))
+    return _cached(url.rstrip("/"), engine_access(url, public=public), environment)
+
+
+@functools.lru_cache(64)
+def _cached(url: str, access: Access, environment: tuple[tuple[str, str], ...]) -> BucketClient:
+    del environment  # part of the cache's key
+    return open_bucket(url, access)
