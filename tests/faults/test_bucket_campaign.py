@@ -30,12 +30,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 from midstream.errors import MidstreamError
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
-from midstream.remote.gcs import client
 from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
 from midstream_engine import records
-from simulators.bucket import BucketServer, Fault, bucket_server
-from support.checkpoints.trees import files, random_contents, write_tree
+from midstream_engine.object_store.bucket_client import CHUNK
+from simulators.bucket import BucketServer, bucket_server
+from simulators.planted_faults import Fault
 from support.migrations.campaigns import Campaign, Case
+from support.checkpoints.trees import files, random_contents, write_tree
 
 RESULTS = Path(__file__).parents[2] / "docs/campaigns/bucket-faults.jsonl"
 URL = "gs://runs/a/tree"
@@ -51,7 +52,7 @@ def draw(random_: random.Random, large: bool = True) -> Case:
     there = random_.random() < 0.5
     sizes = [random_.randrange(40_000) for _ in range(random_.choice((1, 5, 30)))]
     if large and random_.random() < 0.4:
-        sizes.append(random_.choice((1, 2)) * client.CHUNK + random_.randrange(1 << 20))
+        sizes.append(random_.choice((1, 2)) * CHUNK + random_.randrange(1 << 20))
     faults = []
     for _ in range(random_.choice((1, 2, 3, 5))):
         method, path = random_.choice(THERE if there else BACK)

@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from simulators.bucket_objects import Blob, Buckets, RefusedError
-from simulators.planted_faults import Fault, PlantedFaults, garbled
+from simulators.planted_faults import PlantedFaults, garbled
 from support.loopback import Loopback, Quiet
 
 Answer = tuple[int, dict[str, str], bytes]  # status, headers, body

@@ -33,7 +33,8 @@ def error(refusal: RefusedError) -> Answer:
     """Return the answer for a refused request."""
     codes = {404: "NoSuchKey", 403: "AccessDenied", 412: "PreconditionFailed", 503: "SlowDown", 500: "InternalError"}
     code = refusal.code or codes.get(refusal.status, "Lab")
-    text = f"<?xml version='1.0'?><Error>{_inner([('Code', code), ('Message', str(refusal)), ('RequestId', 'lab')])}</Error>"
+    fields = [("Code", code), ("Message", str(refusal)), ("RequestId", "lab")]
+    text = f"<?xml version='1.0'?><Error>{_inner(fields)}</Error>"
     return refusal.status, {"Content-Type": "application/xml"}, text.encode()
 
 

@@ -1,8 +1,8 @@
 """An S3 server on loopback: as much of the protocol as its clients use, kept in memory.
 
-botocore, awscli, rclone and s5cmd talk to it: objects, ranges, conditional writes, multipart uploads with parts that are
-uploaded or copied, checksums, listings with pages and delimiters. Signatures are not checked; access keys and session
-tokens are, if `S3Server.admits` names some. Faults can be planted.
+botocore, awscli, rclone and s5cmd talk to it: objects, ranges, conditional writes, multipart uploads with parts that
+are uploaded or copied, checksums, listings with pages and delimiters. Signatures are not checked; access keys and
+session tokens are, if `S3Server.admits` names some. Faults can be planted.
 API: https://docs.aws.amazon.com/AmazonS3/latest/API/
 
     with s3_server("runs") as server:
@@ -45,6 +45,7 @@ from support.loopback import Loopback, Quiet
 
 SMALLEST_PART = 5 << 20  # bytes; of all parts of an upload but the last
 SKEW = 900.0  # seconds that a client's clock may differ
+PRECONDITION = "At least one of the pre-conditions you specified did not hold"
 CONDITIONAL, REFUSED, IGNORED = "conditional", "refused", "ignored"  # what becomes of If-None-Match and If-Match
 
 _HASHES: dict[str, Callable[[bytes], bytes]] = {
@@ -248,7 +249,7 @@ class _Handler(Quiet):
             return 204, {}, b""
         blob = server.get(bucket, name, {})
         if self.headers.get("If-Match", etag(blob)).strip('"') != etag(blob):
-            raise RefusedError(412, "At least one of the preconditions did not hold", "PreconditionFailed")
+            raise RefusedError(412, PRECONDITION, "PreconditionFailed")
         return self._media(blob, method)
 
     def _of_bucket(self, method: str, bucket: str, query: dict[str, str], body: bytes) -> Answer:
@@ -275,7 +276,8 @@ class _Handler(Quiet):
             "maxResults": query.get("max-keys", "1000"),
             "pageToken": query.get("continuation-token") or query.get("start-after") or query.get("marker") or "",
         }
-        return listed_objects(bucket, query, *server.page(bucket, wanted), etag)
+        page, following = server.page(bucket, wanted)
+        return listed_objects(bucket, query, page, following, etag)
 
     def _put(self, bucket: str, name: str, body: bytes) -> Answer:
         server = self.server_of
@@ -302,7 +304,9 @@ class _Handler(Quiet):
 
     def _metadata(self) -> dict[str, str]:
         start = "x-amz-meta-"
-        return {key.lower()[len(start) :]: value for key, value in self.headers.items() if key.lower().startswith(start)}
+        return {
+            key.lower()[len(start) :]: value for key, value in self.headers.items() if key.lower().startswith(start)
+        }
 
     def _checked(self, body: bytes) -> dict[str, str]:
         """Check the hashes that the request has; return the headers of the answer."""
@@ -329,16 +333,18 @@ class _Handler(Quiet):
 
     def _check(self, found: Blob | None) -> None:
         absent, same = self.headers.get("If-None-Match"), self.headers.get("If-Match")
-        if absent is None and same is None or self.server_of.writes == IGNORED:
+        if (absent is None and same is None) or self.server_of.writes == IGNORED:
             return
         if self.server_of.writes == REFUSED:
-            raise RefusedError(501, "A header you provided implies functionality that is not implemented", "NotImplemented")
+            raise RefusedError(
+                501, "A header you provided implies functionality that is not implemented", "NotImplemented"
+            )
         if absent == "*" and found is not None:
-            raise RefusedError(412, "At least one of the pre-conditions you specified did not hold", "PreconditionFailed")
+            raise RefusedError(412, PRECONDITION, "PreconditionFailed")
         if same is not None and found is None:
             raise RefusedError(404, "The specified key does not exist.", "NoSuchKey")
         if same is not None and found is not None and same.strip('"') != etag(found):
-            raise RefusedError(412, "At least one of the pre-conditions you specified did not hold", "PreconditionFailed")
+            raise RefusedError(412, PRECONDITION, "PreconditionFailed")
 
     def _media(self, blob: Blob, method: str) -> Answer:
         headers = {
@@ -357,7 +363,11 @@ class _Handler(Quiet):
         if first >= total:
             raise RefusedError(416, "The requested range is not satisfiable", "InvalidRange")
         data = blob.data[first : last + 1] if method == "GET" else b""
-        return 206, {**headers, "Content-Range": f"bytes {first}-{last}/{total}", "Content-Length": str(last + 1 - first)}, data
+        return (
+            206,
+            {**headers, "Content-Range": f"bytes {first}-{last}/{total}", "Content-Length": str(last + 1 - first)},
+            data,
+        )
 
     def _multipart(self, method: str, bucket: str, name: str, query: dict[str, str], body: bytes) -> Answer:
         server = self.server_of
@@ -376,18 +386,23 @@ class _Handler(Quiet):
             data = self._source(source).data
             given = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("x-amz-copy-source-range", ""))
             upload.parts[number] = part = _part(data[int(given[1]) : int(given[2]) + 1] if given else data)
-            checks = {f"Checksum{upload.checksum.upper()}": _hash(upload.checksum, part.data)} if upload.checksum else {}
+            checks = (
+                {f"Checksum{upload.checksum.upper()}": _hash(upload.checksum, part.data)} if upload.checksum else {}
+            )
             return copied("CopyPartResult", etag(part), checks)
         if method == "GET":
             return listed_parts(bucket, name, upload.parts, etag)
         if method == "DELETE":
             del server.uploads[query["uploadId"]]
             return 204, {}, b""
-        tags = [each.tag.rpartition("}")[2] for each in ElementTree.fromstring(body).iter()]
+        elements = list(ElementTree.fromstring(body).iter())
+        tags = [each.tag.rpartition("}")[2] for each in elements]
         if upload.checksum and tags.count(f"Checksum{upload.checksum.upper()}") < tags.count("Part"):
             text = f"The upload was created using a {upload.checksum} checksum. The complete request must include the"
             raise RefusedError(400, f"{text} checksum for each part.", "InvalidRequest")
-        numbers = [int(each.text or 0) for each in ElementTree.fromstring(body).iter() if each.tag.endswith("PartNumber")]
+        numbers = [
+            int(each.text or 0) for each in ElementTree.fromstring(body).iter() if each.tag.endswith("PartNumber")
+        ]
         if any(number not in upload.parts for number in numbers) or numbers != sorted(set(numbers)):
             raise RefusedError(400, "One or more of the specified parts could not be found", "InvalidPart")
         parts = [upload.parts[number] for number in numbers]

@@ -1,6 +1,6 @@
 """Checkpoint store of a run on the source or target: a directory of its host, or a bucket.
 
-Hosts that read and write ``gs://`` themselves need no copy on their disks: a checkpoint is copied to the bucket, and
+Hosts that read and write the bucket themselves need no copy on their disks: a checkpoint is copied to the bucket, and
 between two groups with the same bucket nothing is copied. Fence, lineage and metrics stay on the hosts; the engine
 writes a fence next to the checkpoints too.
 """
@@ -34,7 +34,7 @@ class CheckpointStore(Protocol):
 
     @property
     def store(self) -> str:
-        """``gs://bucket/prefix``; empty on a disk."""
+        """URL of a prefix in a bucket; empty on a disk."""
         ...
 
     def endpoint(self, name: str, via: Host | None = None, python: str = "") -> Endpoint:

@@ -1,8 +1,8 @@
 """Account, project, endpoint and region of the requests to a bucket.
 
 Engines read theirs from ``$MIDSTREAM_STORES``, which is JSON: ``{"URL": {"endpoint": ..., "region": ...,
-"user_project": ...}, ...}``; the longest URL that a bucket's URL begins with counts. The app sets it from ``stores:`` in
-the fleet file. Credentials are never in it: those of an engine are its host's.
+"user_project": ...}, ...}``; the longest URL that a bucket's URL begins with counts. The app sets it from ``stores:``
+in the fleet file. Credentials are never in it: those of an engine are its host's.
 """
 
 from __future__ import annotations

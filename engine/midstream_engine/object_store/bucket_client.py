@@ -105,9 +105,7 @@ class BucketClient(Protocol):
         """
         ...
 
-    def join(
-        self, path: str, parts: Iterable[StoredObject], size: int, sha256: str, temporary: str
-    ) -> StoredObject:
+    def join(self, path: str, parts: Iterable[StoredObject], size: int, sha256: str, temporary: str) -> StoredObject:
         """Compose an object of parts, in order, in the service, and delete the parts.
 
         More parts than one request may have are composed in groups, under names that begin with ``temporary``.

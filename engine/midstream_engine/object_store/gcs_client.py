@@ -85,9 +85,7 @@ def _client(storage: Any, access: Access) -> tuple[Any, bool]:
         try:
             credentials = service_account.Credentials.from_service_account_file(access.credentials, scopes=[SCOPE])
         except (OSError, ValueError) as error:
-            raise StoreError(
-                f"{access.credentials}: no service account's key: {error}", "name its JSON file"
-            ) from None
+            raise StoreError(f"{access.credentials}: no service account's key: {error}", "name its JSON file") from None
         project = project or credentials.project_id
     if access.impersonate:
         credentials = _library("google.auth.impersonated_credentials").Credentials(
@@ -268,16 +266,12 @@ class GcsClient:
         blob.metadata = {HASH: sha256}
         try:
             with self._errors(path, of_bucket=True):
-                blob.upload_from_filename(
-                    file, BINARY, if_generation_match=0, checksum="crc32c", **self._patience()
-                )
+                blob.upload_from_filename(file, BINARY, if_generation_match=0, checksum="crc32c", **self._patience())
         except ObjectExistsError:
             if not has_bytes(self.look(path), os.path.getsize(file), sha256):
                 raise
 
-    def join(
-        self, path: str, parts: Iterable[StoredObject], size: int, sha256: str, temporary: str
-    ) -> StoredObject:
+    def join(self, path: str, parts: Iterable[StoredObject], size: int, sha256: str, temporary: str) -> StoredObject:
         given = list(parts)
         crc = crc_text(combined([(crc_number(part.crc32c), part.size) for part in given]))
         made: list[StoredObject] = []

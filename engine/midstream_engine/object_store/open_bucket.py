@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import os
+import threading
 
 from midstream_engine.object_store.access import Access, engine_access
 from midstream_engine.object_store.bucket_client import BucketClient
@@ -13,6 +13,10 @@ from midstream_engine.object_store.urls import GCS, split_url
 
 # Environment variables that a client reads when it is opened.
 READ = ("STORAGE_EMULATOR_HOST", "GOOGLE_", "AWS_", "MIDSTREAM_STORES")
+MOST = 64  # clients that stay open
+
+_opened: dict[tuple[str, Access, tuple[tuple[str, str], ...]], BucketClient] = {}
+_opening = threading.Lock()
 
 
 def open_bucket(url: str, access: Access | None = None) -> BucketClient:
@@ -33,10 +37,18 @@ def engine_bucket(url: str, *, public: bool = False) -> BucketClient:
         public: Whether to read without credentials if there are none.
     """
     environment = tuple(sorted((key, value) for key, value in os.environ.items() if key.startswith(READ)))
-    return _cached(url.rstrip("/"), engine_access(url, public=public), environment)
+    key = url.rstrip("/"), engine_access(url, public=public), environment
+    with _opening:
+        if key not in _opened:
+            if len(_opened) >= MOST:
+                _opened.pop(next(iter(_opened)))
+            _opened[key] = open_bucket(url, key[1])
+        return _opened[key]
 
 
-@functools.lru_cache(64)
-def _cached(url: str, access: Access, environment: tuple[tuple[str, str], ...]) -> BucketClient:
-    del environment  # part of the cache's key
-    return open_bucket(url, access)
+def close_clients() -> None:
+    """Close the connections of all clients that `engine_bucket` has returned."""
+    with _opening:
+        for client in _opened.values():
+            client.__exit__(None, None, None)
+        _opened.clear()

@@ -1,22 +1,15 @@
 """Client of S3 and the services that speak its protocol: botocore behind the interface of `bucket_client`.
 
-Objects are written with their SHA-256, which the service checks (``x-amz-checksum-sha256``); where it does not answer
-with it, they are written with Content-MD5, which every service checks.
-
 Of an object that is read in several requests, and of a body that broke off, the rest is requested by range.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
-import importlib
 import os
 import secrets
-import threading
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from midstream_engine.object_store import s3_errors
@@ -31,47 +24,27 @@ from midstream_engine.object_store.bucket_client import (
     hashed,
 )
 from midstream_engine.object_store.errors import (
-    AccessDeniedError,
-    BusyError,
     ConditionsUnsupportedError,
     DamagedObjectError,
     ObjectExistsError,
     StoreError,
-    one_line,
 )
-from midstream_engine.object_store.retries import repeated
 from midstream_engine.object_store.s3_multipart import MultipartUpload, multipart_of
-from midstream_engine.object_store.s3_session import open_session, relevant_environment
-from midstream_engine.object_store.urls import joined, split_url
+from midstream_engine.object_store.s3_requests import BrokenBodyError, S3Requests, tag_of
+from midstream_engine.object_store.urls import joined
 
 AMAZON = (".amazonaws.com", ".amazonaws.com.cn")
 BLOCK = 1 << 20  # bytes that are read from a connection at a time
 WRITES = 10  # times that an object is written while others replace it
 WHOLE = 64 << 20  # bytes up to which a file is written in one request
 
-T = TypeVar("T")
 
-
-class _BrokenBodyError(Exception):
-    """A body broke off; what arrived is kept."""
-
-
-class S3Client:
+class S3Client(S3Requests):
     """The objects below ``s3://bucket/prefix``; see `BucketClient`."""
 
     def __init__(self, url: str, access: Access) -> None:
-        self.url = url.rstrip("/")
-        _, self.bucket, self.prefix = split_url(url)
-        self._access, self._opened = access, 0
-        self._lock = threading.Lock()
-        self._open()
-        self._exists = False  # the bucket; known once any request has succeeded
-        self.sends_md5 = False  # whether the service answers without the checksum, so that Content-MD5 is sent
-        self._conditions: bool | None = None
-
-    def _open(self) -> None:
-        self.client, self._anonymous = open_session(self._access, relevant_environment(), self._opened)
-        self._failures = _failures()
+        super().__init__(url, access)
+        self._conditions: bool | None = None  # None: not tried yet
 
     def __enter__(self) -> S3Client:
         return self
@@ -79,106 +52,27 @@ class S3Client:
     def __exit__(self, *raised: object) -> None:
         """Do nothing: the connections belong to the process."""
 
-    # ------------------------------------------------------------------------------------------------- requests
-
-    def key(self, path: str) -> str:
-        """Return the name of an object in the bucket."""
-        return joined(self.prefix, path)
-
-    def request(self, path: str, once: Callable[[Any], T], *, conditional: bool = False) -> T:
-        """Send a request for ``path``, repeat it after transient failures, translate its errors.
-
-        Args:
-            path: Path of the object; empty for the bucket.
-            once: Sends the request with the client of botocore that it is given, and reads the body.
-            conditional: Whether the request has a condition.
-        """
-        where = joined(self.url, path)
-        client_error, others = self._failures
-
-        def renewing() -> T:
-            opened = self._opened
-            try:
-                return once(self.client)
-            except client_error as error:
-                if s3_errors.fields(error)[1] not in s3_errors.RENEWED:
-                    raise
-                self._renew(opened)  # credentials that expired in the middle, and that a file has anew
-                return once(self.client)
-
-        def is_transient(error: Exception) -> bool:
-            if isinstance(error, client_error):
-                return s3_errors.is_transient(error)
-            return isinstance(error, (_BrokenBodyError, *others))
-
-        try:
-            result = repeated(renewing, is_transient)
-        except client_error as error:
-            error = self._with_words(error)
-            translated = s3_errors.translated(error, where, self.bucket, conditional=conditional)
-            if isinstance(translated, FileNotFoundError):
-                self._check_bucket()
-            if isinstance(translated, AccessDeniedError) and self._anonymous and self._access.public:
-                text = f"{where}: not public, and there are no credentials here: {translated.message}"
-                translated = AccessDeniedError(text, s3_errors.CREDENTIALS)
-            raise translated from None
-        except (_BrokenBodyError, *others) as error:
-            raise BusyError(f"{where}: {one_line(error)}", s3_errors.AGAIN) from None
-        except _library("botocore.exceptions").BotoCoreError as error:
-            raise StoreError(f"{where}: {one_line(error)}", "correct AWS's configuration") from None
-        self._exists = True
-        return result
-
-    def _with_words(self, error: Any) -> Any:
-        """Return the error of a listing instead of one of HEAD, which has no words: the same credentials are rejected."""
-        client_error, _ = self._failures
-        status, code, _ = s3_errors.fields(error)
-        if code.isdigit() and status in (400, 401, 403):
-            try:
-                self.client.list_objects_v2(Bucket=self.bucket, MaxKeys=1)
-            except client_error as worded:
-                return worded
-        return error
-
-    def _renew(self, opened: int) -> None:
-        """Open the session again, once for all threads that saw the same one."""
-        with self._lock:
-            if self._opened == opened:
-                self._opened += 1
-                self._open()
-
-    def _check_bucket(self) -> None:
-        """Raise BucketMissingError if the bucket does not exist: HEAD has the same answer for object and bucket."""
-        if self._exists:
-            return
-        client_error, _ = self._failures
-        try:
-            self.client.list_objects_v2(Bucket=self.bucket, MaxKeys=1)
-        except client_error as error:
-            if s3_errors.fields(error)[1] == "NoSuchBucket":
-                raise s3_errors.translated(error, self.url, self.bucket) from None
-            return  # an account that may read objects need not be allowed to list them
-        self._exists = True
-
     # ------------------------------------------------------------------------------------------------- reading
 
     def probe(self) -> None:
         self._pages(self.prefix, MaxKeys=1, one=True)
 
     def entries(self, below: str = "") -> dict[str, StoredObject]:
-        start = joined(self.prefix, "x")[:-1]
+        start = self.key("x")[:-1]
         found: dict[str, StoredObject] = {}
         for page in self._pages(start + below):
             for each in page.get("Contents", ()):
                 path = each["Key"][len(start) :]
                 updated = each["LastModified"].timestamp()
-                found[path] = StoredObject(path, int(each["Size"]), _tag(each), updated)
+                found[path] = StoredObject(path, int(each["Size"]), tag_of(each), updated)
         return found
 
     def folders(self) -> list[str]:
-        start = joined(self.prefix, "x")[:-1]
+        start = self.key("x")[:-1]
         pages = self._pages(start, Delimiter="/")
-        return sorted(each["Prefix"][len(start) :].rstrip("/") for page in pages for each in page.get("CommonPrefixes", ()))
+        return sorted(
+            each["Prefix"][len(start) :].rstrip("/") for page in pages for each in page.get("CommonPrefixes", ())
+        )
 
     def _pages(self, start: str, *, one: bool = False, **more: Any) -> list[dict[str, Any]]:
         pages: list[dict[str, Any]] = []
@@ -197,7 +91,7 @@ class S3Client:
             found = self.request(path, lambda client: client.head_object(Bucket=self.bucket, Key=key))
             updated = found["LastModified"].timestamp()
             recorded = found.get("Metadata", {}).get(HASH)
-            return StoredObject(path, int(found["ContentLength"]), _tag(found), updated, sha256=recorded)
+            return StoredObject(path, int(found["ContentLength"]), tag_of(found), updated, sha256=recorded)
         return None
 
     def get(self, path: str, version: str | None = None) -> tuple[bytes, str]:
@@ -208,7 +102,8 @@ class S3Client:
                 return data, tag
             found, hashed_as = recorded, hashed(data)
         raise DamagedObjectError(
-            f"{joined(self.url, path)}: read {READS} times, SHA-256 is {hashed_as}, recorded was {found}", s3_errors.AGAIN
+            f"{joined(self.url, path)}: read {READS} times, SHA-256 is {hashed_as}, recorded was {found}",
+            s3_errors.AGAIN,
         )
 
     def _body(self, path: str, version: str | None) -> tuple[bytes, str, str | None]:
@@ -220,8 +115,8 @@ class S3Client:
             data = bytearray(int(answer["ContentLength"]))
             arrived = self._receive(answer["Body"], memoryview(data))
             if arrived < len(data):
-                raise _BrokenBodyError(f"{arrived} of {len(data)} bytes arrived")
-            return bytes(data), _tag(answer), answer.get("Metadata", {}).get(HASH)
+                raise BrokenBodyError(f"{arrived} of {len(data)} bytes arrived")
+            return bytes(data), tag_of(answer), answer.get("Metadata", {}).get(HASH)
 
         return self.request(path, once, conditional=version is not None)
 
@@ -230,7 +125,7 @@ class S3Client:
             return b""
         data, arrived = bytearray(length), 0
         asked: dict[str, Any] = {"Bucket": self.bucket, "Key": self.key(path), **_match(version)}
-        client_error, _ = self._failures
+        client_error, _ = self.failures
 
         def once(client: Any) -> int:
             nonlocal arrived
@@ -241,11 +136,11 @@ class S3Client:
                     return arrived
                 raise
             expected = min(int(answer["ContentLength"]), length - arrived)
-            asked.setdefault("IfMatch", f'"{_tag(answer)}"')  # the rest is of the same object
+            asked.setdefault("IfMatch", f'"{tag_of(answer)}"')  # the rest is of the same object
             before = arrived
             arrived += self._receive(answer["Body"], memoryview(data)[before : before + expected])
             if arrived - before < expected:
-                raise _BrokenBodyError(f"{arrived} of {before + expected} bytes arrived")
+                raise BrokenBodyError(f"{arrived} of {before + expected} bytes arrived")
             return arrived
 
         count = self.request(path, once, conditional=version is not None)
@@ -258,7 +153,7 @@ class S3Client:
             while arrived < len(into):
                 try:
                     count = body.readinto(into[arrived : arrived + BLOCK])
-                except self._failures[1]:
+                except self.failures[1]:
                     break
                 if not count:
                     break
@@ -305,21 +200,6 @@ class S3Client:
             expected = ABSENT if found is None else found.version
         raise StoreError(f"{where}: other programs write this object at the same time", s3_errors.AGAIN)
 
-    def checked(self, path: str, operation: str, asked: dict[str, Any], sha256: str) -> str:
-        """Write a body with a checksum that the service checks; return its ETag."""
-        conditional = "IfMatch" in asked or "IfNoneMatch" in asked
-        asked = {"Bucket": self.bucket, "ChecksumSHA256": _base64(bytes.fromhex(sha256)), **asked}
-        while True:
-            if self.sends_md5:
-                asked["ContentMD5"] = _base64(hashlib.md5(asked["Body"], usedforsecurity=False).digest())
-            answer = self.request(path, lambda client: getattr(client, operation)(**asked), conditional=conditional)
-            if self.sends_md5 or answer.get("ChecksumSHA256") == asked["ChecksumSHA256"]:
-                return _tag(answer)
-            self.sends_md5 = True  # from now on
-            if "IfNoneMatch" in asked or "IfMatch" in asked:
-                asked.pop("IfNoneMatch", None)
-                asked["IfMatch"] = f'"{_tag(answer)}"'
-
     def put_file(self, path: str, file: str, sha256: str) -> None:
         size = os.path.getsize(file)
         if size <= WHOLE:
@@ -334,16 +214,14 @@ class S3Client:
 
         self.conditioned(path, size, sha256, ABSENT, once)
 
-    def join(
-        self, path: str, parts: Iterable[StoredObject], size: int, sha256: str, temporary: str
-    ) -> StoredObject:
+    def join(self, path: str, parts: Iterable[StoredObject], size: int, sha256: str, temporary: str) -> StoredObject:
         """Compose as `BucketClient.join` says: the parts become those of a multipart upload, copied by the service."""
         del temporary  # an upload has up to 10,000 parts
         given = list(parts)
 
         def once(condition: dict[str, str]) -> str:
             with MultipartUpload(self, path, {HASH: sha256}) as upload:
-                multipart_of(upload, given)
+                multipart_of(upload, given, lambda part: self.get(part.path, part.version)[0])
                 return upload.complete(condition)
 
         tag = self.conditioned(path, size, sha256, None, once)
@@ -368,7 +246,7 @@ class S3Client:
 
     def has_conditions(self) -> bool:
         """Try the conditions with an object of their own, once; Amazon's service is known to have them."""
-        with self._lock:
+        with self.lock:
             if self._conditions is None:
                 host = urlsplit(self.client.meta.endpoint_url).hostname or ""
                 self._conditions = host.endswith(AMAZON) or self._tried_conditions()
@@ -392,30 +270,5 @@ class S3Client:
             self.delete(path)
 
 
-def _failures() -> tuple[Any, tuple[type[Exception], ...]]:
-    """Return botocore's error for an answer, and those for a connection that failed."""
-    exceptions = _library("botocore.exceptions")
-    return exceptions.ClientError, (
-        exceptions.HTTPClientError,
-        exceptions.IncompleteReadError,
-        exceptions.ResponseStreamingError,
-        _library("urllib3.exceptions").HTTPError,
-        ConnectionError,
-        TimeoutError,
-    )
-
-
-def _library(name: str) -> Any:
-    return importlib.import_module(name)
-
-
-def _tag(answer: Any) -> str:
-    return str(answer["ETag"]).strip('"')
-
-
 def _match(version: str | None) -> dict[str, str]:
     return {} if version is None else {"IfMatch": f'"{version}"'}
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()

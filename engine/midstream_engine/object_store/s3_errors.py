@@ -22,8 +22,9 @@ CREDENTIALS = "aws sts get-caller-identity shows whose credentials are used; AWS
 # https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
 TRANSIENT_STATUS = (408, 429, 500, 502, 503, 504)
 TRANSIENT_CODES = (
-    "InternalError", "OperationAborted", "ConditionalRequestConflict", "RequestTimeout", "ServiceUnavailable", "SlowDown",
-    "Throttling", "ThrottlingException", "TooManyRequests", "TooManyRequestsException", "RequestLimitExceeded",
+    "InternalError", "OperationAborted", "ConditionalRequestConflict", "RequestTimeout", "ServiceUnavailable",
+    "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "TooManyRequestsException", 
+    "RequestLimitExceeded",
     "BandwidthLimitExceeded", "IncompleteBody", "BadDigest", "XAmzContentChecksumMismatch", "ClientDisconnected",
 )  # fmt: skip
 EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired", "InvalidToken")
@@ -73,9 +74,8 @@ def translated(error: Any, url: str, bucket: str, *, conditional: bool = False) 
     if code in REJECTED or status == 401:
         return AccessDeniedError(f"{url}: the credentials were rejected: {line}", CREDENTIALS)
     if status == 403:
-        return AccessDeniedError(
-            f"{url}: {line}", f"the account needs s3:GetObject, s3:PutObject, s3:DeleteObject there, s3:ListBucket on {bucket}"
-        )
+        needed = f"s3:GetObject, s3:PutObject, s3:DeleteObject there, s3:ListBucket on {bucket}"
+        return AccessDeniedError(f"{url}: {line}", f"the account needs {needed}")
     if status in (301, 307) or code in ("PermanentRedirect", "IllegalLocationConstraintException"):
         return StoreError(f"{url}: {line}", "name the bucket's region: region: of the store, or AWS_REGION")
     return StoreError(f"{url}: {line}")

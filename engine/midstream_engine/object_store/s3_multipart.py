@@ -5,16 +5,14 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from midstream_engine.object_store.bucket_client import CHUNK, StoredObject
 from midstream_engine.object_store.errors import ObjectExistsError, StoreError
+from midstream_engine.object_store.s3_requests import S3Requests
 from midstream_engine.object_store.urls import joined
-
-if TYPE_CHECKING:
-    from midstream_engine.object_store.s3_client import S3Client
 
 SMALLEST_PART = 5 << 20  # bytes; of all parts of an upload but the last
 MOST_PARTS = 10_000
@@ -24,15 +22,15 @@ PARTS_AT_ONCE = 8  # parts of a file in memory
 class MultipartUpload:
     """An upload of one object. If the context is left without `complete`, the parts are deleted."""
 
-    def __init__(self, client: S3Client, path: str, metadata: dict[str, str]) -> None:
-        self.client, self.path = client, path
-        self._asked = {"Bucket": client.bucket, "Key": client.key(path)}
+    def __init__(self, requests: S3Requests, path: str, metadata: dict[str, str]) -> None:
+        self.requests, self.path = requests, path
+        self._asked = {"Bucket": requests.bucket, "Key": requests.key(path)}
         self._metadata = metadata
         self._parts: dict[int, dict[str, str]] = {}  # number -> ETag, and the checksum if it is known
         self._identity = ""
 
     def __enter__(self) -> MultipartUpload:
-        started = self.client.request(
+        started = self.requests.request(
             self.path,
             lambda client: client.create_multipart_upload(
                 **self._asked, Metadata=self._metadata, ChecksumAlgorithm="SHA256"
@@ -45,7 +43,7 @@ class MultipartUpload:
         if not self._identity:
             return
         with contextlib.suppress(StoreError, FileNotFoundError):  # a lifecycle rule of the bucket deletes it, too
-            self.client.request(
+            self.requests.request(
                 self.path, lambda client: client.abort_multipart_upload(**self._asked, UploadId=self._identity)
             )
 
@@ -55,24 +53,24 @@ class MultipartUpload:
     def send(self, number: int, data: Any) -> None:
         """Send a part."""
         digest = hashlib.sha256(data)
-        tag = self.client.checked(
+        tag = self.requests.checked(
             self.path, "upload_part", {**self._of(number), "Body": bytes(data)}, digest.hexdigest()
         )
         checksum = base64.b64encode(digest.digest()).decode()
-        self._parts[number] = {"ETag": f'"{tag}"', **({} if self.client.sends_md5 else {"ChecksumSHA256": checksum})}
+        self._parts[number] = {"ETag": f'"{tag}"', **({} if self.requests.sends_md5 else {"ChecksumSHA256": checksum})}
 
     def copy(self, number: int, part: StoredObject) -> None:
         """Let the service copy a part from an object of that version."""
-        source = {"Bucket": self.client.bucket, "Key": self.client.key(part.path)}
+        source = {"Bucket": self.requests.bucket, "Key": self.requests.key(part.path)}
         try:
-            answer = self.client.request(
+            answer = self.requests.request(
                 part.path,
                 lambda client: client.upload_part_copy(
                     **self._of(number), CopySource=source, CopySourceIfMatch=f'"{part.version}"'
                 ),
             )
         except (FileNotFoundError, ObjectExistsError):
-            where = joined(self.client.url, part.path)
+            where = joined(self.requests.url, part.path)
             raise StoreError(f"{where} was deleted: another copy writes to this prefix", "run it again") from None
         found = answer["CopyPartResult"]
         self._parts[number] = {name: found[name] for name in ("ETag", "ChecksumSHA256") if name in found}
@@ -92,7 +90,7 @@ class MultipartUpload:
     def complete(self, condition: dict[str, str]) -> str:
         """Make the object of its parts, on a condition; return its ETag."""
         parts = [{"PartNumber": number, **part} for number, part in sorted(self._parts.items())]
-        answer = self.client.request(
+        answer = self.requests.request(
             self.path,
             lambda client: client.complete_multipart_upload(
                 **self._asked, UploadId=self._identity, MultipartUpload={"Parts": parts}, **condition
@@ -103,7 +101,7 @@ class MultipartUpload:
         return str(answer["ETag"]).strip('"')
 
 
-def multipart_of(upload: MultipartUpload, parts: Iterable[StoredObject]) -> None:
+def multipart_of(upload: MultipartUpload, parts: Iterable[StoredObject], read: Callable[[StoredObject], bytes]) -> None:
     """Give an upload the bytes of objects, in order. Pieces that are too small for a part are read and sent."""
     lots = _lots(list(parts))
 
@@ -112,7 +110,7 @@ def multipart_of(upload: MultipartUpload, parts: Iterable[StoredObject]) -> None
         if len(lot) == 1:
             upload.copy(number, lot[0])
         else:
-            upload.send(number, b"".join(upload.client.get(part.path, part.version)[0] for part in lot))
+            upload.send(number, b"".join(map(read, lot)))
 
     with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
         list(pool.map(give, enumerate(lots, 1)))
