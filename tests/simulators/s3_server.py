@@ -88,6 +88,9 @@ class S3Server(Loopback, Buckets, PlantedFaults):
         self.writes = CONDITIONAL
         self.checksums = True
         self.clock = 0.0
+        self.ranges: list[str] = []  # of requests for objects
+        self.md5_sent = 0  # bodies that arrived with Content-MD5
+        self.garbled_bodies = 0  # the next so many bodies change on their way to the service
         self.uploads: dict[str, _Upload] = {}
         self._ids = itertools.count(1)
 
@@ -310,7 +313,13 @@ class _Handler(Quiet):
 
     def _checked(self, body: bytes) -> dict[str, str]:
         """Check the hashes that the request has; return the headers of the answer."""
-        given = self.headers.get("Content-MD5")
+        server = self.server_of
+        with server.lock:
+            if server.garbled_bodies:
+                server.garbled_bodies -= 1
+                body = garbled(body)
+            given = self.headers.get("Content-MD5")
+            server.md5_sent += given is not None
         if given and base64.b64decode(given) != hashlib.md5(body).digest():
             raise RefusedError(400, "The Content-MD5 you specified did not match what we received.", "BadDigest")
         found = {}
@@ -355,6 +364,8 @@ class _Handler(Quiet):
             **{f"x-amz-meta-{key}": value for key, value in blob.metadata.items()},
         }
         total = len(blob.data)
+        if method == "GET":
+            self.server_of.ranges.append(self.headers.get("Range", ""))
         wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
         if not wanted or not (wanted[1] or wanted[2]):
             return 200, {**headers, "Content-Length": str(total)}, blob.data

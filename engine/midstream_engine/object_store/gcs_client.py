@@ -216,7 +216,11 @@ class GcsClient:
                     if_generation_match=_generation(version), checksum="crc32c", **self._patience()
                 )
 
-        return _read_again(once), str(blob.generation)
+        data = _read_again(once)
+        if blob.generation is None:  # an emulator answers without it
+            with self._errors(path):
+                blob.reload(**self._patience())
+        return data, str(blob.generation)
 
     def read(self, path: str, offset: int, length: int, version: str | None = None) -> bytes:
         if not length:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -61,11 +62,11 @@ def translate_errors(url: str, *, of_bucket: bool = False) -> Iterator[None]:
     except (exceptions.Forbidden, exceptions.BadRequest) as error:
         raise _rejected(url, error) from None
     except exceptions.RetryError as error:
-        raise BusyError(f"{url}: the service is busy: {one_line(error.cause or error)}", AGAIN) from None
+        raise BusyError(f"{url}: the service is busy: {one_line(_words(error.cause or error))}", AGAIN) from None
     except DataCorruption as error:
         raise DamagedObjectError(f"{url}: {one_line(error)}", AGAIN) from None
     except (exceptions.GoogleAPIError, RequestException, InvalidResponse, ConnectionError) as error:
-        raise StoreError(f"{url}: {one_line(error)}", AGAIN) from None
+        raise StoreError(f"{url}: {one_line(_words(error))}", AGAIN) from None
 
 
 def no_bucket(url: str) -> BucketMissingError:
@@ -80,19 +81,31 @@ def _bucket(url: str) -> str:
     return split_url(url)[1]
 
 
+def _answer(error: Any) -> dict[str, Any]:
+    """Return the field ``error`` of the service's answer, which a download's error has in its text; or nothing."""
+    text = str(getattr(error, "message", error))
+    start = text.find("{")
+    try:
+        found: Any = json.JSONDecoder().raw_decode(text[start:])[0] if start >= 0 else {}
+    except ValueError:
+        return {}
+    found = found.get("error") if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
 def _words(error: Any) -> str:
-    """Return the service's own message. A download's error has the complete answer in it."""
-    quoted = re.search(r'"message": *"([^"]+)"', error.message)
-    return str(quoted[1] if quoted else error.message)
+    """Return the service's own message."""
+    return str(_answer(error).get("message") or getattr(error, "message", error))
 
 
 def _reason(error: Any) -> str:
     """Return the field ``reason`` of an answer: of its first error, or in the details of a newer one."""
-    for each in [*(error.errors or ()), *(error.details or ())]:
+    answer = _answer(error)
+    known = [*(getattr(error, "errors", None) or ()), *(getattr(error, "details", None) or ())]
+    for each in [*known, *(answer.get("errors") or ()), *(answer.get("details") or ())]:
         if isinstance(each, dict) and each.get("reason"):
             return str(each["reason"])
-    found = re.search(r'"reason": *"([A-Za-z_]+)"', error.message)
-    return found[1] if found else ""
+    return ""
 
 
 # ``reason`` -> what is wrong. https://cloud.google.com/storage/docs/json_api/v1/status-codes
@@ -104,22 +117,29 @@ BILLING = ("userProjectAccountProblem", "accountDisabled", "billingNotEnabled", 
 def _rejected(url: str, error: Any) -> StoreError:
     """Return the error of an answer 400 or 403, with the permission or the project that is missing."""
     bucket, line, reason = _bucket(url), one_line(_words(error)), _reason(error)
-    # Names of buckets and objects are not part of what is searched: the service puts them into its sentences.
-    said = line.lower().replace(bucket.lower(), "")
-    if reason in PAYING or "requester pays bucket" in said:
-        return StoreError(f"bucket {bucket}: the requester pays, and no project is named", "name user_project")
-    if reason in BILLING or "serviceusage.services.use" in said:
-        hint = "the account needs serviceusage.services.use in the project that pays"
-        return AccessDeniedError(f"bucket {bucket}: {line}", hint)
-    if reason in PROJECT or re.search(r"\bproject\b.*\b(unknown|invalid|not found|has not been used|disabled)\b", said):
-        return StoreError(f"bucket {bucket}: the project is wrong: {line}", "gcloud projects list shows them")
-    permission = re.search(r"storage\.\w+(?:\.\w+)+", said)
+    pays = StoreError(f"bucket {bucket}: the requester pays, and no project is named", "name user_project")
+    billing = AccessDeniedError(
+        f"bucket {bucket}: {line}", "the account needs serviceusage.services.use in the project that pays"
+    )
+    project = StoreError(f"bucket {bucket}: the project is wrong: {line}", "gcloud projects list shows them")
+    for reasons, found in ((PAYING, pays), (BILLING, billing), (PROJECT, project)):
+        if reason in reasons:
+            return found
+    # Without a reason the service's sentence chooses the hint. Names of buckets and objects may be in it.
+    permission = re.search(r"\b(?:lacks|have|permission) '?(storage\.\w+(?:\.\w+)+)", line)
     if permission:
-        role = "roles/storage.legacyBucketReader" if "buckets" in permission[0] else "roles/storage.objectUser"
+        role = "roles/storage.legacyBucketReader" if "buckets" in permission[1] else "roles/storage.objectUser"
         return AccessDeniedError(
-            f"bucket {bucket}: this account lacks {permission[0]}",
+            f"bucket {bucket}: this account lacks {permission[1]}",
             f"gcloud storage buckets add-iam-policy-binding gs://{bucket} --member=... --role={role}",
         )
+    said = line.lower()
+    if said.startswith("bucket is a requester pays bucket"):
+        return pays
+    if "serviceusage.services.use" in said:
+        return billing
+    if re.match(r"(?:user )?project\b.*\b(?:unknown|invalid|not found|has not been used|disabled)\b", said):
+        return project
     if type(error).__name__ == "BadRequest":
         return StoreError(f"{url}: {line}")
     return AccessDeniedError(f"{url}: {line}", "the account needs roles/storage.objectUser there")

@@ -29,15 +29,16 @@ def open_bucket(url: str, access: Access | None = None) -> BucketClient:
     return (GcsClient if scheme == GCS else S3Client)(url, access or Access())
 
 
-def engine_bucket(url: str, *, public: bool = False) -> BucketClient:
+def engine_bucket(url: str, *, public: bool = False, settings_of: str = "") -> BucketClient:
     """Return the engine's client of ``url``, one for each URL and environment of the process. Raises as `open_bucket`.
 
     Args:
         url: The bucket's, or that of a prefix.
         public: Whether to read without credentials if there are none.
+        settings_of: The URL whose settings are used, if it is another one.
     """
     environment = tuple(sorted((key, value) for key, value in os.environ.items() if key.startswith(READ)))
-    key = url.rstrip("/"), engine_access(url, public=public), environment
+    key = url.rstrip("/"), engine_access(settings_of or url, public=public), environment
     with _opening:
         if key not in _opened:
             if len(_opened) >= MOST:

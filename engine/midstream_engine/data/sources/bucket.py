@@ -85,7 +85,7 @@ def _split(url: str) -> tuple[BucketClient, str]:
     scheme, bucket, name = split_url(url)
     if not name:
         raise DataError(f"data: {url!r} names no object (hint: write {scheme}BUCKET/NAME)")
-    return engine_bucket(scheme + bucket, public=True), name
+    return engine_bucket(scheme + bucket, public=True, settings_of=url), name
 
 
 @contextlib.contextmanager
