@@ -83,7 +83,10 @@ def _bucket(url: str) -> str:
 
 def _answer(error: Any) -> dict[str, Any]:
     """Return the field ``error`` of the service's answer, which a download's error has in its text; or nothing."""
+    response = getattr(error, "response", None)
     text = str(getattr(error, "message", error))
+    with contextlib.suppress(AttributeError, RuntimeError):  # a body that was streamed is not there any more
+        text = response.text or text  # pyright: ignore[reportOptionalMemberAccess]
     start = text.find("{")
     try:
         found: Any = json.JSONDecoder().raw_decode(text[start:])[0] if start >= 0 else {}
