@@ -2,10 +2,11 @@
 
     python tests/faults/test_bucket_campaign.py [--runs 200] [--seed 1] [--results FILE]
 
-A run copies a tree to the bucket or from it: to Google's service (gs), S3 (s3), or from one to the other. Faults are drawn for requests of any kind, each after
-a random number of requests. After transient faults the copy must be equal. A permanent fault ends the copy with one
-line; then there is no manifest without all its objects, and no wrong byte under an object's name. At the end the
-service recovers, and the same call completes the equal tree, without temporary objects.
+A run copies a tree to a bucket or from it: of Google's service (gs), of S3 (s3), or from one to the other. Faults are
+drawn for requests of any kind, each after a random number of requests; a listing may be behind, and bytes may change on
+their way. After transient faults the copy must be equal. A permanent fault ends the copy with one line; then there is
+no manifest without all its objects, and no wrong byte under an object's name. At the end the service recovers, and the
+same call completes the equal tree, without temporary objects.
 
 Results are appended, one line per run: an interrupted campaign continues where it was.
 """
@@ -80,7 +81,11 @@ def draw(random_: random.Random, large: bool = True) -> Case:
                 "path": path,
                 "kind": fault,
                 "after": random_.choice((0, 0, 1, 2, 5, 12)),
-                "times": 999 if lasts else random_.choice((1, 1, 2)) if fault == "garble" else random_.choice((1, 1, 2, 3)),
+                "times": 999
+                if lasts
+                else random_.choice((1, 1, 2))
+                if fault == "garble"
+                else random_.choice((1, 1, 2, 3)),
             }
         )
     direction = "there" if there else "back"

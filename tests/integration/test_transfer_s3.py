@@ -39,9 +39,7 @@ def stored(server: S3Server) -> dict[str, bytes]:
     return {name.removeprefix("bucket/runs/"): blob.data for name, blob in server.blobs("my-bucket").items()}
 
 
-def test_copy_to_s3_and_on_to_gcs_and_back(
-    s3: S3Server, bucket: BucketServer, here: LocalHost, tmp_path: Path
-) -> None:
+def test_copy_to_s3_and_on_to_gcs_and_back(s3: S3Server, bucket: BucketServer, here: LocalHost, tmp_path: Path) -> None:
     """The bytes between the buckets stream through this machine: no disk has them."""
     rng = random.Random(1)
     write_tree(tmp_path / "source", random_contents(rng, [2 * CHUNK + 5, CHUNK, 70_000, 1, 0, 300]))
