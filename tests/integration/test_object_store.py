@@ -180,7 +180,7 @@ def test_writes_on_condition_have_one_winner(
     with pytest.raises(ObjectExistsError):
         client.put("manifest", b"third", replaces=version)
     with pytest.raises(ObjectExistsError):
-        client.put("gone", b"third", replaces=version)
+        client.put("deleted", b"third", replaces=version)
     assert client.get("manifest")[0] == b"second"
     client.put("manifest", b"whatever was there")
     assert client.get("manifest")[0] == b"whatever was there"
@@ -192,14 +192,14 @@ def test_parts_are_joined_by_the_service(opened: Callable[..., BucketClient]) ->
     sizes = [PART, 100, PART, 7, 8, 9, 5]  # also some that are too small for a part of S3
     pieces = [random.Random(number).randbytes(size) for number, size in enumerate(sizes)]
     parts = [client.put(f".incoming/x/{number}", data, part=True) for number, data in enumerate(pieces)]
-    whole = b"".join(pieces)
+    complete = b"".join(pieces)
     client.put("joined", b"an older object")
-    made = client.join("joined", parts, len(whole), hashed(whole), ".incoming/x/joined")
-    assert client.get("joined") == (whole, made.version)
+    made = client.join("joined", parts, len(complete), hashed(complete), ".incoming/x/joined")
+    assert client.get("joined") == (complete, made.version)
     assert client.entries().keys() == {"joined"}
     looked = client.look("joined")
     assert looked is not None
-    assert looked.sha256 == hashed(whole)
+    assert looked.sha256 == hashed(complete)
 
 
 def test_files_are_created_once(
@@ -208,7 +208,7 @@ def test_files_are_created_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(s3_client, "WHOLE", 1 << 20)  # the file is larger, so that it is sent in parts
+    monkeypatch.setattr(s3_client, "ONE_REQUEST", 1 << 20)  # the file is larger, so that it is sent in parts
     file = tmp_path / "file"
     file.write_bytes(random.Random(3).randbytes(17 << 20))
     client, sha256 = opened(), hashed(file.read_bytes())

@@ -265,7 +265,8 @@ def copy_route(here: CheckpointStore, there: CheckpointStore, source: Host, targ
     """Describe the route of a checkpoint's bytes, for a plan. HostError if there is none."""
     if same_bucket(here, there):
         return f"none: source and target read {here.store}"
-    ends = here.endpoint("x", target).host, there.endpoint("x", source).host
+    between = bool(here.store and there.store)  # two buckets: neither needs a host
+    ends = here.endpoint("x", None if between else target).host, there.endpoint("x", None if between else source).host
     return probe(*ends).text(ends[0].name, ends[1].name)
 
 

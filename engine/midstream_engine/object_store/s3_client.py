@@ -36,7 +36,7 @@ from midstream_engine.object_store.urls import joined
 AMAZON = (".amazonaws.com", ".amazonaws.com.cn")
 BLOCK = 1 << 20  # bytes that are read from a connection at a time
 WRITES = 10  # times that an object is written while others replace it
-WHOLE = 64 << 20  # bytes up to which a file is written in one request
+ONE_REQUEST = 64 << 20  # bytes up to which a file is written in one request
 
 
 class S3Client(S3Requests):
@@ -78,8 +78,8 @@ class S3Client(S3Requests):
         pages: list[dict[str, Any]] = []
         token: dict[str, str] = {}
         while True:
-            asked = {"Bucket": self.bucket, "Prefix": start, **more, **token}
-            page = self.request("", lambda client, asked=asked: client.list_objects_v2(**asked))
+            parameters = {"Bucket": self.bucket, "Prefix": start, **more, **token}
+            page = self.request("", lambda client, parameters=parameters: client.list_objects_v2(**parameters))
             pages.append(page)
             if one or not page.get("IsTruncated"):
                 return pages
@@ -108,10 +108,10 @@ class S3Client(S3Requests):
 
     def _body(self, path: str, version: str | None) -> tuple[bytes, str, str | None]:
         """Return an object's bytes, version and recorded hash."""
-        asked: dict[str, Any] = {"Bucket": self.bucket, "Key": self.key(path), **_match(version)}
+        parameters: dict[str, Any] = {"Bucket": self.bucket, "Key": self.key(path), **_match(version)}
 
         def once(client: Any) -> tuple[bytes, str, str | None]:
-            answer = client.get_object(**asked)
+            answer = client.get_object(**parameters)
             data = bytearray(int(answer["ContentLength"]))
             arrived = self._receive(answer["Body"], memoryview(data))
             if arrived < len(data):
@@ -124,19 +124,19 @@ class S3Client(S3Requests):
         if not length:
             return b""
         data, arrived = bytearray(length), 0
-        asked: dict[str, Any] = {"Bucket": self.bucket, "Key": self.key(path), **_match(version)}
+        parameters: dict[str, Any] = {"Bucket": self.bucket, "Key": self.key(path), **_match(version)}
         client_error, _ = self.failures
 
         def once(client: Any) -> int:
             nonlocal arrived
             try:
-                answer = client.get_object(**asked, Range=f"bytes={offset + arrived}-{offset + length - 1}")
+                answer = client.get_object(**parameters, Range=f"bytes={offset + arrived}-{offset + length - 1}")
             except client_error as error:
                 if s3_errors.fields(error)[0] == 416:
                     return arrived
                 raise
             expected = min(int(answer["ContentLength"]), length - arrived)
-            asked.setdefault("IfMatch", f'"{tag_of(answer)}"')  # the rest is of the same object
+            parameters.setdefault("IfMatch", f'"{tag_of(answer)}"')  # the rest is of the same object
             before = arrived
             arrived += self._receive(answer["Body"], memoryview(data)[before : before + expected])
             if arrived - before < expected:
@@ -166,10 +166,10 @@ class S3Client(S3Requests):
         self, path: str, data: Any, sha256: str = "", *, part: bool = False, replaces: str | None = None
     ) -> StoredObject:
         sha256 = sha256 or hashed(data)
-        asked = {"Body": bytes(data), "Metadata": dict({HASH: sha256}, **({MARK: "part"} if part else {}))}
+        parameters = {"Body": bytes(data), "Metadata": dict({HASH: sha256}, **({MARK: "part"} if part else {}))}
 
         def once(condition: dict[str, str]) -> str:
-            return self.checked(path, "put_object", {**asked, "Key": self.key(path), **condition}, sha256)
+            return self.checked(path, "put_object", {**parameters, "Key": self.key(path), **condition}, sha256)
 
         tag = self.conditioned(path, len(data), sha256, replaces, once)
         return StoredObject(path, len(data), tag, 0.0, sha256=sha256)
@@ -202,7 +202,7 @@ class S3Client(S3Requests):
 
     def put_file(self, path: str, file: str, sha256: str) -> None:
         size = os.path.getsize(file)
-        if size <= WHOLE:
+        if size <= ONE_REQUEST:
             with open(file, "rb") as source:
                 self.put(path, source.read(), sha256, replaces=ABSENT)
             return
@@ -256,9 +256,9 @@ class S3Client(S3Requests):
         path = f".conditions-{secrets.token_hex(8)}"
 
         def written(condition: dict[str, str]) -> bool:
-            asked = {"Bucket": self.bucket, "Key": self.key(path), "Body": b"midstream", **condition}
+            parameters = {"Bucket": self.bucket, "Key": self.key(path), "Body": b"midstream", **condition}
             try:
-                self.request(path, lambda client: client.put_object(**asked), conditional=True)
+                self.request(path, lambda client: client.put_object(**parameters), conditional=True)
             except (ObjectExistsError, ConditionsUnsupportedError):
                 return False
             return True

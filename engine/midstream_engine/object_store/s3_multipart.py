@@ -24,7 +24,7 @@ class MultipartUpload:
 
     def __init__(self, requests: S3Requests, path: str, metadata: dict[str, str]) -> None:
         self.requests, self.path = requests, path
-        self._asked = {"Bucket": requests.bucket, "Key": requests.key(path)}
+        self._parameters = {"Bucket": requests.bucket, "Key": requests.key(path)}
         self._metadata = metadata
         self._parts: dict[int, dict[str, str]] = {}  # number -> ETag, and the checksum if it is known
         self._identity = ""
@@ -33,7 +33,7 @@ class MultipartUpload:
         started = self.requests.request(
             self.path,
             lambda client: client.create_multipart_upload(
-                **self._asked, Metadata=self._metadata, ChecksumAlgorithm="SHA256"
+                **self._parameters, Metadata=self._metadata, ChecksumAlgorithm="SHA256"
             ),
         )
         self._identity = started["UploadId"]
@@ -44,11 +44,11 @@ class MultipartUpload:
             return
         with contextlib.suppress(StoreError, FileNotFoundError):  # a lifecycle rule of the bucket deletes it, too
             self.requests.request(
-                self.path, lambda client: client.abort_multipart_upload(**self._asked, UploadId=self._identity)
+                self.path, lambda client: client.abort_multipart_upload(**self._parameters, UploadId=self._identity)
             )
 
     def _of(self, number: int) -> dict[str, Any]:
-        return {**self._asked, "UploadId": self._identity, "PartNumber": number}
+        return {**self._parameters, "UploadId": self._identity, "PartNumber": number}
 
     def send(self, number: int, data: Any) -> None:
         """Send a part."""
@@ -93,7 +93,7 @@ class MultipartUpload:
         answer = self.requests.request(
             self.path,
             lambda client: client.complete_multipart_upload(
-                **self._asked, UploadId=self._identity, MultipartUpload={"Parts": parts}, **condition
+                **self._parameters, UploadId=self._identity, MultipartUpload={"Parts": parts}, **condition
             ),
             conditional=bool(condition),
         )

@@ -67,7 +67,7 @@ class S3Requests:
             except client_error as error:
                 if s3_errors.fields(error)[1] not in s3_errors.RENEWED:
                     raise
-                self._renew(opened)  # credentials that expired in the middle, and that a file has anew
+                self._renew(opened)  # credentials that expired in the middle, and that a file has again
                 return once(self.client)
 
         def is_transient(error: Exception) -> bool:
@@ -124,20 +124,22 @@ class S3Requests:
             return  # an account that may read objects need not be allowed to list them
         self._exists = True
 
-    def checked(self, path: str, operation: str, asked: dict[str, Any], sha256: str) -> str:
+    def checked(self, path: str, operation: str, parameters: dict[str, Any], sha256: str) -> str:
         """Write a body with a checksum that the service checks; return its ETag."""
-        conditional = "IfMatch" in asked or "IfNoneMatch" in asked
-        asked = {"Bucket": self.bucket, "ChecksumSHA256": _base64(bytes.fromhex(sha256)), **asked}
+        conditional = "IfMatch" in parameters or "IfNoneMatch" in parameters
+        parameters = {"Bucket": self.bucket, "ChecksumSHA256": _base64(bytes.fromhex(sha256)), **parameters}
         while True:
             if self.sends_md5:
-                asked["ContentMD5"] = _base64(hashlib.md5(asked["Body"], usedforsecurity=False).digest())
-            answer = self.request(path, lambda client: getattr(client, operation)(**asked), conditional=conditional)
-            if self.sends_md5 or answer.get("ChecksumSHA256") == asked["ChecksumSHA256"]:
+                parameters["ContentMD5"] = _base64(hashlib.md5(parameters["Body"], usedforsecurity=False).digest())
+            answer = self.request(
+                path, lambda client: getattr(client, operation)(**parameters), conditional=conditional
+            )
+            if self.sends_md5 or answer.get("ChecksumSHA256") == parameters["ChecksumSHA256"]:
                 return tag_of(answer)
             self.sends_md5 = True  # from now on
-            if "IfNoneMatch" in asked or "IfMatch" in asked:
-                asked.pop("IfNoneMatch", None)
-                asked["IfMatch"] = f'"{tag_of(answer)}"'
+            if "IfNoneMatch" in parameters or "IfMatch" in parameters:
+                parameters.pop("IfNoneMatch", None)
+                parameters["IfMatch"] = f'"{tag_of(answer)}"'
 
 
 def _failures() -> tuple[Any, tuple[type[Exception], ...]]:

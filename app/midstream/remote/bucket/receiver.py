@@ -20,6 +20,9 @@ from midstream_engine.object_store.bucket_client import AT_ONCE, CHUNK, BucketCl
 from midstream_engine.object_store.errors import StoreError
 from midstream_engine.object_store.open_bucket import open_bucket
 
+# Bytes up to which an object is written in one request: a checkpoint's chunk of 16 MiB with its checksum.
+ONE_REQUEST = 2 * CHUNK + (64 << 10)
+
 
 class _Arriving(receiver.Arriving):
     """An item's bytes since the last chunk and, if it is a large object, its parts."""
@@ -27,7 +30,8 @@ class _Arriving(receiver.Arriving):
     def __init__(self, item: CopyItem) -> None:
         super().__init__(item)
         inside("", item["path"])
-        self.large = self.complete and item["size"] > CHUNK
+        self.large = self.complete and item["size"] > ONE_REQUEST
+        self.limit = CHUNK if self.large else item["length"]  # bytes of a request
         self.chunk = bytearray()
         self.parts: Dict[int, StoredObject] = {}  # by offset
         self.sent = False  # all of its parts are being uploaded or are there
@@ -39,7 +43,7 @@ class _Receiver(receiver.Receiver):
         super().__init__(stream, kind, key)
         self.bucket = bucket
         self.pool = ThreadPoolExecutor(AT_ONCE)
-        self.room = threading.Semaphore(AT_ONCE + 4)  # chunks in memory
+        self.room = threading.Semaphore(AT_ONCE + 4)  # chunks of memory
         self.lock = threading.Lock()
         self.error: Optional[BaseException] = None
 
@@ -47,7 +51,7 @@ class _Receiver(receiver.Receiver):
         return _Arriving(item)
 
     def most(self, arriving: _Arriving) -> int:
-        return CHUNK - len(arriving.chunk)
+        return arriving.limit - len(arriving.chunk)
 
     def take(self, arriving: _Arriving, data: memoryview) -> None:
         arriving.digest.update(data)
@@ -65,7 +69,7 @@ class _Receiver(receiver.Receiver):
         with self.lock:
             arriving.uploading += 1
             arriving.sent = last
-        self._submit(self._put_part, arriving, arriving.received - len(chunk), chunk)
+        self._submit(1, self._put_part, arriving, arriving.received - len(chunk), chunk)
 
     def arrived(self, arriving: _Arriving) -> None:
         if arriving.large:
@@ -73,7 +77,7 @@ class _Receiver(receiver.Receiver):
         if arriving.complete:
             arriving.check()
         work = self._put_object if arriving.complete else self._put_range
-        self._submit(work, arriving, arriving.digest.hexdigest())
+        self._submit(max(1, -(-len(arriving.chunk) // CHUNK)), work, arriving, arriving.digest.hexdigest())
 
     def raise_error(self) -> None:
         if self.error is not None:
@@ -88,8 +92,9 @@ class _Receiver(receiver.Receiver):
 
     # ------------------------------------------------------------------------------------------------- requests
 
-    def _submit(self, work: Callable[..., None], *arguments: Any) -> None:
-        self.room.acquire()
+    def _submit(self, chunks: int, work: Callable[..., None], *arguments: Any) -> None:
+        for _ in range(chunks):
+            self.room.acquire()
 
         def guarded() -> None:
             try:
@@ -98,7 +103,7 @@ class _Receiver(receiver.Receiver):
             except BaseException as error:  # noqa: BLE001  raised where the stream is read
                 self.error = error
             finally:
-                self.room.release()
+                self.room.release(chunks)
 
         self.pool.submit(guarded)
 

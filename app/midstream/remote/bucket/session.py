@@ -1,6 +1,6 @@
 """The target's side of a copy into a bucket: finds what exists, joins parts, writes the manifest last.
 
-Objects up to a chunk are created in one request. Larger ones arrive as parts, marked temporary objects below
+Objects up to 16 MiB are created in one request. Larger ones arrive as parts, marked temporary objects below
 ``.incoming/``, and are composed by the service. A later copy uses the parts of an interrupted one.
 """
 
