@@ -167,13 +167,17 @@ def library_get(open_: Callable[[str], Any]) -> Way:
     return copy
 
 
+def random_bytes(rng: random.Random, size: int) -> bytes:
+    return b"".join(rng.randbytes(min(16 * MIB, size - start)) for start in range(0, size, 16 * MIB))
+
+
 def measure(service: str, case: str, mib: int, rounds: int) -> Iterator[dict[str, Any]]:
     """Yield one row for each way and direction."""
     sizes = [mib * MIB] if case == "one" else [16 * MIB] * (mib // 16)
     rng = random.Random(1)
     with served(service) as endpoint, tempfile.TemporaryDirectory(prefix="bench-buckets-") as scratch:
         source = Path(scratch, "source")
-        write_tree(source, {f"arrays/{number}/c/0": rng.randbytes(size) for number, size in enumerate(sizes)})
+        write_tree(source, {f"arrays/{number}/c/0": random_bytes(rng, size) for number, size in enumerate(sizes)})
         expected = {name: len(data) for name, data in files(source).items()}
         ways, times, failed = tools(service, endpoint), dict[tuple[str, str], list[float]](), dict[str, str]()
         for number in range(rounds):

@@ -19,6 +19,8 @@ from simulators.planted_faults import Fault
 from simulators.s3_server import S3Server, s3_server
 from support.trees import assert_same_tree, files, random_contents, write_checkpoint, write_tree
 
+pytestmark = pytest.mark.drawn
+
 URL = "s3://my-bucket/bucket/runs"
 
 

@@ -441,8 +441,8 @@ def _part(data: bytes) -> Blob:
 
 
 def etag(blob: Blob) -> str:
-    """Return an object's ETag. As that of an object that is encrypted, it is no MD5."""
-    return blob.etag or f"{blob.generation:032x}"
+    """Return an object's ETag. It is no MD5, as that of an encrypted object; a dash says so, as in those of parts."""
+    return blob.etag or f"{blob.generation:032x}-1"
 
 
 def _now(server: Any) -> datetime.datetime:
