@@ -163,9 +163,9 @@ class BucketStore:
     def _client_on(self, via: Host, python: str) -> BucketHost | None:
         """Return the bucket's client on host ``via``; None if it has no access.
 
-        Credentials of this machine are never sent to a host.
+        Credentials of this machine are never sent to a host, nor is a profile of it.
         """
-        if self.access.credentials or isinstance(via, BucketHost):
+        if self.access.credentials or self.access.profile or isinstance(via, BucketHost):
             return None
         if via.name not in self._clients:
             there = BucketHost(self.store, self.access, via=via, python=python)

@@ -34,7 +34,7 @@ class S3Requests:
         self.url = url.rstrip("/")
         _, self.bucket, self.prefix = split_url(url)
         self._access, self._opened = access, 0
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self._open()
         self._exists = False  # the bucket; known once any request has succeeded
         self.sends_md5 = False  # whether the service answers without the checksum, so that Content-MD5 is sent

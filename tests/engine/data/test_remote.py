@@ -215,7 +215,7 @@ def test_bucket_missing_or_unnamed_is_one_line(corpus: Path) -> None:
     with pytest.raises(DataError, match="there is no bucket nobody") as caught:
         opened(corpus / "one", config(corpus, cache_dir="gs://nobody/tokens"))
     assert "\n" not in str(caught.value)
-    for wrong in ("gs://", "gs:/caches", "s3://caches"):
+    for wrong in ("gs://", "gs:/caches", "s3:/caches", "s4://caches"):
         with pytest.raises(ConfigError, match=r"data\.cache_dir.*write gs://BUCKET/PREFIX"):
             DataConfig(cache_dir=wrong)
 

@@ -159,7 +159,7 @@ def test_interrupted_download_resumes(here: LocalHost, tmp_path: Path) -> None:
 
 
 def test_busy_service_is_retried(bucket: BucketServer, here: LocalHost, tmp_path: Path) -> None:
-    write_tree(tmp_path / "source", random_contents(random.Random(7), [9 * MIB, 5000, 300]))
+    write_tree(tmp_path / "source", random_contents(random.Random(7), [18 * MIB, 5000, 300]))
     upload, media = ("POST", "uploadType"), ("GET", r"object-\d.*alt=media")
     for (method, path), kind in (
         (upload, 429), (upload, "close"), (("POST", "compose"), 503), (media, "truncate"), (media, 503),
