@@ -178,7 +178,7 @@ def test_engine_requests_name_user_project(
     assert any("uploadType=media" in path or "upload" in path for path in billed)
     assert len(billed) > 8
     monkeypatch.setenv(VARIABLE, "billed")
-    with pytest.raises(EngineError, match=r"MIDSTREAM_STORES is 'billed' \(hint: write \{\"URL"):
+    with pytest.raises(EngineError, match=r"MIDSTREAM_STORES is 'billed' \(hint: write \{"):
         open_store(f"{URL}/step-2-a001").prepare(1)
 
 
