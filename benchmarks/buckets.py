@@ -37,7 +37,7 @@ from midstream.hosts.local_host import LocalHost
 from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
 from midstream_engine.object_store.access import Access
 from midstream_engine.object_store.open_bucket import open_bucket
-from support.trees import files, write_tree
+from support.checkpoints.trees import files, write_tree
 
 MIB = 1 << 20
 OURS = "midstream"

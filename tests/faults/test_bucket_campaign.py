@@ -37,8 +37,8 @@ from midstream_engine.object_store.bucket_client import CHUNK
 from simulators.bucket import BucketServer, bucket_server
 from simulators.planted_faults import Fault
 from simulators.s3_server import S3Server, s3_server
-from support.migrations.campaigns import Campaign, Case
 from support.checkpoints.trees import files, random_contents, write_tree
+from support.migrations.campaigns import Campaign, Case
 
 RESULTS = Path(__file__).parents[2] / "docs/campaigns/bucket-faults.jsonl"
 KINDS = ("gs", "s3")

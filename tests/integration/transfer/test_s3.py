@@ -17,7 +17,7 @@ from midstream_engine.object_store.bucket_client import CHUNK
 from simulators.bucket import BucketServer
 from simulators.planted_faults import Fault
 from simulators.s3_server import S3Server, s3_server
-from support.trees import assert_same_tree, files, random_contents, write_checkpoint, write_tree
+from support.checkpoints.trees import assert_same_tree, files, random_contents, write_checkpoint, write_tree
 
 pytestmark = pytest.mark.drawn
 

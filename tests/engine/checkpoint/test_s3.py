@@ -30,7 +30,7 @@ from midstream_engine.records import MANIFEST, Fence, Pin, RunPaths
 from midstream_engine.trainer.runtime.compile_cache import SharedCache
 from simulators.planted_faults import Fault
 from simulators.s3_server import REFUSED, S3Server, s3_server
-from support.checkpoint_states import plain_state, save
+from support.checkpoints.checkpoint_states import plain_state, save
 
 URL = "s3://my-bucket/bucket/lab"  # names that contain the word "bucket"
 CHECKPOINTS = "bucket/lab/runs/run/checkpoints/"
