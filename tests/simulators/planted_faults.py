@@ -11,7 +11,7 @@ from simulators.bucket_objects import RefusedError
 
 @dataclasses.dataclass
 class Fault:
-    """What happens to the next ``times`` requests whose method and path (with query) match, ``after`` so many of them.
+    """Fault of the next ``times`` requests whose method and path (with query) match, ``after`` so many of them.
 
     ``kind``: a status code (429, 503, ...), answered instead; ``"truncate"``: the answer breaks off in the middle of
     its body; ``"garble"``: one byte of its body is another; ``"close"``: the connection closes before an answer, but

@@ -23,7 +23,6 @@ from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
 from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.checkpoint.stores import open_checkpoints, open_store
 from midstream_engine.data.sources import bucket as buckets
-from midstream_engine.errors import EngineError
 from midstream_engine.object_store.access import VARIABLE
 from midstream_engine.trainer.runtime.compile_cache import SharedCache
 from simulators.bucket import BucketServer, bucket_server
@@ -178,7 +177,7 @@ def test_engine_requests_name_user_project(
     assert any("uploadType=media" in path or "upload" in path for path in billed)
     assert len(billed) > 8
     monkeypatch.setenv(VARIABLE, "billed")
-    with pytest.raises(EngineError, match=r"MIDSTREAM_STORES is 'billed' \(hint: write \{"):
+    with pytest.raises(CheckpointError, match=r"MIDSTREAM_STORES is 'billed' \(hint: write \{"):
         open_store(f"{URL}/step-2-a001").prepare(1)
 
 
