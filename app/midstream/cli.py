@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, MidstreamError
 from midstream.flags import parse, parser
+from midstream_engine.object_store.urls import in_bucket
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
@@ -180,7 +181,7 @@ def _needs_no_slices(options: argparse.Namespace) -> bool:
 
 def is_local_or_bucket(text: str) -> bool:
     """Return True for a directory of this machine or a bucket URL, which need no fleet file."""
-    if text.startswith("gs://"):
+    if in_bucket(text):
         return True
     return "/" in text and ":" not in text.split("/")[0] and os.path.isdir(text)
 
@@ -189,7 +190,7 @@ def _stores(options: argparse.Namespace, *locations: str) -> Fleet | None:
     """Load the fleet file, if there is one, for the credentials of a bucket."""
     from midstream.fleet.fleet_file import default_fleet_path, load_fleet
 
-    wanted = any(location.startswith("gs://") for location in locations)
+    wanted = any(in_bucket(location) for location in locations)
     return load_fleet(options.fleet) if wanted and (options.fleet or default_fleet_path().exists()) else None
 
 

@@ -270,7 +270,7 @@ def _add_checkpoints(flags: FlagParser) -> None:
     )
     checkpoints.mode(
         "--verify", metavar="CHECKPOINT", completes="checkpoints",
-        help="verify a checkpoint (directory, HOST:PATH, gs://, RUN) or a MIGRATION again",
+        help="verify a checkpoint (directory, HOST:PATH, gs://, s3://, RUN) or a MIGRATION again",
     )  # fmt: skip
     checkpoints.flag("--deep", of=("--verify", "--checkpoints"), action="store_true", help="decode every array")
     checkpoints.mode(

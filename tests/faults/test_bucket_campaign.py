@@ -2,10 +2,11 @@
 
     python tests/faults/test_bucket_campaign.py [--runs 200] [--seed 1] [--results FILE]
 
-A run copies a tree to the bucket or from it with Google's client. Faults are drawn for requests of any kind, each after
-a random number of requests. After transient faults the copy must be equal. A permanent fault ends the copy with one
-line; then there is no manifest without all its objects, and no wrong byte under an object's name. At the end the
-service recovers, and the same call completes the equal tree, without temporary objects.
+A run copies a tree to a bucket or from it: of Google's service (gs), of S3 (s3), or from one to the other. Faults are
+drawn for requests of any kind, each after a random number of requests; a listing may be behind, and bytes may change on
+their way. After transient faults the copy must be equal. A permanent fault ends the copy with one line; then there is
+no manifest without all its objects, and no wrong byte under an object's name. At the end the service recovers, and the
+same call completes the equal tree, without temporary objects.
 
 Results are appended, one line per run: an interrupted campaign continues where it was.
 """
@@ -30,68 +31,97 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 from midstream.errors import MidstreamError
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
-from midstream.remote.gcs import client
 from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
 from midstream_engine import records
-from simulators.bucket import BucketServer, Fault, bucket_server
+from midstream_engine.object_store.bucket_client import CHUNK
+from simulators.bucket import BucketServer, bucket_server
+from simulators.planted_faults import Fault
+from simulators.s3_server import S3Server, s3_server
 from support.checkpoints.trees import files, random_contents, write_tree
 from support.migrations.campaigns import Campaign, Case
 
 RESULTS = Path(__file__).parents[2] / "docs/campaigns/bucket-faults.jsonl"
-URL = "gs://runs/a/tree"
+KINDS = ("gs", "s3")
 PREFIX = "a/tree/"
-THERE = (("POST", "uploadType"), ("POST", "/compose"), ("GET", "/o[?]"), ("GET", "/o/"), ("DELETE", "/o/"))
-BACK = (("GET", "alt=media"), ("GET", "/o[?]"), ("GET", "/o/"))
-PASSING = (429, 500, 502, 503, 503, "truncate", "close", "drop", "drop")
+THERE = {
+    "gs": (("POST", "uploadType"), ("POST", "/compose"), ("GET", "/o[?]"), ("GET", "/o/"), ("DELETE", "/o/")),
+    "s3": (
+        ("PUT", "/a/tree"), ("PUT", "partNumber"), ("POST", "uploads"), ("POST", "uploadId"), ("GET", "list-type"),
+        ("GET", "/a/tree"), ("HEAD", "/a/tree"), ("DELETE", "/a/tree"),
+    ),
+}  # fmt: skip
+BACK = {
+    "gs": (("GET", "alt=media"), ("GET", "/o[?]"), ("GET", "/o/")),
+    "s3": (("GET", "/a/tree"), ("GET", "list-type"), ("HEAD", "/a/tree")),
+}
+PASSING = (408, 429, 500, 502, 503, 503, "truncate", "close", "drop", "drop")
+GARBLED = {"gs": "alt=media", "s3": "/a/tree"}  # answers whose bytes may change on their way
+
+Servers = dict[str, BucketServer | S3Server]
 LASTING = (403, 400)
 
 
 def draw(random_: random.Random, large: bool = True) -> Case:
     """Draw the faults of a run, as JSON."""
-    there = random_.random() < 0.5
+    kind, there = random_.choice(KINDS), random_.random() < 0.5
+    other = kind if random_.random() < 0.7 else next(each for each in KINDS if each != kind)
     sizes = [random_.randrange(40_000) for _ in range(random_.choice((1, 5, 30)))]
     if large and random_.random() < 0.4:
-        sizes.append(random_.choice((1, 2)) * client.CHUNK + random_.randrange(1 << 20))
+        sizes.append(random_.choice((1, 2)) * CHUNK + random_.randrange(1 << 20))
     faults = []
     for _ in range(random_.choice((1, 2, 3, 5))):
-        method, path = random_.choice(THERE if there else BACK)
+        method, path = random_.choice((THERE if there else BACK)[kind])
         lasts = random_.random() < 0.15
+        fault: int | str = random_.choice(LASTING if lasts else PASSING)
+        if not there and not lasts and random_.random() < 0.1:
+            method, path, fault = "GET", GARBLED[kind], "garble"
         faults.append(
             {
                 "method": method,
                 "path": path,
-                "kind": random_.choice(LASTING if lasts else PASSING),
+                "kind": fault,
                 "after": random_.choice((0, 0, 1, 2, 5, 12)),
-                "times": 999 if lasts else random_.choice((1, 1, 2, 3)),
+                "times": 999
+                if lasts
+                else random_.choice((1, 1, 2))
+                if fault == "garble"
+                else random_.choice((1, 1, 2, 3)),
             }
         )
-    return {"direction": "there" if there else "back", "sizes": sizes, "faults": faults}
+    direction = "there" if there else "back"
+    late = random_.choice((0, 0, 1, 2)) if there else 0
+    return {"kind": kind, "other": other, "direction": direction, "sizes": sizes, "faults": faults, "late": late}
 
 
-def one_run(case: Case, random_: random.Random, server: BucketServer) -> str:
+def one_run(case: Case, random_: random.Random, servers: Servers) -> str:
     """Return a run's outcome; AssertionError if the copy is wrong."""
     with tempfile.TemporaryDirectory(prefix="bucket-campaign-") as directory:
-        return copied(case, random_, server, Path(directory))
+        return copied(case, random_, servers, Path(directory))
 
 
-def copied(case: Case, random_: random.Random, server: BucketServer, directory: Path) -> str:
-    server.faults = []
-    for name in server.blobs("runs"):
-        server.delete("runs", name, {})
+def copied(case: Case, random_: random.Random, servers: Servers, directory: Path) -> str:
+    for each in servers.values():
+        each.faults, each.late = [], 0
+        for name in each.blobs("runs"):
+            each.delete("runs", name, {})
+    server = servers[case["kind"]]
     here = LocalHost("here", LocalHostConfig(root=str(directory / "root")))
     write_tree(directory / "source", random_contents(random_, case["sizes"]))
     expected = files(directory / "source")
-    there, source = bucket_endpoint(URL), Endpoint(here, str(directory / "source"))
-    target = there if case["direction"] == "there" else Endpoint(here, str(directory / "back"))
-    if target is not there:
-        copy_tree(source, there)
-        source = there
+    disk, there = Endpoint(here, str(directory / "source")), bucket_endpoint(f"{case['kind']}://runs/{PREFIX}")
+    between = case["other"] != case["kind"]
+    beyond = bucket_endpoint(f"{case['other']}://runs/{PREFIX}") if between else Endpoint(here, str(directory / "back"))
+    source, target = (beyond if between else disk, there) if case["direction"] == "there" else (there, beyond)
+    if source is not disk:
+        copy_tree(disk, source)
 
     def arrived() -> dict[str, bytes]:
-        if target is there:
-            return {name.removeprefix(PREFIX): blob.data for name, blob in server.blobs("runs").items()}
-        return files(directory / "back")
+        if target is beyond and not between:
+            return files(directory / "back")
+        blobs = servers[case["kind" if target is there else "other"]].blobs("runs")
+        return {name.removeprefix(PREFIX): blob.data for name, blob in blobs.items()}
 
+    server.late = case["late"]
     server.faults = [Fault(**each) for each in case["faults"]]
     lasts = any(each["times"] == 999 for each in case["faults"])
     refused = None
@@ -101,7 +131,7 @@ def copied(case: Case, random_: random.Random, server: BucketServer, directory: 
         refused = error
     assert refused is None or (lasts and "\n" not in str(refused)), f"transient faults ended the copy: {refused}"
     met = sum(fault.times < each["times"] for fault, each in zip(server.faults, case["faults"], strict=True))
-    server.faults = []
+    server.faults, server.late = [], 0
     left = arrived()
     if refused is None:
         assert left == expected, _difference(left, expected)
@@ -125,11 +155,11 @@ def _difference(found: dict[str, bytes], expected: dict[str, bytes]) -> str:
 
 
 @contextmanager
-def opened() -> Iterator[BucketServer]:
-    with bucket_server("runs") as server, pytest.MonkeyPatch.context() as patch:
-        for name, value in server.environment.items():
+def opened() -> Iterator[Servers]:
+    with bucket_server("runs") as google, s3_server("runs") as s3, pytest.MonkeyPatch.context() as patch:
+        for name, value in {**google.environment, **s3.environment}.items():
             patch.setenv(name, value)
-        yield server
+        yield {"gs": google, "s3": s3}
 
 
 CAMPAIGN = Campaign(draw, one_run, opened)

@@ -24,10 +24,10 @@ from midstream_engine.data.errors import DataError
 from midstream_engine.data.imported.imported_data import Imported
 from midstream_engine.data.imported.levanter_cache import INDEX, import_levanter, open_cache
 from midstream_engine.data.order import threefry
-from midstream_engine.gcs_client import storage_client
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.levanter.data import read_data
 from midstream_engine.interop.levanter.importer import open_levanter
+from midstream_engine.object_store.open_bucket import close_clients
 from simulators.bucket import BucketServer, bucket_server
 from support.imports import imported_runs
 
@@ -137,9 +137,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketServer]:
     with bucket_server(BUCKET) as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
-        storage_client.cache_clear()
+        close_clients()
         yield server
-    storage_client.cache_clear()
+    close_clients()
 
 
 def test_bucket_caches_are_read_in_place(server: BucketServer, tmp_path: Path) -> None:

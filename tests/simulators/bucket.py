@@ -17,35 +17,20 @@ import dataclasses
 import itertools
 import json
 import re
+import threading
 from collections.abc import Iterator
 from email.parser import BytesParser
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from simulators.bucket_objects import Blob, Buckets, RefusedError
+from simulators.planted_faults import PlantedFaults, garbled
 from support.loopback import Loopback, Quiet
 
 Answer = tuple[int, dict[str, str], bytes]  # status, headers, body
 
 COMPOSED = 32  # objects that are joined by one request
 CHUNK = 256 << 10  # resumable uploads come in multiples of this many bytes
-
-
-@dataclasses.dataclass
-class Fault:
-    """Fault of the next ``times`` requests whose method and path (with query) match, ``after`` so many of them.
-
-    ``kind``: a status code (429, 503, ...), answered instead; ``"truncate"``: the answer breaks off in the middle of
-    its body; ``"close"``: the connection closes before an answer, but the request has its effect; ``"drop"``: the same,
-    without effect.
-    """
-
-    method: str
-    path: str  # regular expression, searched for
-    kind: int | str
-    times: int = 1
-    message: str = "planted"  # with a status code
-    after: int = 0
 
 
 @dataclasses.dataclass
@@ -60,19 +45,23 @@ class _Upload:
     done: Blob | None = None
 
 
-class BucketServer(Loopback, Buckets):
+class BucketServer(Loopback, Buckets, PlantedFaults):
     """Buckets in memory, served by threads of this process."""
 
     def __init__(self) -> None:
         Buckets.__init__(self)
         Loopback.__init__(self, _Handler, "bucket")
-        self.faults: list[Fault] = []
-        self.requests: list[tuple[str, str]] = []  # (method, path with query), in the order of arrival
+        PlantedFaults.__init__(self)
+        self.closing = threading.Event()
         self.requester_pays: set[str] = set()  # buckets
         self.admits: str | None = None  # the token that requests have to carry; empty: they must have none; None: any
         self.sent = 0  # bytes of objects' contents that were answered
         self.uploads: dict[str, _Upload] = {}
         self._ids = itertools.count(1)
+
+    def __exit__(self, *raised: object) -> None:
+        self.closing.set()
+        super().__exit__(*raised)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -103,19 +92,6 @@ class BucketServer(Loopback, Buckets):
             content_type=given.get("contentType") or upload.content_type,
         )  # fmt: skip
 
-    def fault(self, method: str, path: str) -> str | RefusedError | None:
-        """Return the planted fault of this request, and use it up."""
-        with self.lock:
-            self.requests.append((method, path))
-            for fault in self.faults:
-                if fault.times and fault.method == method and re.search(fault.path, path):
-                    if fault.after:
-                        fault.after -= 1
-                        continue
-                    fault.times -= 1
-                    return RefusedError(fault.kind, fault.message) if isinstance(fault.kind, int) else fault.kind
-        return None
-
 
 _OBJECT = re.compile(r"/(?:download/)?storage/v1/b/([^/]+)/o/([^/]+)")
 _COPY = re.compile(r"/storage/v1/b/([^/]+)/o/([^/]+)/(rewriteTo|copyTo)/b/([^/]+)/o/([^/]+)")
@@ -145,7 +121,9 @@ class _Handler(Quiet):
     def _answer(self, method: str) -> None:
         body = self._body()
         fault = self.server_of.fault(method, self.path)
-        if fault == "drop":
+        if fault in ("drop", "hang"):
+            if fault == "hang":
+                self.server_of.closing.wait()
             self.close_connection = True
             return
         if isinstance(fault, RefusedError):
@@ -163,7 +141,7 @@ class _Handler(Quiet):
         if fault == "close":
             self.close_connection = True
             return
-        self._send(status, headers, data, cut=fault == "truncate")
+        self._send(status, headers, garbled(data) if fault == "garble" else data, cut=fault == "truncate")
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
@@ -192,7 +170,7 @@ class _Handler(Quiet):
         if refusal.status == 304:
             self._send(304, {}, b"")
             return
-        error = {"code": refusal.status, "message": str(refusal), "errors": [{"reason": "lab"}]}
+        error = {"code": refusal.status, "message": str(refusal), "errors": [{"reason": refusal.code or "lab"}]}
         self._send(refusal.status, {"Content-Type": "application/json"}, json.dumps({"error": error}).encode())
 
     def _route(self, method: str, path: str, query: dict[str, str], body: bytes) -> Answer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import hashlib
 import itertools
 import threading
@@ -26,12 +27,13 @@ class Blob:
     content_type: str
     metadata: dict[str, str]
     updated: float
+    etag: str = ""  # of an object of several parts
 
-    @property
+    @functools.cached_property
     def crc32c(self) -> str:
         return base64.b64encode(google_crc32c.value(self.data).to_bytes(4, "big")).decode()
 
-    @property
+    @functools.cached_property
     def md5(self) -> str:
         return base64.b64encode(hashlib.md5(self.data).digest()).decode()
 
@@ -58,11 +60,11 @@ class Blob:
 
 
 class RefusedError(Exception):
-    """A response other than success."""
+    """A response other than success. ``code`` is the service's name of the error."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, code: str = "") -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.code = status, code
 
 
 class Buckets:
@@ -71,6 +73,7 @@ class Buckets:
     def __init__(self) -> None:
         self.buckets: dict[str, dict[str, Blob]] = {}
         self.lock = threading.Lock()
+        self.late = 0  # listings that still lack the newest object: a listing may be behind
         self._generations = itertools.count(time.time_ns() // 1000)
 
     def create(self, bucket: str) -> None:
@@ -88,7 +91,7 @@ class Buckets:
             check_preconditions(objects.get(name), query or {})
             blob = Blob(
                 bucket, name, bytes(data), next(self._generations), more.get("content_type", ""),
-                more.get("metadata") or {}, time.time(),
+                more.get("metadata") or {}, time.time(), more.get("etag", ""),
             )  # fmt: skip
             for field, expected in (("crc32c", more.get("crc32c")), ("md5", more.get("md5"))):
                 if expected and getattr(blob, field) != expected:
@@ -102,7 +105,7 @@ class Buckets:
         with self.lock:
             blob = self.bucket(bucket).get(name)
         if blob is None or query.get("generation", str(blob.generation)) != str(blob.generation):
-            raise RefusedError(404, f"No such object: {bucket}/{name}")
+            raise RefusedError(404, f"No such object: {bucket}/{name}", "NoSuchKey")
         check_preconditions(blob, query, reading=True)
         return blob
 
@@ -111,34 +114,43 @@ class Buckets:
             objects = self.bucket(bucket)
             check_preconditions(objects.get(name), query)
             if name not in objects:
-                raise RefusedError(404, f"No such object: {bucket}/{name}")
+                raise RefusedError(404, f"No such object: {bucket}/{name}", "NoSuchKey")
             del objects[name]
 
     def listing(self, bucket: str, query: dict[str, str]) -> dict[str, Any]:
-        """Return a page of a listing: objects, and with a delimiter the prefixes that end with it."""
+        """Return a page of a listing as Cloud Storage has it."""
+        chosen, following = self.page(bucket, query)
+        page: dict[str, Any] = {"kind": "storage#objects"}
+        page["items"] = [blob.resource() for _, blob in chosen if blob is not None]
+        page["prefixes"] = [name for name, blob in chosen if blob is None]
+        page["nextPageToken"] = following
+        return {key: value for key, value in page.items() if value}
+
+    def page(self, bucket: str, query: dict[str, str]) -> tuple[list[tuple[str, Blob | None]], str]:
+        """Return a page of a listing, and where the next one begins, empty at the end.
+
+        The entries are objects and, with a delimiter, the prefixes that end with it.
+        """
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         after, limit = query.get("pageToken", ""), min(int(query.get("maxResults", PAGE)), PAGE)
         low, high = query.get("startOffset", ""), query.get("endOffset", "")
         entries: dict[str, Blob | None] = {}
         with self.lock:
             objects = sorted(self.bucket(bucket).items())
+            if self.late and objects:
+                self.late -= 1
+                objects.remove(max(objects, key=lambda pair: pair[1].generation))
         for name, blob in objects:
             if not name.startswith(prefix) or name < low or (high and name >= high):
                 continue
             end = name.find(delimiter, len(prefix)) if delimiter else -1
             entries.setdefault(name if end < 0 else name[: end + len(delimiter)], blob if end < 0 else None)
         names = [name for name in entries if name > after]
-        page: dict[str, Any] = {"kind": "storage#objects"}
-        chosen = [(name, entries[name]) for name in names[:limit]]
-        page["items"] = [blob.resource() for _, blob in chosen if blob is not None]
-        page["prefixes"] = [name for name, blob in chosen if blob is None]
-        if len(names) > limit:
-            page["nextPageToken"] = names[limit - 1]
-        return {key: value for key, value in page.items() if value}
+        return [(name, entries[name]) for name in names[:limit]], names[limit - 1] if len(names) > limit else ""
 
     def bucket(self, bucket: str) -> dict[str, Blob]:
         if bucket not in self.buckets:
-            raise RefusedError(404, f"The specified bucket does not exist: {bucket}")
+            raise RefusedError(404, f"The specified bucket does not exist: {bucket}", "NoSuchBucket")
         return self.buckets[bucket]
 
 

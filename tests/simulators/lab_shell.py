@@ -2,14 +2,16 @@
 
     python tests/simulators/lab_shell.py [COMMAND ...]
 
-A Cloud TPU service, a bucket and SSH servers run on loopback for as long as the shell (or the command) does. The fleet
-has a "GPU server" ``gpu`` of two virtual devices and a target ``pod``: a slice of four workers that is not there yet.
+A Cloud TPU service, a bucket of Google's kind, one of S3's and SSH servers run on loopback for as long as the shell (or
+the command) does. The fleet has a "GPU server" ``gpu`` of two virtual devices, another, ``cloud``, that stores
+checkpoints in S3, and a target ``pod``: a slice of four workers that is not there yet.
 Nothing is written outside a temporary directory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import subprocess
 import sys
@@ -20,18 +22,22 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS))
 
 from simulators.bucket import BucketServer  # noqa: E402
+from simulators.s3_server import S3Server  # noqa: E402
 from simulators.slice import Slice, target_text  # noqa: E402
-from simulators.sshd import SSHD, Lab  # noqa: E402
+from simulators.sshd import SSHD, Lab, environment  # noqa: E402
 from simulators.tpu_api import TpuServer  # noqa: E402
 
 WORKERS = 4
 WELCOME = """\
-A Cloud TPU service, the bucket gs://lab-runs and SSH servers run on this machine, until you leave this shell (exit).
+A Cloud TPU service, the buckets gs://lab-runs and s3://lab-runs and SSH servers run on this machine, until you leave
+this shell (exit).
 
   midstream --status                                                     the fleet, and every slice
   midstream --launch {config} --on gpu --run-id guide
   midstream --migrate guide --to pod --yes                               asks for the slice; over the bucket
-  midstream --migrate guide --to gpu                                     and back
+  midstream --migrate guide --to cloud                                   its checkpoints stream from gs:// to s3://
+  midstream --verify guide                                               hashes the newest one in its bucket
+  midstream --migrate guide --to gpu                                     and back to a disk
   midstream --delete pod --yes                                           gives the slice back
   midstream --clean                                                      what is left over
 
@@ -48,20 +54,25 @@ def main(command: list[str]) -> int:
         lab = Lab(directory)
         stack.callback(lab.close)
         service, bucket = stack.enter_context(TpuServer()), stack.enter_context(BucketServer())
+        s3 = stack.enter_context(S3Server())
         bucket.create("lab-runs")
+        s3.create("lab-runs")
         gpu, pod = lab.host("gpu", devices=2), Slice(lab, "pod", WORKERS, bucket.environment)
         service.workers["pod"] = pod.workers
-        fleet = lab.fleet_file(gpu=gpu.config)
+        cloud = lab.host("cloud", devices=2, sshd=environment(**s3.environment))
+        cloud.config = dataclasses.replace(cloud.config, store="s3")
+        fleet = lab.fleet_file(gpu=gpu.config, cloud=cloud.config)
         worker = f"{{devices: 1, python: {sys.executable}, store: ckpt}}"
         words = {"create": "true", "spot": "true", "worker": worker, "price_per_hour": "8"}
-        stores = "stores: {ckpt: {url: gs://lab-runs/mine}}\n"
+        stores = "stores: {ckpt: {url: gs://lab-runs/mine}, s3: {url: s3://lab-runs/mine}}\n"
         fleet.write_text(
             fleet.read_text() + stores + "targets:\n" + target_text("pod", pod, directory / "key", **words)
         )
-        environment = {
+        variables = {
             **os.environ,
             **service.environment,
             **bucket.environment,
+            **s3.environment,
             "MIDSTREAM_FLEET": str(fleet),
             "MIDSTREAM_STATE": str(directory / "state"),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -69,7 +80,7 @@ def main(command: list[str]) -> int:
         if not command:
             print(WELCOME.format(fleet=fleet, config=TESTS.parent / "configs" / "gpt2_tiny.yaml"), flush=True)
             command = [os.environ.get("SHELL") or "/bin/sh"]
-        return subprocess.run(command, env=environment).returncode
+        return subprocess.run(command, env=variables).returncode
 
 
 if __name__ == "__main__":

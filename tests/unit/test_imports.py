@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 # What the app may import of the engine.
-SHARED = {"arithmetic", "foreign", "gcs_errors", "json_shapes", "records", "requester_pays", "shared"}
+SHARED = {"arithmetic", "foreign", "json_shapes", "object_store", "records", "shared"}
 HEAVY = ("textual", "paramiko", "google.cloud", "jax", "numpy")
 
 # Opens the terminal UI on FLEET without a terminal, and prints what is loaded when its first frame is shown.
@@ -86,7 +86,9 @@ def test_first_frame_of_the_terminal_ui_loads_only_its_screen(tmp_path: Path) ->
     assert later & loaded == set()
 
 
-@pytest.mark.parametrize("module", ["records", "arithmetic.learning_rate", "arithmetic.mesh_division"])
+@pytest.mark.parametrize(
+    "module", ["records", "arithmetic.learning_rate", "arithmetic.mesh_division", "object_store.open_bucket"]
+)
 def test_shared_modules_import_only_the_standard_library(module: str) -> None:
     code = f"import sys, midstream_engine.{module}\nprint(*{{name.split('.')[0] for name in sys.modules}})"
     found = subprocess.run([sys.executable, "-S", "-c", "import sys\nsys.path.insert(0, 'engine')\n" + code],

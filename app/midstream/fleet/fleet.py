@@ -36,7 +36,7 @@ class HostConfig(draccus.ChoiceRegistry):
     stall_timeout: float | None = None  # seconds without a step after which an engine is ended; None: 900
     devices: int | None = None  # virtual CPU devices instead of real ones
     price_per_hour: float | None = None  # in the currency of all prices in the file
-    store: str | None = None  # of the checkpoints of its runs: a name of stores:, or gs://BUCKET/PREFIX
+    store: str | None = None  # of the checkpoints of its runs: a name of stores:, or the URL of a bucket
     bandwidth_limit: str | None = None  # of copies from and to the host: 100MB/s
     copy_route: str | None = None  # to other SSH hosts: one of COPY_ROUTES
     copy_ports: str | None = None  # FIRST-LAST, open to other hosts for a direct copy; None: any
@@ -273,7 +273,7 @@ class Fleet:
         return any(isinstance(target, KubernetesTarget) for target in self.targets.values())
 
     def store_of(self, host: str) -> str:
-        """Return the ``gs://`` prefix for checkpoints of a host's runs; empty: they stay in the run directories."""
+        """Return the URL for checkpoints of a host's runs; empty: they stay in the run directories."""
         return self.store_url(self.hosts[host].store or "")
 
     def store_url(self, given: str) -> str:

@@ -110,7 +110,7 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
     for name, host in decoded.hosts.items():
         _check_host(path, name, host, decoded.stores)
     return Fleet(
-        _with_user_projects(_shared_roots(path, decoded), decoded.stores),
+        _with_store_settings(_shared_roots(path, decoded), decoded.stores),
         decoded.targets,
         decoded.stores,
         google=decoded.google,
@@ -206,8 +206,8 @@ def _shared_roots(path: str, file: _FleetFile) -> dict[str, HostConfig]:
     return hosts
 
 
-def _with_user_projects(hosts: Mapping[str, HostConfig], known: Mapping[str, StoreConfig]) -> dict[str, HostConfig]:
-    """Return the hosts with the engine's variable for buckets whose requester pays in their environment."""
+def _with_store_settings(hosts: Mapping[str, HostConfig], known: Mapping[str, StoreConfig]) -> dict[str, HostConfig]:
+    """Return the hosts with the engine's variable for the settings of stores in their environment."""
     added = store_config.engine_environment(known)
     return {
         name: dataclasses.replace(host, env={**added, **host.env}) if added else host for name, host in hosts.items()

@@ -1,6 +1,6 @@
 """Checkpoint store of a run on the source or target: a directory of its host, or a bucket.
 
-Hosts that read and write ``gs://`` themselves need no copy on their disks: a checkpoint is copied to the bucket, and
+Hosts that read and write the bucket themselves need no copy on their disks: a checkpoint is copied to the bucket, and
 between two groups with the same bucket nothing is copied. Fence, lineage and metrics stay on the hosts; the engine
 writes a fence next to the checkpoints too.
 """
@@ -34,7 +34,7 @@ class CheckpointStore(Protocol):
 
     @property
     def store(self) -> str:
-        """``gs://bucket/prefix``; empty on a disk."""
+        """URL of a prefix in a bucket; empty on a disk."""
         ...
 
     def endpoint(self, name: str, via: Host | None = None, python: str = "") -> Endpoint:
@@ -163,9 +163,9 @@ class BucketStore:
     def _client_on(self, via: Host, python: str) -> BucketHost | None:
         """Return the bucket's client on host ``via``; None if it has no access.
 
-        Credentials of this machine are never sent to a host.
+        Credentials of this machine are never sent to a host, nor is a profile of it.
         """
-        if self.access.credentials or isinstance(via, BucketHost):
+        if self.access.credentials or self.access.profile or isinstance(via, BucketHost):
             return None
         if via.name not in self._clients:
             there = BucketHost(self.store, self.access, via=via, python=python)
@@ -265,7 +265,8 @@ def copy_route(here: CheckpointStore, there: CheckpointStore, source: Host, targ
     """Describe the route of a checkpoint's bytes, for a plan. HostError if there is none."""
     if same_bucket(here, there):
         return f"none: source and target read {here.store}"
-    ends = here.endpoint("x", target).host, there.endpoint("x", source).host
+    between = bool(here.store and there.store)  # two buckets: neither needs a host
+    ends = here.endpoint("x", None if between else target).host, there.endpoint("x", None if between else source).host
     return probe(*ends).text(ends[0].name, ends[1].name)
 
 

@@ -79,7 +79,7 @@ class Route:
     source_target: str = ""  # the fence's owner of the run
     source_hosts: tuple[str, ...] = ()  # of the run's processes, that of process 0 first; empty: source alone
     target_hosts: tuple[str, ...] = ()  # the same of the target; empty: target_host alone
-    source_store: str = ""  # gs://bucket/prefix with the run's checkpoints; empty: in its own directory
+    source_store: str = ""  # URL of the prefix with the run's checkpoints; empty: in its own directory
     target_store: str = ""  # the same after the migration
     data_digests: tuple[str, ...] = ()  # token caches on the run's host; empty where they are in a bucket
     data_location: str = ""  # bucket or server with the token caches, where the hosts have none

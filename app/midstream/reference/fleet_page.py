@@ -31,7 +31,7 @@ FIELDS: dict[type, dict[str, str | tuple[str, str]]] = {
         "devices": ("number of virtual CPU devices instead of real ones, for trials", "the real ones"),
         "price_per_hour": "in one currency for all prices",
         "store": (
-            "where runs that start here keep their checkpoints: a name of `stores:` or `gs://BUCKET/PREFIX`",
+            "where runs that start here keep their checkpoints: a name of `stores:`, `gs://BUCKET/PREFIX` or `s3://BUCKET/PREFIX`",
             "run directories",
         ),
         "bandwidth_limit": (
@@ -142,9 +142,12 @@ FIELDS: dict[type, dict[str, str | tuple[str, str]]] = {
         "kinds": ("of events: `[failed, needs you]`", "all"),
     },
     StoreConfig: {
-        "url": "`gs://BUCKET` or `gs://BUCKET/PREFIX`",
-        "credentials": "of this machine: `default`, `anonymous`, or a service account's key file, which stays on this "
-        "machine",
+        "url": "`gs://BUCKET/PREFIX` or `s3://BUCKET/PREFIX`; the prefix may be absent",
+        "credentials": "of this machine: `default`, `anonymous`, or a file, which stays on this machine: a service "
+        "account's key for gs://, a credentials file of AWS's format for s3://",
+        "endpoint": ("of an S3 service, for this machine and for engines", "Amazon's, or `AWS_ENDPOINT_URL_S3`"),
+        "region": ("of an S3 bucket, for this machine and for engines", "that of the profile"),
+        "profile": ("of AWS's configuration on this machine", "`AWS_PROFILE`, or `default`"),
         "impersonate": "service account that this machine acts as; an engine cannot impersonate",
         "project": ("of the client", "that of the credentials"),
         "user_project": "project that pays for requests (requester pays), for this machine and for engines",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 # What is set as code where a text names it. The text of a flag is also that of --help, which has no marks.
 _CODE = re.compile(
-    r"(?<![`\w/-])(--[a-z][a-z-]*(?: (?:[A-Z][A-Z:|]*[A-Z](?:\[,[A-Z.]+\])?))?|~/[\w./-]+[\w]|\$[A-Z_]+|HOST:PATH|gs://(?![\w])"
+    r"(?<![`\w/-])(--[a-z][a-z-]*(?: (?:[A-Z][A-Z:|]*[A-Z](?:\[,[A-Z.]+\])?))?|~/[\w./-]+[\w]|\$[A-Z_]+|HOST:PATH|(?:gs|s3)://(?![\w])"
     r"|midstream --[a-z-]+(?: [A-Z]+)?)(?![`\w-])"
 )
 

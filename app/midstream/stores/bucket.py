@@ -3,71 +3,71 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Generator
-from typing import Any
 
 from midstream.errors import MidstreamError
-from midstream.remote.gcs import client, tree
+from midstream.remote.bucket import tree
 from midstream.stores.bucket_access import Access
 from midstream_engine import records
-from midstream_engine.gcs_errors import GcsError
-
-Blob = Any  # of google-cloud-storage
+from midstream_engine.object_store.bucket_client import StoredObject
+from midstream_engine.object_store.errors import StoreError
+from midstream_engine.object_store.open_bucket import open_bucket
 
 
 @contextlib.contextmanager
 def app_errors() -> Generator[None, None, None]:
-    """Raise MidstreamError, with its hint, instead of GcsError."""
+    """Raise MidstreamError, with its hint, instead of StoreError."""
     try:
         yield
-    except GcsError as error:
+    except StoreError as error:
         raise MidstreamError(error.message, error.hint) from None
 
 
 class Bucket:
-    """The objects below ``gs://bucket/prefix``. All methods raise MidstreamError if the service rejects a request."""
+    """The objects below a bucket's URL. All methods raise MidstreamError if the service rejects a request."""
 
     def __init__(self, url: str, access: Access | None = None) -> None:
         self.url = url.rstrip("/")
         with app_errors():
-            self._bucket = client.Bucket(self.url, (access or Access()).to_json())
+            self._client = open_bucket(self.url, access)
 
-    def names(self, below: str = "") -> dict[str, Blob]:
-        """List objects by path relative to the prefix, with size, crc32c, generation and time."""
+    def names(self, below: str = "") -> dict[str, StoredObject]:
+        """List objects by path relative to the prefix."""
         with app_errors():
-            return self._bucket.names(below)
+            return self._client.entries(below)
 
     def get(self, path: str) -> bytes | None:
         """Return an object's bytes, None if it does not exist."""
         with app_errors(), contextlib.suppress(FileNotFoundError):
-            return self._bucket.get(path)
+            return self._client.get(path)[0]
         return None
 
     def put(self, path: str, data: bytes) -> None:
         """Create an object, or replace the one that exists."""
         with app_errors():
-            self._bucket.put(path, data, hashlib.sha256(data).hexdigest())
+            self._client.put(path, data)
 
     def delete(self, path: str) -> None:
-        """Delete an object if it exists, whatever its generation."""
+        """Delete an object if it exists, whatever its version."""
         with app_errors():
-            self._bucket.delete(self._bucket.blob(path))
+            self._client.delete(path)
 
-    def delete_listed(self, blob: Blob) -> None:
-        """Delete an object if it still is of the generation that `names` listed."""
+    def delete_listed(self, found: StoredObject) -> None:
+        """Delete an object if it still is of the version that `names` listed."""
         with app_errors():
-            self._bucket.delete(blob)
+            self._client.delete(found.path, found.version)
 
-    def check(self, entry: records.ObjectEntry, blob: Blob | None) -> str:
+    def check(self, entry: records.ObjectEntry, found: StoredObject | None) -> str:
         """Read an object and compare it with a manifest's entry.
 
         Returns:
-            What is wrong, in one line; empty if nothing is. ``blob`` is the object as `names` listed it.
+            What is wrong, in one line; empty if nothing is. ``found`` is the object as `names` listed it.
         """
-        if blob is None:
-            return "missing"
-        if blob.size != entry.size:
-            return f"{blob.size} bytes, the manifest says {entry.size}"
         with app_errors():
-            return tree.flaw(self._bucket, {"path": entry.path, "size": entry.size, "sha256": entry.sha256}) or ""
+            found = found or self._client.look(entry.path)  # a listing may be behind
+            if found is None:
+                return "missing"
+            if found.size != entry.size:
+                return f"{found.size} bytes, the manifest says {entry.size}"
+            item = tree.CopyObject(path=entry.path, size=entry.size, sha256=entry.sha256)
+            return tree.flaw(self._client, item) or ""

@@ -1,7 +1,7 @@
-"""A bucket as the host at one end of a copy: the functions and programs of `midstream.remote.gcs`.
+"""A bucket as the host at one end of a copy: the functions and programs of `midstream.remote.bucket`.
 
-They run on this machine, between the bucket and the host at the other end. With ``via``, a machine of Google's cloud
-that has an identity of its own, they run there, and the bytes do not pass through this machine.
+They run on this machine, between the bucket and the host at the other end. With ``via``, a machine that has an identity
+of its own for the bucket, they run there, and the bytes do not pass through this machine.
 """
 
 from __future__ import annotations
@@ -11,46 +11,46 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from midstream.errors import MidstreamError, RemoteError
+from midstream.errors import RemoteError
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.host import ANSWER_LIMIT, Completed, Host, P, Process, R
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc import remote_call
+from midstream.remote.bucket import access_problem, tree
+from midstream.remote.bucket import receiver as bucket_receiver
+from midstream.remote.bucket import sender as bucket_sender
+from midstream.remote.bucket import session as bucket_session
 from midstream.remote.copy.stream import disk_receiver, sender
 from midstream.remote.copy.target import session
-from midstream.remote.gcs import client, tree
-from midstream.remote.gcs import receiver as gcs_receiver
-from midstream.remote.gcs import sender as gcs_sender
-from midstream.remote.gcs import session as gcs_session
 from midstream.remote.verify import objects
 from midstream.stores.bucket import app_errors
 from midstream.stores.bucket_access import Access
-from midstream_engine.gcs_errors import SCHEME
+from midstream_engine.object_store.urls import split_url
 
 CHECK_TIMEOUT = 60.0  # seconds for one listing, on the host that has the client
 
 # Functions and programs for a tree on a disk -> those for a tree in a bucket.
-GCS_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+BUCKET_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     objects.describe: tree.describe,
     objects.missing: tree.missing,
     objects.digests: tree.digests,
     objects.check: tree.check,
-    session.serve: gcs_session.serve,
-    disk_receiver.receive: gcs_receiver.receive,
-    sender.send: gcs_sender.send,
+    session.serve: bucket_session.serve,
+    disk_receiver.receive: bucket_receiver.receive,
+    sender.send: bucket_sender.send,
 }
 
 
 class BucketHost:
-    """The `Host` of ``gs://`` endpoints. ``python``: an interpreter on ``via`` that has google-cloud-storage."""
+    """The `Host` of a bucket. ``python``: an interpreter on ``via`` that has the packages of its client."""
 
     config = None
     root = ""  # there are no other trees whose objects could be reused
 
     def __init__(self, url: str, access: Access | None = None, *, via: Host | None = None, python: str = "") -> None:
-        if not url.startswith(SCHEME):
-            raise MidstreamError(f"{url!r} names no bucket", "write gs://BUCKET/PREFIX")
-        self.name = SCHEME + url.removeprefix(SCHEME).split("/")[0]
+        with app_errors():
+            scheme, bucket, _ = split_url(url)
+        self.name = scheme + bucket
         self.access = access or Access()
         self.via = via
         self._machine: Host = via or LocalHost(self.name, LocalHostConfig())
@@ -62,14 +62,14 @@ class BucketHost:
 
         def start(*positional: P.args, **named: P.kwargs) -> Process:
             arguments = signature.bind(*positional, **named).arguments
-            return remote_call.start_program(self, GCS_FUNCTIONS[program], window=window)(
+            return remote_call.start_program(self, BUCKET_FUNCTIONS[program], window=window)(
                 **arguments, access=self.access.to_json()
             )
 
         return start
 
     def connect(self) -> None:
-        """Do nothing: google-cloud-storage connects with the first request."""
+        """Do nothing: the client connects with the first request."""
 
     def with_new_connection(self) -> Host:
         return self
@@ -105,16 +105,16 @@ class BucketHost:
 
     def _run_for(self, function: Callable[..., Any], arguments: dict[str, Any], timeout: float | None) -> Any:
         if self.via is not None:
-            return remote_call.caller(self.via, GCS_FUNCTIONS[function], timeout, self.remote_python)(**arguments)
+            return remote_call.caller(self.via, BUCKET_FUNCTIONS[function], timeout, self.remote_python)(**arguments)
         try:
             with app_errors():
-                return GCS_FUNCTIONS[function](**arguments)
+                return BUCKET_FUNCTIONS[function](**arguments)
         except ValueError as error:
             raise RemoteError(str(error), type(error).__name__) from None
 
     def access_problem(self, url: str) -> tuple[str, str]:
         """Return why the client cannot list objects below ``url``, and a hint; both empty if it can."""
-        able = client.able
+        able = access_problem.able
         if self.via is not None:
             able = remote_call.caller(self.via, able, CHECK_TIMEOUT, self.remote_python)
         try:

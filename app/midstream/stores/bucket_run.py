@@ -7,14 +7,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from midstream.stores.bucket import Blob, Bucket
+from midstream.stores.bucket import Bucket
 from midstream.stores.bucket_access import Access
 from midstream_engine import records
+from midstream_engine.object_store.bucket_client import StoredObject
 
 TRASH = ".trash-"
 WRITER_TIMEOUT = 600.0  # seconds without a change after which no program is taken to be writing
 
-ManifestCache = dict[str, tuple[Any, records.Manifest]]  # checkpoint -> generation of its manifest, manifest
+ManifestCache = dict[str, tuple[Any, records.Manifest]]  # checkpoint -> version of its manifest, manifest
 
 
 class BucketRun:
@@ -22,10 +23,10 @@ class BucketRun:
 
     def __init__(self, store: str, run_id: str, access: Access | None = None) -> None:
         self._bucket = Bucket(records.RunPaths("", run_id, store).checkpoints.rpartition("/")[0], access)
-        self._folders: dict[str, dict[str, Blob]] = {}
-        for path, blob in self._bucket.names("checkpoints/").items():
+        self._folders: dict[str, dict[str, StoredObject]] = {}
+        for path, found in self._bucket.names("checkpoints/").items():
             _, name, inner = path.split("/", 2)
-            self._folders.setdefault(name, {})[inner] = blob
+            self._folders.setdefault(name, {})[inner] = found
 
     @property
     def url(self) -> str:
@@ -56,7 +57,7 @@ class BucketRun:
         """Describe the checkpoints, by step, then attempt.
 
         Args:
-            cache: Manifests of the last call. One whose generation is the same is not read again.
+            cache: Manifests of the last call. One whose version is the same is not read again.
 
         Returns:
             The fields of a ``CheckpointView`` for each.
@@ -82,16 +83,18 @@ class BucketRun:
             found.append(value)
         return sorted(found, key=lambda value: (value["step"], value["attempt"]))
 
-    def _manifest(self, name: str, objects: Mapping[str, Blob], cache: ManifestCache) -> records.Manifest | None:
+    def _manifest(
+        self, name: str, objects: Mapping[str, StoredObject], cache: ManifestCache
+    ) -> records.Manifest | None:
         if records.MANIFEST not in objects:
             return None
-        generation = objects[records.MANIFEST].generation
-        if name not in cache or cache[name][0] != generation:
+        version = objects[records.MANIFEST].version
+        if name not in cache or cache[name][0] != version:
             data = self._bucket.get(f"checkpoints/{name}/{records.MANIFEST}")
             if data is None:
                 return None
             where = f"{self.url}/checkpoints/{name}/{records.MANIFEST}"
-            cache[name] = generation, records.Manifest.from_json(records.parse_json(data, where), where)
+            cache[name] = version, records.Manifest.from_json(records.parse_json(data, where), where)
         return cache[name][1]
 
     def pin(self, migration: str, checkpoint: str, expires: float) -> None:
@@ -125,10 +128,10 @@ class BucketRun:
             set_aside = records.MANIFEST in self._folders.get(TRASH + bare, {})
             if not kept and set_aside and bare in self.pinned():
                 kept = "it is pinned: the next save restores it"
-            age = time.time() - max(blob.updated.timestamp() for blob in objects.values())
+            age = time.time() - max(each.updated for each in objects.values())
             if not kept and age < WRITER_TIMEOUT:
                 kept = f"it changed {max(0.0, age):.0f} s ago: a program may be writing it"
-            size = sum(blob.size for blob in objects.values())
+            size = sum(each.size for each in objects.values())
             found.append({"path": f"{self.url}/checkpoints/{name}", "kind": kind, "bytes": size, "kept": kept})
         return found
 
@@ -137,5 +140,5 @@ class BucketRun:
         name = path.rpartition("/")[2]
         if not name.startswith(TRASH) and self._bucket.get(f"checkpoints/{name}/{records.MANIFEST}") is not None:
             return
-        for blob in self._folders[name].values():
-            self._bucket.delete_listed(blob)
+        for each in self._folders[name].values():
+            self._bucket.delete_listed(each)

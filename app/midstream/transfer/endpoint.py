@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from midstream.hosts.host import Host
 from midstream.stores.bucket_access import Access
 from midstream.stores.bucket_host import BucketHost
-from midstream_engine.gcs_errors import SCHEME
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A directory on a host. In a bucket, ``directory`` is the complete ``gs://`` URL."""
+    """A directory on a host. In a bucket, ``directory`` is the complete URL."""
 
     host: Host
     directory: str
@@ -28,10 +27,8 @@ class Endpoint:
 
 
 def bucket_endpoint(url: str, access: Access | None = None, *, via: Host | None = None, python: str = "") -> Endpoint:
-    """Return ``gs://bucket/prefix`` as an endpoint.
+    """Return the URL of a bucket, or of a prefix in it, as an endpoint.
 
     ``via`` and ``python`` are those of `BucketHost`. Raises MidstreamError if ``url`` names no bucket.
     """
-    bucket, _, prefix = url.removeprefix(SCHEME).partition("/")
-    host = BucketHost(url, access, via=via, python=python)
-    return Endpoint(host, f"{SCHEME}{bucket}/{prefix}".rstrip("/"))
+    return Endpoint(BucketHost(url, access, via=via, python=python), url.rstrip("/"))

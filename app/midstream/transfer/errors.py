@@ -13,3 +13,7 @@ class TransferError(MidstreamError):
     def __init__(self, message: str, hint: str = "", path: str = "") -> None:
         super().__init__(message, hint)
         self.path = path
+
+
+class ChangedOnWayError(TransferError):
+    """An object is sound at the source and arrived with another hash."""

@@ -145,7 +145,7 @@ class RunView:
     problem: str = ""  # one line: which of its files cannot be read; their last readable values are shown
     # (file, error) of records that exist and cannot be read. They are never treated as absent.
     damaged: tuple[tuple[str, str], ...] = ()
-    store: str = ""  # gs://bucket/prefix, if its checkpoints are stored there and not on its host
+    store: str = ""  # URL of a prefix, if its checkpoints are stored there and not on its host
     ended_without_status: bool = False  # its process has exited before it wrote a status
     checkpoints_listed: bool = True  # False until its bucket has been listed, which may take some time
     exit: records.ProcessExit | None = None  # of the attempt's process that failed first here

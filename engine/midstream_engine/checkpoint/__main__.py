@@ -1,7 +1,7 @@
 """Command line that shows a checkpoint's arrays and verifies its bytes.
 
 ``python -m midstream_engine.checkpoint CHECKPOINT [--deep] [--json]``, where ``CHECKPOINT`` is a directory with a
-manifest.json, or ``gs://bucket/prefix``.
+manifest.json, or the URL of a prefix in a bucket.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Return exit code 0 for a sound checkpoint, else 1. The arrays go to stdout, the verdict to stderr."""
     parser = argparse.ArgumentParser(prog="python -m midstream_engine.checkpoint", description="Verify a checkpoint.")
     parser.add_argument(
-        "directory", metavar="CHECKPOINT", help="a directory with a manifest.json, or gs://bucket/prefix"
+        "directory",
+        metavar="CHECKPOINT",
+        help="a directory with a manifest.json, gs://BUCKET/PREFIX or s3://BUCKET/PREFIX",
     )
     parser.add_argument("--deep", action="store_true", help="also decode every array and measure its norm")
     parser.add_argument("--json", action="store_true", help="one JSON object per line: arrays, then the verdict")

@@ -8,16 +8,17 @@ import re
 from dataclasses import dataclass, field
 
 from midstream_engine.config.errors import ConfigError
+from midstream_engine.object_store.urls import FORMS
 
 
 @dataclass(frozen=True)
 class SourceConfig:
     """The source of one dataset.
 
-    A URL is a local path, ``gs://bucket/name``, ``https://host/name``, or ``stdlib:**/*.py``: the sources of the
-    running Python's standard library. Braces (``part.{1..8}.jsonl``, ``{a,b}.txt``) work in all of them, globs in all
-    but https. ``.jsonl``, ``.ndjson`` and ``.json`` have one document per line (or one list of documents), ``.parquet``
-    one per row, any other file is one document; each may end in ``.gz`` or ``.zst``.
+    A URL is a local path, ``gs://bucket/name``, ``s3://bucket/name``, ``https://host/name``, or ``stdlib:**/*.py``: the
+    sources of the running Python's standard library. Braces (``part.{1..8}.jsonl``, ``{a,b}.txt``) work in all of them,
+    globs in all but https. ``.jsonl``, ``.ndjson`` and ``.json`` have one document per line (or one list of documents),
+    ``.parquet`` one per row, any other file is one document; each may end in ``.gz`` or ``.zst``.
     """
 
     train_urls: list[str] = field(default_factory=list)
@@ -56,7 +57,8 @@ class DataConfig(SourceConfig):
     block_cross_document_attention: bool = True  # no token attends across the end of a document
     ignore_token_id: int | None = None  # a token that is no target, in training and evaluation; negative or None: none
     num_tokenize_workers: int = 0  # processes; 0: one per CPU for much text, else none
-    # gs://BUCKET/PREFIX: token caches are read from there and stored there; https://HOST/PATH: read from there. None:
+    # gs://BUCKET/PREFIX or s3://BUCKET/PREFIX: token caches are read from there and stored there; https://HOST/PATH:
+    # read from there. None:
     # they are stored under trainer.root alone.
     cache_dir: str | None = None
     block_cache_bytes: int = 64 << 30  # size limit of the local copy of cache_dir, under trainer.root
@@ -65,8 +67,10 @@ class DataConfig(SourceConfig):
         super().__post_init__()
         if self.num_tokenize_workers < 0:
             raise ConfigError(f"data.num_tokenize_workers: {self.num_tokenize_workers} is negative")
-        if self.cache_dir is not None and not re.fullmatch(r"(gs://[^/]{3,}|https?://[^/]+)(/.*)?", self.cache_dir):
-            raise ConfigError(f"data.cache_dir: {self.cache_dir!r}: write gs://BUCKET/PREFIX or https://HOST/PATH")
+        if self.cache_dir is not None and not re.fullmatch(
+            r"((gs|s3)://[^/]{3,}|https?://[^/]+)(/.*)?", self.cache_dir
+        ):
+            raise ConfigError(f"data.cache_dir: {self.cache_dir!r}: write {FORMS}, or https://HOST/PATH")
         if self.block_cache_bytes < 1:
             raise ConfigError(f"data.block_cache_bytes: {self.block_cache_bytes} is not positive")
         if self.mixture_block_size < 1:

@@ -50,7 +50,7 @@ caches in Levanter's order.
 
 # Differences in meaning; those in spelling and default follow from the code.
 DIFFERENCES = {
-    "data.cache_dir": "gs:// and https:// alone: token caches are shared there; others are under trainer.root",
+    "data.cache_dir": "gs://, s3:// and https:// alone: token caches are shared there; others are under trainer.root",
     "data.configs": "the datasets of a mixture, each with train_urls, validation_urls, id, name, text_key, max_bytes",
     "data.name": "the configuration of a dataset on Hugging Face",
     "data.shuffle": "true or false; the order is this engine's own. Imports keep Levanter's",
@@ -62,7 +62,7 @@ DIFFERENCES = {
     "optimizer": "type adam, adopt, cautious, lion or muon",
     "optimizer.lr_schedule": "a name, or a mapping with type; see [Configuration](configuration.md)",
     "optimizer.skip_bad_steps": "a skipped update counts in the learning-rate schedule",
-    "trainer.checkpointer.base_path": "gs://BUCKET/PREFIX; paths are refused: trainer.root has all runs",
+    "trainer.checkpointer.base_path": "gs:// and s3:// alone; paths are refused: trainer.root has all runs",
     "trainer.checkpointer.keep": "the last entry may omit until",
     "trainer.distributed": "the launcher sets it",
     "trainer.distributed.initialize_jax_distributed": "true where SLURM or the TPU pod provides the rest",

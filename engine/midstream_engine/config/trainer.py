@@ -14,6 +14,7 @@ from midstream_engine.config.distributed import DistributedConfig
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.keep_policy import KeepEvery, KeepPolicy
 from midstream_engine.config.tracker import TrackerConfig
+from midstream_engine.object_store.urls import FORMS
 from midstream_engine.shared.precision import Precision
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)[\s,]*")
@@ -48,12 +49,13 @@ class CheckpointerConfig:
     save_interval: str | None = "15m"  # between temporary checkpoints: 90s, 15m, 1d12h; None: there are none
     # Permanent ones: [{every: STEPS, until: STEP}, ...]; the last entry may omit until.
     keep: list[KeepEvery] = field(default_factory=lambda: [KeepEvery(10_000)])
-    # gs://BUCKET/PREFIX: checkpoints are there, under runs/<id>/checkpoints; other files stay under trainer.root
+    # gs://BUCKET/PREFIX or s3://BUCKET/PREFIX: checkpoints are there, under runs/<id>/checkpoints; other files stay
+    # under trainer.root
     base_path: str | None = None
 
     def __post_init__(self) -> None:
-        if self.base_path is not None and not re.fullmatch(r"gs://[^/]{3,}(/.*)?", self.base_path):
-            raise ConfigError(f"trainer.checkpointer.base_path: {self.base_path!r}: write gs://BUCKET/PREFIX")
+        if self.base_path is not None and not re.fullmatch(r"(gs|s3)://[^/]{3,}(/.*)?", self.base_path):
+            raise ConfigError(f"trainer.checkpointer.base_path: {self.base_path!r}: write {FORMS}")
         try:
             self.policy()
         except ValueError as error:
@@ -102,16 +104,16 @@ class TrainerConfig:
     # initialize_from; refused where the run has checkpoints.
     load_checkpoint: bool | None = None
     load_checkpoint_path: str | None = None  # continue from this checkpoint, run or folder until the run has its own
-    # Continue from this checkpoint, run or folder (a path or gs://): model, optimizer, step and data order.
+    # Continue from this checkpoint, run or folder (a path, gs:// or s3://): model, optimizer, step and data order.
     initialize_from: str | None = None
-    # Begin at step 0 with this checkpoint's model, and an optimizer and data of its own; a path or gs://.
+    # Begin at step 0 with this checkpoint's model, and an optimizer and data of its own; a path, gs:// or s3://.
     initialize_model_from: str | None = None
     checkpointer: CheckpointerConfig = field(default_factory=CheckpointerConfig)  # when to save, and what is kept
     crash_on_nan: bool = True  # end the run if the loss or the state is NaN; false: go on, but save no such state
     crash_on_inf: bool = True  # the same for infinity
     require_accelerator: bool | None = None  # true: refuse to train on a CPU
 
-    jax_compilation_cache_dir: str | None = None  # None: <root>/compile-cache; gs://...: shared in a bucket
+    jax_compilation_cache_dir: str | None = None  # None: <root>/compile-cache; gs://..., s3://...: shared in a bucket
     jax_config: dict[str, Any] = field(default_factory=dict)  # names and values for jax.config.update
     # Options of the compiler for the step and the evaluation, over those that the engine sets for the accelerator; null
     # removes one. xla_tpu_*, xla_jf_*, xla_gpu_* and xla_cpu_* apply on their platform alone.

@@ -23,7 +23,7 @@ class Store(JsonRecord):
     Pins and fence are stored beside them too, because several hosts may write there.
     """
 
-    url: str  # gs://bucket/prefix
+    url: str  # of a prefix in a bucket
 
 
 @dataclasses.dataclass(frozen=True)

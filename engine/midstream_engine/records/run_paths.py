@@ -17,7 +17,7 @@ class RunPaths:
 
     root: str
     run_id: str
-    store: str = ""  # gs:// prefix of the checkpoints; empty: they are under the root, like everything else
+    store: str = ""  # URL of a prefix for the checkpoints; empty: they are under the root, like everything else
 
     @property
     def dir(self) -> str:
@@ -64,11 +64,11 @@ class RunPaths:
 
     @property
     def checkpoints(self) -> str:
-        """Directory, or gs:// prefix, of the checkpoints."""
+        """Directory, or URL, of the checkpoints."""
         return posixpath.join(self.store, "runs", self.run_id, "checkpoints") if self.store else self._in("checkpoints")
 
     def checkpoint(self, name: str) -> str:
-        """Directory, or gs:// prefix, of one checkpoint."""
+        """Directory, or URL, of one checkpoint."""
         return posixpath.join(self.checkpoints, name)
 
     @property

@@ -25,13 +25,14 @@ from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.checkpoint.save_fence import FenceRejectedError
 from midstream_engine.checkpoint.saving.retention import Retention
 from midstream_engine.checkpoint.stores import bucket_fence
-from midstream_engine.checkpoint.stores.gcs_objects import GcsObjects
+from midstream_engine.checkpoint.stores.bucket_objects import BucketObjects
 from midstream_engine.config.keep_policy import KeepEvery, KeepPolicy
 from midstream_engine.errors import EngineError
 from midstream_engine.records import MANIFEST, Fence, Pin, RunPaths, Store
 from midstream_engine.trainer.attempt import resume
 from midstream_engine.trainer.runtime.attempt_record import claim_attempt, open_attempt
-from simulators.bucket import BucketServer, Fault, bucket_server
+from simulators.bucket import BucketServer, bucket_server
+from simulators.planted_faults import Fault
 from support.checkpoints.checkpoint_states import plain_state, save
 from support.engines.engine_runs import Engine
 
@@ -87,7 +88,7 @@ def test_bucket_has_the_same_bytes_as_directory(paths: RunPaths, server: BucketS
 def test_bucket_prefix_of_run_resolves_to_newest_checkpoint(paths: RunPaths) -> None:
     for step in (5, 7):
         save(paths, plain_state(), step=step)
-    GcsObjects(paths.checkpoint("step-9-a001")).write("partial", [memoryview(b"half")])
+    BucketObjects(paths.checkpoint("step-9-a001")).write("partial", [memoryview(b"half")])
     newest = paths.checkpoint("step-7-a001")
     for place in (bucket_fence.run_prefix(paths), f"{paths.checkpoints}/", newest):
         assert resume._resolve(place, "trainer.load_checkpoint_path") == newest
@@ -140,7 +141,7 @@ def test_bucket_retries_failed_and_broken_answers(paths: RunPaths, server: Bucke
 
 
 def test_bucket_corrupt_upload_is_found_before_commit(paths: RunPaths, server: BucketServer) -> None:
-    store = GcsObjects(paths.checkpoint("step-1-a001"))
+    store = BucketObjects(paths.checkpoint("step-1-a001"))
     store.prepare(0)
     store.write("a", [memoryview(b"what was meant")])
     store.sync()
@@ -212,11 +213,11 @@ def test_bucket_manifest_race_has_exactly_one_winner(paths: RunPaths) -> None:
     for number in range(10):
         url = paths.checkpoint(f"step-{number}-a001")
         texts = [b"first %d" % number, b"second %d" % number, b"third %d" % number]
-        raised = run_together(*(lambda text=text, url=url: GcsObjects(url).commit(MANIFEST, text) for text in texts))
+        raised = run_together(*(lambda text=text, url=url: BucketObjects(url).commit(MANIFEST, text) for text in texts))
         winners = [text for text, error in zip(texts, raised, strict=True) if error is None]
         assert len(winners) == 1
         assert {type(error) for error in raised} == {type(None), FileExistsError}
-        assert GcsObjects(url).get(MANIFEST) == winners[0]
+        assert BucketObjects(url).get(MANIFEST) == winners[0]
 
 
 def test_bucket_savers_of_one_name_leave_at_most_one(paths: RunPaths) -> None:
@@ -247,15 +248,15 @@ def test_bucket_save_keeps_different_existing_object(paths: RunPaths, server: Bu
 
 def test_bucket_commit_with_lost_answer_succeeds(paths: RunPaths, server: BucketServer) -> None:
     server.faults.append(Fault("POST", "multipart", "close"))
-    GcsObjects(paths.checkpoint("step-1-a001")).commit(MANIFEST, b"{}")
+    BucketObjects(paths.checkpoint("step-1-a001")).commit(MANIFEST, b"{}")
     assert server.faults[0].times == 0
-    assert GcsObjects(paths.checkpoint("step-1-a001")).get(MANIFEST) == b"{}"
+    assert BucketObjects(paths.checkpoint("step-1-a001")).get(MANIFEST) == b"{}"
 
 
 @pytest.mark.usefixtures("server")
 def test_bucket_partial_save_is_replaced_by_same_attempt(paths: RunPaths) -> None:
     older = save(paths, plain_state(), step=5)
-    store = GcsObjects(paths.checkpoint("step-7-a001"))
+    store = BucketObjects(paths.checkpoint("step-7-a001"))
     store.prepare(0)
     store.write("arrays/left/over", [memoryview(b"half")])
     assert newest_complete(paths, None) == older.name

@@ -16,12 +16,12 @@ from midstream_engine.config import DataConfig
 from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.prepared_data import open_training, open_validation
-from midstream_engine.data.sources import formats, gcs, http, hugging_face_hub, list_sources
+from midstream_engine.data.sources import formats, http, hugging_face_hub, list_sources
 from midstream_engine.data.sources.formats import Piece
 from midstream_engine.data.sources.source_file import Source
 from midstream_engine.data.tokenize import units
 from midstream_engine.data.tokenize.tokenizer import ByteTokenizer
-from midstream_engine.gcs_client import storage_client
+from midstream_engine.object_store.open_bucket import close_clients
 from simulators.file_server import FileServer
 
 TEXTS = ["one", "zwei \u20ac", "", "drei\nvier", "x" * 3000, "\u0645\u0631\u062d\u0628\u0627"]
@@ -275,10 +275,9 @@ def bucket(server: FileServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[File
     pytest.importorskip("google.cloud.storage", reason="needs google-cloud-storage: make setup")
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    storage_client.cache_clear()
+    close_clients()
     yield server
-    gcs._gcs.storage()._http.close()
-    storage_client.cache_clear()
+    close_clients()
 
 
 def test_bucket_listing_is_read_through_all_pages(bucket: FileServer) -> None:

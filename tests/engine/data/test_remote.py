@@ -23,12 +23,14 @@ from midstream_engine.data.cache.block_cache import BlockCache
 from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.prepared_data import open_cache, open_training, open_validation
-from midstream_engine.data.sources import gcs, http
+from midstream_engine.data.sources import bucket as buckets
+from midstream_engine.data.sources import http
 from midstream_engine.data.tokenize.tokenizer import ByteTokenizer
-from midstream_engine.gcs_client import storage_client
+from midstream_engine.object_store.open_bucket import close_clients
 from midstream_engine.records import ObjectEntry
-from simulators.bucket import BucketServer, Fault, bucket_server
+from simulators.bucket import BucketServer, bucket_server
 from simulators.file_server import FileServer
+from simulators.planted_faults import Fault
 from support.checkpoints.token_caches import build
 
 # The package google-cloud-storage drops connections whose answer was a refusal, without closing them.
@@ -45,10 +47,9 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketServer]:
     with bucket_server("caches") as server:
         for key, value in server.environment.items():
             monkeypatch.setenv(key, value)
-        storage_client.cache_clear()
+        close_clients()
         yield server
-        gcs._gcs.storage()._http.close()
-        storage_client.cache_clear()
+        close_clients()
         gc.collect()
 
 
@@ -151,7 +152,7 @@ def test_bucket_partial_upload_is_no_cache_and_is_completed(
     def create(url: str, path: str, crc32c: str) -> None:
         if url.endswith(cut):
             raise DataError("the connection was lost")
-        gcs.create(url, path, crc32c)
+        buckets.create(url, path, crc32c)
 
     with monkeypatch.context() as patched:
         patched.setattr(remote_cache.Bucket, "create", staticmethod(create))
@@ -189,7 +190,7 @@ def test_bucket_hosts_storing_the_same_cache_agree(corpus: Path) -> None:
 
 def test_bucket_foreign_object_is_refused(bucket: BucketServer, corpus: Path) -> None:
     digest = build(str(corpus / "elsewhere"), [(corpus / "a.txt").read_bytes()], ByteTokenizer(), OBJECT).digest
-    gcs.put(f"{URL}/{digest}/tokens-00001.bin", b"something else")
+    buckets.put(f"{URL}/{digest}/tokens-00001.bin", b"something else")
     with pytest.raises(DataError, match=r"tokens-00001\.bin: another object has this name \(hint: remove it"):
         opened(corpus / "one", config(corpus))
     assert f"tokens/{digest}/manifest.json" not in names(bucket)
@@ -199,12 +200,12 @@ def test_bucket_foreign_object_is_refused(bucket: BucketServer, corpus: Path) ->
 def test_bucket_damaged_object_is_never_used(corpus: Path) -> None:
     digest = opened(corpus / "one", config(corpus)).digest
     name = f"{URL}/{digest}/tokens-00002.bin"
-    gcs.put(name, gcs.get(name)[:-1] + b"x")
+    buckets.put(name, buckets.get(name)[:-1] + b"x")
     there = opened(corpus / "two", config(corpus))
     with pytest.raises(DataError, match=r"tokens-00002\.bin: 1000 bytes with SHA-256 .* this token cache is damaged"):
         tokens(there)
     assert not [left for left in os.listdir(corpus / "two" / "data" / ".blocks") if left.startswith(".partial")]
-    gcs.put(f"{URL}/{digest}/manifest.json", gcs.get(f"{URL}/{digest}/manifest.json").replace(b"0", b"1"))
+    buckets.put(f"{URL}/{digest}/manifest.json", buckets.get(f"{URL}/{digest}/manifest.json").replace(b"0", b"1"))
     with pytest.raises(DataError, match="is not the manifest of the cache of that name"):
         opened(corpus / "three", config(corpus))
 
@@ -214,7 +215,7 @@ def test_bucket_missing_or_unnamed_is_one_line(corpus: Path) -> None:
     with pytest.raises(DataError, match="there is no bucket nobody") as caught:
         opened(corpus / "one", config(corpus, cache_dir="gs://nobody/tokens"))
     assert "\n" not in str(caught.value)
-    for wrong in ("gs://", "gs:/caches", "s3://caches"):
+    for wrong in ("gs://", "gs:/caches", "s3:/caches", "s4://caches"):
         with pytest.raises(ConfigError, match=r"data\.cache_dir.*write gs://BUCKET/PREFIX"):
             DataConfig(cache_dir=wrong)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from midstream_engine.trainer.runtime.compile_cache import SharedCache, is_shared
-from simulators.bucket import BucketServer, Fault
+from simulators.bucket import BucketServer
+from simulators.planted_faults import Fault
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from midstream.launch.install.bundle import install_engine
 from midstream.launch.install.environment import prepare_environment
 from midstream_engine import records
 from simulators.bucket import BucketServer
+from simulators.s3_server import s3_server
 from simulators.sshd import Lab, SshServer, environment
 from support.command_line import SLOWER, TINY, Ended, Run, midstream, refused
 
@@ -82,6 +83,44 @@ def test_migration_to_bucket_and_back(lab: Lab, bucket: BucketServer, runs: Call
     assert not list(gpu.root.glob("runs/r/store.json"))
     shown = midstream("--fleet", file, "--verify", back.result["migration"])
     assert shown.code == 0, (shown.stdout, shown.stderr)
+
+
+@pytest.mark.slow  # a complete migration; test_transfer_s3.py and test_checkpoint_s3.py have its parts
+def test_migration_from_gcs_to_s3(lab: Lab, bucket: BucketServer, runs: Callable[..., Run]) -> None:
+    """Both stores are buckets, of two kinds: the bytes stream from one to the other."""
+    s3_store = "s3://my-bucket/bucket/runs"
+    with s3_server("my-bucket") as s3:
+        cloud = cloud_host(lab, bucket, "cloud", 2)
+        keys = {
+            name: value for name, value in s3.environment.items() if "ENDPOINT" not in name and "REGION" not in name
+        }
+        gpu = lab.host("gpu", devices=4, sshd=environment(**keys))
+        gpu.config = replace(gpu.config, store="theirs")
+        file = lab.fleet_file(cloud=cloud.config, gpu=gpu.config)
+        theirs = f"theirs: {{url: {s3_store}, endpoint: '{s3.url}', region: us-east-1}}"
+        file.write_text(file.read_text() + f"stores: {{ours: {{url: {STORE}}}, {theirs}}}\n")
+        training = (*SLOWER, "--trainer.num_train_steps", "100000", "--trainer.checkpointer.keep", "[{every: 20}]")
+        launched = midstream("--fleet", file, "--launch", TINY, "--on", "cloud", "--run-id", "r", "--", *training)
+        assert launched.code == 0, launched.stderr
+        source, target = runs(cloud.root, "r"), runs(gpu.root, "r")
+        source.wait_step(5)
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in keys.items():
+                patch.setenv(name, value)
+            moved = midstream("--fleet", file, "--migrate", "r", "--to", "gpu", *FLAGS)
+            sealed = certified(moved, source, target, "gpu")
+            route = moved.of("plan")[0]["route"]
+            assert (route["source_store"], route["target_store"]) == (STORE, s3_store)
+            assert "gs://runs" in route["probed"]
+            assert "s3://my-bucket" in route["probed"]
+            assert records.Store.read(target.paths.store_file).url == s3_store
+            assert target.checkpoints() == []
+            checked = midstream("--fleet", file, "--verify", "r")
+            assert checked.code == 0, checked.stderr
+            assert s3_store in checked.stdout
+            listed = midstream("--fleet", file, "--checkpoints", "r")
+            assert "a002" in listed.stdout, (listed.stdout, listed.stderr)
+            assert sealed.startswith("step-")
 
 
 STORED = """

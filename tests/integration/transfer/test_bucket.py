@@ -17,11 +17,16 @@ from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.host_pool import open_host
 from midstream.hosts.local_host import LocalHost
 from midstream.remote.copy.object_files import INCOMING
-from midstream.remote.gcs import client
 from midstream.remote.verify import objects
 from midstream.transfer import Access, CopySettings, Endpoint, Progress, TransferError, bucket_endpoint, copy_tree
 from midstream_engine import records
-from simulators.bucket import BucketServer, Fault
+from midstream_engine.object_store import gcs_client
+from midstream_engine.object_store.bucket_client import CHUNK
+from midstream_engine.object_store.crc32c import combined
+from midstream_engine.object_store.errors import ObjectExistsError, StoreError
+from midstream_engine.object_store.open_bucket import open_bucket
+from simulators.bucket import BucketServer
+from simulators.planted_faults import Fault
 from simulators.sshd import Lab, environment
 from support.checkpoints.trees import SOURCES, assert_same_tree, cell, random_contents, write_checkpoint, write_tree
 
@@ -43,7 +48,7 @@ def in_bucket(bucket: BucketServer) -> dict[str, bytes]:
 
 def test_copy_to_bucket_and_back(bucket: BucketServer, here: LocalHost, tmp_path: Path) -> None:
     rng = random.Random(1)
-    sizes = [17 * MIB + 5, client.CHUNK, client.CHUNK + 1, 70_000, 1, 0, *(rng.randrange(3000) for _ in range(40))]
+    sizes = [17 * MIB + 5, CHUNK, CHUNK + 1, 70_000, 1, 0, *(rng.randrange(3000) for _ in range(40))]
     write_tree(tmp_path / "source", random_contents(rng, sizes))
     source, there = Endpoint(here, str(tmp_path / "source")), bucket_endpoint(URL)
     reports: list[Progress] = []
@@ -119,7 +124,7 @@ def test_killed_copy_resumes_without_resending_chunks(
     there = in_bucket(bucket)
     assert records.MANIFEST not in there
     uploaded_bytes = sum(len(data) for name, data in there.items())
-    assert uploaded_bytes >= 2 * client.CHUNK
+    assert uploaded_bytes >= 2 * CHUNK
     report = copy_tree(Endpoint(here, str(tmp_path / "source")), bucket_endpoint(URL))
     assert report.bytes_sent == report.bytes - uploaded_bytes
     assert_same_tree(in_bucket(bucket), tmp_path / "source")
@@ -149,12 +154,12 @@ def test_interrupted_download_resumes(here: LocalHost, tmp_path: Path) -> None:
     with pytest.raises(CutError):
         copy_tree(bucket_endpoint(URL), target, progress=cut, settings=CopySettings(bandwidth_limit=60e6))
     report = copy_tree(bucket_endpoint(URL), target)
-    assert report.bytes_sent <= report.bytes - 2 * client.CHUNK
+    assert report.bytes_sent <= report.bytes - 2 * CHUNK
     assert_same_tree(tmp_path / "target", tmp_path / "source")
 
 
 def test_busy_service_is_retried(bucket: BucketServer, here: LocalHost, tmp_path: Path) -> None:
-    write_tree(tmp_path / "source", random_contents(random.Random(7), [9 * MIB, 5000, 300]))
+    write_tree(tmp_path / "source", random_contents(random.Random(7), [18 * MIB, 5000, 300]))
     upload, media = ("POST", "uploadType"), ("GET", r"object-\d.*alt=media")
     for (method, path), kind in (
         (upload, 429), (upload, "close"), (("POST", "compose"), 503), (media, "truncate"), (media, 503),
@@ -232,7 +237,7 @@ DENIED = "me@p.iam does not have storage.objects.create access to the Google Clo
 )
 def test_bucket_refusal_has_hint(bucket: BucketServer, status: int, message: str, expected: str, hint: str) -> None:
     bucket.faults.append(Fault("POST", "uploadType", status, times=9, message=message))
-    with client.Bucket(URL, {}) as opened, pytest.raises(client.GcsError) as caught:
+    with open_bucket(URL) as opened, pytest.raises(StoreError) as caught:
         opened.put("a", b"1", "hash")
     assert expected in caught.value.message
     assert hint in caught.value.hint
@@ -243,7 +248,7 @@ def test_bucket_refusal_has_hint(bucket: BucketServer, status: int, message: str
 def test_object_name_with_newline_is_one_line(bucket: BucketServer) -> None:
     bucket.put("runs", "some/prefix/a\nb", b"1")
     bucket.faults.append(Fault("GET", "alt=media", 400, times=9, message="no"))
-    with client.Bucket(URL, {}) as opened, pytest.raises(client.GcsError) as caught:
+    with open_bucket(URL) as opened, pytest.raises(StoreError) as caught:
         opened.get("a\nb")
     assert caught.value.message == URL + r"/a\nb: no"
 
@@ -261,13 +266,14 @@ def test_copy_reports_error_of_bucket(bucket: BucketServer, here: LocalHost, tmp
 def test_requester_pays_needs_user_project(bucket: BucketServer) -> None:
     bucket.requester_pays.add("runs")
     with (
-        client.Bucket(URL, {}) as opened,
-        pytest.raises(client.GcsError, match="the requester pays, and no project is named"),
+        open_bucket(URL) as opened,
+        pytest.raises(StoreError, match="the requester pays, and no project is named"),
     ):
-        opened.names()
-    with client.Bucket(URL, Access(user_project="ours").to_json()) as opened:
+        opened.entries()
+    with open_bucket(URL, Access(user_project="ours")) as opened:
         blob = opened.put("a", b"1", "hash")
-        assert (opened.names().keys(), opened.get("a"), opened.look("a").crc32c) == ({"a"}, b"1", blob.crc32c)
+        assert (opened.entries().keys(), opened.get("a")) == ({"a"}, (b"1", blob.version))
+        assert opened.look("a") == blob
         opened.join("b", [blob], 1, "hash", "temporary")
     assert in_bucket(bucket) == {"b": b"1"}
 
@@ -287,23 +293,23 @@ def test_missing_credentials_are_one_line(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_many_parts_are_composed_in_batches(bucket: BucketServer) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client, "COMPOSED", 3)
+        patch.setattr(gcs_client, "COMPOSED", 3)
         pieces = [random.Random(number).randbytes(100 + number) for number in range(11)]
-        with client.Bucket(URL, {}) as opened:
+        with open_bucket(URL) as opened:
             parts = [opened.put(f"{INCOMING}/x/{n}", data, "", part=True) for n, data in enumerate(pieces)]
             opened.join("joined", parts, sum(map(len, pieces)), "hash", f"{INCOMING}/x/temporary")
     assert in_bucket(bucket) == {"joined": b"".join(pieces)}
 
 
 def test_composition_survives_lost_answer(bucket: BucketServer) -> None:
-    with client.Bucket(URL, {}) as opened:
+    with open_bucket(URL) as opened:
         parts = [opened.put(f"{INCOMING}/x/{n}", data, "", part=True) for n, data in enumerate((b"one", b"two"))]
         bucket.faults.append(Fault("POST", "/compose", "close", times=2))
         opened.join("joined", parts, 6, "hash", f"{INCOMING}/x/temporary")
         assert in_bucket(bucket) == {"joined": b"onetwo"}
         other = opened.put(f"{INCOMING}/x/2", b"three", "", part=True)
         bucket.faults.append(Fault("POST", "/compose", 412, message="At least one of the pre-conditions did not hold"))
-        with pytest.raises(client.ObjectExistsError):
+        with pytest.raises(ObjectExistsError):
             opened.join("joined", [other], 5, "another hash", f"{INCOMING}/x/temporary")
         assert in_bucket(bucket)["joined"] == b"onetwo"
 
@@ -314,5 +320,5 @@ def test_combined_crc32c_equals_crc32c_of_all_bytes() -> None:
     rng = random.Random(8)
     for _ in range(30):
         pieces = [rng.randbytes(rng.choice([0, 1, 7, 1000, 70_000])) for _ in range(rng.randrange(1, 6))]
-        found = client.combined([(google_crc32c.value(piece), len(piece)) for piece in pieces])
+        found = combined([(google_crc32c.value(piece), len(piece)) for piece in pieces])
         assert found == google_crc32c.value(b"".join(pieces))

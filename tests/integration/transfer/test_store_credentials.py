@@ -13,7 +13,6 @@ from midstream.check.target_checks import check_target
 from midstream.errors import MidstreamError, UsageError
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.fleet.fleet_file import parse_fleet
-from midstream.fleet.store_config import USER_PROJECTS_VARIABLE
 from midstream.hosts.host_pool import HostPool, open_host
 from midstream.hosts.local_host import LocalHost
 from midstream.launch.launch_run import launch_run
@@ -23,12 +22,13 @@ from midstream.stores.host_identity import identity_problem
 from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
 from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.checkpoint.stores import open_checkpoints, open_store
-from midstream_engine.data.sources import gcs
-from midstream_engine.errors import EngineError
+from midstream_engine.data.sources import bucket as buckets
+from midstream_engine.object_store.access import VARIABLE
 from midstream_engine.trainer.runtime.compile_cache import SharedCache
-from simulators.bucket import BucketServer, Fault, bucket_server
+from simulators.bucket import BucketServer, bucket_server
 from simulators.identities import Identities
 from simulators.metadata import MetadataServer
+from simulators.planted_faults import Fault
 from simulators.sshd import Lab
 from support.checkpoints.trees import assert_same_tree, files, write_checkpoint
 from support.command_line import TINY, midstream, refused
@@ -150,8 +150,8 @@ def test_engine_requests_name_user_project(
         f"stores: {{ours: {{url: {URL}, user_project: billed}}, free: {{url: gs://other/prefix}}}}"
     )
     env = engine_environment(str(tmp_path), fleet.hosts["h"], "/engine", Launch("r", "h"), 1)
-    assert (env["A"], json.loads(env[USER_PROJECTS_VARIABLE])) == ("b", {URL: "billed"})
-    assert USER_PROJECTS_VARIABLE not in parse_fleet(f"hosts: {{h: {{type: local, root: {tmp_path}}}}}").hosts["h"].env
+    assert (env["A"], json.loads(env[VARIABLE])) == ("b", {URL: {"user_project": "billed"}})
+    assert VARIABLE not in parse_fleet(f"hosts: {{h: {{type: local, root: {tmp_path}}}}}").hosts["h"].env
 
     def use_all() -> None:
         store = open_store(f"{URL}/step-1-a001")
@@ -163,21 +163,21 @@ def test_engine_requests_name_user_project(
         into = bytearray(4)
         assert store.read("a/0", [memoryview(into)], lambda _: None) == 4
         assert open_checkpoints(URL).names() == ["step-1-a001"]
-        gcs.put(f"{URL}/cache/.requests/x.json", b"{}")
-        assert gcs.get(f"{URL}/cache/.requests/x.json") == b"{}"
-        assert [source.name for source in gcs.list_objects(f"{URL}/cache/**")] == ["x.json"]
+        buckets.put(f"{URL}/cache/.requests/x.json", b"{}")
+        assert buckets.get(f"{URL}/cache/.requests/x.json") == b"{}"
+        assert [source.name for source in buckets.list_objects(f"{URL}/cache/**")] == ["x.json"]
         assert SharedCache(f"{URL}/compiled", str(tmp_path / "compiled")).fetch() == 0
         store.clear()
 
     with pytest.raises(CheckpointError, match="requester pays"):
         use_all()
-    monkeypatch.setenv(USER_PROJECTS_VARIABLE, env[USER_PROJECTS_VARIABLE])
+    monkeypatch.setenv(VARIABLE, env[VARIABLE])
     use_all()
     billed = [path for _, path in server.requests if "userProject=billed" in path]
     assert any("uploadType=media" in path or "upload" in path for path in billed)
     assert len(billed) > 8
-    monkeypatch.setenv(USER_PROJECTS_VARIABLE, "billed")
-    with pytest.raises(EngineError, match=r"MIDSTREAM_USER_PROJECTS is 'billed' \(hint: write \{\"gs://BUCKET/PREFIX"):
+    monkeypatch.setenv(VARIABLE, "billed")
+    with pytest.raises(CheckpointError, match=r"MIDSTREAM_STORES is 'billed' \(hint: write \{"):
         open_store(f"{URL}/step-2-a001").prepare(1)
 
 

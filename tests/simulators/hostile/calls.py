@@ -100,7 +100,12 @@ WAYS: Mapping[str, Way] = {
     "estimate": Way(("machine.compilation.estimate",), ("estimate",), COMPILED),
     **{
         name: Way((name,), (name,), COPY_LINES)
-        for name in ("gcs.session.serve", "gcs.receiver.receive", "gcs.sender.send", "copy.stream.tls_peer.answer")
+        for name in (
+            "bucket.session.serve",
+            "bucket.receiver.receive",
+            "bucket.sender.send",
+            "copy.stream.tls_peer.answer",
+        )
     },
     **{name: Way((name,), (name,)) for name in SAMPLES if name != "machine.preemption_notices.worker"},
 }

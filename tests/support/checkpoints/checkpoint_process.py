@@ -47,9 +47,9 @@ def make_state(mesh: Any, put: Any) -> dict[str, Any]:
 
 def fall_after(writes: int) -> None:
     """Kill this process with SIGKILL once it has written that many objects to a bucket."""
-    from midstream_engine.checkpoint.stores.gcs_objects import GcsObjects
+    from midstream_engine.checkpoint.stores.bucket_objects import BucketObjects
 
-    left, original = [writes], GcsObjects.write
+    left, original = [writes], BucketObjects.write
 
     def write(self: Any, path: str, blocks: Any) -> None:
         if not left[0]:
@@ -57,7 +57,7 @@ def fall_after(writes: int) -> None:
         left[0] -= 1
         original(self, path, blocks)
 
-    GcsObjects.write = write  # pyright: ignore[reportAttributeAccessIssue]
+    BucketObjects.write = write  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def main() -> None:

@@ -38,9 +38,12 @@ def test_example_fleet_file_loads() -> None:
     assert isinstance(here, LocalHostConfig)
     assert here.devices == 4
     assert isinstance(h100, SshHostConfig)
-    billed = '{"gs://my-bucket/runs": "my-project"}'  # of stores:, for every engine
+    billed = (
+        '{"gs://my-bucket/runs": {"user_project": "my-project"}, '
+        '"s3://my-bucket/runs": {"endpoint": "https://s3.example.com", "region": "eu-1"}}'
+    )  # of stores:, for every engine
     assert (h100.user, h100.port) == ("me", 2222)
-    assert h100.env == {"NCCL_DEBUG": "WARN", "MIDSTREAM_USER_PROJECTS": billed}
+    assert h100.env == {"NCCL_DEBUG": "WARN", "MIDSTREAM_STORES": billed}
 
 
 def test_empty_file_is_an_empty_fleet() -> None:

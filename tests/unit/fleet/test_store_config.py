@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from midstream.errors import UsageError
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.launch.launch_run import store_flags
 from midstream.stores.bucket_access import Access, access_for
+from midstream_engine.object_store.access import VARIABLE
 
 HOSTS = "hosts: {a: {type: local, store: runs}, b: {type: local, store: 'gs://other/x/'}, c: {type: local}}\n"
 
@@ -19,12 +21,16 @@ def test_bucket_access_comes_from_the_enclosing_store() -> None:
         HOSTS + "stores:\n  runs: {url: gs://runs/p/, credentials: ~/key.json, impersonate: a@b.iam.x,"
         " user_project: us}\n"
         "  open: {url: gs://runs, credentials: anonymous}\n  mine: {url: gs://mine, project: p}\n"
+        "  cloud: {url: s3://runs/p, endpoint: 'https://s3.example.com', region: eu-1, profile: lab}\n"
     )
     assert [fleet.store_of(name) for name in "abc"] == ["gs://runs/p", "gs://other/x", ""]
     key = str(Path("~/key.json").expanduser())
-    assert access_for(fleet, "gs://runs/p/runs/r") == Access(key, "a@b.iam.x", "", "us")
+    assert access_for(fleet, "gs://runs/p/runs/r") == Access(key, impersonate="a@b.iam.x", user_project="us")
     assert access_for(fleet, "gs://runs/pq") == Access("anonymous")
     assert access_for(fleet, "gs://mine") == Access(project="p")
+    assert access_for(fleet, "s3://runs/p/x") == Access(endpoint="https://s3.example.com", region="eu-1", profile="lab")
+    engines = json.loads(fleet.hosts["a"].env[VARIABLE])
+    assert engines["s3://runs/p"] == {"endpoint": "https://s3.example.com", "region": "eu-1"}, "no profile, no key"
     assert access_for(fleet, "gs://nowhere") == access_for(None, "gs://runs") == Access()
 
 
@@ -32,7 +38,13 @@ def test_bucket_access_comes_from_the_enclosing_store() -> None:
     ("entry", "message"),
     [
         ("{}", "stores.s.url is ''"),
-        ("{url: s3://runs}", "stores.s.url is 's3://runs'"),
+        ("{url: s4://runs}", "stores.s.url is 's4://runs'"),
+        ("{url: s3://Upper}", "stores.s.url is 's3://Upper'"),
+        ("{url: s3://runs, user_project: us}", "is s3:// and has user_project"),
+        ("{url: gs://runs, profile: lab}", "is gs:// and has profile"),
+        ("{url: s3://runs, endpoint: 's3.example.com'}", "endpoint is no URL"),
+        ("{url: s3://runs, endpoint: 'https://me:SECRET@s3.example.com'}", "endpoint is no URL"),
+        ("{url: s3://runs, credentials: anonymous, profile: lab}", "anonymous and has profile"),
         ("{url: gs://runs, bucket: x}", "stores.s.bucket is unknown"),
         ("{url: gs://runs, credentials: key.json}", "neither default nor anonymous nor an absolute path"),
         ('{url: gs://runs, credentials: \'{"private_key": "SECRET"}\'}', "name the key file, never its content"),

@@ -131,7 +131,9 @@ def test_missing_text_is_refused(tmp_path: Path) -> None:
     [note] = check(tmp_path, inputs(train_urls=[pattern]))
     assert note == (f"data.train_urls on here: 2 of 3 files of {pattern} are missing, such as {tmp_path}/text.1.jsonl")
     assert "relative.txt names no file" in refusal(tmp_path, inputs(train_urls=["relative.txt"]))
-    assert "unknown scheme" in refusal(tmp_path, inputs(validation_urls=["s3://bucket/x"]))
+    assert "unknown scheme" in refusal(tmp_path, inputs(validation_urls=["s4://bucket/x"]))
+    [note] = check(tmp_path, inputs(validation_urls=["s3://bucket/x"]))
+    assert "s3://bucket/x is checked when the engine starts" in note
     assert "has no imported data" in refusal(tmp_path, inputs(train_urls=[f"imported:{tmp_path}/{'0' * 64}"]))
 
 

@@ -9,7 +9,8 @@ import dataclasses
 import json
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -18,11 +19,11 @@ from midstream.errors import HostError, MidstreamError
 from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.hosts.host_pool import HostPool
 from midstream.migrate.plan import Plan
-from midstream.migrate.planning import preflight
+from midstream.migrate.planning import preflight, source_run
 from midstream.migrate.planning.plan_description import describe
 from midstream.migrate.planning.planner import make_plan
 from midstream.migrate.request import Request
-from midstream.watch.snapshot import Accelerator
+from midstream.watch.snapshot import Accelerator, RunView
 from midstream.watch.watcher import take_snapshot
 from midstream_engine import records
 from support.migrations.sample_plan import PLAN, changed
@@ -87,16 +88,12 @@ def test_plan_refuses_devices_with_too_little_memory(tmp_path: Path) -> None:
     assert caught.value.hint.startswith("it fits ")
 
 
-def test_plan_refuses_another_bucket(tmp_path: Path) -> None:
-    paths = records.RunPaths(str(tmp_path / "a"), "r")
-    Path(paths.dir).mkdir(parents=True)
-    records.Store("gs://bucket/prefix").write(paths.store_file)
-    other = ("--trainer.checkpointer.base_path", "gs://other/prefix")
-    words = "r stores its checkpoints in gs://bucket/prefix, and b would in gs://other/prefix"
-    with pytest.raises(MidstreamError, match=words) as caught:
-        plan_for(tmp_path, "NVIDIA A100-SXM4-80GB", 8, 80, *other)
-    assert "store: gs://bucket/prefix for b" in caught.value.hint
-    assert not (tmp_path / "b").exists()
+def test_stores_may_be_two_buckets_unless_live() -> None:
+    run = cast(RunView, SimpleNamespace(run_id="r"))
+    stores = ("gs://bucket/prefix", "s3://other/prefix")
+    source_run.check_stores(Request("r", "b"), run, *stores)
+    with pytest.raises(MidstreamError, match="a live migration of r is not possible with checkpoints in gs://bucket"):
+        source_run.check_stores(Request("r", "b", mode="live"), run, *stores)
 
 
 def test_plan_refuses_bfloat16_without_support(tmp_path: Path) -> None:

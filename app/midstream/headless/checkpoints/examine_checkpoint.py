@@ -12,6 +12,7 @@ from midstream.headless.checkpoints.array_tree import ArrayStatistics
 from midstream.headless.checkpoints.checkpoint_argument import resolve_checkpoint
 from midstream.remote.verify import tree
 from midstream_engine import records
+from midstream_engine.object_store.urls import in_bucket
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
@@ -26,12 +27,12 @@ class CheckpointLocation:
     """A checkpoint: a directory of a host, or a prefix in a bucket that this machine reads."""
 
     host: Host
-    directory: str  # or gs://bucket/prefix
+    directory: str  # or a URL
     access: Access | None = None  # of the bucket
 
     @property
     def in_bucket(self) -> bool:
-        return self.directory.startswith("gs://")
+        return in_bucket(self.directory)
 
     def __str__(self) -> str:
         return self.directory if self.in_bucket else f"{self.host.name}:{self.directory}"
@@ -55,16 +56,16 @@ class Examination:
 
 
 def find(fleet: Fleet | None, hosts: HostPool, text: str) -> CheckpointLocation:
-    """Return the location of a checkpoint argument, which may also be a gs:// URL."""
+    """Return the location of a checkpoint argument, which may also be a URL."""
     from midstream.fleet.fleet import LocalHostConfig
     from midstream.hosts.local_host import LocalHost
     from midstream.stores.bucket_access import access_for
 
-    if text.startswith("gs://"):
+    if in_bucket(text):
         host, directory = LocalHost("here", LocalHostConfig()), text.rstrip("/")
     else:
         host, directory = resolve_checkpoint(fleet, hosts, text)
-    return CheckpointLocation(host, directory, access_for(fleet, directory) if directory.startswith("gs://") else None)
+    return CheckpointLocation(host, directory, access_for(fleet, directory) if in_bucket(directory) else None)
 
 
 def read_manifest(location: CheckpointLocation) -> records.Manifest:

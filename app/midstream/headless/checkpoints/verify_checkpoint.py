@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def verify(fleet: Fleet | None, options: argparse.Namespace, output: Output) -> int:
-    """Hash a checkpoint in place: a directory, HOST:PATH, gs://..., or a run's newest one.
+    """Hash a checkpoint in place: a directory, HOST:PATH, gs://..., s3://..., or a run's newest one.
 
     With ``--deep`` its arrays are also decoded and the root digest is recomputed from them.
     """

@@ -40,7 +40,7 @@ RETRY_INTERVAL = 1.0  # seconds
 # No module is ever imported from the directory that an interpreter happens to start in: -I leaves it out, and with it
 # PYTHON* and the user's packages. What needs a client of a bucket needs those, and has the first line of the bootstrap
 # instead, before which `sys` alone, a part of the interpreter, is imported (-P exists from Python 3.11 on).
-CLIENTS = "gcs"
+CLIENTS = "bucket."
 # stdout belongs to the answer: what a module prints by mistake goes to stderr. So do empty lines, every two seconds: a
 # server may close a channel on which nothing moves (ChannelTimeout).
 BOOTSTRAP = """\

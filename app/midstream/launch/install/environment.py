@@ -28,6 +28,7 @@ from midstream.launch.reporter import Reporter, reporter_of
 from midstream.remote.machine import checks, environments
 from midstream.remote.runs.attempts import with_setup
 from midstream.remote.shapes import Text
+from midstream_engine.object_store.urls import GCS, S3
 
 MINIMUM = (3, 11)
 IMAGE_PYTHON = "python3"  # interpreter of an image, unless python: names another
@@ -48,7 +49,7 @@ MODULES = (
     "yaml",
 )
 SIZES = "locks/sizes.json"
-BUCKETS = "google.cloud.storage"  # if the host's checkpoints are in a bucket
+BUCKETS = {GCS: "google.cloud.storage", S3: "botocore"}  # if the host's checkpoints are in a bucket
 IMPORT_TIMEOUT = 300.0  # seconds that the engine's packages may take to import: cold, from a shared disk
 SEARCH_TIMEOUT = 120.0  # seconds that a host may take to find its interpreters
 
@@ -126,7 +127,9 @@ def prepare_environment(
         LaunchError: There is no such interpreter; the error has a hint.
         Cancelled: ``cancel`` was set.
     """
-    modules = [*modules, BUCKETS] if config.store else modules
+    if config.store:  # the name of a store may stand for either kind
+        schemes = [each for each in BUCKETS if config.store.startswith(each)] or list(BUCKETS)
+        modules = [*modules, *(BUCKETS[each] for each in schemes)]
     if config.container is not None:
         return _in_image(host, config, config.container, modules)
     if config.python:

@@ -296,7 +296,8 @@ def copy_checkpoint(migration: Migration, name: str, what: str) -> int:
         migration.note(f"{name} is in {source.store}, which {target.target.name} reads itself: nothing is copied")
         return 0
     share_hosts = [entry.host for entry in manifest.spread_hosts]
-    here = source.checkpoint_store.endpoint(name, target.first, target.python)
+    # Between two buckets the bytes stream through this machine.
+    here = source.checkpoint_store.endpoint(name, None if target.store else target.first, target.python)
     # A copy from a bucket does not need the source host, which may be unreachable.
     via = None if share_hosts or source.store else source.first
     there = target.checkpoint_store.endpoint(name, via, source.python)

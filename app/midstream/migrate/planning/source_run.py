@@ -78,13 +78,8 @@ def check_stores(request: Request, run: RunView, here: str, there: str) -> None:
     """Refuse combinations of checkpoint stores that are not supported.
 
     Raises:
-        UsageError: The stores differ, or the migration is live and one is a bucket.
+        UsageError: The migration is live and one store is a bucket.
     """
-    if here and there and here != there:
-        raise UsageError(
-            f"run {run.run_id} stores its checkpoints in {here}, and {request.target} would in {there}",
-            f"store: {here} for {request.target} in the fleet file: no checkpoint is copied then",
-        )
     if request.mode == LIVE and (here or there):
         raise UsageError(
             f"a live migration of {run.run_id} is not possible with checkpoints in {here or there}",

@@ -19,6 +19,7 @@ from midstream.remote.runs import record_repair
 from midstream.stores.bucket_access import access_for
 from midstream.stores.bucket_run import BucketRun
 from midstream_engine import records
+from midstream_engine.object_store.urls import in_bucket
 
 EVIDENCE_TIMEOUT = 120.0  # seconds, for a host that reads all metrics of a long run
 
@@ -88,13 +89,13 @@ def gather(fleet: Fleet, hosts: HostPool, run_id: str) -> FleetEvidence:
 
 
 def store_of(config: str) -> str:
-    """Return the ``gs://`` URL of the checkpoints in a run's config; empty where there is none."""
+    """Return the URL of the checkpoints in a run's config; empty where there is none."""
     try:
         value = load_plain(config)
         url = value["trainer"]["checkpointer"]["base_path"]
     except (yaml.YAMLError, ValueError, KeyError, TypeError, RecursionError):
         return ""
-    return url.rstrip("/") if isinstance(url, str) and url.startswith("gs://") else ""
+    return url.rstrip("/") if isinstance(url, str) and in_bucket(url) else ""
 
 
 def _journaled(migrations: Sequence[MigrationView]) -> dict[str, records.Fence]:

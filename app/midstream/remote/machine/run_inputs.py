@@ -118,6 +118,9 @@ def _text(
         yield from _local(field, url, files, count, run_directory)
     elif scheme == "gs":
         yield from _bucket(field, url, files)
+    elif scheme == "s3":
+        message = "{} is checked when the engine starts: requests to S3 are signed with its packages".format(url)
+        yield InputProblem(field, message, "", False)
     elif scheme in ("http", "https"):
         requested = list(files[:MOST_REQUESTS])
         for problem in pool.map(_server, [field] * len(requested), requested):
@@ -126,7 +129,7 @@ def _text(
                 return
     else:
         message = "{!r} has an unknown scheme".format(url)
-        yield InputProblem(field, message, "a local path, gs:// or https://", True)
+        yield InputProblem(field, message, "a local path, gs://, s3:// or https://", True)
 
 
 def _local(field: str, url: str, files: Sequence[str], count: int, run_directory: str) -> Iterator[InputProblem]:

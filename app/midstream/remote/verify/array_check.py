@@ -24,12 +24,12 @@ ENGINE = "midstream_engine.checkpoint"
 def examine(directory: str, root: str, deep: bool = True, engine: bool = True) -> int:
     """Check the arrays of the checkpoint in ``directory``.
 
-    A program. ``directory`` may be ``gs://...``, which needs an engine on this host. ``engine``: False for the standard
-    library.
+    A program. ``directory`` may be the URL of a bucket, which needs an engine on this host. ``engine``: False for the
+    standard library.
     """
     end_with_operator()
     found = find_engine(root) if engine else None
-    if found is None and directory.startswith("gs://"):
+    if found is None and directory.startswith(("gs://", "s3://")):
         emit("problem", kind="engine", message="no engine on this host can read {}".format(directory))
         return 1
     if found is None:

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import Queue
@@ -26,7 +26,7 @@ from midstream.remote.verify import objects as remote_objects
 from midstream.transfer.copy.target_session import TargetSession, new_generation
 from midstream.transfer.copy_settings import AUTO, RELAY, CopySettings, settings_of_hosts
 from midstream.transfer.endpoint import Endpoint
-from midstream.transfer.errors import TransferError
+from midstream.transfer.errors import ChangedOnWayError, TransferError
 from midstream.transfer.progress import Meter
 from midstream.transfer.report import CopyReport, Progress
 from midstream.transfer.streams.link import HIGH_LATENCY, REMOTE, Link, probe
@@ -49,6 +49,7 @@ from midstream.transfer.tree_contents import HASH_TIMEOUT, Contents, malformed, 
 from midstream_engine import records
 
 Chunk = tuple[int, int, str]  # offset, length, SHA-256
+REPEATS = 2  # of a copy in which bytes changed on their way
 
 
 def copy_tree(
@@ -67,7 +68,7 @@ def copy_tree(
     target has no new manifest, and the same call sends only what is missing.
 
     Args:
-        source: Endpoint that has the tree. One endpoint may be in a bucket.
+        source: Endpoint that has the tree. Either endpoint, or both, may be in a bucket.
         target: Endpoint that receives it.
         manifest_name: Name of the manifest in both directories.
         progress: Called with the progress, from this thread.
@@ -98,7 +99,14 @@ def copy_contents(
     started = time.monotonic()
     by_source = contents.by_source()
     settings = settings or settings_of_hosts(contents.first.host, target.host)
-    return _TreeCopy(contents, target, manifest, progress, cancel, settings, by_source, started).run()
+
+    def copy() -> CopyReport:
+        return _TreeCopy(contents, target, manifest, progress, cancel, settings, by_source, started).run()
+
+    for _ in range(REPEATS):
+        with suppress(ChangedOnWayError):  # what has arrived stays; the object is read again
+            return copy()
+    return copy()
 
 
 @dataclass
@@ -293,7 +301,7 @@ class _TreeCopy:
             return TransferError(
                 f"object {printable(path)} of {source} is corrupt: {wrong}", "copy another checkpoint", path
             )
-        return TransferError(
+        return ChangedOnWayError(
             f"object {printable(path)} changed on its way from {source} to {self.target}: {what}", "run it again", path
         )
 

@@ -52,7 +52,7 @@ def _change_key(run: RunView) -> tuple[Any, ...]:
 
 
 class _PrefixListing:
-    """Lists the runs below one ``gs://`` prefix, one after the other."""
+    """Lists the runs below one prefix, one after the other."""
 
     def __init__(self, fleet: Fleet, url: str, store: SnapshotStore, stopped: threading.Event) -> None:
         self._fleet = fleet

@@ -56,7 +56,7 @@ def restore_checkpoint(directory: str, template: Any, shardings: Any, *, only: s
     being assembled, at most the size of two arrays.
 
     Args:
-        directory: Directory or ``gs://`` prefix of the checkpoint.
+        directory: Directory or URL of the checkpoint.
         template: Pytree like the one that was saved, of arrays or ShapeDtypeStructs (inside NamedArrays for named ones,
             as ``eqx.filter_eval_shape`` returns them). Other leaves are copied from it.
         shardings: One sharding for each array leaf, or one for all.

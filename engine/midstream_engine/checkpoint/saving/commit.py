@@ -37,7 +37,7 @@ def commit(
 
     Args:
         paths: The run.
-        directory: Directory or ``gs://`` prefix of the checkpoint.
+        directory: Directory or URL of the checkpoint.
         written: The objects.
         step: Number of updates done.
         attempt: Number of the attempt.

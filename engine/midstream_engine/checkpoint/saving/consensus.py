@@ -38,7 +38,7 @@ def finish_with_consensus(
 
     Args:
         paths: The run.
-        directory: Directory or ``gs://`` prefix of the checkpoint.
+        directory: Directory or URL of the checkpoint.
         arrays: This process's snapshot.
         document: ``train.json``.
         group: The processes that save together.

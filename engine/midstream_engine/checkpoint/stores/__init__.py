@@ -1,31 +1,27 @@
-"""Checkpoint stores: a directory or a ``gs://`` prefix. A checkpoint's bytes are the same in both."""
+"""Checkpoint stores: a directory or a prefix in a bucket. A checkpoint's bytes are the same in both."""
 
 from __future__ import annotations
 
+from midstream_engine.checkpoint.stores.bucket_checkpoints import BucketCheckpoints
+from midstream_engine.checkpoint.stores.bucket_objects import BucketObjects
 from midstream_engine.checkpoint.stores.checkpoint_store import CheckpointStore
 from midstream_engine.checkpoint.stores.directory_checkpoints import DirectoryCheckpoints
 from midstream_engine.checkpoint.stores.directory_objects import DirectoryObjects
-from midstream_engine.checkpoint.stores.gcs_checkpoints import GcsCheckpoints
-from midstream_engine.checkpoint.stores.gcs_objects import GcsObjects
 from midstream_engine.checkpoint.stores.object_store import ObjectStore
+from midstream_engine.object_store.urls import in_bucket
 
-SCHEME = "gs://"
-
-
-def in_bucket(where: str) -> bool:
-    """Return whether a checkpoint's URL is a prefix in a bucket."""
-    return where.startswith(SCHEME)
+__all__ = ["CheckpointStore", "ObjectStore", "in_bucket", "open_checkpoints", "open_store"]
 
 
 def open_store(where: str) -> ObjectStore:
-    """Return the objects of the checkpoint at ``where``, a directory or ``gs://bucket/prefix``. It need not exist."""
+    """Return the objects of the checkpoint at ``where``, a directory or a prefix in a bucket. It need not exist."""
     if not in_bucket(where):
         return DirectoryObjects(where)
-    return GcsObjects(where)
+    return BucketObjects(where)
 
 
 def open_checkpoints(where: str) -> CheckpointStore:
-    """Return the store of a run's checkpoints, a directory or ``gs://bucket/prefix``. It need not exist."""
+    """Return the store of a run's checkpoints, a directory or a prefix in a bucket. It need not exist."""
     if not in_bucket(where):
         return DirectoryCheckpoints(where)
-    return GcsCheckpoints(where)
+    return BucketCheckpoints(where)

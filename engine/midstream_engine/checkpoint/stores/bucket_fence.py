@@ -1,6 +1,6 @@
 """The fence and the pins of a run in its bucket, to which several hosts write.
 
-A bucket has no lock. A fence replaces only the generation that was read, so epochs never decrease. A checkpoint that is
+A bucket has no lock. A fence replaces only the version that was read, so epochs never decrease. A checkpoint that is
 committed between the check and a newer fence is accepted by no reader, because its epoch is too old.
 """
 
@@ -12,7 +12,8 @@ import socket
 import time
 
 from midstream_engine.checkpoint.save_fence import FenceRejectedError, FenceUnreadableError
-from midstream_engine.checkpoint.stores.bucket_client import bucket_client
+from midstream_engine.checkpoint.stores.run_bucket import RunBucket
+from midstream_engine.object_store.bucket_client import ABSENT
 from midstream_engine.records import Fence, Pin, RecordError, RunPaths, parse_json
 
 FENCE = "fence.json"
@@ -20,23 +21,27 @@ PINS = "pins"
 
 
 def run_prefix(paths: RunPaths) -> str:
-    """Return ``gs://bucket/prefix/runs/<run_id>``."""
+    """Return ``SCHEME://bucket/prefix/runs/<run_id>``."""
     return posixpath.dirname(paths.checkpoints)
 
 
-def read_fence(paths: RunPaths) -> tuple[Fence | None, int]:
-    """Return the fence in the bucket and its generation, None and 0 if there is none yet.
+def _bucket(paths: RunPaths) -> RunBucket:
+    return RunBucket(run_prefix(paths))
+
+
+def read_fence(paths: RunPaths) -> tuple[Fence | None, str]:
+    """Return the fence in the bucket and its version, None and ABSENT if there is none yet.
 
     Raises:
         FenceUnreadableError: The fence exists and cannot be read.
     """
     try:
-        data, generation = bucket_client.get(run_prefix(paths), FENCE)
+        data, version = _bucket(paths).get(FENCE)
     except FileNotFoundError:
-        return None, 0
+        return None, ABSENT
     where = f"{run_prefix(paths)}/{FENCE}"
     try:
-        return Fence.from_json(parse_json(data, where), where), generation
+        return Fence.from_json(parse_json(data, where), where), version
     except RecordError as error:
         raise FenceUnreadableError(f"{error}; nothing is committed until the fence can be read") from error
 
@@ -52,7 +57,7 @@ def check_fence(paths: RunPaths, local: Fence | None, epoch: int, step: int) -> 
         FenceUnreadableError: The fence in the bucket cannot be read.
     """
     while True:
-        shared, generation = read_fence(paths)
+        shared, version = read_fence(paths)
         if shared is not None and not shared.accepts(epoch, step):
             raise FenceRejectedError(
                 f"run {paths.run_id} is owned by {shared.owner} under epoch {shared.epoch}, sealed at step "
@@ -63,7 +68,7 @@ def check_fence(paths: RunPaths, local: Fence | None, epoch: int, step: int) -> 
             return
         try:
             text = json.dumps(local.to_json(), indent=1).encode()
-            bucket_client.put(run_prefix(paths), FENCE, text, generation)
+            _bucket(paths).put(FENCE, text, version)
         except FileExistsError:
             continue  # another host was faster: read its fence
         return
@@ -79,7 +84,7 @@ def claim_attempt(paths: RunPaths, number: int) -> bool:
     """Reserve an attempt number, which is part of checkpoints' names, for this host; False if another has it."""
     data = json.dumps({"host": socket.gethostname(), "time": time.time()}).encode()
     try:
-        bucket_client.put(run_prefix(paths), f"attempts/{number:03d}.json", data, 0)
+        _bucket(paths).put(f"attempts/{number:03d}.json", data, ABSENT)
     except FileExistsError:
         return False
     return True
@@ -92,9 +97,9 @@ def read_pins(paths: RunPaths, now: float) -> set[str]:
         RecordError: A pin is damaged.
     """
     found = set()
-    for path in bucket_client.entries(run_prefix(paths), f"{PINS}/"):
+    for path in _bucket(paths).entries(f"{PINS}/"):
         try:
-            data, _ = bucket_client.get(run_prefix(paths), path)
+            data, _ = _bucket(paths).get(path)
         except FileNotFoundError:
             continue  # another process removed it
         where = f"{run_prefix(paths)}/{path}"

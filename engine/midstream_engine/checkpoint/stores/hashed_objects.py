@@ -116,7 +116,7 @@ def read_checked(store: ObjectStore, entry: ObjectEntry, into: Iterable[memoryvi
         if size != entry.size:
             kind = "truncated" if size < entry.size else "too long"
             raise _corrupt(store, entry.path, f"{kind}: {size} bytes, the manifest says {entry.size}")
-        count = store.read(entry.path, into, hasher.update)
+        count = store.read(entry.path, into, hasher.update, entry.crc32c or "")
     if count != size:
         raise _corrupt(store, entry.path, f"truncated while it was read: {count} of {size} bytes")
     if hasher.sha256 != entry.sha256:

@@ -1,7 +1,7 @@
 """Checks that a mounted file system has the guarantees that a commit needs.
 
 A mounted bucket (gcsfuse, s3fs, ...) copies where a file system renames, and a directory there is a prefix: a reader
-can see a part of it, and a writer that is killed leaves that part. Such a bucket takes checkpoints through ``gs://``,
+can see a part of it, and a writer that is killed leaves that part. Such a bucket takes checkpoints through its URL,
 where creating an object is atomic.
 """
 
@@ -88,7 +88,7 @@ def probe(directory: str) -> str:
 def _unsuitable(directory: str, flaw: str) -> CheckpointError:
     return CheckpointError(
         f"{directory}: no checkpoint can be committed there: {flaw} (hint: "
-        "use a file system of the host or NFS, or trainer.checkpointer.base_path: gs://BUCKET/PREFIX)"
+        "use a file system of the host or NFS, or trainer.checkpointer.base_path: gs://BUCKET/PREFIX or s3://BUCKET/PREFIX)"
     )
 
 

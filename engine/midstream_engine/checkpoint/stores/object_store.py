@@ -79,10 +79,13 @@ class ObjectStore(Protocol):
         """Start reading the object ahead, if the store can."""
         ...
 
-    def read(self, path: str, into: Iterable[memoryview], each: Callable[[memoryview], object]) -> int:
+    def read(
+        self, path: str, into: Iterable[memoryview], each: Callable[[memoryview], object], crc32c: str = ""
+    ) -> int:
         """Fill one buffer after the other from the start of the object; return the bytes read.
 
         ``each`` is called with each block that was read. The next buffer is requested when the previous one is full.
+        A bucket is read again if the bytes do not have ``crc32c`` (base64); those of the last time count.
         """
         ...
 

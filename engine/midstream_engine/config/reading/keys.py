@@ -13,6 +13,7 @@ import draccus
 
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.reading import levanter_dump, levanter_fields, mesh, yaml_file
+from midstream_engine.object_store.urls import FORMS, SCHEMES
 
 ALIASES = {
     "data.format.text_key": "data.text_key",
@@ -42,7 +43,7 @@ ALIASES = {
 _NESTED = {"data": ("format",), "optimizer": ("lr_schedule",), "trainer": ("profiler", "mesh")}
 
 # Paths of this machine where a URL is needed. Levanter's own defaults are accepted and have no effect.
-_URLS = {"data.cache_dir": ("gs://", "https://", "http://"), "trainer.checkpointer.base_path": ("gs://",)}
+_URLS = {"data.cache_dir": (*SCHEMES, "https://", "http://"), "trainer.checkpointer.base_path": SCHEMES}
 _DEFAULT_PLACES = ("cache", "cache/", "checkpoints", "checkpoints/")
 
 
@@ -92,11 +93,12 @@ def _is_local(full: str, item: Any, where: str, notes: list[str]) -> bool:
         return True
     if full != "data.cache_dir":
         raise ConfigError(
-            f"{where}{full}: {item!r}: checkpoints are stored in the run directory, or under gs://BUCKET/PREFIX "
+            f"{where}{full}: {item!r}: checkpoints are stored in the run directory, or under {FORMS} "
             "(hint: trainer.root is the directory of all runs)"
         )
     notes.append(
-        f"{where}{full} has no effect here: only gs:// and https:// have one; token caches are under trainer.root"
+        f"{where}{full} has no effect here: only gs://, s3:// and https:// have one; "
+        "token caches are under trainer.root"
     )
     return True
 

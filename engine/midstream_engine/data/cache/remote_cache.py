@@ -1,4 +1,4 @@
-"""Token caches under ``gs://bucket/prefix``, or read-only behind http(s): ``data.cache_dir``.
+"""Token caches in a bucket, or read-only behind http(s): ``data.cache_dir``.
 
 They have the layout of a host's data directory. Each object is created under the condition that it does not exist, and
 the manifest is written last: a cache is complete or absent, even if several hosts write it.
@@ -19,13 +19,14 @@ from midstream_engine import records
 from midstream_engine.data.cache.block_cache import BlockCache
 from midstream_engine.data.cache.token_cache import CacheObjects, TokenCache
 from midstream_engine.data.errors import DataError, SourceNotFoundError
-from midstream_engine.data.sources import gcs, http
+from midstream_engine.data.sources import bucket, http
 from midstream_engine.data.sources.source_file import Source
+from midstream_engine.object_store import urls
 from midstream_engine.records import MANIFEST, ObjectEntry
 
 log = logging.getLogger(__name__)
 UPLOADS = 4  # objects at a time
-SCHEMES = ("gs://", "https://", "http://")
+SCHEMES = (*urls.SCHEMES, "https://", "http://")
 
 
 class Server(Protocol):
@@ -45,8 +46,8 @@ class Server(Protocol):
         """Context manager: a large object as a file."""
         ...
 
-    def create(self, url: str, path: str, crc32c: str) -> None:
-        """Store the file ``path``, which has that crc32c, unless an object with the same content exists."""
+    def create(self, url: str, path: str, sha256: str) -> None:
+        """Store the file ``path``, which has that SHA-256, unless an object with the same content exists."""
         ...
 
     def put(self, url: str, data: bytes) -> None:
@@ -55,17 +56,17 @@ class Server(Protocol):
 
 
 class Bucket:
-    """A Google Cloud Storage bucket."""
+    """A bucket."""
 
     writable = True
-    get = staticmethod(gcs.get)
-    create = staticmethod(gcs.create)
-    put = staticmethod(gcs.put)
+    get = staticmethod(bucket.get)
+    create = staticmethod(bucket.create)
+    put = staticmethod(bucket.put)
 
     @contextmanager
     def open(self, url: str, size: int) -> Iterator[IO[bytes]]:
         """Context manager: a large object as a file."""
-        with gcs.open_object(Source(url, "", size, "")) as file:
+        with bucket.open_object(Source(url, "", size, "")) as file:
             yield file
 
 
@@ -81,9 +82,9 @@ class Web:
         with http.open_stream(Source(url, "", size, "")) as file:
             yield file
 
-    def create(self, url: str, path: str, crc32c: str) -> None:
+    def create(self, url: str, path: str, sha256: str) -> None:
         """Raise DataError: a file server is read-only."""
-        del path, crc32c
+        del path, sha256
         raise DataError(f"data.cache_dir: {url}: a file server is read-only")
 
     def put(self, url: str, data: bytes) -> None:
@@ -98,7 +99,7 @@ class RemoteCache:
     def __init__(self, url: str, blocks: BlockCache) -> None:
         self.url = url.rstrip("/")
         self.blocks = blocks
-        self.server: Server = Bucket() if url.startswith("gs://") else Web()
+        self.server: Server = Bucket() if urls.in_bucket(url) else Web()
 
     def digest_of(self, request: str) -> str | None:
         """Return the digest of the cache that was built for ``request``, None if there is none."""
@@ -136,7 +137,7 @@ class RemoteCache:
                         self.server.create,
                         f"{url}/{entry.path}",
                         os.path.join(cache.directory, entry.path),
-                        entry.crc32c or "",
+                        entry.sha256,
                     )
                     for entry in entries
                 ]:

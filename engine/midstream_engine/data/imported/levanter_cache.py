@@ -24,7 +24,7 @@ from midstream_engine.data.errors import DataError, SourceNotFoundError
 from midstream_engine.data.imported.imported_files import vocabulary_of, write_imported
 from midstream_engine.data.imported.levanter_order import sample_order
 from midstream_engine.data.order.examples import sequence_mask
-from midstream_engine.data.sources import gcs
+from midstream_engine.data.sources import bucket as bucket_objects
 from midstream_engine.data.token_ids import first_unknown, unknown_id
 
 INDEX = "shard_ledger.json"
@@ -182,7 +182,7 @@ def _contents(path: str) -> bytes | None:
     """Return the content of a small file, None if there is none."""
     try:
         if in_bucket(path):
-            return gcs.get(path)
+            return bucket_objects.get(path)
         with open(path, "rb") as file:
             return file.read()
     except (FileNotFoundError, NotADirectoryError, SourceNotFoundError):

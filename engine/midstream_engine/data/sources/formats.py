@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.sources import gcs, http, hugging_face_hub
+from midstream_engine.data.sources import bucket, http, hugging_face_hub
 from midstream_engine.data.sources.source_file import Source
+from midstream_engine.object_store.urls import in_bucket
 
 LINES, LIST_OR_LINES, ROWS, DATASET, DOCUMENT = "lines", "list or lines", "rows", "dataset", "document"
 _KINDS = {".jsonl": LINES, ".ndjson": LINES, ".json": LIST_OR_LINES, ".parquet": ROWS}
@@ -80,9 +81,8 @@ def open_source(source: Source) -> Iterator[IO[bytes]]:
     if source.local:
         with open(source.path, "rb") as file:
             yield file
-    elif source.path.startswith("gs://"):
-        # The package's own reader searches line ends byte by byte.
-        with gcs.open_object(source) as raw, io.BufferedReader(raw, 1 << 20) as file:  # pyright: ignore[reportArgumentType]
+    elif in_bucket(source.path):
+        with bucket.open_object(source) as file:
             yield file
     else:
         with http.open_stream(source) as file:

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 
 from midstream_engine.base_directory import resolved_path
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.sources import formats, gcs, http, hugging_face_hub
+from midstream_engine.data.sources import bucket, formats, http, hugging_face_hub
 from midstream_engine.data.sources.source_file import Source
+from midstream_engine.object_store.urls import in_bucket
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -69,11 +70,11 @@ def _listed(pattern: str) -> list[Source]:
         return _local(pattern)
     if scheme == "file":
         return _local(rest)
-    if scheme == "gs":
-        return gcs.list_objects(pattern)
+    if in_bucket(pattern):
+        return bucket.list_objects(pattern)
     if scheme in ("http", "https"):
         return [http.describe(pattern)]
-    raise DataError(f"data: {pattern!r}: unknown scheme {scheme} (hint: a local path, gs:// or https://)")
+    raise DataError(f"data: {pattern!r}: unknown scheme {scheme} (hint: a local path, gs://, s3:// or https://)")
 
 
 def _local(pattern: str) -> list[Source]:

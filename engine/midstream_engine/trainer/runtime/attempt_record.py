@@ -55,7 +55,7 @@ def open_attempt(root: str, run_id: str, environment: Mapping[str, str], store: 
     """Open the attempt that ``MIDSTREAM_ATTEMPT``, ``MIDSTREAM_EPOCH`` and ``MIDSTREAM_TARGET`` describe.
 
     What the variables leave open is claimed here: the next free attempt number, the fence's epoch, a first fence for a
-    new run. An attempt that starts as a standby or replica writes no fence. ``store`` is the gs:// prefix of its
+    new run. An attempt that starts as a standby or replica writes no fence. ``store`` is the URL of its
     checkpoints; empty for the run's directory.
 
     Raises:

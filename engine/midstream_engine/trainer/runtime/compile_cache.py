@@ -7,28 +7,31 @@ first upload of a name is kept.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 from collections.abc import Mapping
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
-from midstream_engine.requester_pays import tensorstore_context
+from midstream_engine.object_store.bucket_client import ABSENT
+from midstream_engine.object_store.errors import ObjectExistsError, StoreError
+from midstream_engine.object_store.open_bucket import engine_bucket
+from midstream_engine.object_store.urls import in_bucket
 
 log = logging.getLogger(__name__)
-SCHEME = "gs://"
 SUFFIX = "-cache"  # of jax's programs; files with other suffixes have the time of last use
 UPLOAD_INTERVAL = 20.0  # seconds
-REQUEST_TIMEOUT = 300.0  # seconds, for each operation on the bucket
+FETCHES = 8  # programs at a time
 
 
 def is_shared(chosen: str) -> bool:
     """Return whether a compile cache's directory is in a bucket."""
-    return chosen.startswith(SCHEME)
+    return in_bucket(chosen)
 
 
 class SharedCache:
-    """Compile cache under ``url`` (``gs://BUCKET/PREFIX``) with its local ``directory``."""
+    """Compile cache under ``url``, a prefix of a bucket, with its local ``directory``."""
 
     def __init__(self, url: str, directory: str) -> None:
         self.url, self.directory = url.rstrip("/"), directory
@@ -41,23 +44,25 @@ class SharedCache:
         try:
             count = self.fetch()
             log.info("compile cache: %d programs from %s", count, self.url)
-        except (OSError, ValueError, RuntimeError, TimeoutError) as error:  # the run does not need the cache
+        except (OSError, StoreError) as error:  # the run does not need the cache
             self._log_error(error)
         threading.Thread(target=self._upload_new, name="compile-cache", daemon=True).start()
 
     def fetch(self) -> int:
         """Fetch the programs that are missing in the directory; return their number."""
-        store = self._store()
-        names = [key.decode() for key in store.list().result(timeout=REQUEST_TIMEOUT)]
-        self._uploaded = {name for name in names if name.endswith(SUFFIX) and "/" not in name}
+        client = engine_bucket(self.url)
+        self._uploaded = {name for name in client.entries() if name.endswith(SUFFIX) and "/" not in name}
         os.makedirs(self.directory, exist_ok=True)
         missing = sorted(self._uploaded - set(self._local()))
-        for name, reading in [(name, store.read(name)) for name in missing]:
-            data = bytes(reading.result(timeout=REQUEST_TIMEOUT).value)
+
+        def fetch(name: str) -> None:
             temporary = os.path.join(self.directory, f".{name}.{os.getpid()}")
             with open(temporary, "wb") as file:
-                file.write(data)
+                file.write(client.get(name)[0])
             os.replace(temporary, os.path.join(self.directory, name))
+
+        with ThreadPoolExecutor(FETCHES, "compile-cache") as pool:
+            list(pool.map(fetch, missing))
         return len(missing)
 
     def upload(self) -> int:
@@ -65,14 +70,10 @@ class SharedCache:
         sizes = self._local()
         new = [name for name, size in sizes.items() if name not in self._uploaded and self._sizes.get(name) == size]
         self._sizes = sizes
-        store = self._store() if new else None
         for name in new:
-            assert store is not None
-            existing = store.read(name).result(timeout=REQUEST_TIMEOUT)
-            if existing.state == "missing":  # another host's upload stays: it is the same program
-                with open(os.path.join(self.directory, name), "rb") as file:
-                    writing = store.write(name, file.read(), if_equal=existing.stamp.generation)
-                writing.result(timeout=REQUEST_TIMEOUT)
+            with open(os.path.join(self.directory, name), "rb") as file, contextlib.suppress(ObjectExistsError):
+                # Another host's upload stays: it is the same program.
+                engine_bucket(self.url).put(name, file.read(), replaces=ABSENT)
             self._uploaded.add(name)
         return len(new)
 
@@ -82,7 +83,7 @@ class SharedCache:
             pause.wait(UPLOAD_INTERVAL)
             try:
                 self.upload()
-            except (OSError, ValueError, RuntimeError, TimeoutError) as error:  # the next call tries again
+            except (OSError, StoreError) as error:  # the next call tries again
                 self._log_error(error)
 
     def _local(self) -> dict[str, int]:
@@ -93,15 +94,6 @@ class SharedCache:
                 if entry.name.endswith(SUFFIX) and not entry.name.startswith("."):
                     found[entry.name] = entry.stat().st_size
         return found
-
-    def _store(self) -> Any:
-        import tensorstore as ts
-
-        bucket, _, prefix = self.url.removeprefix(SCHEME).partition("/")
-        path = f"{prefix}/" if prefix else ""
-        context = ts.Context(tensorstore_context(self.url))
-        spec = {"driver": "gcs", "bucket": bucket, "path": path}
-        return ts.KvStore.open(spec, context=context).result(timeout=REQUEST_TIMEOUT)
 
     def _log_error(self, error: Exception) -> None:
         """Log the error unless the one before was the same."""

@@ -1,6 +1,6 @@
 """Receiver of a stream: the loop over its frames.
 
-The items are written to a disk (`disk_receiver`) or a bucket (`gcs.receiver`).
+The items are written to a disk (`disk_receiver`) or a bucket (`bucket.receiver`).
 """
 
 from __future__ import annotations

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from midstream_engine.checkpoint.stores.bucket_client import bucket_client
+from midstream_engine.checkpoint.stores.bucket_objects import BucketObjects
 from midstream_engine.checkpoint.stores.checkpoint_store import TRASH
-from midstream_engine.checkpoint.stores.gcs_objects import GcsObjects
 from midstream_engine.checkpoint.stores.manifest import manifest_of
+from midstream_engine.checkpoint.stores.run_bucket import RunBucket
 from midstream_engine.records import MANIFEST
 
 
-class GcsCheckpoints:
-    """Checkpoints below a ``gs://`` prefix; see :class:`CheckpointStore`.
+class BucketCheckpoints:
+    """Checkpoints below a prefix; see :class:`CheckpointStore`.
 
     A bucket has no rename. Only the manifest moves to the trash, ``.trash-<name>/``: without it there is no checkpoint,
     and moving it back restores the checkpoint.
     """
 
     def __init__(self, url: str) -> None:
-        self._url = url.rstrip("/")
+        self._bucket = RunBucket(url)
 
     def names(self) -> list[str]:
-        return bucket_client.folders(self._url)
+        return self._bucket.folders()
 
-    def store(self, name: str) -> GcsObjects:
-        return GcsObjects(f"{self._url}/{name}")
+    def store(self, name: str) -> BucketObjects:
+        return BucketObjects(f"{self._bucket.url}/{name}")
 
     def set_aside(self, name: str) -> None:
-        data, generation = bucket_client.get(self._url, f"{name}/{MANIFEST}")
-        bucket_client.put(self._url, f"{TRASH}{name}/{MANIFEST}", data, None)
-        bucket_client.delete(self._url, f"{name}/{MANIFEST}", generation)
+        data, version = self._bucket.get(f"{name}/{MANIFEST}")
+        self._bucket.put(f"{TRASH}{name}/{MANIFEST}", data, None)
+        self._bucket.delete(f"{name}/{MANIFEST}", version)
 
     def bring_back(self, name: str) -> bool:
         """Move a checkpoint back if all its objects exist.

@@ -1,6 +1,6 @@
 """The target's side of a copy into a bucket: finds what exists, joins parts, writes the manifest last.
 
-Objects up to a chunk are created in one request. Larger ones arrive as parts, marked temporary objects below
+Objects up to 16 MiB are created in one request. Larger ones arrive as parts, marked temporary objects below
 ``.incoming/``, and are composed by the service. A later copy uses the parts of an interrupted one.
 """
 
@@ -9,17 +9,25 @@ from __future__ import annotations
 import hashlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from functools import partial
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
+from midstream.remote.bucket import tree
+from midstream.remote.bucket.access_problem import report_problem
 from midstream.remote.copy import allowlist
 from midstream.remote.copy.copy_items import CopyObject
 from midstream.remote.copy.object_files import INCOMING, emit
 from midstream.remote.copy.stdin_lines import SILENCE, Lines
 from midstream.remote.copy.target.staging import part_name
 from midstream.remote.declarations import program
-from midstream.remote.gcs import client, tree
+from midstream_engine.object_store.access import Access
+from midstream_engine.object_store.bucket_client import ABSENT, AT_ONCE, BucketClient, StoredObject
+from midstream_engine.object_store.errors import ObjectExistsError, StoreError
+from midstream_engine.object_store.open_bucket import open_bucket
 
 REPORT_OBJECTS = 512  # objects in one line
+
+Chunk = Tuple[int, int, str]  # offset, length, SHA-256
 
 
 def part_path(entry: CopyObject, offset: int, length: int) -> str:
@@ -39,10 +47,10 @@ def serve(
     access: Dict[str, Any],
     survey: bool = True,
 ) -> int:
-    """Run the target's side of a copy into a bucket; ``directory`` is ``gs://bucket/prefix``.
+    """Run the target's side of a copy into a bucket; ``directory`` is ``SCHEME://bucket/prefix``.
 
     A program. Lines and arguments are those of ``copy.target.session.serve``; ``generation``, ``root`` and ``survey``
-    are not used. ``access``: see `client`.
+    are not used. ``access``: fields of `Access`.
     """
     lines = Lines(silence=SILENCE, last={"do": "end"})
     try:
@@ -51,30 +59,27 @@ def serve(
         emit("problem", kind="unrequested", path=allowlist.shown(error.path), message=str(error))
         return 1
     try:
-        return _served(lines, client.Bucket(directory, access), objects, manifest, text)
-    except (client.GcsError, OSError) as error:
-        client.report_problem(error, emit)
+        return _served(lines, open_bucket(directory, Access(**access)), objects, manifest, text)
+    except (StoreError, OSError) as error:
+        report_problem(error, emit)
         return 1
 
 
 def _served(
-    lines: Lines, bucket: client.Bucket, objects: Sequence[CopyObject], manifest: Optional[str], text: str
+    lines: Lines, bucket: BucketClient, objects: Sequence[CopyObject], manifest: Optional[str], text: str
 ) -> int:
-    there_text, there_generation = (None, 0) if manifest is None else tree.text_or_none(bucket, manifest)
+    there_text, there_version = (None, ABSENT) if manifest is None else tree.text_or_none(bucket, manifest)
     if there_text is not None and tree.named(there_text) not in (None, tree.named(text)):
         emit("problem", kind="other")
         return 1
-    there = bucket.names()
+    there = bucket.entries()
     present = list(tree.right(bucket, there, objects))
     for start in range(0, len(present), REPORT_OBJECTS):
         emit("present", objects=present[start : start + REPORT_OBJECTS])
     known = set(present)
     gathering = _Gathering(bucket)
-    for entry in objects:
-        if entry["path"] not in known:
-            parts = _parts(there, entry)
-            if parts:
-                emit("part", path=entry["path"], chunks=[[o, n, client.recorded_hash(blob)] for (o, n), blob in parts])
+    for entry, chunks in _partial(bucket, there, [entry for entry in objects if entry["path"] not in known]):
+        emit("part", path=entry["path"], chunks=chunks)
     emit("ready")
     by_path = {entry["path"]: entry for entry in objects}
     while True:
@@ -84,28 +89,39 @@ def _served(
             for path, offset, length in line["ranges"]:
                 gathering.landed(by_path[path], offset, length)
         elif line["do"] == "commit":
-            _commit(bucket, objects, manifest, text, there_generation)
+            _commit(bucket, objects, manifest, text, there_version)
             emit("committed")
             return 0
         elif line["do"] == "end":
             return 0
 
 
-def _parts(there: Dict[str, Any], entry: CopyObject) -> List[Tuple[Tuple[int, int], Any]]:
-    """((offset, length), blob) of an object's parts, in order."""
-    start = part_path(entry, 0, 0).rpartition("/")[0] + "/"
-    found: List[Tuple[Tuple[int, int], Any]] = []
-    for path, blob in there.items():
-        numbers = path[len(start) :].split("-") if path.startswith(start) else []
-        if len(numbers) == 2 and all(number.isdigit() for number in numbers) and client.recorded_hash(blob) is not None:
-            found.append(((int(numbers[0]), int(numbers[1])), blob))
-    return sorted(found, key=lambda pair: pair[0])
+def _partial(
+    bucket: BucketClient, there: Dict[str, StoredObject], objects: Sequence[CopyObject]
+) -> Iterator[Tuple[CopyObject, List[Chunk]]]:
+    """Yield each object of which parts exist with their (offset, length, SHA-256), in order."""
+    if not any(path.startswith(INCOMING + "/") for path in there):
+        return
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for entry in objects:
+            ranges: List[Tuple[int, int]] = []
+            parts: List[StoredObject] = []
+            start = part_path(entry, 0, 0).rpartition("/")[0] + "/"
+            for path, part in sorted(there.items()):
+                numbers = path[len(start) :].split("-") if path.startswith(start) else []
+                if len(numbers) == 2 and all(number.isdigit() for number in numbers):
+                    ranges.append((int(numbers[0]), int(numbers[1])))
+                    parts.append(part)
+            hashes = pool.map(partial(tree.recorded_hash, bucket), parts)
+            chunks = [(offset, length, found) for (offset, length), found in zip(ranges, hashes) if found]
+            if chunks:
+                yield entry, sorted(chunks)
 
 
 class _Gathering:
     """Objects that arrive in ranges: read back, hashed and composed once they are complete."""
 
-    def __init__(self, bucket: client.Bucket) -> None:
+    def __init__(self, bucket: BucketClient) -> None:
         self._bucket = bucket
         self._pool = ThreadPoolExecutor(4)
         self._lock = threading.Lock()
@@ -122,50 +138,51 @@ class _Gathering:
 
     def _join(self, entry: CopyObject, ranges: Sequence[Tuple[int, int]]) -> None:
         digest = hashlib.sha256()
-        parts: List[Any] = []
+        parts: List[StoredObject] = []
         try:
             for offset, length in ranges:
                 path = part_path(entry, offset, length)
-                blob = self._bucket.look(path)
-                if blob is None:
-                    raise client.GcsError(
+                part = self._bucket.look(path)
+                if part is None:
+                    raise StoreError(
                         "{}/{} was deleted: another copy writes to this prefix".format(self._bucket.url, path)
                     )
-                digest.update(self._bucket.get(path, int(blob.generation)))
-                parts.append(blob)
+                digest.update(self._bucket.get(path, part.version)[0])
+                parts.append(part)
             if digest.hexdigest() != entry["sha256"]:
-                for blob in parts:
-                    self._bucket.delete(blob)
+                for part in parts:
+                    self._bucket.delete(part.path, part.version)
                 message = "SHA-256 is {}".format(digest.hexdigest())
                 emit("problem", kind="hash", path=entry["path"], message=message)
                 return
             temporary = "{}/{}/joined".format(INCOMING, part_name(entry))
             self._bucket.join(entry["path"], parts, entry["size"], entry["sha256"], temporary)
-        except (client.GcsError, OSError) as error:
-            client.report_problem(error, emit)
+        except (StoreError, OSError) as error:
+            report_problem(error, emit)
             return
         emit("placed", objects=[entry["path"]])
 
 
 def _commit(
-    bucket: client.Bucket, objects: Sequence[CopyObject], manifest: Optional[str], text: str, generation: int
+    bucket: BucketClient, objects: Sequence[CopyObject], manifest: Optional[str], text: str, version: str
 ) -> None:
     """Check every object in the bucket, create the manifest, delete temporary objects.
 
-    The manifest is created on the condition that no other writer has created one.
+    The manifest is created on the condition that no other writer has created one. A listing may be behind: what it
+    lacks is requested.
     """
-    there = bucket.names()
+    there = bucket.entries()
     for entry in objects:
-        blob = there.get(entry["path"])
-        if blob is None or blob.size != entry["size"]:
-            raise client.GcsError("{}/{} was deleted during the copy".format(bucket.url, entry["path"]))
+        found = there.get(entry["path"]) or bucket.look(entry["path"])
+        if found is None or found.size != entry["size"]:
+            raise StoreError("{}/{} was deleted during the copy".format(bucket.url, entry["path"]))
     if manifest is not None:
         data = text.encode()
         try:
-            bucket.put(manifest, data, hashlib.sha256(data).hexdigest(), generation=generation)
-        except client.ObjectExistsError:
+            bucket.put(manifest, data, hashlib.sha256(data).hexdigest(), replaces=version)
+        except ObjectExistsError:
             if tree.text_or_none(bucket, manifest)[0] != text:
                 raise
-    left = [blob for path, blob in there.items() if path.startswith(INCOMING + "/")]
-    with ThreadPoolExecutor(client.AT_ONCE) as pool:
-        list(pool.map(bucket.delete, left))
+    left = [each for path, each in there.items() if path.startswith(INCOMING + "/")]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(bucket.delete, [each.path for each in left], [each.version for each in left]))

@@ -13,27 +13,30 @@ from midstream.remote.copy.object_files import inside
 from midstream.remote.copy.stream.frames import DATA, ITEM
 from midstream.remote.copy.stream.sender import Sender, Take, serve
 from midstream.remote.declarations import program
-from midstream.remote.gcs import client
+from midstream_engine.object_store.access import Access
+from midstream_engine.object_store.bucket_client import AT_ONCE, CHUNK, BucketClient
+from midstream_engine.object_store.errors import StoreError
+from midstream_engine.object_store.open_bucket import open_bucket
 
 
 class _Ahead:
     """Read-ahead of pieces of items, in order; limits how many are in memory."""
 
-    def __init__(self, bucket: client.Bucket) -> None:
+    def __init__(self, bucket: BucketClient) -> None:
         self._bucket = bucket
-        self._pool = ThreadPoolExecutor(client.AT_ONCE)
+        self._pool = ThreadPoolExecutor(AT_ONCE)
         self._requested: Deque[Tuple[CopyItem, int, int]] = deque()
         self._reading: Deque[Tuple[CopyItem, int, "Future[bytes]"]] = deque()
 
     def request(self, item: CopyItem) -> None:
         inside("", item["path"])
-        for start in range(0, item["length"] or 1, client.CHUNK):
-            self._requested.append((item, start, min(client.CHUNK, item["length"] - start)))
+        for start in range(0, item["length"] or 1, CHUNK):
+            self._requested.append((item, start, min(CHUNK, item["length"] - start)))
 
     def __iter__(self) -> Iterator[Tuple[CopyItem, int, "Future[bytes]"]]:
         """Yield (item, offset in it, its bytes) of all requested pieces."""
         while self._requested or self._reading:
-            while self._requested and len(self._reading) < client.AT_ONCE:
+            while self._requested and len(self._reading) < AT_ONCE:
                 item, start, length = self._requested.popleft()
                 begin = item["offset"] + item.get("begin", 0) + start
                 self._reading.append((item, start, self._pool.submit(self._bucket.read, item["path"], begin, length)))
@@ -42,13 +45,13 @@ class _Ahead:
 
 @program
 def send(directory: str, access: Dict[str, Any], peer: Optional[Dict[str, Any]] = None) -> int:
-    """Send items of a bucket; ``directory`` is ``gs://bucket/prefix``.
+    """Send items of a bucket; ``directory`` is ``SCHEME://bucket/prefix``.
 
     A program. Input lines are those of ``copy.stream.sender.send``.
     """
 
     def begin(sender: Sender) -> Take:
-        ahead = _Ahead(client.Bucket(directory, access))
+        ahead = _Ahead(open_bucket(directory, Access(**access)))
 
         def take(items: Sequence[CopyItem]) -> bool:
             for item in items:
@@ -59,7 +62,7 @@ def send(directory: str, access: Dict[str, Any], peer: Optional[Dict[str, Any]] 
 
     try:
         return serve(directory, peer, begin)
-    except client.GcsError as error:
+    except StoreError as error:
         sys.stderr.write(str(error) + "\n")  # stdout is for frames
         return 1
 
@@ -73,9 +76,9 @@ def _sent(sender: Sender, ahead: _Ahead) -> bool:
             data = reading.result()
         except FileNotFoundError:
             return sender.failed("missing")
-        except client.GcsError as error:
+        except StoreError as error:
             return sender.failed(error.message)
-        if len(data) < min(client.CHUNK, item["length"] - start):
+        if len(data) < min(CHUNK, item["length"] - start):
             return sender.failed("{} bytes, the manifest says {}".format(start + len(data), item["size"]))
         view = memoryview(data)
         while view:

@@ -7,14 +7,21 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, Optional
 
+from midstream.remote.bucket.access_problem import report_problem
+from midstream.remote.bucket.session import part_path
 from midstream.remote.copy.copy_items import CopyItem
 from midstream.remote.copy.object_files import INCOMING, emit, inside
 from midstream.remote.copy.stream import receiver
 from midstream.remote.copy.stream.frames import Bytes
 from midstream.remote.copy.target.staging import part_name
 from midstream.remote.declarations import program
-from midstream.remote.gcs import client
-from midstream.remote.gcs.session import part_path
+from midstream_engine.object_store.access import Access
+from midstream_engine.object_store.bucket_client import AT_ONCE, CHUNK, BucketClient, StoredObject
+from midstream_engine.object_store.errors import StoreError
+from midstream_engine.object_store.open_bucket import open_bucket
+
+# Bytes up to which an object is written in one request: a checkpoint's chunk of 16 MiB with its checksum.
+ONE_REQUEST = 2 * CHUNK + (64 << 10)
 
 
 class _Arriving(receiver.Arriving):
@@ -23,19 +30,20 @@ class _Arriving(receiver.Arriving):
     def __init__(self, item: CopyItem) -> None:
         super().__init__(item)
         inside("", item["path"])
-        self.large = self.complete and item["size"] > client.CHUNK
+        self.large = self.complete and item["size"] > ONE_REQUEST
+        self.limit = CHUNK if self.large else item["length"]  # bytes of a request
         self.chunk = bytearray()
-        self.parts: Dict[int, Any] = {}  # offset -> blob
+        self.parts: Dict[int, StoredObject] = {}  # by offset
         self.sent = False  # all of its parts are being uploaded or are there
         self.uploading = 0  # parts
 
 
 class _Receiver(receiver.Receiver):
-    def __init__(self, bucket: client.Bucket, stream: Bytes, kind: str, key: str) -> None:
+    def __init__(self, bucket: BucketClient, stream: Bytes, kind: str, key: str) -> None:
         super().__init__(stream, kind, key)
         self.bucket = bucket
-        self.pool = ThreadPoolExecutor(client.AT_ONCE)
-        self.room = threading.Semaphore(client.AT_ONCE + 4)  # chunks in memory
+        self.pool = ThreadPoolExecutor(AT_ONCE)
+        self.room = threading.Semaphore(AT_ONCE + 4)  # chunks of memory
         self.lock = threading.Lock()
         self.error: Optional[BaseException] = None
 
@@ -43,13 +51,13 @@ class _Receiver(receiver.Receiver):
         return _Arriving(item)
 
     def most(self, arriving: _Arriving) -> int:
-        return client.CHUNK - len(arriving.chunk)
+        return arriving.limit - len(arriving.chunk)
 
     def take(self, arriving: _Arriving, data: memoryview) -> None:
         arriving.digest.update(data)
         arriving.chunk += data
         arriving.received += len(data)
-        if arriving.large and (len(arriving.chunk) == client.CHUNK or arriving.received == arriving.item["size"]):
+        if arriving.large and (len(arriving.chunk) == CHUNK or arriving.received == arriving.item["size"]):
             self._part(arriving)
 
     def _part(self, arriving: _Arriving) -> None:
@@ -61,7 +69,7 @@ class _Receiver(receiver.Receiver):
         with self.lock:
             arriving.uploading += 1
             arriving.sent = last
-        self._submit(self._put_part, arriving, arriving.received - len(chunk), chunk)
+        self._submit(1, self._put_part, arriving, arriving.received - len(chunk), chunk)
 
     def arrived(self, arriving: _Arriving) -> None:
         if arriving.large:
@@ -69,7 +77,7 @@ class _Receiver(receiver.Receiver):
         if arriving.complete:
             arriving.check()
         work = self._put_object if arriving.complete else self._put_range
-        self._submit(work, arriving, arriving.digest.hexdigest())
+        self._submit(max(1, -(-len(arriving.chunk) // CHUNK)), work, arriving, arriving.digest.hexdigest())
 
     def raise_error(self) -> None:
         if self.error is not None:
@@ -84,8 +92,9 @@ class _Receiver(receiver.Receiver):
 
     # ------------------------------------------------------------------------------------------------- requests
 
-    def _submit(self, work: Callable[..., None], *arguments: Any) -> None:
-        self.room.acquire()
+    def _submit(self, chunks: int, work: Callable[..., None], *arguments: Any) -> None:
+        for _ in range(chunks):
+            self.room.acquire()
 
         def guarded() -> None:
             try:
@@ -94,7 +103,7 @@ class _Receiver(receiver.Receiver):
             except BaseException as error:  # noqa: BLE001  raised where the stream is read
                 self.error = error
             finally:
-                self.room.release()
+                self.room.release(chunks)
 
         self.pool.submit(guarded)
 
@@ -110,14 +119,14 @@ class _Receiver(receiver.Receiver):
     def _put_part(self, arriving: _Arriving, offset: int, chunk: bytearray) -> None:
         item = arriving.item
         path = part_path(item, offset, len(chunk))
-        blob = self.bucket.put(path, chunk, hashlib.sha256(chunk).hexdigest(), part=True)
+        part = self.bucket.put(path, chunk, hashlib.sha256(chunk).hexdigest(), part=True)
         self.reports.landed(len(chunk))
         with self.lock:
-            arriving.parts[offset] = blob
+            arriving.parts[offset] = part
             arriving.uploading -= 1
             complete = arriving.sent and not arriving.uploading
         if complete:
-            parts = [blob for _, blob in sorted(arriving.parts.items())]
+            parts = [each for _, each in sorted(arriving.parts.items())]
             temporary = "{}/{}/joined".format(INCOMING, part_name(item))
             self.bucket.join(item["path"], parts, item["size"], item["sha256"], temporary)
             self.reports.landed(objects=[item["path"]])
@@ -132,14 +141,14 @@ def receive(
     access: Dict[str, Any],
     peer: Optional[Dict[str, Any]] = None,
 ) -> int:
-    """Receive a stream into a bucket; ``directory`` is ``gs://bucket/prefix``.
+    """Receive a stream into a bucket; ``directory`` is ``SCHEME://bucket/prefix``.
 
     A program. Events and other arguments are those of ``copy.stream.disk_receiver.receive``.
     """
     try:
         return receiver.receive(
-            peer, lambda stream: _Receiver(client.Bucket(directory, access), stream, kind, key).run()
+            peer, lambda stream: _Receiver(open_bucket(directory, Access(**access)), stream, kind, key).run()
         )
-    except (client.GcsError, OSError, ValueError) as error:
-        client.report_problem(error, emit)
+    except (StoreError, OSError, ValueError) as error:
+        report_problem(error, emit)
         return 1

@@ -1,0 +1,112 @@
+"""Text files in buckets."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Iterator
+from typing import IO, cast
+
+from midstream_engine.data.errors import DataError, SourceNotFoundError
+from midstream_engine.data.sources.source_file import Source
+from midstream_engine.object_store.bucket_client import BucketClient, ObjectFile
+from midstream_engine.object_store.errors import ObjectExistsError, StoreError
+from midstream_engine.object_store.open_bucket import engine_bucket
+from midstream_engine.object_store.urls import split_url
+
+READ_SIZE = 8 << 20  # bytes of one request of a file
+
+
+def list_objects(url: str) -> list[Source]:
+    """Return the objects that a URL matches, sorted; ``*`` stays within a folder, ``**`` does not."""
+    with _errors(url):
+        client, pattern = _split(url)
+        literal = re.match(r"[^*?\[]*", pattern)
+        assert literal is not None
+        matches = _pattern(pattern)
+        found = [
+            Source(f"{client.url}/{path}", path.rpartition("/")[2], each.size, each.version)
+            for path, each in client.entries(literal[0]).items()
+            if matches.fullmatch(path)
+        ]
+    return sorted(found, key=lambda source: source.path)
+
+
+@contextlib.contextmanager
+def open_object(source: Source) -> Iterator[IO[bytes]]:
+    """Open an object in the version that was listed, if one is known, as a seekable file."""
+    with _errors(source.path):
+        client, name = _split(source.path)
+        size = source.size
+        if size < 0:
+            found = client.look(name)
+            if found is None:
+                raise FileNotFoundError(name)
+            size = found.size
+        with io.BufferedReader(ObjectFile(client, name, size, source.version or None), READ_SIZE) as file:
+            yield cast(IO[bytes], file)
+
+
+def get(url: str) -> bytes:
+    """Return the bytes of a small object.
+
+    Raises:
+        SourceNotFoundError: There is no such object.
+    """
+    with _errors(url):
+        client, name = _split(url)
+        return client.get(name)[0]
+
+
+def create(url: str, path: str, sha256: str) -> None:
+    """Create an object from the file ``path``, which has that hash; an existing object must have it, too.
+
+    Raises:
+        DataError: Another object has that name.
+    """
+    with _errors(url):
+        client, name = _split(url)
+        try:
+            client.put_file(name, path, sha256)
+        except ObjectExistsError:
+            raise DataError(f"data: {url}: another object has this name (hint: remove it)") from None
+
+
+def put(url: str, data: bytes) -> None:
+    """Write a small object; it replaces an existing one."""
+    with _errors(url):
+        client, name = _split(url)
+        client.put(name, data)
+
+
+def _split(url: str) -> tuple[BucketClient, str]:
+    """Return the client of a URL's bucket, and the object's name. Raises StoreError, DataError."""
+    scheme, bucket, name = split_url(url)
+    if not name:
+        raise DataError(f"data: {url!r} names no object (hint: write {scheme}BUCKET/NAME)")
+    return engine_bucket(scheme + bucket, public=True, settings_of=url), name
+
+
+@contextlib.contextmanager
+def _errors(url: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise SourceNotFoundError(f"data: {url}: no such object") from None
+    except StoreError as error:
+        raise DataError(f"data: {error.with_hint()}") from error
+
+
+def _pattern(glob: str) -> re.Pattern[str]:
+    """Return a glob as a regular expression over object names."""
+    result = ""
+    for part in re.findall(r"\*\*/|\*\*|\*|\?|\[[^]]+\]|.", glob, re.DOTALL):
+        known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+        if part in known:
+            result += known[part]
+        elif len(part) > 1:
+            result += "[" + part[1:-1].replace("\\", r"\\").replace("!", "^", part[1] == "!") + "]"
+        else:
+            result += re.escape(part)
+    return re.compile(result)

@@ -1,0 +1,335 @@
+"""Client of Google Cloud Storage: google-cloud-storage behind the interface of `bucket_client`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from midstream_engine.object_store.access import ANONYMOUS, Access
+from midstream_engine.object_store.bucket_client import (
+    ABSENT,
+    AT_ONCE,
+    HASH,
+    MARK,
+    READS,
+    StoredObject,
+    has_bytes,
+    hashed,
+)
+from midstream_engine.object_store.crc32c import combined, crc_number, crc_text
+from midstream_engine.object_store.errors import (
+    AccessDeniedError,
+    DamagedObjectError,
+    ObjectExistsError,
+    StoreError,
+)
+from midstream_engine.object_store.gcs_errors import LOGIN, no_bucket, translate_errors
+from midstream_engine.object_store.urls import joined, split_url
+
+COMPOSED = 32  # objects that the service joins in one request
+RETRY_TIMEOUT = 300.0  # seconds for which a request is repeated while the service is busy
+REQUEST_TIMEOUT = 60.0  # seconds without a byte after which a connection counts as dead
+SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
+IAM = "MIDSTREAM_IAM_ENDPOINT"
+BINARY = "application/octet-stream"
+
+T = TypeVar("T")
+
+
+def _library(name: str) -> Any:
+    """Import a module that has no types, or incomplete ones. Raises ImportError."""
+    return importlib.import_module(name)
+
+
+# ------------------------------------------------------------------------------------------------------- credentials
+
+
+def open_storage(access: Access) -> tuple[Any, bool]:
+    """Return a client of google-cloud-storage, and whether it has no credentials.
+
+    Raises:
+        StoreError: The package is not installed, or there are no credentials.
+    """
+    try:
+        storage, exceptions = _library("google.cloud.storage"), _library("google.auth.exceptions")
+    except ImportError as error:
+        raise StoreError(
+            f"gs:// needs google-cloud-storage, which cannot be imported: {error}", "pip install google-cloud-storage"
+        ) from None
+    try:
+        client, anonymous = _client(storage, access)
+    except (exceptions.GoogleAuthError, OSError) as error:  # OSError: credentials that name no project
+        if not access.public:
+            raise AccessDeniedError(f"no credentials for gs://: {' '.join(str(error).split())}", LOGIN) from None
+        client, anonymous = storage.Client.create_anonymous_client(), True
+    adapter = _library("requests.adapters").HTTPAdapter
+    for scheme in ("https://", "http://"):
+        client._http.mount(scheme, adapter(pool_maxsize=AT_ONCE))  # one connection a thread
+    return client, anonymous
+
+
+def _client(storage: Any, access: Access) -> tuple[Any, bool]:
+    auth, service_account = _library("google.auth"), _library("google.oauth2.service_account")
+    project = access.project or access.user_project or None
+    if access.credentials == ANONYMOUS:
+        return storage.Client.create_anonymous_client(), True
+    credentials: Any = None
+    if not access.credentials and "GOOGLE_APPLICATION_CREDENTIALS" in os.environ:
+        # The client finds them too, except with STORAGE_EMULATOR_HOST, where it sends none.
+        credentials = auth.default(scopes=[SCOPE])[0]
+    if access.credentials:
+        try:
+            credentials = service_account.Credentials.from_service_account_file(access.credentials, scopes=[SCOPE])
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{access.credentials}: no service account's key: {error}", "name its JSON file") from None
+        project = project or credentials.project_id
+    if access.impersonate:
+        credentials = _library("google.auth.impersonated_credentials").Credentials(
+            source_credentials=credentials or auth.default(scopes=[SCOPE])[0],
+            target_principal=access.impersonate,
+            target_scopes=[SCOPE],
+            iam_endpoint_override=_iam(access.impersonate),
+        )
+    emulated = credentials is None and "STORAGE_EMULATOR_HOST" in os.environ
+    return storage.Client(project=project, credentials=credentials), emulated
+
+
+def _iam(account: str) -> str | None:
+    """URL that issues tokens for an account, where it is the lab's server on this machine."""
+    address = os.environ.get(IAM, "")
+    if not address:
+        return None
+    if address.rpartition(":")[0] not in ("127.0.0.1", "localhost"):
+        raise StoreError(f"{IAM} is {address!r}", "it names a server of this machine: 127.0.0.1:PORT")
+    return f"http://{address}/v1/projects/-/serviceAccounts/{account}:generateAccessToken"
+
+
+def _retry() -> Any:
+    """Retry with backoff after 408, 429, 5xx and lost connections, for `RETRY_TIMEOUT`."""
+    default = _library("google.cloud.storage.retry").DEFAULT_RETRY
+    return default.with_delay(initial=0.25, maximum=16.0, multiplier=2.0).with_timeout(RETRY_TIMEOUT)
+
+
+# ----------------------------------------------------------------------------------------------------------- objects
+
+
+class GcsClient:
+    """The objects below ``gs://bucket/prefix``; see `BucketClient`."""
+
+    def __init__(self, url: str, access: Access) -> None:
+        self.url = url.rstrip("/")
+        _, self.bucket, self.prefix = split_url(url)
+        self._storage, self._anonymous = open_storage(access)
+        self._public = access.public
+        self._bucket = self._storage.bucket(self.bucket, user_project=access.user_project or None)
+        self._exists = False  # the bucket; known once any request has succeeded
+
+    def __enter__(self) -> GcsClient:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._storage.close()
+
+    def has_conditions(self) -> bool:
+        return True
+
+    # ------------------------------------------------------------------------------------------------- requests
+
+    @contextlib.contextmanager
+    def _errors(self, path: str = "", *, of_bucket: bool = False) -> Iterator[None]:
+        """Translate the errors of one request. A missing object's bucket is looked for, once."""
+        where = joined(self.url, path)
+        try:
+            with translate_errors(where, of_bucket=of_bucket):
+                yield
+        except FileNotFoundError:
+            self._check_bucket()
+            raise
+        except AccessDeniedError as error:
+            if self._public and self._anonymous:
+                text = f"{where}: not public, and there are no credentials here: {error.message}"
+                raise AccessDeniedError(text, LOGIN) from error
+            raise
+        self._exists = True
+
+    def _check_bucket(self) -> None:
+        """Raise BucketMissingError if the bucket does not exist: the answer for a missing object is the same 404."""
+        if self._exists:
+            return
+        exceptions = _library("google.api_core.exceptions")
+        try:
+            found = self._storage.list_blobs(self._bucket, max_results=1, **self._patience())
+            next(iter(found), None)
+        except exceptions.NotFound:
+            raise no_bucket(self.url) from None
+        except exceptions.GoogleAPIError:
+            return  # an account that may read objects need not be allowed to list them
+        self._exists = True
+
+    def _patience(self) -> dict[str, Any]:
+        return {"retry": _retry(), "timeout": REQUEST_TIMEOUT}
+
+    def _blob(self, path: str) -> Any:
+        return self._bucket.blob(joined(self.prefix, path))
+
+    def _start(self) -> str:
+        return f"{self.prefix}/" if self.prefix else ""
+
+    # ------------------------------------------------------------------------------------------------- reading
+
+    def probe(self) -> None:
+        with self._errors(of_bucket=True):
+            found = self._storage.list_blobs(self._bucket, prefix=self.prefix, max_results=1, **self._patience())
+            next(iter(found), None)
+
+    def entries(self, below: str = "") -> dict[str, StoredObject]:
+        start = self._start()
+        with self._errors(of_bucket=True):
+            found = self._storage.list_blobs(self._bucket, prefix=start + below, **self._patience())
+            return {blob.name[len(start) :]: _described(blob, blob.name[len(start) :]) for blob in found}
+
+    def folders(self) -> list[str]:
+        start = self._start()
+        with self._errors(of_bucket=True):
+            listing = self._storage.list_blobs(self._bucket, prefix=start, delimiter="/", **self._patience())
+            for _ in listing:  # prefixes come with the pages
+                continue
+            return sorted(found[len(start) :].rstrip("/") for found in listing.prefixes)
+
+    def look(self, path: str) -> StoredObject | None:
+        with contextlib.suppress(FileNotFoundError), self._errors(path):
+            blob = self._blob(path)
+            blob.reload(**self._patience())
+            return _described(blob, path)
+        return None
+
+    def get(self, path: str, version: str | None = None) -> tuple[bytes, str]:
+        blob = self._blob(path)
+
+        def once() -> bytes:
+            with self._errors(path):
+                return blob.download_as_bytes(
+                    if_generation_match=_generation(version), checksum="crc32c", **self._patience()
+                )
+
+        data = _read_again(once)
+        if blob.generation is None:  # an emulator answers without it
+            with self._errors(path):
+                blob.reload(**self._patience())
+        return data, str(blob.generation)
+
+    def read(self, path: str, offset: int, length: int, version: str | None = None) -> bytes:
+        if not length:
+            return b""
+        exceptions = _library("google.api_core.exceptions")
+        with self._errors(path):
+            try:
+                return self._blob(path).download_as_bytes(
+                    start=offset, end=offset + length - 1, if_generation_match=_generation(version), checksum=None,
+                    **self._patience(),
+                )  # fmt: skip
+            except exceptions.RequestRangeNotSatisfiable:
+                return b""
+
+    # ------------------------------------------------------------------------------------------------- writing
+
+    def put(
+        self, path: str, data: Any, sha256: str = "", *, part: bool = False, replaces: str | None = None
+    ) -> StoredObject:
+        sha256 = sha256 or hashed(data)
+        crc = crc_text(_library("google_crc32c").value(bytes(data)))
+        expected = ABSENT if replaces is None else replaces
+        while True:
+            blob = self._blob(path)
+            blob.metadata = dict({HASH: sha256}, **({MARK: "part"} if part else {}))
+            try:
+                with self._errors(path, of_bucket=True):
+                    blob.upload_from_file(
+                        io.BytesIO(data), size=len(data), content_type=BINARY, checksum="crc32c",
+                        if_generation_match=_generation(expected), **self._patience(),
+                    )  # fmt: skip
+                break
+            except ObjectExistsError:
+                there = self.look(path)
+                if there is not None and has_bytes(there, len(data), sha256):
+                    return there
+                if replaces is not None:
+                    raise
+                expected = ABSENT if there is None else there.version
+        if blob.crc32c != crc:
+            where = joined(self.url, path)
+            raise DamagedObjectError(f"{where}: the bucket has crc32c {blob.crc32c}, not {crc} as sent")
+        return _described(blob, path)
+
+    def put_file(self, path: str, file: str, sha256: str) -> None:
+        blob = self._blob(path)
+        blob.metadata = {HASH: sha256}
+        try:
+            with self._errors(path, of_bucket=True):
+                blob.upload_from_filename(file, BINARY, if_generation_match=0, checksum="crc32c", **self._patience())
+        except ObjectExistsError:
+            if not has_bytes(self.look(path), os.path.getsize(file), sha256):
+                raise
+
+    def join(self, path: str, parts: Iterable[StoredObject], size: int, sha256: str, temporary: str) -> StoredObject:
+        given = list(parts)
+        crc = crc_text(combined([(crc_number(part.crc32c), part.size) for part in given]))
+        made: list[StoredObject] = []
+        pieces = given
+        while len(pieces) > COMPOSED:
+            lots = [pieces[i : i + COMPOSED] for i in range(0, len(pieces), COMPOSED)]
+            pieces = [self._compose(f"{temporary}-{len(made)}-{i}", lot) for i, lot in enumerate(lots)]
+            made += pieces
+        there = self.look(path)
+        try:
+            found = self._compose(path, pieces, sha256, ABSENT if there is None else there.version)
+        except ObjectExistsError:
+            again = self.look(path)  # created by this request, whose response was lost and which the client repeated
+            if again is None or not has_bytes(again, size, sha256):
+                raise
+            found = again
+        if (found.size, found.crc32c) != (size, crc):
+            raise DamagedObjectError(f"{joined(self.url, path)}: the composed object has other bytes than were sent")
+        for each in [*given, *made]:
+            self.delete(each.path, each.version)
+        return found
+
+    def _compose(
+        self, path: str, parts: Sequence[StoredObject], sha256: str = "", replaces: str | None = None
+    ) -> StoredObject:
+        blob = self._blob(path)
+        blob.metadata = {HASH: sha256} if sha256 else {MARK: "part"}
+        with self._errors(path):
+            blob.content_type = BINARY
+            blob.compose(
+                [self._blob(part.path) for part in parts], if_generation_match=_generation(replaces),
+                if_source_generation_match=[int(part.version) for part in parts], **self._patience(),
+            )  # fmt: skip
+        return _described(blob, path)
+
+    def delete(self, path: str, version: str | None = None) -> None:
+        with contextlib.suppress(FileNotFoundError, ObjectExistsError), self._errors(path):
+            self._blob(path).delete(if_generation_match=_generation(version), **self._patience())
+
+
+def _generation(version: str | None) -> int | None:
+    """Return the generation of a version: 0 for ABSENT."""
+    return None if version is None else int(version or 0)
+
+
+def _described(blob: Any, path: str) -> StoredObject:
+    updated = blob.updated.timestamp() if blob.updated else 0.0
+    recorded = (blob.metadata or {}).get(HASH)
+    return StoredObject(path, int(blob.size or 0), str(blob.generation), updated, blob.crc32c or "", recorded)
+
+
+def _read_again(once: Callable[[], T]) -> T:
+    """Return the result of a read; one whose bytes have a wrong checksum is repeated, `READS` times in all."""
+    for _ in range(READS - 1):
+        with contextlib.suppress(DamagedObjectError):
+            return once()
+    return once()

@@ -1,0 +1,274 @@
+"""Client of S3 and the services that speak its protocol: botocore behind the interface of `bucket_client`.
+
+Of an object that is read in several requests, and of a body that broke off, the rest is requested by range.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Iterable
+from typing import Any
+from urllib.parse import urlsplit
+
+from midstream_engine.object_store import s3_errors
+from midstream_engine.object_store.access import Access
+from midstream_engine.object_store.bucket_client import (
+    ABSENT,
+    HASH,
+    MARK,
+    READS,
+    StoredObject,
+    has_bytes,
+    hashed,
+)
+from midstream_engine.object_store.errors import (
+    ConditionsUnsupportedError,
+    DamagedObjectError,
+    ObjectExistsError,
+    StoreError,
+)
+from midstream_engine.object_store.s3_multipart import MultipartUpload, multipart_of
+from midstream_engine.object_store.s3_requests import BrokenBodyError, S3Requests, tag_of
+from midstream_engine.object_store.urls import joined
+
+AMAZON = (".amazonaws.com", ".amazonaws.com.cn")
+BLOCK = 1 << 20  # bytes that are read from a connection at a time
+WRITES = 10  # times that an object is written while others replace it
+ONE_REQUEST = 64 << 20  # bytes up to which a file is written in one request
+
+
+class S3Client(S3Requests):
+    """The objects below ``s3://bucket/prefix``; see `BucketClient`."""
+
+    def __init__(self, url: str, access: Access) -> None:
+        super().__init__(url, access)
+        self._conditions: bool | None = None  # None: not tried yet
+
+    def __enter__(self) -> S3Client:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Do nothing: the connections belong to the process."""
+
+    # ------------------------------------------------------------------------------------------------- reading
+
+    def probe(self) -> None:
+        self._pages(self.prefix, MaxKeys=1, one=True)
+
+    def entries(self, below: str = "") -> dict[str, StoredObject]:
+        start = self.key("x")[:-1]
+        found: dict[str, StoredObject] = {}
+        for page in self._pages(start + below):
+            for each in page.get("Contents", ()):
+                path = each["Key"][len(start) :]
+                updated = each["LastModified"].timestamp()
+                found[path] = StoredObject(path, int(each["Size"]), tag_of(each), updated)
+        return found
+
+    def folders(self) -> list[str]:
+        start = self.key("x")[:-1]
+        pages = self._pages(start, Delimiter="/")
+        return sorted(
+            each["Prefix"][len(start) :].rstrip("/") for page in pages for each in page.get("CommonPrefixes", ())
+        )
+
+    def _pages(self, start: str, *, one: bool = False, **more: Any) -> list[dict[str, Any]]:
+        pages: list[dict[str, Any]] = []
+        token: dict[str, str] = {}
+        while True:
+            parameters = {"Bucket": self.bucket, "Prefix": start, **more, **token}
+            page = self.request("", lambda client, parameters=parameters: client.list_objects_v2(**parameters))
+            pages.append(page)
+            if one or not page.get("IsTruncated"):
+                return pages
+            token = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def look(self, path: str) -> StoredObject | None:
+        key = self.key(path)
+        with contextlib.suppress(FileNotFoundError):
+            found = self.request(path, lambda client: client.head_object(Bucket=self.bucket, Key=key))
+            updated = found["LastModified"].timestamp()
+            recorded = found.get("Metadata", {}).get(HASH)
+            return StoredObject(path, int(found["ContentLength"]), tag_of(found), updated, sha256=recorded)
+        return None
+
+    def get(self, path: str, version: str | None = None) -> tuple[bytes, str]:
+        found = hashed_as = ""
+        for _ in range(READS):
+            data, tag, recorded = self._body(path, version)
+            if recorded is None or hashed(data) == recorded:
+                return data, tag
+            found, hashed_as = recorded, hashed(data)
+        raise DamagedObjectError(
+            f"{joined(self.url, path)}: read {READS} times, SHA-256 is {hashed_as}, recorded was {found}",
+            s3_errors.AGAIN,
+        )
+
+    def _body(self, path: str, version: str | None) -> tuple[bytes, str, str | None]:
+        """Return an object's bytes, version and recorded hash."""
+        parameters: dict[str, Any] = {"Bucket": self.bucket, "Key": self.key(path), **_match(version)}
+
+        def once(client: Any) -> tuple[bytes, str, str | None]:
+            answer = client.get_object(**parameters)
+            data = bytearray(int(answer["ContentLength"]))
+            arrived = self._receive(answer["Body"], memoryview(data))
+            if arrived < len(data):
+                raise BrokenBodyError(f"{arrived} of {len(data)} bytes arrived")
+            return bytes(data), tag_of(answer), answer.get("Metadata", {}).get(HASH)
+
+        return self.request(path, once, conditional=version is not None)
+
+    def read(self, path: str, offset: int, length: int, version: str | None = None) -> bytes:
+        if not length:
+            return b""
+        data, arrived = bytearray(length), 0
+        parameters: dict[str, Any] = {"Bucket": self.bucket, "Key": self.key(path), **_match(version)}
+        client_error, _ = self.failures
+
+        def once(client: Any) -> int:
+            nonlocal arrived
+            try:
+                answer = client.get_object(**parameters, Range=f"bytes={offset + arrived}-{offset + length - 1}")
+            except client_error as error:
+                if s3_errors.fields(error)[0] == 416:
+                    return arrived
+                raise
+            expected = min(int(answer["ContentLength"]), length - arrived)
+            parameters.setdefault("IfMatch", f'"{tag_of(answer)}"')  # the rest is of the same object
+            before = arrived
+            arrived += self._receive(answer["Body"], memoryview(data)[before : before + expected])
+            if arrived - before < expected:
+                raise BrokenBodyError(f"{arrived} of {before + expected} bytes arrived")
+            return arrived
+
+        count = self.request(path, once, conditional=version is not None)
+        return bytes(memoryview(data)[:count])
+
+    def _receive(self, body: Any, into: memoryview) -> int:
+        """Fill ``into`` from a body; return how many bytes arrived before it ended or broke off."""
+        arrived = 0
+        with contextlib.closing(body):
+            while arrived < len(into):
+                try:
+                    count = body.readinto(into[arrived : arrived + BLOCK])
+                except self.failures[1]:
+                    break
+                if not count:
+                    break
+                arrived += count
+        return arrived
+
+    # ------------------------------------------------------------------------------------------------- writing
+
+    def put(
+        self, path: str, data: Any, sha256: str = "", *, part: bool = False, replaces: str | None = None
+    ) -> StoredObject:
+        sha256 = sha256 or hashed(data)
+        parameters = {"Body": bytes(data), "Metadata": dict({HASH: sha256}, **({MARK: "part"} if part else {}))}
+
+        def once(condition: dict[str, str]) -> str:
+            return self.checked(path, "put_object", {**parameters, "Key": self.key(path), **condition}, sha256)
+
+        tag = self.conditioned(path, len(data), sha256, replaces, once)
+        return StoredObject(path, len(data), tag, 0.0, sha256=sha256)
+
+    def conditioned(
+        self, path: str, size: int, sha256: str, replaces: str | None, once: Callable[[dict[str, str]], str]
+    ) -> str:
+        """Create or replace an object on a condition; return its version. Arguments and errors as of `put`."""
+        where = joined(self.url, path)
+        expected = ABSENT if replaces is None else replaces
+        for _ in range(WRITES):
+            try:
+                if self.has_conditions():
+                    return once({"IfMatch": f'"{expected}"'} if expected else {"IfNoneMatch": "*"})
+                there = self.look(path)
+                if (ABSENT if there is None else there.version) != expected:
+                    raise ObjectExistsError(f"{where}: another object exists")
+                return once({})
+            except FileNotFoundError:  # the version to be replaced was deleted, or the upload was completed before
+                error = ObjectExistsError(f"{where}: the version to be replaced was deleted")
+            except ObjectExistsError as caught:
+                error = caught
+            found = self.look(path)
+            if found is not None and has_bytes(found, size, sha256):
+                return found.version
+            if replaces is not None:
+                raise error
+            expected = ABSENT if found is None else found.version
+        raise StoreError(f"{where}: other programs write this object at the same time", s3_errors.AGAIN)
+
+    def put_file(self, path: str, file: str, sha256: str) -> None:
+        size = os.path.getsize(file)
+        if size <= ONE_REQUEST:
+            with open(file, "rb") as source:
+                self.put(path, source.read(), sha256, replaces=ABSENT)
+            return
+
+        def once(condition: dict[str, str]) -> str:
+            with MultipartUpload(self, path, {HASH: sha256}) as upload:
+                upload.send_file(file, size)
+                return upload.complete(condition)
+
+        self.conditioned(path, size, sha256, ABSENT, once)
+
+    def join(self, path: str, parts: Iterable[StoredObject], size: int, sha256: str, temporary: str) -> StoredObject:
+        """Compose as `BucketClient.join` says: the parts become those of a multipart upload, copied by the service."""
+        del temporary  # an upload has up to 10,000 parts
+        given = list(parts)
+
+        def once(condition: dict[str, str]) -> str:
+            with MultipartUpload(self, path, {HASH: sha256}) as upload:
+                multipart_of(upload, given, lambda part: self.get(part.path, part.version)[0])
+                return upload.complete(condition)
+
+        tag = self.conditioned(path, size, sha256, None, once)
+        found = self.look(path)
+        if found is None or found.size != size:
+            raise DamagedObjectError(f"{joined(self.url, path)}: the composed object has other bytes than were sent")
+        for each in given:
+            self.delete(each.path)
+        return StoredObject(path, size, tag, found.updated, sha256=sha256)
+
+    def delete(self, path: str, version: str | None = None) -> None:
+        """Delete an object. Few services delete on a condition, so its version is compared before."""
+        key = self.key(path)
+        with contextlib.suppress(FileNotFoundError):
+            if version is not None:
+                found = self.look(path)
+                if found is None or found.version != version:
+                    return
+            self.request(path, lambda client: client.delete_object(Bucket=self.bucket, Key=key))
+
+    # ------------------------------------------------------------------------------------------------- conditions
+
+    def has_conditions(self) -> bool:
+        """Try the conditions with an object of their own, once; Amazon's service is known to have them."""
+        with self.lock:
+            if self._conditions is None:
+                host = urlsplit(self.client.meta.endpoint_url).hostname or ""
+                self._conditions = host.endswith(AMAZON) or self._tried_conditions()
+            return self._conditions
+
+    def _tried_conditions(self) -> bool:
+        path = f".conditions-{secrets.token_hex(8)}"
+
+        def written(condition: dict[str, str]) -> bool:
+            parameters = {"Bucket": self.bucket, "Key": self.key(path), "Body": b"midstream", **condition}
+            try:
+                self.request(path, lambda client: client.put_object(**parameters), conditional=True)
+            except (ObjectExistsError, ConditionsUnsupportedError):
+                return False
+            return True
+
+        try:  # an object is created once, not again, and is not replaced for another version's sake
+            absent = {"IfNoneMatch": "*"}
+            return written(absent) and not written(absent) and not written({"IfMatch": '"0123456789abcdef"'})
+        finally:
+            self.delete(path)
+
+
+def _match(version: str | None) -> dict[str, str]:
+    return {} if version is None else {"IfMatch": f'"{version}"'}

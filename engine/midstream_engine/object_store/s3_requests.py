@@ -1,0 +1,168 @@
+"""Requests to S3 services: repeated after transient failures, with errors of this package.
+
+Bodies are written with their SHA-256, which the service checks (``x-amz-checksum-sha256``); where it does not answer
+with it, they are written with Content-MD5, which every service checks.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from midstream_engine.object_store import s3_errors
+from midstream_engine.object_store.access import Access
+from midstream_engine.object_store.errors import AccessDeniedError, BusyError, StoreError, one_line
+from midstream_engine.object_store.retries import repeated
+from midstream_engine.object_store.s3_session import open_session, relevant_environment
+from midstream_engine.object_store.urls import joined, split_url
+
+T = TypeVar("T")
+
+
+class BrokenBodyError(Exception):
+    """A body broke off; what arrived is kept."""
+
+
+class S3Requests:
+    """Requests for objects below ``s3://bucket/prefix``."""
+
+    def __init__(self, url: str, access: Access) -> None:
+        self.url = url.rstrip("/")
+        _, self.bucket, self.prefix = split_url(url)
+        self._access, self._opened = access, 0
+        self.lock = threading.RLock()
+        self._open()
+        self._exists = False  # the bucket; known once any request has succeeded
+        self.sends_md5 = False  # whether the service answers without the checksum, so that Content-MD5 is sent
+
+    def _open(self) -> None:
+        self.client, self._anonymous = open_session(self._access, relevant_environment(), self._opened)
+        self.failures = _failures()
+
+    # ------------------------------------------------------------------------------------------------- requests
+
+    def key(self, path: str) -> str:
+        """Return the name of an object in the bucket."""
+        return joined(self.prefix, path)
+
+    def request(self, path: str, once: Callable[[Any], T], *, conditional: bool = False) -> T:
+        """Send a request for ``path``, repeat it after transient failures, translate its errors.
+
+        Args:
+            path: Path of the object; empty for the bucket.
+            once: Sends the request with the client of botocore that it is given, and reads the body.
+            conditional: Whether the request has a condition.
+        """
+        where = joined(self.url, path)
+        client_error, others = self.failures
+
+        def renewing() -> T:
+            opened = self._opened
+            try:
+                return once(self.client)
+            except client_error as error:
+                if s3_errors.fields(error)[1] not in s3_errors.RENEWED:
+                    raise
+                self._renew(opened)  # credentials that expired in the middle, and that a file has again
+                return once(self.client)
+
+        def is_transient(error: Exception) -> bool:
+            if isinstance(error, client_error):
+                return s3_errors.is_transient(error)
+            return isinstance(error, (BrokenBodyError, *others))
+
+        try:
+            result = repeated(renewing, is_transient)
+        except client_error as error:
+            error = self._with_words(error)
+            translated = s3_errors.translated(error, where, self.bucket, conditional=conditional)
+            if isinstance(translated, FileNotFoundError):
+                self._check_bucket()
+            if isinstance(translated, AccessDeniedError) and self._anonymous and self._access.public:
+                text = f"{where}: not public, and there are no credentials here: {translated.message}"
+                translated = AccessDeniedError(text, s3_errors.CREDENTIALS)
+            raise translated from None
+        except (BrokenBodyError, *others) as error:
+            raise BusyError(f"{where}: {one_line(error)}", s3_errors.AGAIN) from None
+        except _library("botocore.exceptions").BotoCoreError as error:
+            raise StoreError(f"{where}: {one_line(error)}", "correct AWS's configuration") from None
+        self._exists = True
+        return result
+
+    def _with_words(self, error: Any) -> Any:
+        """Return the error of a listing instead of one of HEAD, which has no words."""
+        client_error, _ = self.failures
+        status, code, _ = s3_errors.fields(error)
+        if code.isdigit() and status in (400, 401, 403):
+            try:
+                self.client.list_objects_v2(Bucket=self.bucket, MaxKeys=1)
+            except client_error as worded:
+                return worded
+        return error
+
+    def _renew(self, opened: int) -> None:
+        """Open the session again, once for all threads that saw the same one."""
+        with self.lock:
+            if self._opened == opened:
+                self._opened += 1
+                self._open()
+
+    def _check_bucket(self) -> None:
+        """Raise BucketMissingError if the bucket does not exist: HEAD has the same answer for object and bucket."""
+        if self._exists:
+            return
+        client_error, _ = self.failures
+        try:
+            self.client.list_objects_v2(Bucket=self.bucket, MaxKeys=1)
+        except client_error as error:
+            if s3_errors.fields(error)[1] == "NoSuchBucket":
+                raise s3_errors.translated(error, self.url, self.bucket) from None
+            return  # an account that may read objects need not be allowed to list them
+        self._exists = True
+
+    def checked(self, path: str, operation: str, parameters: dict[str, Any], sha256: str) -> str:
+        """Write a body with a checksum that the service checks; return its ETag."""
+        conditional = "IfMatch" in parameters or "IfNoneMatch" in parameters
+        parameters = {"Bucket": self.bucket, "ChecksumSHA256": _base64(bytes.fromhex(sha256)), **parameters}
+        while True:
+            if self.sends_md5:
+                parameters["ContentMD5"] = _base64(hashlib.md5(parameters["Body"], usedforsecurity=False).digest())
+            answer = self.request(
+                path, lambda client: getattr(client, operation)(**parameters), conditional=conditional
+            )
+            if self.sends_md5 or answer.get("ChecksumSHA256") == parameters["ChecksumSHA256"]:
+                return tag_of(answer)
+            self.sends_md5 = True  # from now on
+            if "IfNoneMatch" in parameters or "IfMatch" in parameters:
+                parameters.pop("IfNoneMatch", None)
+                parameters["IfMatch"] = f'"{tag_of(answer)}"'
+
+
+def _failures() -> tuple[Any, tuple[type[Exception], ...]]:
+    """Return botocore's error for an answer, and those for a connection that failed."""
+    exceptions = _library("botocore.exceptions")
+    return exceptions.ClientError, (
+        exceptions.HTTPClientError,
+        exceptions.IncompleteReadError,
+        exceptions.ResponseStreamingError,
+        _library("urllib3.exceptions").HTTPError,
+        ConnectionError,
+        TimeoutError,
+    )
+
+
+def _library(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def tag_of(answer: Any) -> str:
+    """Return the ETag of an answer."""
+    return str(answer["ETag"]).strip('"')
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -1,0 +1,101 @@
+"""Copies to S3, from it, and between buckets of two kinds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from midstream.errors import MidstreamError
+from midstream.fleet.fleet import LocalHostConfig
+from midstream.hosts.local_host import LocalHost
+from midstream.stores.bucket_checkpoint import BucketCheckpoint
+from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
+from midstream_engine.object_store.bucket_client import CHUNK
+from simulators.bucket import BucketServer
+from simulators.planted_faults import Fault
+from simulators.s3_server import S3Server, s3_server
+from support.checkpoints.trees import assert_same_tree, files, random_contents, write_checkpoint, write_tree
+
+pytestmark = pytest.mark.drawn
+
+URL = "s3://my-bucket/bucket/runs"
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    with s3_server("my-bucket") as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> LocalHost:
+    return LocalHost("here", LocalHostConfig(root=str(tmp_path / "root")))
+
+
+def stored(server: S3Server) -> dict[str, bytes]:
+    return {name.removeprefix("bucket/runs/"): blob.data for name, blob in server.blobs("my-bucket").items()}
+
+
+def test_copy_to_s3_and_on_to_gcs_and_back(s3: S3Server, bucket: BucketServer, here: LocalHost, tmp_path: Path) -> None:
+    """The bytes between the buckets stream through this machine: no disk has them."""
+    rng = random.Random(1)
+    write_tree(tmp_path / "source", random_contents(rng, [2 * CHUNK + 5, CHUNK, 70_000, 1, 0, 300]))
+    expected = files(tmp_path / "source")
+    there, google = bucket_endpoint(URL), bucket_endpoint("gs://runs/p")
+    report = copy_tree(Endpoint(here, str(tmp_path / "source")), there)
+    assert stored(s3) == expected
+    assert report.bytes_sent == report.bytes
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    between = copy_tree(there, google)
+    assert {name.removeprefix("p/"): blob.data for name, blob in bucket.blobs("runs").items()} == expected
+    assert between.routes == ("s3://my-bucket -> this machine -> gs://runs over HTTPS",)
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == before
+    s3.buckets["my-bucket"].clear()
+    copy_tree(google, there)
+    assert stored(s3) == expected
+    again = copy_tree(google, there)
+    assert again.bytes_sent == 0, "recorded hashes are compared"
+    copy_tree(there, Endpoint(here, str(tmp_path / "back")))
+    assert_same_tree(tmp_path / "source", tmp_path / "back")
+
+
+def test_interrupted_copy_to_s3_uses_its_parts(s3: S3Server, here: LocalHost, tmp_path: Path) -> None:
+    write_tree(tmp_path / "source", random_contents(random.Random(2), [3 * CHUNK + 5]))
+    source, there = Endpoint(here, str(tmp_path / "source")), bucket_endpoint(URL)
+    s3.faults.append(Fault("POST", "uploads", 403, times=99))
+    with pytest.raises(MidstreamError, match="AccessDenied"):
+        copy_tree(source, there)
+    assert any(name.startswith(".incoming/") for name in stored(s3))
+    s3.faults.clear()
+    report = copy_tree(source, there)
+    assert report.bytes_sent < CHUNK
+    assert stored(s3) == files(tmp_path / "source")
+    assert s3.uploads == {}
+
+
+def test_bytes_that_change_on_their_way_are_read_again(s3: S3Server, here: LocalHost, tmp_path: Path) -> None:
+    write_tree(tmp_path / "source", random_contents(random.Random(3), [500_000]))
+    copy_tree(Endpoint(here, str(tmp_path / "source")), bucket_endpoint(URL))
+    s3.faults.append(Fault("GET", "my-bucket/bucket/runs/(?!manifest)[^?]+", "garble"))
+    copy_tree(bucket_endpoint(URL), Endpoint(here, str(tmp_path / "back")))
+    assert s3.faults[0].times == 0
+    assert_same_tree(tmp_path / "source", tmp_path / "back")
+
+
+def test_s3_checkpoint_is_verified_once_listings_are_behind(s3: S3Server, here: LocalHost, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "source", random.Random(4))
+    s3.late = 3
+    copy_tree(Endpoint(here, str(tmp_path / "source")), bucket_endpoint(URL))
+    s3.late = 1
+    s3.faults.append(Fault("GET", "my-bucket/bucket/runs/arrays", "garble"))
+    examined = BucketCheckpoint(URL).examine()
+    assert (examined.problems, examined.recomputed) == ([], examined.recorded)
+    name = next(name for name in s3.blobs("my-bucket") if "/arrays/" in name)
+    data = s3.blobs("my-bucket")[name].data
+    s3.put("my-bucket", name, data[:-1] + bytes([data[-1] ^ 1]))
+    assert len(BucketCheckpoint(URL).examine().problems) == 1
