@@ -15,7 +15,9 @@ CONFIGS = "configs"
 
 
 def shipped(name: str) -> Path:
-    """Return the path of a bundled file, such as "configs/gpt2_nano.yaml", in the source tree or the wheel.
+    """Return the path of a bundled file, in the source tree or the wheel.
+
+    The name is one such as "configs/gpt2_nano.yaml".
 
     Raises:
         MidstreamError: The installation lacks the file.
@@ -28,7 +30,9 @@ def shipped(name: str) -> Path:
 
 
 def config_path(name: str | Path) -> Path:
-    """Return the path of a config: a file of the user, else the bundled one of that name (``configs/gpt2_nano.yaml``).
+    """Return the path of a config: a file of the user, else the bundled one.
+
+    A bundled one is found by its name (``configs/gpt2_nano.yaml``).
 
     Raises:
         UsageError: There is neither.
@@ -51,8 +55,9 @@ def config_names() -> list[str]:
 
 
 def engine_packages_hint() -> str:
-    """Return the command that installs the engine's packages beside this midstream: from its lock file, by hash.
+    """Return the command that installs the engine's packages beside this midstream.
 
+    It installs them from the engine's lock file, by hash.
     midstream is on no package index, so that a name such as ``midstream[engine]`` would be another project's.
     """
     installer = [sys.executable, "-m", "pip", "install"]

@@ -69,7 +69,10 @@ def _print_names(words: Sequence[str]) -> int:
 
 
 def _raise_file_limit() -> None:
-    """Permit `OPEN_FILES` open files, as Linux does: macOS permits 256, and each watched host takes a few."""
+    """Permit `OPEN_FILES` open files, as Linux does.
+
+    macOS permits 256, and each watched host takes a few.
+    """
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -109,7 +112,7 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output: Outp
 
 
 def _without_fleet(options: argparse.Namespace, output: Output) -> int | None:
-    """Run a mode that needs no fleet file and return its exit code; None for the other modes."""
+    """Run a mode without a fleet file and return its exit code; None for other modes."""
     if options.demo:
         from midstream.demo.run_demo import run_demo
 
@@ -153,7 +156,7 @@ def _without_fleet(options: argparse.Namespace, output: Output) -> int | None:
 def _on_slices(
     mode: Callable[..., int], fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], output: Output
 ) -> int:
-    """Run a mode; report or delete a slice, or pods, that were created for it if it fails."""
+    """Run a mode; if it fails, report or delete a slice, or pods, created for it."""
     from midstream.headless.fleet.pod_creation import settle_unused_pods
     from midstream.headless.fleet.slice_creation import settle_unused_slice
 
@@ -171,7 +174,10 @@ def _on_slices(
 
 
 def _needs_no_slices(options: argparse.Namespace) -> bool:
-    """Return True for the comparison of a config: a slice's accelerators are in the fleet file."""
+    """Return True for the comparison of a config.
+
+    It needs no slices: a slice's accelerators are in the fleet file.
+    """
     if not options.compare:
         return False
     from midstream import headless
@@ -180,7 +186,7 @@ def _needs_no_slices(options: argparse.Namespace) -> bool:
 
 
 def is_local_or_bucket(text: str) -> bool:
-    """Return True for a directory of this machine or a bucket URL, which need no fleet file."""
+    """Return True for a local directory or a bucket URL, which need no fleet file."""
     if in_bucket(text):
         return True
     return "/" in text and ":" not in text.split("/")[0] and os.path.isdir(text)
@@ -195,7 +201,10 @@ def _stores(options: argparse.Namespace, *locations: str) -> Fleet | None:
 
 
 def _load_fleet(options: argparse.Namespace) -> Fleet:
-    """Load the fleet file; without one the terminal UI starts with an empty fleet and offers to create it."""
+    """Load the fleet file.
+
+    Without one the terminal UI starts with an empty fleet and offers to create it.
+    """
     from midstream.fleet.fleet import Fleet
     from midstream.fleet.fleet_file import default_fleet_path, load_fleet
     from midstream.output import has_screen

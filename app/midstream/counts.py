@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def count(number: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun; ``plural`` is the noun with ``s`` unless it is given."""
+    """Return a number with its noun; ``plural`` defaults to the noun with ``s``."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 

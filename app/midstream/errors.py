@@ -30,7 +30,10 @@ MEANINGS = {
 
 
 class MidstreamError(Exception):
-    """An error shown as one line. ``hint`` says what to do; ``code`` is the exit code of the command."""
+    """An error shown as one line.
+
+    ``hint`` says what to do; ``code`` is the exit code of the command.
+    """
 
     code = Exit.FAILED
 

@@ -1,4 +1,6 @@
-"""The parser of flags: modes, flags that go with them, and one-line errors with the nearest known word.
+"""Parser of flags: modes, flags that go with them, and one-line errors.
+
+The errors have the nearest known word.
 
 An ``argparse.ArgumentParser`` whose sections are tasks. Each flag has a `Note`, from which the rules about
 combinations, the help, the man page, the reference page and shell completion are made. --help loads this module: it
@@ -46,7 +48,7 @@ class Note(NamedTuple):
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Help with a column of 27 characters for flags, and paragraphs as they are written."""
+    """Help with a column of 27 characters for flags, and paragraphs as written."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=27)
@@ -67,14 +69,33 @@ class Section:
         self, name: str, *, needs: tuple[str, ...] = (), of: tuple[str, ...] = (), engine: bool = False,
         completes: str = "", **settings: Any,
     ) -> None:  # fmt: skip
-        """Add a mode. ``of`` names other modes that it may be given with."""
+        """Add a mode.
+
+        Args:
+            name: The flag that selects the mode.
+            needs: Flags that must be given with it.
+            of: Other modes that it may be given with.
+            engine: Whether flags of the engine may follow ``--``.
+            completes: What shell completion offers for the value: a name in `midstream.completion.scripts`.
+            settings: Arguments of argparse's ``add_argument``.
+        """
         self._add(name, Note(self._title, True, of, "", needs, engine, "", completes), settings)
 
     def flag(
         self, name: str, *more: str, of: tuple[str, ...] = (), of_text: str = "", default_text: str = "",
         completes: str = "", **settings: Any,
     ) -> None:  # fmt: skip
-        """Add a flag that goes with the modes ``of``; without them, with all."""
+        """Add a flag that goes with the modes ``of``; without them, with all.
+
+        Args:
+            name: The flag.
+            more: Its further names.
+            of: Modes that it goes with; empty: all.
+            of_text: The same in words, where its modes alone say too little.
+            default_text: Default in words, where it is not the action's.
+            completes: What shell completion offers for the value: a name in `midstream.completion.scripts`.
+            settings: Arguments of argparse's ``add_argument``.
+        """
         note = Note(self._title, of=of, of_text=of_text, default=default_text, completes=completes)
         self._add(name, note, settings, more)
 
@@ -119,7 +140,10 @@ class FlagParser(argparse.ArgumentParser):
         return str(value)
 
     def remark(self, name: str) -> str:
-        """Return what --help adds to a flag's text: the modes that it goes with, its default."""
+        """Return what --help adds to a flag's text: its modes and its default.
+
+        The modes are those that the flag goes with.
+        """
         note = self.notes[name]
         listed = 0 < len(note.of) <= _LISTED_MODES and SCREEN not in note.of and not note.is_mode
         words = [f"with {note.of_text or ', '.join(note.of)}"] if listed else []
@@ -128,7 +152,10 @@ class FlagParser(argparse.ArgumentParser):
         return f" ({'; '.join(words)})" if words else ""
 
     def shown(self, name: str) -> str:
-        """Return a flag with its value: ``--to TARGET``, ``--clean [RUN]``; `SCREEN` as it is."""
+        """Return a flag with its value: ``--to TARGET``, ``--clean [RUN]``.
+
+        `SCREEN` is returned as it is.
+        """
         if name not in self.actions or self.actions[name].nargs == 0:
             return name
         values = " ".join(_values(self.actions[name]))
@@ -140,7 +167,7 @@ class FlagParser(argparse.ArgumentParser):
         return action.dest in options and getattr(options, action.dest) != action.default
 
     def chosen(self, options: argparse.Namespace) -> list[str]:
-        """Return the modes that are given, without those that are flags of another one here."""
+        """Return the given modes, without those that are flags of another one here."""
         given = [name for name in self.modes if self.is_given(options, name)]
         return [name for name in given if not set(self.notes[name].of) & set(given)]
 

@@ -35,7 +35,10 @@ _CONSENT = ("--launch", "--migrate", "--guard", "--rollback", "--repair", "--del
 
 
 def parser() -> FlagParser:
-    """Return the parser of all flags. At most one mode; without one the terminal UI starts."""
+    """Return the parser of all flags.
+
+    At most one mode may be given; without one the terminal UI starts.
+    """
     result = FlagParser(prog="midstream", usage=USAGE, description=DESCRIPTION, epilog=_epilog())
     _add_start(result)
     _add_look(result)

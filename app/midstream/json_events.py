@@ -1,4 +1,4 @@
-"""The JSON lines that --json prints, and the notifications of `on_event:`: their fields and meanings.
+"""JSON lines of --json and notifications of `on_event:`: fields and meanings.
 
 docs/reference/json-lines.md is made from these tables. `problem_of` checks an event against them; the tests check each
 line that a command prints, and the source of each event.

@@ -1,4 +1,7 @@
-"""Output of the headless modes: data on stdout, messages on stderr. With --json each line of stdout is an object."""
+"""Output of the headless modes: data on stdout, messages on stderr.
+
+With --json each line of stdout is an object.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ class Output:
         self._messages = messages or sys.stderr
 
     def value(self, value: dict[str, Any], text: str | list[str] = "") -> None:
-        """Write a value: the JSON object with --json, else the text. A result always has its exit code."""
+        """Write a value: the JSON object with --json, else the text.
+
+        A result always has its exit code.
+        """
         if self.as_json:
             if value.get("event") == "result":
                 value = {"exit_code": int(Exit.DONE if value["ok"] else Exit.FAILED), **value}
@@ -89,7 +95,7 @@ def duration(seconds: float) -> str:
 
 
 def age(then: float | None, now: float | None = None) -> str:
-    """Format the seconds since ``then``: ``12s``, ``4m``, ``3h``, ``2d``; ``-`` if unknown."""
+    """Format the age of ``then``: ``12s``, ``4m``, ``3h``, ``2d``; ``-`` if unknown."""
     if not then:
         return "-"
     seconds = max(0.0, (time.time() if now is None else now) - then)

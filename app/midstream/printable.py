@@ -1,4 +1,4 @@
-"""Text from hosts, files and links, made safe for a terminal: control characters are shown as escapes."""
+"""Terminal-safe text from hosts, files and links: control characters as escapes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ _UNSAFE = re.compile(
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""Return ``text`` with control characters as Python escapes (``\x1b``, ``\n``, ``\u202e``), except ``keep``."""
+    r"""Return ``text`` with control characters, except ``keep``, as Python escapes.
+
+    Examples are ``\x1b``, ``\n`` and ``\u202e``.
+    """
     if text.isprintable():
         return text
     return _UNSAFE.sub(lambda match: match[0] if match[0] in keep else _escape(match[0]), text)
 
 
 def excerpt(text: str, most: int = 1000) -> str:
-    """Return ``text``, cut to ``most`` characters with its length: a host's error can fill a terminal."""
+    """Return ``text``, cut to ``most`` characters with its length.
+
+    A host's error can fill a terminal.
+    """
     return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
 
 

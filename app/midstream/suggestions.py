@@ -8,7 +8,10 @@ _MARGIN = 0.1  # names that are this much less similar than the nearest one are 
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """Return ``did you mean NAME?`` with up to three of the nearest names; empty if none is near."""
+    """Return ``did you mean NAME?`` with up to three of the nearest names.
+
+    Return an empty text if none is near.
+    """
     import difflib  # 5 ms that commands without a mistake do not pay
 
     near = difflib.get_close_matches(name, known, 3)

@@ -1,4 +1,4 @@
-"""Alert the user at the terminal: the bell, and a desktop notification by an escape sequence.
+"""Alerts at the terminal: the bell, and a desktop notification by escape sequence.
 
 OSC 9 is iTerm2's, WezTerm's, Ghostty's and kitty's, OSC 777 that of rxvt, foot and VTE. A terminal that supports
 neither ignores it. In tmux the sequence is passed through where `allow-passthrough` permits it; the bell always
@@ -24,7 +24,9 @@ _TMUX_FACTS = "#{allow-passthrough} #{client_termname} #{client_termtype}"
 
 
 def alert(text: str, environment: Mapping[str, str] = os.environ, tmux: Callable[[], str] | None = None) -> str:
-    """Return what is written to the terminal for an alert; may call tmux, which takes some milliseconds.
+    """Return what is written to the terminal for an alert.
+
+    May call tmux, which takes some milliseconds.
 
     Args:
         text: One line for the user.

@@ -15,7 +15,9 @@ _STAMP = _PACKAGE / "_shipped" / "commit"  # written into a wheel when it is bui
 
 
 def version_text() -> str:
-    """Return ``0.1.0 (commit 1a2b3c4d5e6f)``, ``0.1.0 (commit 1a2b3c4d5e6f, changed)`` or ``0.1.0``.
+    """Return the version, with the commit if it is known.
+
+    It is ``0.1.0 (commit 1a2b3c4d5e6f)``, ``0.1.0 (commit 1a2b3c4d5e6f, changed)`` or ``0.1.0``.
 
     The commit is that of the clone that runs, of the clone that the wheel was built from, or of the git URL that
     midstream was installed from.
@@ -25,7 +27,10 @@ def version_text() -> str:
 
 
 def _of_clone(root: Path) -> str:
-    """Return the commit of a clone of midstream, and whether its files are changed; empty if ``root`` is none."""
+    """Return the commit of a clone of midstream, and whether its files are changed.
+
+    The text is empty if ``root`` is no clone.
+    """
     if not (root / ".git").exists():
         return ""
     commit = _git(root, "rev-parse", "--short=12", "HEAD")

@@ -1,4 +1,6 @@
-"""``python -m midstream_engine.check_config --config_path FILE [--SECTION.KEY VALUE ...]``: check a configuration.
+"""Program that checks a configuration.
+
+``python -m midstream_engine.check_config --config_path FILE [--SECTION.KEY VALUE ...]``
 
 It reads no data and needs no accelerator, jax or numpy. It prints what a run of the configuration reads, as one JSON
 object: ``{"event": "config", "tokenizer", "eos_token", "cache_dir", "texts": [{"field", "url", "files", "count"}],
@@ -75,7 +77,10 @@ def inputs_of(config: TrainLmConfig) -> dict[str, Any]:
 
 
 def _parts(data: DataConfig) -> Iterator[tuple[str, SourceConfig]]:
-    """Yield each dataset with the name that precedes its fields; those without a weight have no training text."""
+    """Yield each dataset with the name that precedes its fields.
+
+    Those without a weight have no training text.
+    """
     if not data.configs:
         yield "data.", data
         return

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def recognise(source: str) -> str:
-    """Return the format of the checkpoint in ``source``, one of the choices of ``--from``.
+    """Return the format of the checkpoint in ``source``, a choice of ``--from``.
 
     Raises:
         ConversionError: The format is unknown.
@@ -151,7 +151,7 @@ def _model(kind: str, source: str, final: str, options: argparse.Namespace) -> s
 
 
 class _Bar:
-    """Progress bar: one line that is overwritten on a terminal, else a line for each tenth."""
+    """Progress bar: one overwritten line on a terminal, else a line for each tenth."""
 
     def __init__(self) -> None:
         self._tenth = 0

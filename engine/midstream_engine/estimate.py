@@ -1,4 +1,4 @@
-"""Compile a run's step for accelerators that are not on this host: does it fit, and how long does a step take.
+"""Compile a run's step for absent accelerators: its fit and its estimated time.
 
     python -m midstream_engine.estimate --config_path FILE --accelerators v5e-16 [--as_configured]
         [--SECTION.KEY VALUE ...]
@@ -68,7 +68,7 @@ def _print(value: dict[str, Any]) -> None:
 
 
 def own_flag(arguments: Iterable[str]) -> tuple[AcceleratorType, list[str]]:
-    """Return the accelerators of ``--accelerators``, and the flags of the configuration.
+    """Return the value of ``--accelerators``, and the configuration's flags.
 
     Raises:
         ConfigError: It is missing, or names none.
@@ -88,7 +88,7 @@ def own_flag(arguments: Iterable[str]) -> tuple[AcceleratorType, list[str]]:
 
 
 def estimate(config: TrainLmConfig, accelerators: AcceleratorType, emit: Emit, *, search: bool = True) -> None:
-    """Compile the step as the configuration divides the batch; with ``search`` also with more or fewer at a time.
+    """Compile the step as the config divides it; with ``search`` other divisions too.
 
     The last event has the division that a run would have, which is the configuration's or, where that does not fit,
     the largest that does (``fits`` is false where none does); and ``largest``, the most examples at a time that fit.
@@ -149,12 +149,12 @@ class _Compiler:
         }
 
     def sizes(self) -> list[int]:
-        """Return the examples at a time that divide each device's share of every batch, ascending."""
+        """Return the divisors of each device's share of every batch, ascending."""
         shares = [cut.examples // self._first.layout.batch_shards for cut in self._first.cuts.values()]
         return [size for size in divisors(min(shares)) if not any(share % size for share in shares)]
 
     def first_that_fits(self, sizes: Sequence[int]) -> dict[str, Any] | None:
-        """Return what the first of descending ``sizes`` that fits compiles to; None where none does."""
+        """Return the program of the first of descending ``sizes`` that fits, or None."""
         limit = float("inf")
         for size in sizes:
             if size > limit:
@@ -209,7 +209,7 @@ class _Compiler:
         return found
 
     def _available(self) -> int | None:
-        """Return the bytes of a device that a program may use; None where the compiler itself refuses more.
+        """Return the bytes that a program may use; None where the compiler limits it.
 
         On GPUs jax allocates a share of the memory at its start, and does not exceed it.
         """
@@ -248,7 +248,7 @@ class _Compiler:
 
 
 def refused(message: str) -> tuple[int | None, int | None] | None:
-    """Return the bytes that a program needs and a device has, from the compiler's error; None for another error.
+    """Return the needed and available bytes of a compiler's error; None for others.
 
     Each is None where the message does not have it.
     """

@@ -10,7 +10,10 @@ from midstream_engine import records
 
 
 def interruptible(main: Callable[[], int]) -> int:
-    """Return the exit code of a command's ``main``; 128 + SIGINT if Ctrl-C ends it, with one line on stderr."""
+    """Return the exit code of a command's ``main``; 128 + SIGINT if Ctrl-C ends it.
+
+    In that case one line is printed on stderr.
+    """
     try:
         return main()
     except KeyboardInterrupt:

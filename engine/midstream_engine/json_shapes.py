@@ -1,4 +1,6 @@
-"""Check JSON values against annotations: dataclasses, TypedDicts, Optional, List, Dict, Literal and the plain types.
+"""Check of JSON values against annotations.
+
+These are dataclasses, TypedDicts, Optional, List, Dict, Literal and the plain types.
 
 Both programs check what they did not write themselves: files of a run directory, answers and lines of a host. The
 source is streamed to hosts together with the records: standard library alone, Python 3.8.
@@ -28,7 +30,10 @@ Check = Callable[[Any], None]
 
 
 class ShapeError(ValueError):
-    """A value has another shape than its annotation. The message names the path in it and what was found there."""
+    """Error of a value with another shape than its annotation.
+
+    The message names the path in it and what was found there.
+    """
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -59,14 +64,20 @@ class NotFinite:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """A string of at most ``limit`` characters, not necessarily UTF-8: a file's name or its content."""
+    """A string of at most ``limit`` characters, not necessarily UTF-8.
+
+    It is a file's name or its content.
+    """
 
     limit: int = LARGEST
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """A string that matches ``pattern`` completely; ``name`` describes it: "a checkpoint's name"."""
+    """A string that matches ``pattern`` completely.
+
+    ``name`` describes it: "a checkpoint's name".
+    """
 
     name: str
     pattern: str
@@ -82,13 +93,15 @@ MARKS: Dict[Any, Any] = {
 
 
 def check(annotation: Any, value: Any) -> None:
-    """Raise ShapeError unless ``value``, which came from JSON, has the shape of ``annotation``."""
+    """Raise ShapeError unless ``value``, from JSON, has the shape of ``annotation``."""
     checker(annotation)(value)
 
 
 @functools.lru_cache(maxsize=None)
 def checker(annotation: Any) -> Check:
-    """Return the check of an annotation, built once: manifests have thousands of entries.
+    """Return the check of an annotation, built once.
+
+    Manifests have thousands of entries.
 
     Raises TypeError for an annotation that has no check.
     """

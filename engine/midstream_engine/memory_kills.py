@@ -1,4 +1,7 @@
-"""Evidence that the kernel killed a process for want of memory. Standard library only."""
+"""Evidence that the kernel killed a process for want of memory.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,20 @@ import re
 
 
 class MemoryKills:
-    """The kernel's counts of processes killed for want of memory, since this object was created."""
+    """The kernel's counts of processes killed for want of memory.
+
+    They count from the creation of this object.
+    """
 
     def __init__(self, proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> None:
         self._proc, self._cgroups = proc, cgroups
         self._before = self._counts()
 
     def evidence(self) -> str:
-        """Return what the kernel has counted since, as text; empty if it has killed no process or does not say."""
+        """Return what the kernel has counted since, as text.
+
+        It is empty if the kernel has killed no process or does not say.
+        """
         in_group, on_machine = (
             now is not None and before is not None and now > before
             for before, now in zip(self._before, self._counts(), strict=True)
@@ -23,7 +32,10 @@ class MemoryKills:
         return "out of memory, it seems (the kernel's OOM killer ended a process of this machine)" if on_machine else ""
 
     def _counts(self) -> tuple[int | None, int | None]:
-        """Return the number of killed processes of this process's control group, and of the machine."""
+        """Return the numbers of killed processes of the control group and the machine.
+
+        The control group is that of this process.
+        """
         group = _found(f"{self._proc}/self/cgroup", r"^0::(/.*)$")
         in_group = _count(f"{self._cgroups}{group}/memory.events") if group else None
         return in_group, _count(f"{self._proc}/vmstat")

@@ -1,4 +1,7 @@
-"""Preemption notices of this machine's cloud, polled beside an engine. Standard library only."""
+"""Preemption notices of this machine's cloud, polled beside an engine.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ POLL_INTERVAL = 3.0  # seconds
 
 
 class PreemptionNotices:
-    """Polls the metadata server of the machine's cloud on a thread of its own, once started."""
+    """Poller of the metadata server of the machine's cloud.
+
+    It polls on a thread of its own, once started.
+    """
 
     def __init__(self, interval: float = POLL_INTERVAL, product: str = PRODUCT) -> None:
         self._interval, self._product = interval, product

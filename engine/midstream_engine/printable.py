@@ -1,4 +1,7 @@
-"""Messages in one printable line of limited length: they may have values of any configuration or file."""
+"""Messages in one printable line of limited length.
+
+They may have values of any configuration or file.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,10 @@ LONGEST = 1000  # characters
 
 
 def printable(text: str) -> str:
-    r"""Return ``text`` with control characters as Python escapes (``\x1b``, ``\n``), cut to `LONGEST` characters."""
+    r"""Return ``text`` with control characters escaped, cut to `LONGEST` characters.
+
+    The escapes are Python's (``\x1b``, ``\n``).
+    """
     cut = text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"
     if cut.isprintable():
         return cut

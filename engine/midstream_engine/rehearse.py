@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def own_flags(arguments: Sequence[str]) -> tuple[list[str], int | None, bool]:
-    """Return the flags of the configuration, ``--memory_limit`` in bytes, and whether ``--search`` is given.
+    """Return the config's flags, ``--memory_limit`` in bytes, and ``--search``.
 
     Raises:
         ConfigError: ``--memory_limit`` has no size or an invalid one.
@@ -136,7 +136,7 @@ def rehearse(config: TrainLmConfig, limit: int | None, search: bool) -> dict[str
 
 
 def largest_that_fits(config: TrainLmConfig, limit: int) -> int | None:
-    """Return the largest ``per_device_parallelism`` whose step fits into ``limit`` bytes on each device; None if none.
+    """Return the largest per-device batch that fits ``limit`` bytes a device, or None.
 
     Candidates divide each device's share of every batch. A binary search: more examples at a time never need less.
     """
@@ -159,7 +159,7 @@ def largest_that_fits(config: TrainLmConfig, limit: int) -> int | None:
 
 
 def _programs(plan: Any) -> list[tuple[str, dict[str, int], Callable[[], Any]]]:
-    """Return the programs that the run compiles: name, properties, and a function that compiles it."""
+    """Return the run's programs: name, properties, and the function that compiles."""
     from midstream_engine.trainer.computation.programs import (
         compile_evaluation_step,
         compile_reference_losses,

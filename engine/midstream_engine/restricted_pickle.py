@@ -28,7 +28,10 @@ _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 class PickleError(ValueError):
-    """A pickle is damaged, or contains something that its vocabulary does not allow. Nothing was executed."""
+    """Error of a pickle that is damaged, or has something that is not allowed.
+
+    Its vocabulary decides what is allowed. Nothing was executed.
+    """
 
 
 class Global(NamedTuple):
@@ -47,7 +50,9 @@ class Record:
 
 
 class Vocabulary:
-    """Names that a pickle may have, and what they stand for. As it is, none is allowed.
+    """Names that a pickle may have, and what they stand for.
+
+    As it is, none is allowed.
 
     ``inert``: records accept items, sets may be frozen and constructors may have named arguments, all of which is left
     out: for pickles with classes of any library, of which only the plain values are read.
@@ -60,7 +65,10 @@ class Vocabulary:
         return False
 
     def call(self, function: Global, arguments: tuple[Any, ...]) -> Any:  # noqa: ARG002
-        """Return what a call of an allowed global stands for. Raises ValueError or TypeError."""
+        """Return what a call of an allowed global stands for.
+
+        Raises ValueError or TypeError.
+        """
         raise PickleError("the global {}.{} is not called in a checkpoint".format(*function)[:300])
 
     def persistent(self, key: Any) -> Any:  # noqa: ARG002
@@ -75,7 +83,9 @@ class Vocabulary:
 
 
 def load(data: bytes, vocabulary: Vocabulary) -> Any:
-    """Return the object of ``data`` (a pickle of any protocol), made of plain values, records and what calls stand for.
+    """Return the object of ``data``, a pickle of any protocol.
+
+    It is made of plain values, records and what calls stand for.
 
     Raises:
         PickleError: The pickle is damaged or not allowed. Nothing was executed.
@@ -104,7 +114,10 @@ class _Machine:
         raise PickleError("broken pickle: it has no end")
 
     def _push(self, name: str, argument: Any) -> bool:
-        """Run an opcode that pushes a value, uses the memo or makes a collection; False if it is another one."""
+        """Run an opcode that pushes a value, uses the memo or makes a collection.
+
+        Return False if it is another one.
+        """
         stack = self._stack
         if name in _VALUES:
             stack.append(argument)
@@ -211,7 +224,10 @@ class _Machine:
         return cast("Any", target)
 
     def _leaves_out(self, target: Any) -> bool:
-        """Return whether ``target`` accepts items without having them: a class that is only named."""
+        """Return whether ``target`` accepts items without having them.
+
+        Such a target is a class that is only named.
+        """
         return self._vocabulary.inert and type(target) is Record
 
     def _unmark(self) -> int:

@@ -29,7 +29,9 @@ SAME_REQUEST = 1.0
 
 
 class Signals:
-    """Counts requests to save and to stop, for the boundaries between updates; elsewhere a stop ends the process.
+    """Counter of requests to save and to stop, for the boundaries between updates.
+
+    Elsewhere a stop ends the process.
 
     The process begins without an update to save, so a stop ends it at once. `answer_at_boundaries` is called when the
     first boundary is reached. From then on a SIGINT that repeats an earlier request to stop ends the process at once,
@@ -71,7 +73,9 @@ class Signals:
         os.close(self._writing)  # ends the thread
 
     def record_end_with(self, record: Callable[[str, bool], int]) -> None:
-        """Call ``record`` before a signal ends the process at once, on the thread; it returns the exit code.
+        """Call ``record`` before a signal ends the process at once.
+
+        It is called on the thread, and returns the exit code.
 
         Its arguments are the signal's name, and whether updates may be lost that should have been saved.
         """
@@ -85,7 +89,10 @@ class Signals:
                 self._at_boundaries = True
 
     def answer_at_once(self) -> None:
-        """From now on a request to stop ends the process; one that no boundary has answered does so now."""
+        """Let a request to stop end the process from now on.
+
+        One that no boundary has answered ends it now.
+        """
         with self._deciding:
             self._at_boundaries = False
             if self._first is not None:
@@ -117,7 +124,10 @@ class Signals:
             self.stops += 1
 
     def _end(self, number: signal.Signals, *, lost: bool) -> None:
-        """Record the end and exit, in less than two seconds even where the disk does not answer."""
+        """Record the end and exit.
+
+        It takes less than two seconds even where the disk does not answer.
+        """
         code = records.EXIT_SIGNAL + number
         timer = threading.Timer(EXIT_TIMEOUT, os._exit, (code,))
         timer.daemon = True

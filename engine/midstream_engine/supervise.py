@@ -40,7 +40,10 @@ STEPPING = frozenset({records.TRAINING, records.REPLAYING, records.SAVING, recor
 
 
 class Progress:
-    """Time since the engine's last progress, by its status. Waiting for a command is not a stall."""
+    """Time since the engine's last progress, by its status.
+
+    Waiting for a command is not a stall.
+    """
 
     def __init__(self, stall_timeout: float, now: float) -> None:
         self._timeout = stall_timeout
@@ -89,7 +92,10 @@ class Supervisor:
         self._memory_kills = MemoryKills()
 
     def run(self) -> int:
-        """Run the engine and return its exit code; 128 + the signal's number if a signal ended it."""
+        """Run the engine and return its exit code.
+
+        It is 128 + the signal's number if a signal ended it.
+        """
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD, *FORWARDED])
         try:
             return self._run()
@@ -208,7 +214,10 @@ def last_line(path: str) -> str:
 
 
 def _child_setup(parent: int) -> Callable[[], None]:
-    """Return what the child runs before exec: unblock signals, and be killed when its supervisor exits."""
+    """Return what the child runs before exec.
+
+    It unblocks signals, and lets the child be killed when its supervisor exits.
+    """
     libc = ctypes.CDLL(None, use_errno=True)  # loaded here, because nothing may be imported between fork and exec
 
     def prepare() -> None:
@@ -221,7 +230,10 @@ def _child_setup(parent: int) -> Callable[[], None]:
 
 
 def read_secrets(path: str, *, keep: bool) -> dict[str, str]:
-    """Read the secrets for the engine's environment, and remove the file unless ``keep``."""
+    """Read the secrets for the engine's environment.
+
+    The file is removed unless ``keep``.
+    """
     secrets = records.read_json(path)
     if not keep:
         with contextlib.suppress(OSError):  # on a read-only disk the engine fails with a clearer message

@@ -1,4 +1,6 @@
-"""``python -m midstream_engine.train --config_path FILE [--SECTION.KEY VALUE ...]``: train a language model.
+"""Program that trains a language model from a configuration file.
+
+``python -m midstream_engine.train --config_path FILE [--SECTION.KEY VALUE ...]``
 
 The configuration is read before jax is imported, so that an error in it is reported within a second. Where an attempt
 has several processes, ``--trainer.distributed`` or the environment gives each its number (``config/distributed.py``).

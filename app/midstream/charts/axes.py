@@ -7,7 +7,10 @@ import time
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """Return about ``count`` ascending ticks, each 1, 2 or 5 times a power of ten, with low <= tick <= high."""
+    """Return about ``count`` ascending ticks, with low <= tick <= high.
+
+    Each is 1, 2 or 5 times a power of ten.
+    """
     if not (math.isfinite(low) and math.isfinite(high)) or high <= low or count < 1:
         return [low] if math.isfinite(low) else []
     raw = (high - low) / count
@@ -35,13 +38,15 @@ def step_label(value: float) -> str:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Return the value below which ``share`` (0..1) of the values are; ``values`` must not be empty."""
+    """Return the value below which ``share`` (0..1) of non-empty ``values`` are."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))]
 
 
 def log_ticks(low: float, high: float, count: int) -> list[float]:
-    """Return powers of ten between ``low`` and ``high`` (both above 0), and multiples of them if there are too few.
+    """Return powers of ten between ``low`` and ``high`` (both above 0).
+
+    Multiples of them are added if there are too few.
 
     Falls back to `ticks` for a range that holds too few multiples.
     """
@@ -63,7 +68,7 @@ def duration_label(value: float) -> str:
 
 
 def duration_ticks(low: float, high: float, count: int) -> list[float]:
-    """Return about ``count`` ticks at round clock times, in seconds, with low <= tick <= high."""
+    """Return about ``count`` round clock times in seconds, with low <= tick <= high."""
     steps = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
     raw = (high - low) / max(1, count)
     step = next((step for step in steps if step >= raw * 0.999), None)
@@ -73,7 +78,10 @@ def duration_ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def clock_label(value: float, step: float = 60.0) -> str:
-    """Format UTC seconds as local time: ``14:05``; with seconds where the ``step`` between ticks needs them."""
+    """Format UTC seconds as local time, such as ``14:05``.
+
+    It has seconds where the ``step`` between ticks needs them.
+    """
     local = time.localtime(value)
     if step >= 86400:
         return time.strftime("%d %b", local)
@@ -81,7 +89,10 @@ def clock_label(value: float, step: float = 60.0) -> str:
 
 
 def clock_ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
-    """Return (UTC seconds, label) of about ``count`` ticks at round local times, with low <= tick <= high."""
+    """Return (UTC seconds, label) of about ``count`` ticks at round local times.
+
+    For each tick, low <= tick <= high.
+    """
     offset = time.localtime(high).tm_gmtoff
     found = [value - offset for value in duration_ticks(low + offset, high + offset, count)]
     step = found[1] - found[0] if len(found) > 1 else 60.0

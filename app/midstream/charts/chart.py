@@ -1,4 +1,7 @@
-"""A chart as a value: lines, axes and ranges. `svg`, `png` and `csv_file` write it."""
+"""A chart as a value: lines, axes and ranges.
+
+`svg`, `png` and `csv_file` write it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ NO_RANGE: Range = (None, None)
 
 @dataclass(frozen=True)
 class Line:
-    """One line: points in ascending order of x, each line of one colour and with one name in the legend."""
+    """One line: points in ascending order of x.
+
+    Each line has one colour, and one name in the legend.
+    """
 
     name: str
     x: array[float]
@@ -73,7 +79,10 @@ class Chart:
         return _within((low, high), self.x_range, self.log_x)
 
     def y_ends(self) -> tuple[float, float]:
-        """Return the visible range of y: that of the finite values in the visible range of x, with a margin."""
+        """Return the visible range of y, with a margin.
+
+        It is that of the finite values in the visible range of x.
+        """
         first, last = self.x_ends()
         low, high = math.inf, -math.inf
         for line in self.lines:
@@ -91,7 +100,10 @@ class Chart:
         return _within((low, high), self.y_range, self.log_y)
 
     def averages(self) -> list[list[float]]:
-        """Return the average at each point of each line. It goes on from an attempt to the next one of its run."""
+        """Return the average at each point of each line.
+
+        It goes on from an attempt to the next one of its run.
+        """
         found: list[list[float]] = []
         average, run = Average(self.smoothing, self.x_ends(), self.log_x), None
         for line in self.lines:

@@ -1,4 +1,4 @@
-"""Layout of a chart: what is drawn where, in pixels. SVG and PNG draw the same shapes."""
+"""Layout of a chart: its shapes in pixels, the same for SVG and PNG."""
 
 from __future__ import annotations
 
@@ -76,7 +76,10 @@ class _Plot:
 
 
 def _share(value: float, ends: tuple[float, float], log: bool) -> float:
-    """Return the position of a value between two ends, as 0 .. 1. Values below a logarithmic axis are at -infinity."""
+    """Return the position of a value between two ends, as 0 .. 1.
+
+    Values below a logarithmic axis are at -infinity.
+    """
     low, high = ends
     if log:
         return (math.log(value / low) / math.log(high / low)) if value > 0 else -math.inf
@@ -164,7 +167,10 @@ def x_ticks(chart: Chart, ends: tuple[float, float]) -> list[tuple[float, str]]:
 def _lines(
     lines: Sequence[Line], values: Sequence[Sequence[float]], plot: _Plot, width: float, opacity: float
 ) -> Iterator[Shape]:
-    """Yield the shapes of lines. An attempt's line begins at the end of the one before it."""
+    """Yield the shapes of lines.
+
+    An attempt's line begins at the end of the one before it.
+    """
     before: tuple[str, float, float] | None = None
     for line, y in zip(lines, values, strict=True):
         x = line.x
@@ -179,7 +185,10 @@ def _lines(
 
 
 def _visible(xs: Sequence[float], ys: Sequence[float], plot: _Plot) -> Iterator[list[Point]]:
-    """Yield the connected parts of a line within the plot, in pixels. Values beyond an end of y are drawn at it."""
+    """Yield the connected parts of a line within the plot, in pixels.
+
+    Values beyond an end of y are drawn at it.
+    """
     part: list[Point] = []
     for x, y in zip(xs, ys, strict=True):
         inside = plot.x_ends[0] <= x <= plot.x_ends[1]

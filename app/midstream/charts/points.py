@@ -21,7 +21,7 @@ Block = tuple[int, "array[float]", "array[float]"]  # attempt, x, y
 def blocks(
     rows: Sequence[Mapping[str, Any]], start: int, stop: int, metric: str, axis: str, last: float = 0.0
 ) -> Iterator[Block]:
-    """Yield the points of the rows ``start <= i < stop``, in blocks of one attempt each.
+    """Yield the points of rows ``start <= i < stop``, in blocks of one attempt each.
 
     x is in ascending order. Tokens and times may be missing or decrease (a clock set back): such a point gets the x of
     the one before it. Times are seconds since the first row.

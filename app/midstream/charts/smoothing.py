@@ -1,4 +1,6 @@
-"""Smoothing factors: a moving average weighted by distance on the x axis, as W&B's "time weighted EMA".
+"""Smoothing factors: a moving average weighted by distance on the x axis.
+
+The average is like W&B's "time weighted EMA".
 
 With factor s, a point counts min(sqrt(s), 0.999) times less for each thousandth of the visible range that it is away.
 The same factor therefore looks the same at any length and zoom. 0 is no average.
@@ -16,7 +18,10 @@ LARGEST_FACTOR = 0.999
 
 
 def time_constant(factor: float) -> float:
-    """Return the time constant of the average as a share of the visible range; 0 for no average."""
+    """Return the time constant of the average as a share of the visible range.
+
+    It is 0 for no average.
+    """
     if factor <= 0:
         return 0.0
     return round(-1 / (PARTS * math.log(min(math.sqrt(factor), LARGEST_WEIGHT))), 12)  # the inverse of `factor_of`
@@ -31,7 +36,10 @@ DEFAULT_FACTOR = factor_of(0.015)  # about 0.875
 
 
 class Average:
-    """The average of points that are added in ascending order of x, normalised by the sum of its weights."""
+    """The average of points, normalised by the sum of its weights.
+
+    Points are added in ascending order of x.
+    """
 
     def __init__(self, factor: float, ends: tuple[float, float], log: bool = False) -> None:
         """Create an average without points.
@@ -50,7 +58,10 @@ class Average:
         return math.log(max(x, self._low)) if self._log else x
 
     def add(self, x: float, y: float) -> float:
-        """Add a point and return the average there. NaN and infinity count nothing, and their average is NaN."""
+        """Add a point and return the average there.
+
+        NaN and infinity count nothing, and their average is NaN.
+        """
         if not math.isfinite(y):
             return math.nan
         at = self._place(x)
@@ -60,7 +71,11 @@ class Average:
 
 
 def parse_factor(text: str) -> float:
-    """Parse a smoothing factor. Raises UsageError unless it is a number from 0 to 0.999."""
+    """Parse a smoothing factor.
+
+    Raises:
+        UsageError: It is not a number from 0 to 0.999.
+    """
     try:
         factor = float(text)
     except ValueError:

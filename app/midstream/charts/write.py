@@ -12,7 +12,11 @@ SUFFIXES = (".csv", ".svg", ".png")
 
 
 def check_path(text: str) -> Path:
-    """Return the path of a chart. Raises UsageError for another suffix and for a directory."""
+    """Return the path of a chart.
+
+    Raises:
+        UsageError: Its suffix is not that of a chart, or it is a directory.
+    """
     path = Path(text).expanduser()
     if path.suffix.lower() not in SUFFIXES:
         what = f"{text}: a chart" if text else "no file is named: a chart"

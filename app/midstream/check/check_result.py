@@ -9,7 +9,10 @@ PASS, WARN, FAIL = "pass", "warn", "fail"
 
 @dataclass(frozen=True)
 class Check:
-    """A check's name, state, detail and hint. ``host`` is empty if it is not about one host."""
+    """A check's name, state, detail and hint.
+
+    ``host`` is empty if it is not about one host.
+    """
 
     name: str
     state: str  # PASS, WARN or FAIL
@@ -19,5 +22,14 @@ class Check:
 
 
 def judge(name: str, good: bool, detail: str, hint: str = "", host: str = "", otherwise: str = FAIL) -> Check:
-    """Return PASS if it is good, else ``otherwise`` with the hint."""
+    """Return PASS if ``good``, else ``otherwise`` with the hint.
+
+    Args:
+        name: Name of the check.
+        good: Whether the check has passed.
+        detail: What was found.
+        hint: How to repair it; a check that passes has none.
+        host: The host that was checked; empty: none.
+        otherwise: Result of a check that has not passed.
+    """
     return Check(name, PASS, detail, "", host) if good else Check(name, otherwise, detail, hint, host)

@@ -1,4 +1,4 @@
-"""``midstream --doctor``: checks of this machine, without a connection to any other."""
+"""Checks of this machine, without a connection to others (``midstream --doctor``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Checks of one host of a target: whether the engine can run there, and what prevents it."""
+"""Checks of one host of a target.
+
+They say whether the engine can run there, and what prevents it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ SKEW_LIMIT = 5.0  # seconds; more confuses a reader of logs and fails certificat
 
 
 def check_host(host: Host, config: HostConfig, survey: Survey, skew: float) -> Iterator[Check]:
-    """Yield the checks of one host. ``skew`` is its clock minus this machine's, in seconds."""
+    """Yield the checks of one host.
+
+    ``skew`` is its clock minus this machine's, in seconds.
+    """
     name = host.name
     packages = check_packages(name, config, survey)
     yield packages
@@ -139,7 +145,10 @@ def _clock(name: str, survey: Survey, skew: float) -> Check:
 
 
 def _dirty(name: str, survey: Survey, virtual: bool) -> Iterator[Check]:
-    """Check for processes on the accelerators, stale locks and running engines. Virtual devices have no owner."""
+    """Check for processes on the accelerators, stale locks and running engines.
+
+    Virtual devices have no owner.
+    """
     users = [] if virtual else survey.accelerator_users
     for process in users:
         pid, user = process.pid, process.user or "another user"

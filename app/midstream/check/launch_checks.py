@@ -1,4 +1,7 @@
-"""Preflight of a launch: the checks of its target, then those of the run that would be started there."""
+"""Preflight of a launch: the checks of its target, then those of the run.
+
+The run is the one that would be started there.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ from midstream.launch.launch_run import check_launch
 
 
 def check_request(fleet: Fleet, hosts: HostPool, request: LaunchRequest) -> Iterator[Check]:
-    """Yield the checks of a launch one after the other, without side effects on the run.
+    """Yield the checks of a launch one after the other.
+
+    They have no side effects on the run.
 
     The last one is named ``run``; the run's id is its ``detail``'s first word.
     """

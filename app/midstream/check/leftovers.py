@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Leftover:
-    """A file or directory that no process needs. ``kept`` is why it may not be removed; empty if it may."""
+    """A file or directory that no process needs.
+
+    ``kept`` is why it may not be removed; empty if it may.
+    """
 
     host: str
     run: str
@@ -43,7 +46,10 @@ class Skipped:
 
 @dataclass(frozen=True)
 class SliceLeftover:
-    """A slice that no target names, or that has ended. ``kept`` is why it may not be removed; empty if it may."""
+    """A slice that no target names, or that has ended.
+
+    ``kept`` is why it may not be removed; empty if it may.
+    """
 
     slice: Slice
     kept: str
@@ -83,7 +89,9 @@ class Examined:
 def find_leftovers(
     fleet: Fleet, hosts: HostPool, run_id: str = "", *, remove: bool = False
 ) -> Iterator[Leftover | Skipped | Examined]:
-    """Yield the leftovers of one run, or of all, on every host that answers; with ``remove`` remove them.
+    """Yield the leftovers of one run, or of all, on every host that answers.
+
+    With ``remove``, remove them.
 
     Args:
         fleet: The fleet.

@@ -1,4 +1,7 @@
-"""Checks of several hosts as one mesh: links, equal hardware and packages, clocks, shared file systems."""
+"""Checks of several hosts as one mesh.
+
+They are about links, equal hardware and packages, clocks, and shared file systems.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,15 @@ def check_together(
     surveys: Mapping[str, Survey],
     skews: Mapping[str, float],
 ) -> Iterator[Check]:
-    """Yield the checks of a target with at least two hosts, all of which answer."""
+    """Yield the checks of a target with at least two hosts, all of which answer.
+
+    Args:
+        fleet: The fleet.
+        target: The target.
+        hosts: Connections to its hosts.
+        surveys: Surveys of its hosts, by host.
+        skews: Clock of each host minus this machine's, in seconds, by host.
+    """
     yield from _links(fleet, target, hosts)
     yield from _alike(fleet, hosts, surveys)
     spread = max(skews.values()) - min(skews.values())
@@ -57,7 +68,10 @@ def _links(fleet: Fleet, target: Target, hosts: Sequence[Host]) -> Iterator[Chec
 
 
 def _alike(fleet: Fleet, hosts: Sequence[Host], surveys: Mapping[str, Survey]) -> Iterator[Check]:
-    """Check that all hosts have the same accelerators, driver and packages, because one program runs on all."""
+    """Check that all hosts have the same accelerators, driver and packages.
+
+    One program runs on all of them.
+    """
     each = {host.name: _described(fleet.hosts[host.name], surveys[host.name]) for host in hosts}
     for name in ("accelerators", "driver", "packages", "machine"):
         found = {host: described[name] for host, described in each.items()}

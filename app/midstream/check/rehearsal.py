@@ -1,4 +1,7 @@
-"""The engine's rehearsal on a target: compile the run's programs there and report the memory that they need."""
+"""The engine's rehearsal on a target.
+
+It compiles the run's programs there and reports the memory that they need.
+"""
 
 from __future__ import annotations
 
@@ -56,9 +59,10 @@ def rehearse(
     overrides: Sequence[str] = (),
     say: Callable[[str], None] | None = None,
 ) -> Iterator[Check]:
-    """Compile the config's programs on each host of the target, for the host's own devices.
+    """Compile the config's programs on each host of the target.
 
-    Engine and environment are installed first. Writes engines, environments and the compile cache, and no run.
+    They are compiled for the host's own devices. Engine and environment are installed first. Writes engines,
+    environments and the compile cache, and no run.
 
     Args:
         fleet: The fleet.

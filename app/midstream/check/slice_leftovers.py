@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 def find_slice_leftovers(
     fleet: Fleet, report: Callable[[str], None], *, remove: bool = False
 ) -> Iterator[SliceLeftover | SliceProblem]:
-    """Yield slices that midstream created for no target of the fleet file, and those that are preempted or failed.
+    """Yield midstream's slices that no target names, or that are preempted or failed.
+
+    Targets are those of the fleet file; midstream created the slices.
 
     Args:
         fleet: The fleet.

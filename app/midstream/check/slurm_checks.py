@@ -1,4 +1,7 @@
-"""Checks of a SLURM target: its commands, its flags of sbatch, and the packages for devices that are elsewhere."""
+"""Checks of a SLURM target: its commands, its flags of sbatch, and its packages.
+
+The packages are for devices that are elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ def check_commands(host: Host) -> Iterator[Check]:
 
 
 def check_allocation(host: Host, config: HostConfig, name: str, target: SlurmTarget) -> Iterator[Check]:
-    """Check that SLURM accepts the flags, which devices they request, and that the packages are for these devices."""
+    """Check that SLURM accepts the flags, and which devices they request.
+
+    Also check that the packages are for these devices.
+    """
     try:
         found = query_allocation(host, name, target)
     except LaunchError as error:

@@ -1,4 +1,7 @@
-"""``midstream --check TARGET``: all checks that are possible before an engine is started there."""
+"""Checks of a target for ``midstream --check TARGET``.
+
+They are all that are possible before an engine is started there.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ SURVEY_TIMEOUT = 120.0  # seconds
 
 
 def check_target(fleet: Fleet, hosts: HostPool, target: Target) -> Iterator[Check]:
-    """Yield the checks one after the other. The only side effect is a token file that is removed again."""
+    """Yield the checks of a target one after the other.
+
+    The only side effect is a token file that is removed again.
+    """
     members = [hosts.lookup(name) for name in target.hosts]
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         reached = list(pool.map(reach, members))
@@ -54,7 +60,7 @@ def check_target(fleet: Fleet, hosts: HostPool, target: Target) -> Iterator[Chec
 
 
 def _survey(host: Host) -> tuple[checks.Survey, float] | HostError:
-    """Return the host's survey of itself, and its clock minus this machine's in seconds."""
+    """Return the host's survey, and its clock minus this machine's in seconds."""
     try:
         return host.call(checks.survey, timeout=SURVEY_TIMEOUT)(root=host.root), clock_skew(host)
     except HostError as error:

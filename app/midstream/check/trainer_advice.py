@@ -1,4 +1,7 @@
-"""Advice before a move: what a run's trainer stores, what a certificate can check, and what to switch on."""
+"""Advice before a move of a run.
+
+It says what the run's trainer stores, what a certificate can check, and what to switch on.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Compare accelerators before they are rented: fit, speed, time and cost of a run, by compiling for them."""
+"""Comparison of accelerators before they are rented, by compiling for them.
+
+It has fit, speed, time and cost of a run.
+"""

@@ -1,4 +1,4 @@
-"""Measured steps beside estimated ones: how far estimates were off, and their correction.
+"""Measured steps beside estimated ones: errors of estimates, their correction.
 
 A pair is stored whenever a run that was compared has trained, or has been rehearsed, on accelerators for which there is
 an estimate of it.
@@ -87,7 +87,10 @@ def read_pairs() -> list[Pair]:
 
 
 def remember(new: Iterable[Pair]) -> list[Pair]:
-    """Store pairs, and return all. A pair replaces the earlier one of the same run on the same accelerators."""
+    """Store pairs, and return all.
+
+    A pair replaces the earlier one of the same run on the same accelerators.
+    """
     known = {(pair.run, pair.topology): pair for pair in read_pairs()}
     added = {(pair.run, pair.topology): pair for pair in new if pair.estimated > 0 and pair.measured > 0}
     if not added:
@@ -104,7 +107,7 @@ def remember(new: Iterable[Pair]) -> list[Pair]:
 
 
 def calibration(pairs: Sequence[Pair], kind: str) -> Calibration | None:
-    """Return the calibration of devices of one kind; None where nothing was measured on them."""
+    """Return the calibration of one kind of devices; None if nothing was measured."""
     ratios = [pair.measured / pair.estimated for pair in pairs if pair.kind == kind]
     if not ratios:
         return None

@@ -1,4 +1,4 @@
-"""Candidates of a comparison: names of accelerators, and targets of the fleet file."""
+"""Candidates of a comparison: accelerator names, and targets of the fleet file."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def candidates(names: str, fleet: Fleet, snapshot: Snapshot | None, prices: Mapp
 
 
 class UnknownAcceleratorsError(UsageError):
-    """The accelerators of a target of the fleet file are not known, or not in the table."""
+    """Accelerators of a fleet file target that are unknown, or not in the table."""
 
 
 def _candidate(name: str, fleet: Fleet, snapshot: Snapshot | None, prices: Mapping[str, float]) -> Candidate:
@@ -92,7 +92,7 @@ def price_of_target(fleet: Fleet, name: str) -> float | None:
 
 
 def _price_of_same(fleet: Fleet, accelerators: AcceleratorType) -> float | None:
-    """Return the price of a target of the fleet file that is a slice of the same accelerators; None without one."""
+    """Return the price of a slice target of the same accelerators; None without one."""
     for config in fleet.targets.values():
         if isinstance(config, SliceTarget) and config.price_per_hour is not None:
             same = accelerators_of_slice(config)
@@ -102,7 +102,7 @@ def _price_of_same(fleet: Fleet, accelerators: AcceleratorType) -> float | None:
 
 
 def accelerators_of_slice(target: SliceTarget) -> AcceleratorType | None:
-    """Return the accelerators of a slice of the fleet file; None where its type is not in the table."""
+    """Return a slice target's accelerators; None if its type is not in the table."""
     if isinstance(target, ComputeTarget):
         machine = machine_of(target.machine_type)
         if machine is None:
@@ -154,7 +154,10 @@ def accelerators_of_target(fleet: Fleet, name: str, snapshot: Snapshot | None) -
 
 
 def accelerators_of_devices(kinds: Sequence[str]) -> AcceleratorType | None:
-    """Return the accelerators that devices of these kinds are; None where there are none of that number."""
+    """Return the accelerators that devices of these kinds are.
+
+    It is None where there are none of that number.
+    """
     if not kinds or len(set(kinds)) > 1:
         return None
     count, kind = len(kinds), kinds[0]

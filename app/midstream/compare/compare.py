@@ -1,4 +1,7 @@
-"""Compare candidates for a configuration or a run: compile for each, estimate, calibrate, sort."""
+"""Comparison of candidates for a configuration or a run.
+
+Steps: compile for each, estimate, calibrate, sort.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,10 @@ def compare(fleet: Fleet, subject: Subject, candidates: Sequence[Candidate], com
 
 
 def measured_pairs(fleet: Fleet, subject: Subject, migrations: Sequence[PastMigration]) -> Iterator[Pair]:
-    """Yield what the run has measured, where there is an estimate: its steps now, and those of rehearsals."""
+    """Yield what the run has measured, where there is an estimate.
+
+    This is its steps now, and those of rehearsals.
+    """
     run = subject.run
     if run is None:
         return
@@ -60,7 +66,7 @@ def measured_pairs(fleet: Fleet, subject: Subject, migrations: Sequence[PastMigr
 
 
 def _accelerators_of_host(fleet: Fleet, host: str) -> AcceleratorType | None:
-    """Return the accelerators of the slice that a host is a worker of; None for other hosts."""
+    """Return the accelerators of a worker's slice; None for other hosts."""
     for name in fleet.targets:
         try:
             if host in fleet.hosts_of(name) or host.startswith(f"{name}-"):

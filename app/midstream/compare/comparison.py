@@ -1,4 +1,7 @@
-"""Rows of a comparison: time and cost to the end on each candidate, and what the move of a run costs."""
+"""Rows of a comparison: time and cost to the end on each candidate.
+
+Also what the move of a run costs.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +121,15 @@ def row(
     calibration: Calibration | None,
     migrations: Sequence[PastMigration] = (),
 ) -> Row:
-    """Return the row of a candidate with an estimate."""
+    """Return the row of a candidate with an estimate.
+
+    Args:
+        subject: What is compiled: a config or a run.
+        candidate: The candidate.
+        estimate: The estimate of its compiled step.
+        calibration: Measured over estimated steps on devices of its kind; None: not measured.
+        migrations: Earlier migrations, by which a move of the run to the candidate is estimated.
+    """
     steps = estimate.steps
     if subject.run is not None:
         steps = max(0, (subject.run.steps or estimate.steps) - subject.run.step)
@@ -157,7 +168,10 @@ def _move(
 
 
 def ordered(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that fit first: the cheapest first where all of them have a price, else the fastest."""
+    """Return the rows, those that fit first.
+
+    The cheapest is first where all of them have a price, else the fastest.
+    """
     priced = all(row.price_to_end is not None for row in rows if row.step is not None)
 
     def key(row: Row) -> tuple[int, float]:

@@ -1,4 +1,7 @@
-"""Compile for accelerators in a process of its own, on this machine or on a host of the fleet file."""
+"""Compilation for accelerators in a process of its own.
+
+The process runs on this machine or on a host of the fleet file.
+"""
 
 from __future__ import annotations
 
@@ -66,6 +69,13 @@ class Compiler:
     ) -> Estimate:
         """Compile a configuration's step.
 
+        Args:
+            config: Text of the configuration.
+            overrides: Flags of the engine.
+            accelerators: Accelerators to compile for.
+            report: Receives the progress.
+            cancel: Ends the compilation when it is set.
+
         Raises:
             UsageError: The configuration is wrong, or cannot be laid out on the accelerators.
             MidstreamError: The compiler failed, or exceeded a limit.
@@ -124,7 +134,7 @@ class Compiler:
 
 
 class Compilers:
-    """The compilers of a comparison: one of each platform, prepared when it is first needed."""
+    """Compilers of a comparison: one of each platform, prepared when first needed."""
 
     def __init__(
         self, fleet: Fleet, hosts: HostPool, compile_on: str | None, report: Reporter, cancel: Event | None = None
@@ -143,7 +153,9 @@ class Compilers:
         self._known: dict[str, Compiler] = {}
 
     def estimate(self, config: str, overrides: Sequence[str], accelerators: AcceleratorType) -> Estimate:
-        """Return the estimate of a configuration's step: what an earlier comparison has found, else compile it.
+        """Return the estimate of a configuration's step.
+
+        It is what an earlier comparison has found; else the step is compiled.
 
         Raises:
             UsageError: The configuration is wrong, or cannot be laid out on the accelerators.
@@ -179,7 +191,7 @@ class Compilers:
 
 
 def known_estimate(config: str, overrides: Sequence[str], accelerators: AcceleratorType) -> Estimate | None:
-    """Return the estimate that an earlier comparison has stored; None where there is none."""
+    """Return the estimate stored by an earlier comparison; None where there is none."""
     return cached(cache_file(engine_and_packages(), config, overrides, accelerators))
 
 
@@ -195,7 +207,10 @@ def _installed(host: Host, config: HostConfig, report: Reporter) -> Compiler:
 
 @cache
 def compiler_lock(variant: str) -> str:
-    """Return a lock file with the engine's packages and a compiler, without what only its accelerators need."""
+    """Return a lock file with the engine's packages and a compiler.
+
+    It lacks what only its accelerators need.
+    """
     text = shipped(f"locks/engine-{variant}.txt").read_text(encoding="utf-8")
     if variant == "tpu":
         return text

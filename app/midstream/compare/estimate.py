@@ -1,4 +1,7 @@
-"""The engine's estimate of a run's step on accelerators: its fields, and its cache on this machine."""
+"""The engine's estimate of a run's step on accelerators.
+
+The module has its fields, and its cache on this machine.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,10 @@ class Parts:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The last line of ``midstream_engine.estimate``. Fields of the step are None where nothing fits."""
+    """The last line of ``midstream_engine.estimate``.
+
+    Fields of the step are None where nothing fits.
+    """
 
     event: Literal["estimate"]
     accelerators: str
@@ -98,13 +104,13 @@ class Progress:
 
 
 def cache_file(engine: str, config: str, overrides: Sequence[str], accelerators: AcceleratorType) -> Path:
-    """Return the file of an estimate: its name is a hash of engine, configuration and topology."""
+    """Return an estimate's file, named by a hash of engine, configuration, topology."""
     key = records.canonical_json([engine, config, list(overrides), accelerators.topology])
     return state_directory() / "compare" / f"{hashlib.sha256(key).hexdigest()}.json"
 
 
 def cached(path: Path) -> Estimate | None:
-    """Return the estimate in a file; None where it is not there or from another version."""
+    """Return the estimate in a file; None if it is missing or of another version."""
     try:
         return printed_value("this machine", WHAT, Estimate, path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, RemoteError):

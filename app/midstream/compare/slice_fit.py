@@ -1,4 +1,7 @@
-"""Whether a run's step fits accelerators that it cannot be tried on: a slice before it costs money, a busy target."""
+"""Fit of a run's step on accelerators where it cannot be tried.
+
+These are a slice before it costs money, and a busy target.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,19 @@ NAME = "fit"
 
 
 def is_virtual(target: SliceTarget) -> bool:
-    """Return whether the workers of a slice get virtual devices, for which there is nothing to compile."""
+    """Return whether the workers of a slice get virtual devices.
+
+    There is nothing to compile for these.
+    """
     return bool(target.worker.get("devices"))
 
 
 def require_fit(
     fleet: Fleet, hosts: HostPool, name: str, subject_of: Callable[[], Subject], say: Callable[[str], None]
 ) -> Row | None:
-    """Refuse a slice that a step cannot fit, before it is created; return the estimate, if there is one.
+    """Refuse a slice that a step cannot fit, before it is created.
+
+    Returns the estimate, if there is one.
 
     Args:
         fleet: The fleet.

@@ -1,4 +1,7 @@
-"""The subject of a comparison: a configuration, or a run of the fleet with its present speed and price."""
+"""The subject of a comparison: a configuration, or a run of the fleet.
+
+The run has its present speed and price.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +99,10 @@ def of_import(source: Host, path: str, config: str, overrides: Sequence[str]) ->
 
 
 def of_run_named(fleet: Fleet, hosts: HostPool, run_id: str, overrides: Sequence[str]) -> Subject:
-    """Return a run of the fleet by its id, from the copy with the highest epoch. Raises as `of_run`."""
+    """Return a run of the fleet by its id, from the copy with the highest epoch.
+
+    Raises as `of_run`.
+    """
     copies = take_snapshot(fleet, hosts, timeout=SNAPSHOT_TIMEOUT).copies(run_id)
     if not copies:
         raise UsageError(f"no host that answers has a run {run_id!r}", "midstream --status lists runs and hosts")
@@ -139,7 +145,10 @@ def of_run(fleet: Fleet, hosts: HostPool, run: RunView, overrides: Sequence[str]
 
 
 def _newest_state(fleet: Fleet, hosts: HostPool, run: RunView) -> tuple[Sequence[records.ArrayEntry], int]:
-    """Return the arrays and bytes of the newest checkpoint; none where there is none that can be read."""
+    """Return the arrays and bytes of the newest checkpoint.
+
+    There are none where there is none that can be read.
+    """
     source = hosts.get(run.host)
     store = checkpoint_store_of(fleet, source, run.run_id, run.store)
     try:
@@ -154,7 +163,9 @@ def _by_size(name: str) -> bool:
 
 
 def vocabulary_of_file(name: str, config: Path) -> int:
-    """Return the tokens of a ``tokenizer.json`` or of its folder, as the engine counts them.
+    """Return the number of tokens of a ``tokenizer.json`` or of its folder.
+
+    They are counted as the engine counts them.
 
     Raises:
         UsageError: It is not on this machine, or is none.

@@ -1,4 +1,6 @@
-"""Names that shell completion offers: from the fleet file and the state directory, without a connection.
+"""Names that shell completion offers.
+
+They come from the fleet file and the state directory, without a connection.
 
 `midstream --print-names KIND WORD...` prints them; WORDs are those of the command line before the one to complete.
 """
@@ -24,7 +26,7 @@ KINDS = (FLAGS, "targets", "runs", "checkpoints", "steps", "migrations", "config
 
 
 def local_names(kind: str, words: Sequence[str] = ()) -> list[str]:
-    """Return the known names of a kind, except flags. Files that cannot be read have none."""
+    """Return the known names of a kind, except flags; unreadable files have none."""
     found = {
         "targets": lambda: _targets(_fleet_file(words)),
         "runs": lambda: _runs(_fleet_file(words)),

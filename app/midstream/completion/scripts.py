@@ -35,7 +35,10 @@ _midstream_{kind}() {{
 
 
 def script(parser: FlagParser, shell: str) -> str:
-    """Return the completion script of a shell. The parser is changed: it cannot parse afterwards."""
+    """Return the completion script of a shell.
+
+    The parser is changed: it cannot parse afterwards.
+    """
     for name, note in parser.notes.items():
         if note.completes:
             action: Any = parser.actions[name]

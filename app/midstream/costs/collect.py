@@ -1,4 +1,4 @@
-"""Collect what the costs of a fleet are computed from: hosts, slices and migrations."""
+"""Collection of the inputs to a fleet's costs: hosts, slices and migrations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ MAX_CONCURRENT_HOSTS = 32
 
 
 def collect(fleet: Fleet, hosts: HostPool, seconds: float, now: float | None = None) -> CostReport:
-    """Return the costs of the last ``seconds``. Hosts and providers that do not answer are named in ``not_known``."""
+    """Return the costs of the last ``seconds``.
+
+    Hosts and providers that do not answer are named in ``not_known``.
+    """
     until = time.time() if now is None else now
     since = until - seconds
 
@@ -51,7 +54,10 @@ def _problem(name: str, error: MidstreamError) -> str:
 
 
 def _created(fleet: Fleet) -> tuple[Mapping[str, float], list[str]]:
-    """Return worker -> creation of its slice, and one line for each zone that could not be listed."""
+    """Return the creation time of each worker's slice, and the unlisted zones.
+
+    The mapping is worker -> creation of its slice. There is one line for each zone that could not be listed.
+    """
     targets = fleet_slices.slice_targets(fleet)
     if not targets:
         return {}, []

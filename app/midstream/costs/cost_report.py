@@ -29,7 +29,10 @@ HOUR = 3600.0
 
 @dataclass(frozen=True)
 class HostCost:
-    """One host. Times in seconds; money in the currency of the fleet file's prices; None: no price."""
+    """Cost of one host.
+
+    Times in seconds; money in the currency of the fleet file's prices; None: no price.
+    """
 
     host: str
     price: float | None  # an hour
@@ -51,7 +54,10 @@ class HostCost:
 
 @dataclass(frozen=True)
 class RunCost:
-    """One run, over all hosts that its processes ran on. ``hours`` of a host with several processes count once."""
+    """Cost of one run, over all hosts that its processes ran on.
+
+    ``hours`` of a host with several processes count once.
+    """
 
     run_id: str
     hosts: tuple[str, ...]
@@ -62,7 +68,10 @@ class RunCost:
 
 @dataclass(frozen=True)
 class MigrationCost:
-    """One migration: the target while it was prepared, and both sides during the downtime."""
+    """Cost of one migration.
+
+    It counts the target while it was prepared, and both sides during the downtime.
+    """
 
     migration: str
     run_id: str
@@ -324,7 +333,10 @@ def _run(run_id: str, hosts: Mapping[str, tuple[Intervals, Intervals]], prices: 
 
 
 def _migration(view: MigrationView, prices: Prices, now: float) -> MigrationCost:
-    """Return a migration's cost, by the same definition as the plan's estimate (`migrate.cost`)."""
+    """Return a migration's cost.
+
+    The definition is the same as of the plan's estimate (`migrate.cost`).
+    """
     plan, facts, report = view.plan, view.facts, view.downtime
     last = now if view.open else max((event.time for event in view.events), default=plan.identity.created)
     stopped = report.last_step_ended if report and report.last_step_ended is not None else facts.seal_started_at

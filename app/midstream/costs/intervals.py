@@ -9,7 +9,7 @@ Intervals = tuple[Interval, ...]
 
 
 def union(*parts: Iterable[Interval]) -> Intervals:
-    """Return the time that is in any of the intervals. Empty and reversed ones are left out."""
+    """Return the time in any of the intervals, without empty and reversed ones."""
     merged: list[Interval] = []
     for begin, end in sorted(interval for part in parts for interval in part):
         if end <= begin:

@@ -1,4 +1,6 @@
-"""Ends the processes of a demo, however the demo ends: by a key, a signal, or with its terminal.
+"""Cleanup process of a demo, which ends the demo's processes.
+
+It does so however the demo ends: by a key, a signal, or with its terminal.
 
 ``python -m midstream.demo.cleanup_process ROOT LOCK`` waits in its own session until its stdin closes. Unless the demo
 has written `DONE` to it, it ends migration processes and engines. It inherits the demo's lock (``LOCK`` is the
@@ -58,9 +60,17 @@ class CleanupProcess:
 
 
 def end_processes(fleet: Fleet, hosts: HostPool, root: Path, report: Callable[[str], None], spare: set[int]) -> None:
-    """End migration processes, save and stop runs, then kill the remaining processes except the pids ``spare``.
+    """End the demo's processes except the pids ``spare``: no process of it then runs.
 
-    Afterwards no process of the demo runs, and an interrupted migration can be continued.
+    It ends migration processes, saves and stops runs, then kills the remaining processes. An interrupted
+    migration can be continued.
+
+    Args:
+        fleet: The demo's fleet.
+        hosts: Connections to its hosts.
+        root: Directory of the demo, by which its processes are found.
+        report: Receives the progress.
+        spare: Pids that are not killed.
     """
     _end_migrations(fleet, report)
     _stop_runs(fleet, hosts, report)
@@ -97,7 +107,7 @@ def running_engines(fleet: Fleet, hosts: HostPool) -> Iterator[tuple[str, str, i
 
 
 def _stop_runs(fleet: Fleet, hosts: HostPool, report: Callable[[str], None]) -> None:
-    """Request every engine to save and exit; kill those that do not within `SAVE_TIMEOUT`."""
+    """Request every engine to save and exit; kill those that exceed `SAVE_TIMEOUT`."""
     signalled: set[tuple[str, str, int]] = set()
     deadline = time.monotonic() + SAVE_TIMEOUT
     try:
@@ -121,8 +131,9 @@ def _stop_runs(fleet: Fleet, hosts: HostPool, report: Callable[[str], None]) -> 
 
 
 def marked_processes(root: Path) -> list[int]:
-    """Return pids of midstream processes with this demo's mark in their environment, without this process.
+    """Return pids of midstream processes with this demo's mark, without this one.
 
+    The mark is in their environment.
     Empty where the system does not expose environments.
     """
     mark = f"{MARK}={root}".encode()

@@ -24,7 +24,10 @@ MAX_LOCK_BYTES = 4096  # bytes read from a lock file
 
 
 class DemoDirectory:
-    """A directory and its lock, held until ``release`` and until every process that inherited it has exited."""
+    """A directory and its lock.
+
+    The lock is held until ``release`` and until every process that inherited it has exited.
+    """
 
     def __init__(self, root: Path, descriptor: int, *, ending: bool = False) -> None:
         self.root, self.descriptor = root, descriptor
@@ -36,7 +39,10 @@ class DemoDirectory:
         os.pwrite(self.descriptor, json.dumps(state).encode(), 0)
 
     def ending(self) -> None:
-        """Mark the demo as ending: a new demo waits for the lock instead of using another directory."""
+        """Mark the demo as ending.
+
+        A new demo waits for the lock instead of using another directory.
+        """
         self._write(ending=True)
 
     def release(self) -> None:

@@ -1,4 +1,6 @@
-"""`midstream --demo`: two local targets and a real run between them, on this machine alone.
+"""A demo of two local targets and a real run between them (`midstream --demo`).
+
+It runs on this machine alone.
 
 The run trains a small GPT-2 on the standard library sources of this Python. `small` has two virtual CPU devices,
 `large` four. Nothing is downloaded, and nothing is written outside `$MIDSTREAM_STATE/demo` (a second demo beside an
@@ -186,7 +188,10 @@ def _ensure_running(fleet: Fleet, hosts: HostPool, output: Output, *, verbose: b
 
 
 def _headless(output: Output, *, verbose: bool) -> int:
-    """Launch on `small`, migrate to `large`, certify, stop. Return 0 if the certificate is valid."""
+    """Launch on `small`, migrate to `large`, certify, stop.
+
+    Returns 0 if the certificate is valid.
+    """
     from midstream.demo.demo_directory import claim_at, default_root
     from midstream.flags import parser
     from midstream.headless.migration.migrate_run import migrate

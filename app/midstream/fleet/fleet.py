@@ -1,4 +1,7 @@
-"""Fleet: hosts, targets and stores, as frozen dataclasses. docs/reference/fleet-file.md describes each field."""
+"""Fleet: hosts, targets and stores, as frozen dataclasses.
+
+docs/reference/fleet-file.md describes each field.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +110,10 @@ class SlurmTarget(TargetConfig):
 
 @dataclass(frozen=True)
 class SliceTarget(TargetConfig):
-    """Settings of machines that a provider creates and deletes together, each of which is a host."""
+    """Settings of machines that a provider creates and deletes together.
+
+    Each of the machines is a host.
+    """
 
     project: str = ""
     zone: str = ""
@@ -155,7 +161,10 @@ class SliceTarget(TargetConfig):
 @TargetConfig.register_subclass("tpu")
 @dataclass(frozen=True)
 class TpuTarget(SliceTarget):
-    """A slice of the Cloud TPU API, v2 to v6e. docs/reference/fleet-file.md describes each field."""
+    """A slice of the Cloud TPU API, v2 to v6e.
+
+    docs/reference/fleet-file.md describes each field.
+    """
 
     accelerator_type: str = ""
     topology: str | None = None  # with accelerator_type as a bare generation: v5p and 2x2x4
@@ -175,7 +184,10 @@ class TpuTarget(SliceTarget):
 @TargetConfig.register_subclass("gce")
 @dataclass(frozen=True)
 class ComputeTarget(SliceTarget):
-    """A TPU slice on Compute Engine, v5p and later: one machine, or a group of machines with a topology."""
+    """A TPU slice on Compute Engine, v5p and later.
+
+    It is one machine, or a group of machines with a topology.
+    """
 
     machine_type: str = ""  # tpu7x-standard-4t, ct6e-standard-4t, ct5p-hightpu-4t
     topology: str | None = None  # of several machines: 2x2x2; None: one machine
@@ -191,7 +203,10 @@ class ComputeTarget(SliceTarget):
 @TargetConfig.register_subclass("kubernetes")
 @dataclass(frozen=True)
 class KubernetesTarget(TargetConfig):
-    """The pods of an indexed Job or of a JobSet, each of which is a host. `midstream.fleet.job_pods` has its hosts."""
+    """Pods of an indexed Job or of a JobSet, each of which is a host.
+
+    `midstream.fleet.job_pods` has its hosts.
+    """
 
     name: str = ""  # of the Job or JobSet; empty: the target's name
     kind: str = "job"  # one of JOB_KINDS
@@ -273,7 +288,10 @@ class Fleet:
         return any(isinstance(target, KubernetesTarget) for target in self.targets.values())
 
     def store_of(self, host: str) -> str:
-        """Return the URL for checkpoints of a host's runs; empty: they stay in the run directories."""
+        """Return the URL for checkpoints of a host's runs.
+
+        Empty: they stay in the run directories.
+        """
         return self.store_url(self.hosts[host].store or "")
 
     def store_url(self, given: str) -> str:
@@ -281,7 +299,10 @@ class Fleet:
         return (self.stores[given].url if given in self.stores else given).rstrip("/")
 
     def store_of_target(self, name: str) -> str:
-        """Return the same for a target, even if its hosts are unknown now; empty for an unknown target."""
+        """Return the checkpoint URL of a target, as `store_of` does for a host.
+
+        It works even if the target's hosts are unknown now. It is empty for an unknown target.
+        """
         config = self.targets.get(name)
         if isinstance(config, SliceTarget):
             return self.store_url(str(config.worker.get("store") or ""))

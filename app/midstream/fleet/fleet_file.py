@@ -1,4 +1,7 @@
-"""Read and validate the fleet file. Errors are one line with file and line, or file and field."""
+"""Reader and validation of the fleet file.
+
+Errors are one line with file and line, or file and field.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,11 @@ def default_fleet_path() -> Path:
 
 
 def load_fleet(path: str | Path | None = None) -> Fleet:
-    """Load a fleet file. UsageError, with file and line or field, if it is missing or invalid."""
+    """Load a fleet file.
+
+    Raises:
+        UsageError: It is missing or invalid; the message has file and line or field.
+    """
     file = Path(path).expanduser() if path else default_fleet_path()
     try:
         text = file.read_text()
@@ -207,7 +214,10 @@ def _shared_roots(path: str, file: _FleetFile) -> dict[str, HostConfig]:
 
 
 def _with_store_settings(hosts: Mapping[str, HostConfig], known: Mapping[str, StoreConfig]) -> dict[str, HostConfig]:
-    """Return the hosts with the engine's variable for the settings of stores in their environment."""
+    """Return the hosts with the engine's variable for stores in their environment.
+
+    The variable has the settings of the stores.
+    """
     added = store_config.engine_environment(known)
     return {
         name: dataclasses.replace(host, env={**added, **host.env}) if added else host for name, host in hosts.items()
@@ -236,7 +246,10 @@ def _section(path: str, value: Mapping[str, Any], name: str) -> dict[str, dict[s
 
 
 def _check_entries(path: str, section: str, entries: Mapping[str, dict[str, Any]], base: Any) -> None:
-    """Check types and field names. draccus' own messages have neither the file nor the closest name."""
+    """Check types and field names.
+
+    draccus' own messages have neither the file nor the closest name.
+    """
     kinds = base.get_known_choices()
     for name, entry in entries.items():
         kind = entry.get("type")

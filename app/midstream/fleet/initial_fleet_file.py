@@ -36,7 +36,9 @@ class _Entry:
 
 
 def fleet_from_ssh_config(path: Path) -> str:
-    """Return a fleet file with `here`, and one entry for each host of the SSH configuration at ``path``.
+    """Return a fleet file of `here` and the hosts of an SSH configuration.
+
+    It has one entry for each host of the SSH configuration at ``path``.
 
     Patterns are left out, `Include` is followed, and a name counts once. Without the file there is only `here`.
     Raises UsageError, with file and line, if the configuration cannot be read.
@@ -63,7 +65,10 @@ def fleet_from_ssh_config(path: Path) -> str:
 
 
 def _free(name: str, entries: dict[str, _Entry]) -> str:
-    """Return the name of a host in the fleet: `here` is this machine, so a host of that alias gets another name."""
+    """Return the name of a host in the fleet, another one if it is `here`.
+
+    `here` is this machine, so a host of that alias gets another name.
+    """
     if name != "here":
         return name
     return next(other for other in ("here-ssh", *(f"here-ssh-{k}" for k in range(2, 99))) if other not in entries)
@@ -102,7 +107,10 @@ def hosts_in(file: Path, base: Path, depth: int = 0) -> Iterator[_Entry]:
 
 
 def _words(line: str, where: str) -> tuple[str, list[str]]:
-    """Split ``Keyword arguments`` or ``Keyword=arguments`` into (keyword in lower case, arguments)."""
+    """Split a line into (keyword in lower case, arguments).
+
+    The line is ``Keyword arguments`` or ``Keyword=arguments``.
+    """
     line = line.strip()
     if not line or line.startswith("#"):
         return "", []

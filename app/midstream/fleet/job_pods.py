@@ -1,4 +1,7 @@
-"""Pods of a Kubernetes target: the hosts that they are, and the manifest of the Job or JobSet that creates them."""
+"""Pods of a Kubernetes target: the hosts that they are, and their manifest.
+
+The manifest is that of the Job or JobSet that creates them.
+"""
 
 from __future__ import annotations
 

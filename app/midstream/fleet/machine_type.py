@@ -1,4 +1,6 @@
-"""Machine types of Compute Engine with TPUs: ``tpu7x-standard-4t``, ``ct6e-standard-8t``, ``ct5p-hightpu-4t``.
+"""Machine types of Compute Engine with TPUs.
+
+Examples: ``tpu7x-standard-4t``, ``ct6e-standard-8t``, ``ct5p-hightpu-4t``.
 
 https://cloud.google.com/compute/docs/tpus
 """
@@ -24,7 +26,10 @@ class TpuMachine:
     chips: int
 
     def machines(self, topology: str | None) -> int | None:
-        """Return the machines of a slice with this topology in chips; None if they do not divide it."""
+        """Return the number of machines of a slice with this topology in chips.
+
+        It is None if they do not divide it.
+        """
         if topology is None:
             return 1
         count = chips_of(topology)

@@ -1,4 +1,7 @@
-"""Notifications of the fleet file (``notify:``): where events are sent, besides the command of ``on_event:``."""
+"""Notifications of the fleet file (``notify:``): where events are sent.
+
+They are sent there besides the command of ``on_event:``.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ class NotifyConfig:
 
 
 def check_notify(path: str, receivers: Sequence[NotifyConfig], kinds: Sequence[str]) -> None:
-    """Raise UsageError for an invalid receiver. Messages never repeat an address, which may be a secret."""
+    """Raise UsageError for an invalid receiver.
+
+    Messages never repeat an address, which may be a secret.
+    """
     for index, each in enumerate(receivers):
         where = f"{path}: notify[{index}]"
         if each.type not in TYPES:

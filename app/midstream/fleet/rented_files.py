@@ -10,7 +10,9 @@ SKYPILOT_DIRECTORY, DSTACK_FILE = "~/.sky/ssh", "~/.dstack/ssh/config"
 
 
 def rented_known_hosts(file: Path, alias: str) -> Path | None:
-    """Return where midstream keeps the host key of a machine; None if the SSH configuration is neither program's.
+    """Return the file where midstream keeps the host key of a machine.
+
+    It is None if the SSH configuration is neither program's.
 
     Both programs switch the check of host keys off, and name no file for them. Of dstack each host has a file of its
     own: in all runs the container is ``localhost`` behind its machine.

@@ -1,4 +1,6 @@
-"""Machines that SkyPilot and dstack have rented, found in the SSH configurations that these programs write.
+"""Machines that SkyPilot and dstack have rented.
+
+They are found in the SSH configurations that these programs write.
 
 SkyPilot writes ``~/.sky/ssh/CLUSTER`` with the hosts CLUSTER, CLUSTER-worker1, ...; dstack writes
 ``~/.dstack/ssh/config`` with the host RUN, and RUN-host and RUN-jump-host for the machines in between. Both switch the
@@ -31,7 +33,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 
 @dataclass(frozen=True)
 class RentedMachines:
-    """A cluster: ``by`` names the program that rented it, ``file`` its SSH configuration."""
+    """A cluster of rented machines.
+
+    ``by`` names the program that rented it, ``file`` its SSH configuration.
+    """
 
     name: str
     by: str
@@ -40,7 +45,10 @@ class RentedMachines:
 
 
 def rented_machines() -> dict[str, RentedMachines]:
-    """Return all clusters by name. One that cannot be read is left out; of two with the same name, SkyPilot's stays."""
+    """Return all clusters by name.
+
+    One that cannot be read is left out; of two with the same name, SkyPilot's stays.
+    """
     found: dict[str, RentedMachines] = {}
     directory = Path(SKYPILOT_DIRECTORY).expanduser()
     files = sorted(directory.iterdir())[:MAX_CLUSTERS] if directory.is_dir() else []
@@ -72,7 +80,10 @@ def _names_in(file: Path) -> list[str]:
 
 
 def with_rented(fleet: Fleet, names: Collection[str]) -> Fleet:
-    """Return the fleet with the clusters of these names that it lacks, also in its text, which migrations copy."""
+    """Return the fleet, extended by the clusters of these names that it lacks.
+
+    They are also in its text, which migrations copy.
+    """
     wanted = [name for name in names if name and name not in fleet.target_names]
     known = rented_machines() if wanted else {}
     found = [known[name] for name in wanted if name in known]

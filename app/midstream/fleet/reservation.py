@@ -1,4 +1,7 @@
-"""Name of a reservation in the fleet file: ``NAME``, ``PROJECT/NAME``, or the full name that a service uses."""
+"""Name of a reservation in the fleet file.
+
+It is ``NAME``, ``PROJECT/NAME``, or the full name that a service uses.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ _NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
 
 
 def reservation_parts(text: str) -> tuple[str, str] | None:
-    """Return project (empty: the target's own) and name; None if the text is malformed."""
+    """Return project (empty: the target's own) and name; None if malformed."""
     if _NAME.fullmatch(text):
         return "", text
     match = _FULL.fullmatch(text)

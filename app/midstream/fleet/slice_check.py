@@ -1,4 +1,7 @@
-"""Check targets whose machines a provider creates, as far as possible without the provider."""
+"""Checks of targets whose machines a provider creates.
+
+They go as far as is possible without the provider.
+"""
 
 from __future__ import annotations
 

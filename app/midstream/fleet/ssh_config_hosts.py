@@ -18,7 +18,10 @@ _LINE = re.compile(r"  (\S+): \{type: ssh.*\}")
 
 
 def candidates(known: Collection[str], ssh_config: str = DEFAULT_SSH_CONFIG) -> dict[str, str]:
-    """Return name -> line of a fleet file, for each host of the SSH configuration that is not ``known``."""
+    """Return name -> line of a fleet file for hosts that are not ``known``.
+
+    The hosts are those of the SSH configuration.
+    """
     text = fleet_from_ssh_config(Path(ssh_config).expanduser())
     found = (_LINE.fullmatch(line) for line in text.splitlines())
     return {match[1].strip('"'): match[0] for match in found if match and match[1].strip('"') not in known}
@@ -40,7 +43,9 @@ def gcloud_projects(directory: str = "") -> list[str]:
 
 
 def add_hosts(file: Path, lines: Collection[str]) -> None:
-    """Add these lines below ``hosts:`` of a fleet file, which is created if it is missing.
+    """Add these lines below ``hosts:`` of a fleet file.
+
+    The file is created if it is missing.
 
     Raises UsageError, without a change, if the result would not be a valid fleet file.
     """

@@ -1,4 +1,7 @@
-"""Buckets of the fleet file (``stores:``), which store the checkpoints of runs: credentials and billing."""
+"""Buckets of the fleet file (``stores:``): credentials and billing.
+
+They store the checkpoints of runs.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ class StoreConfig:
 
 
 def engine_environment(stores: Mapping[str, StoreConfig]) -> dict[str, str]:
-    """Return environment variables of engines: endpoints, regions, who pays (`object_store.access`)."""
+    """Return environment variables of engines for the settings of stores.
+
+    They are endpoints, regions, who pays (`object_store.access`).
+    """
     settings: dict[str, dict[str, str]] = {}
     for store in stores.values():
         given = {name: value for name in SHARED if (value := str(getattr(store, name)))}
@@ -46,7 +52,10 @@ def engine_environment(stores: Mapping[str, StoreConfig]) -> dict[str, str]:
 
 
 def check_store(where: str, store: StoreConfig) -> None:
-    """Raise UsageError for an invalid store. ``where``: file and field. Messages never repeat what may be a key."""
+    """Raise UsageError for an invalid store.
+
+    ``where``: file and field. Messages never repeat what may be a key.
+    """
     if not _URL.fullmatch(store.url):
         raise UsageError(f"{where}.url is {store.url!r}", f"write {FORMS}")
     scheme = next(each for each in SCHEMES if store.url.startswith(each))
@@ -81,7 +90,10 @@ def check_stores(path: str, stores: Mapping[str, StoreConfig]) -> None:
 
 
 def check_host_store(where: str, given: str | None, stores: Mapping[str, StoreConfig]) -> None:
-    """Raise UsageError if ``store:`` of a host is neither the name of a store nor the URL of a bucket."""
+    """Raise UsageError for an invalid ``store:`` of a host.
+
+    A valid one is the name of a store or the URL of a bucket.
+    """
     if given is None or given in stores:
         return
     if _URL.fullmatch(given):

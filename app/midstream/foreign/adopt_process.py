@@ -1,4 +1,7 @@
-"""Adopt a trainer that runs already: its run becomes a run of midstream, and nothing of it is restarted."""
+"""Adoption of a trainer that runs already.
+
+Its run becomes a run of midstream, and nothing of it is restarted.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,13 @@ def adopt_process(
 
     Its driver reads the metrics and checkpoints that it writes, and stops it by the policy of its run file, which has
     to be in the directory.
+
+    Args:
+        hosts: Connections to the fleet's hosts.
+        fleet: The fleet.
+        place: ``HOST:DIR``: a host of the fleet file, and the working directory of the trainer.
+        run_id: The run; by default that of the run file, else the directory's name with random digits.
+        say: Receives the progress; a function is called with sparse lines.
 
     Raises:
         UsageError: The fleet has no such host, no trainer runs there, or the run file is missing or wrong.

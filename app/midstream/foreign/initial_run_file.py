@@ -1,4 +1,7 @@
-"""Write a run file from what a directory or a running process shows. What nothing shows is a comment to fill in."""
+"""Run files that are written from what a directory or a running process shows.
+
+Where nothing is shown, there is a comment to fill in.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,10 @@ def launcher_of(found: TrainerDirectory) -> TrainingProcess | None:
 
 
 def run_file_text(found: TrainerDirectory, launcher: TrainingProcess | None) -> str:
-    """Return the text of a run file for a directory, and for its running process where there is one."""
+    """Return the text of a run file for a directory.
+
+    It is also for its running process where there is one.
+    """
     trainer = _trainer_of(found, launcher)
     defaults = TRAINERS[trainer]
     if launcher is not None:

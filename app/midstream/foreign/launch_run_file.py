@@ -1,4 +1,7 @@
-"""Start a run of any trainer: a config of midstream's engine, or a run file of another trainer with its files."""
+"""Start of a run of any trainer.
+
+It is from a config of midstream's engine, or a run file of another trainer with its files.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,19 @@ def launch_any(
     overrides: Sequence[str] = (),
     say: Callable[[str], None] | None = None,
 ) -> Attempt:
-    """Start a run of a config, or of a run file. Arguments and errors as of `launch_run`."""
+    """Start a run of a config, or of a run file.
+
+    Errors as of `launch_run`.
+
+    Args:
+        hosts: Connections to the fleet's hosts.
+        fleet: The fleet.
+        target: Name of the target.
+        config_path: The config or run file; None for a run that has attempts on the target.
+        run_id: The run; by default that of the file, else one with random digits.
+        overrides: Flags for the engine; a run file allows none.
+        say: Receives the progress; a function is called with sparse lines.
+    """
     path = Path(config_path) if config_path is not None else None
     if path is None or not names_run_file(path):
         return launch_run(hosts, fleet, target, config_path, run_id, overrides, say)
@@ -59,7 +74,9 @@ def launch_any(
 
 
 def with_local_files(run: RunFile, directory: Path, hosts: Sequence[Host], say: Callable[[str], None]) -> RunFile:
-    """Send the files of a run from this machine to hosts, and return the run file that names them.
+    """Send the files of a run from this machine to hosts.
+
+    Returns the run file that names them.
 
     Raises:
         UsageError: A pattern matches nothing.
@@ -86,7 +103,9 @@ def with_local_files(run: RunFile, directory: Path, hosts: Sequence[Host], say: 
 
 
 def with_host_files(run: RunFile, host: Host, directory: str) -> RunFile:
-    """Make a tree of a run's files on the host that has them, and return the run file that names it.
+    """Make a tree of a run's files on the host that has them.
+
+    Returns the run file that names it.
 
     Raises:
         MidstreamError: A pattern matches nothing, or the host cannot read them.

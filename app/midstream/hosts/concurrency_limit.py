@@ -8,7 +8,10 @@ from collections.abc import Iterator
 
 
 class ConcurrencyLimit:
-    """Slots for threads. A thread that waits for something else can release its slot for that time."""
+    """Slots for threads.
+
+    A thread that waits for something else can release its slot for that time.
+    """
 
     def __init__(self, count: int) -> None:
         self._free = threading.Semaphore(count)

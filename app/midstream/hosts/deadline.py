@@ -14,7 +14,10 @@ RECONNECT_STEP = 20.0  # seconds; the same where a check may include a reconnect
 
 
 class Deadline:
-    """Counts the seconds between two checks, at most ``longest`` each. It never ends without ``seconds``."""
+    """A counter of the seconds between two checks, at most ``longest`` each.
+
+    It never ends without ``seconds``.
+    """
 
     def __init__(self, seconds: float | None, longest: float = MAX_STEP) -> None:
         self.seconds = seconds
@@ -30,7 +33,10 @@ class Deadline:
         return self.reached
 
     def skip(self) -> bool:
-        """Leave out the time since the last check, in which nothing was observed. True once the limit is reached."""
+        """Leave out the time since the last check, in which nothing was observed.
+
+        Returns True once the limit is reached.
+        """
         self._checked = time.monotonic()
         return self.reached
 

@@ -1,4 +1,7 @@
-"""Interface of a machine: the same operations for this machine and for one behind SSH."""
+"""Interface of a machine.
+
+It has the same operations for this machine and for one behind SSH.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,9 @@ class Process(Protocol):
 
 
 class Host(Protocol):
-    """A machine. All methods are thread-safe; each command has a channel of its own on one connection.
+    """A machine.
+
+    All methods are thread-safe; each command has a channel of its own on one connection.
 
     ``connect`` sets ``root``, the absolute path of midstream's directory on the host, and ``remote_python``, the
     interpreter (3.8 or newer) that runs `midstream.remote`; it is empty on a host without one.
@@ -70,11 +75,17 @@ class Host(Protocol):
     remote_python: str
 
     def connect(self) -> None:
-        """Connect, check the host's identity and find ``root``. Idempotent; reconnects after ConnectionLostError."""
+        """Connect, check the host's identity and find ``root``.
+
+        Idempotent; reconnects after ConnectionLostError.
+        """
         ...
 
     def with_new_connection(self) -> Host:
-        """Return the same host over a further connection, which the caller closes. The local host returns itself."""
+        """Return the same host over a further connection, which the caller closes.
+
+        The local host returns itself.
+        """
         ...
 
     def run(
@@ -104,11 +115,16 @@ class Host(Protocol):
         ...
 
     def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, window: int | None = None) -> Process:
-        """Start a command with open pipes. ``window``: bytes of unread output after which the command blocks."""
+        """Start a command with open pipes.
+
+        ``window``: bytes of unread output after which the command blocks.
+        """
         ...
 
     def call(self, function: Callable[P, R], /, *, timeout: float | None = 60.0) -> Callable[P, R]:
-        """Return ``function``, a declared function of `midstream.remote`, so that it runs on the host.
+        """Return ``function`` so that it runs on the host.
+
+        It is a declared function of `midstream.remote`.
 
         The host's own Python (3.8 or newer, standard library only) runs it, and its answer is checked against the
         function's return annotation: ``host.call(run_state.describe, timeout=30.0)(root=host.root, run_id=run_id)``.

@@ -36,7 +36,12 @@ class HostPool:
         self._lock = threading.Lock()
 
     def get(self, name: str) -> Host:
-        """Return the connected host. HostError if it cannot be reached, UsageError if the fleet has no such host."""
+        """Return the connected host.
+
+        Raises:
+            HostError: It cannot be reached.
+            UsageError: The fleet has no such host.
+        """
         host = self.lookup(name)
         host.connect()
         return host

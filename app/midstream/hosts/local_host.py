@@ -25,7 +25,10 @@ STDERR_TIMEOUT = 1.0  # seconds that the rest of stderr may take after the exit
 
 
 class _TimedPipe(io.FileIO):
-    """The reading end of a pipe. A read raises TimeoutError after the deadline, and the errors of `check`."""
+    """The reading end of a pipe.
+
+    A read raises TimeoutError after the deadline, and the errors of `check`.
+    """
 
     deadline: Deadline | None = None
     check: Callable[[], None] = staticmethod(lambda: None)
@@ -97,7 +100,10 @@ class LocalHost:
     """The Host of ``type: local``. Commands are children of this process."""
 
     def __init__(self, name: str, config: HostConfig, *, runs_engines: bool = False) -> None:
-        """Create the host. ``runs_engines``: it is a host of the fleet file, which has to run Linux."""
+        """Create the host.
+
+        ``runs_engines``: it is a host of the fleet file, which has to run Linux.
+        """
         self.name = name
         self._runs_engines = runs_engines
         self.config = config

@@ -1,4 +1,6 @@
-"""Questions of a connection to its user, and who answers them: a terminal, the terminal UI, or nobody.
+"""Questions of a connection to its user, and what answers them.
+
+This is a terminal, the terminal UI, or nothing.
 
 Connections are made on many threads. The user gets one question at a time, and none twice.
 """
@@ -43,7 +45,10 @@ class PassphrasePrompt:
 
 
 class Prompter(Protocol):
-    """Answers questions. Called on any thread, one question at a time; may block without limit."""
+    """Interface for answers to questions.
+
+    It is called on any thread, one question at a time, and may block without limit.
+    """
 
     def accept(self, prompt: HostKeyPrompt, /) -> bool | None:
         """Return True to accept the host key, False to refuse it, None without an answer."""
@@ -156,7 +161,10 @@ class _PromptQueue:
         return prompter
 
     def accepts(self, prompt: HostKeyPrompt) -> bool | None:
-        """Return the answer about a host key, None without one. The user is prompted once for each."""
+        """Return the answer about a host key, None without one.
+
+        The user is prompted once for each.
+        """
         return self._in_turn(lambda: self._accepts(prompt))
 
     def _accepts(self, prompt: HostKeyPrompt) -> bool | None:
@@ -168,7 +176,10 @@ class _PromptQueue:
         return self._answers[prompt]
 
     def unlock(self, host: str, file: str, open_key: Callable[[str], T | None]) -> T | None:
-        """Return what ``open_key`` returns for the passphrase of ``file``, None without a passphrase that opens it."""
+        """Return what ``open_key`` returns for the passphrase of ``file``.
+
+        It is None without a passphrase that opens it.
+        """
         return self._in_turn(lambda: self._unlock(host, file, open_key))
 
     def _unlock(self, host: str, file: str, open_key: Callable[[str], T | None]) -> T | None:

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 
 def shell_command(name: str, config: HostConfig) -> list[str] | None:
-    """Return the command of a shell on the host, None if it needs midstream's own connection."""
+    """Return the command of a shell on the host, or None.
+
+    None: the shell needs midstream's own connection.
+    """
     if isinstance(config, KubernetesHostConfig):
         from midstream.hosts.shell_line import pod_line
 
@@ -59,7 +62,11 @@ def _quoted(path: str) -> str:
 
 
 def open_shell(name: str, config: HostConfig) -> int:
-    """Run a shell on the host in this terminal, and return its exit code. HostError if the host cannot be reached."""
+    """Run a shell on the host in this terminal, and return its exit code.
+
+    Raises:
+        HostError: The host cannot be reached.
+    """
     command = shell_command(name, config)
     if command is not None:
         return subprocess.run(command, check=False, env=_environment(os.environ)).returncode

@@ -1,4 +1,4 @@
-"""A command for a host as one line that can be pasted into a shell on this machine."""
+"""A command for a host as one line to paste into a shell on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from midstream.hosts.ssh.settings import config_words, parse_address
 
 
 def shell_line(name: str, config: HostConfig, command: str) -> str:
-    """Return ``command``, a line of shell, as a line that runs it on the host: ``ssh lab 'tail -n 20 /x/log'``.
+    """Return ``command``, a line of shell, as a line that runs it on the host.
+
+    An example: ``ssh lab 'tail -n 20 /x/log'``.
 
     The ssh program reads the user's configuration; only what the fleet file overrides is added. Environment variables
     of the fleet file are never part of the line: they may be secrets.
@@ -35,7 +37,10 @@ def shell_line(name: str, config: HostConfig, command: str) -> str:
 
 
 def pod_line(config: KubernetesHostConfig, argv: Sequence[str], *flags: str) -> str:
-    """Return a line that runs ``argv`` in a host's container; ``flags`` are those of ``kubectl exec``."""
+    """Return a line that runs ``argv`` in a host's container.
+
+    ``flags`` are those of ``kubectl exec``.
+    """
     named = f"--selector={config.selector}", "--field-selector=status.phase=Running", "--output=name"
     pod = shlex.quote(config.pod) if config.pod else f"$({shlex.join([*kubectl_words(config), 'get', 'pods', *named])})"
     before, _, after = shlex.join([*exec_words(config, "\0", *flags), *argv]).partition("'\0'")

@@ -1,4 +1,7 @@
-"""Read a program's stderr in a thread, so that the program never blocks on it, and store the end of it."""
+"""A thread that reads a program's stderr and stores the end of it.
+
+With it the program never blocks on its stderr.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ TAIL_SIZE = 64 * 1024  # bytes
 
 
 class StderrTail:
-    """A thread that calls ``read`` until it returns empty bytes. ``size``: bytes read so far."""
+    """A thread that calls ``read`` until it returns empty bytes.
+
+    ``size``: bytes read so far.
+    """
 
     def __init__(self, read: Callable[[], bytes], name: str) -> None:
         self._read = read

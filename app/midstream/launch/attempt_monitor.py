@@ -1,4 +1,4 @@
-"""The processes of an attempt on all its hosts: their states, the first failure, stop and kill."""
+"""An attempt's processes on all its hosts: states, first failure, stop and kill."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ class RankView:
 
     @property
     def ended_from_outside(self) -> bool:
-        """Whether it was killed from outside, or lost with its machine: not by an error of its own."""
+        """Whether it was killed from outside, or lost with its machine.
+
+        False if it ended by an error of its own.
+        """
         return self.failed and (self.exit is None or (bool(self.exit.signal) and not self.exit.stalled))
 
     @property
@@ -79,7 +82,10 @@ class RankView:
 
 
 def look(host: Host, run_id: str, attempt: int) -> attempts.AttemptView:
-    """Return the host's description of the attempt, as `midstream.remote.runs.attempts.attempt` has it."""
+    """Return the host's description of the attempt.
+
+    It has the form that `midstream.remote.runs.attempts.attempt` returns.
+    """
     return host.call(attempts.attempt)(root=host.root, run_id=run_id, number=attempt)
 
 
@@ -97,7 +103,16 @@ def ranks_of(hosts: HostPool, host: str, run_id: str, number: int) -> tuple[Rank
 
 
 def stop_run(hosts: HostPool, host: str, run_id: str, number: int, timeout: float) -> records.Status:
-    """Stop an attempt on all its hosts: it saves, seals and exits. Return the last status of process 0.
+    """Stop an attempt on all its hosts; return the last status of process 0.
+
+    It saves, seals and exits.
+
+    Args:
+        hosts: Connections to the fleet's hosts.
+        host: Name of a host that has a process of the attempt.
+        run_id: The run.
+        number: Number of the attempt.
+        timeout: Longest wait for its end, in seconds.
 
     Raises:
         LaunchError: A process failed, or still runs after ``timeout`` seconds.
@@ -248,7 +263,16 @@ def wait_ranks(
 
 
 def stop_ranks(hosts: HostPool, ranks: Sequence[Rank], run_id: str, number: int, timeout: float) -> list[RankView]:
-    """Stop all processes: they save at the same step boundary, seal and exit. Return their last states.
+    """Stop all processes and return their last states.
+
+    They save at the same step boundary, seal and exit.
+
+    Args:
+        hosts: Connections to the fleet's hosts.
+        ranks: Processes of the attempt.
+        run_id: The run.
+        number: Number of the attempt.
+        timeout: Longest wait for their end, in seconds.
 
     Raises:
         LaunchError: A process failed, or still runs after ``timeout`` seconds.
@@ -262,6 +286,13 @@ def stop_ranks(hosts: HostPool, ranks: Sequence[Rank], run_id: str, number: int,
 def kill_ranks(hosts: HostPool, ranks: Sequence[Rank], run_id: str, number: int, timeout: float = EXIT_TIMEOUT) -> None:
     """Kill all processes on hosts that can be reached, without saving.
 
+    Args:
+        hosts: Connections to the fleet's hosts.
+        ranks: Processes of the attempt.
+        run_id: The run.
+        number: Number of the attempt.
+        timeout: Longest wait for their end, in seconds.
+
     Raises:
         LaunchError: A process still runs after ``timeout`` seconds.
     """
@@ -273,6 +304,13 @@ def wait_ranks_exited(
     hosts: HostPool, ranks: Sequence[Rank], run_id: str, number: int, timeout: float = EXIT_TIMEOUT
 ) -> None:
     """Wait until no process runs on the hosts that can be reached.
+
+    Args:
+        hosts: Connections to the fleet's hosts.
+        ranks: Processes of the attempt.
+        run_id: The run.
+        number: Number of the attempt.
+        timeout: Longest wait, in seconds.
 
     Raises:
         LaunchError: A process still runs after ``timeout`` seconds.
@@ -290,7 +328,9 @@ def wait_ranks_exited(
 
 
 def wait_exited(host: Host, run_id: str, attempt: int) -> None:
-    """Wait until none of the attempt's processes runs on one host, which has to answer.
+    """Wait until none of the attempt's processes runs on one host.
+
+    The host has to answer.
 
     Raises:
         LaunchError: One still runs after `EXIT_TIMEOUT`.

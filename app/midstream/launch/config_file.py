@@ -1,4 +1,7 @@
-"""A training config as one text: included files are inserted, because only the text is sent to a host."""
+"""A training config as one text, with included files inserted.
+
+The files are inserted because only the text is sent to a host.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from midstream_engine.shared.yaml_includes import YamlError, compose_file
 
 
 def read_config(name: str | Path) -> str:
-    """Return the text of the config with every ``!include`` replaced by the file's content.
+    """Return the config's text, each ``!include`` replaced by the file's content.
 
     A config without includes is returned unchanged. Scalars keep their spelling. ``name`` is a path, or that of a
     bundled config (``configs/gpt2_nano.yaml``).

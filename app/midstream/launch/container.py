@@ -21,7 +21,9 @@ DEVICES = "/dev/accel* /dev/vfio/* /dev/infiniband/*"  # TPUs and InfiniBand; GP
 def in_container(
     config: ContainerConfig | None, argv: Sequence[str], *, root: str, variables: Iterable[str] = ()
 ) -> list[str]:
-    """Return ``argv`` as a command of the host that runs it in the container; ``argv`` itself without a container.
+    """Return ``argv`` as a command of the host that runs it in the container.
+
+    Without a container it is ``argv`` itself.
 
     The command's working directory, standard streams, signals and exit code are those of the container.
 

@@ -1,4 +1,6 @@
-"""Secrets of an engine: read on this machine and stored in a file of the host that only its owner can read.
+"""Secrets of an engine, read on this machine and stored in a file of the host.
+
+Only the owner of that file can read it.
 
 The fleet file has the source of each secret, never its value. Values are sent over stdin, and the engine's supervisor
 sets them in the engine's environment: they are in no command line, journal or log.

@@ -6,7 +6,10 @@ from midstream.errors import MidstreamError
 
 
 class LaunchError(MidstreamError):
-    """An engine cannot be installed or started, or has failed. ``log`` has the last lines that it wrote."""
+    """Error: an engine cannot be installed or started, or has failed.
+
+    ``log`` has the last lines that it wrote.
+    """
 
     def __init__(self, message: str, hint: str = "", log: tuple[str, ...] = ()) -> None:
         super().__init__(message, hint)
@@ -14,4 +17,7 @@ class LaunchError(MidstreamError):
 
 
 class NotYetError(LaunchError):
-    """Processes did not reach a state within the time that they were given. They still run."""
+    """Error: processes did not reach a state within the time that they were given.
+
+    They still run.
+    """

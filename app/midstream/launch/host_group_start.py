@@ -1,4 +1,4 @@
-"""Start a run on any target: one host, several hosts that form one mesh, or a job of a cluster."""
+"""Start of a run on a target: one host, several of one mesh, or a cluster's job."""
 
 from __future__ import annotations
 
@@ -41,9 +41,16 @@ def prepare_target(
     say: Callable[[str], None] | None = None,
     trainer: RunFile | None = None,
 ) -> dict[str, Prepared]:
-    """Install engine and environment on all hosts of the target concurrently; return them by host.
+    """Install engine and environment on all hosts of the target; return them by host.
 
-    ``say`` receives the progress; a function is called with sparse lines. ``trainer``: the run is one of this trainer.
+    The hosts are prepared concurrently.
+
+    Args:
+        hosts: Connections to the fleet's hosts.
+        fleet: The fleet.
+        target: The target.
+        say: Receives the progress; a function is called with sparse lines.
+        trainer: Another trainer whose run this is; None: the run is midstream's own.
 
     Raises:
         LaunchError: They cannot be installed on a host.
@@ -77,6 +84,13 @@ def start(
 
     If the hosts share no file system, each needs its own copy of the files that the command and the config name. If
     one process cannot be started, the others are killed.
+
+    Args:
+        hosts: Connections to the fleet's hosts.
+        fleet: The fleet.
+        target: The target.
+        launch: Inputs of the attempt's start.
+        prepared: Result of `prepare_target`, by host; None: it is called here.
 
     Raises:
         LaunchError: A process cannot be started; the message names the host.
@@ -116,7 +130,9 @@ def start(
 
 
 def run_directories_of(target: Target, members: Sequence[Host]) -> list[Host]:
-    """Return the first host of each file system: there a run on the target has its directories.
+    """Return the first host of each file system.
+
+    A run on the target has its directories there.
 
     Raises:
         LaunchError: The target has ``shared_root``, and its hosts share no file system.

@@ -1,4 +1,4 @@
-"""Links between the hosts of a target: which ports are open, the coordinator's address, shared file systems."""
+"""Target hosts' links: open ports, coordinator's address, shared file systems."""
 
 from __future__ import annotations
 
@@ -119,7 +119,9 @@ def try_links(listener: Listener, others: Sequence[Host]) -> list[Link]:
 
 
 def meet(first: Host, others: Sequence[Host], internal: str | None = None, ports: Sequence[int] = ()) -> str:
-    """Return HOST:PORT of ``first`` by which all others reach it. The port is free again.
+    """Return the HOST:PORT of ``first`` by which all others reach it.
+
+    The port is free again.
 
     Raises:
         LaunchError: A host does not reach it; the message has the host and the addresses.
@@ -167,7 +169,9 @@ def all_links(hosts: Sequence[Host], internal: Mapping[str, str | None], ports: 
 
 
 def check_numbers(hosts: Sequence[Host]) -> None:
-    """Check that process k is started on worker k of a slice: jax uses the worker numbers of the TPU service.
+    """Check that process k is started on worker k of a slice.
+
+    jax uses the worker numbers of the TPU service.
 
     A worker without a number is accepted.
 
@@ -222,5 +226,5 @@ def group_by_file_system(hosts: Sequence[Host]) -> list[list[Host]]:
 
 
 def hosts_apart(hosts: Sequence[Host]) -> list[str]:
-    """Return the names of the hosts that do not share the file system of the first host's root."""
+    """Return the names of the hosts without the file system of the first host's root."""
     return [host.name for group in group_by_file_system(hosts)[1:] for host in group]

@@ -1,4 +1,4 @@
-"""Check a run's configuration, tokenizer and text before anything is installed on its hosts.
+"""Checks of configuration, tokenizer and text before an installation on hosts.
 
 The engine's own reader checks the configuration: a child process on this machine, because the app imports no
 configuration. The hosts then look for the files that it names.
@@ -47,7 +47,9 @@ class RunInputs:
 
 
 def read_inputs(config: str | Path, overrides: Sequence[str] = ()) -> RunInputs:
-    """Check a config with the engine's reader, on this machine, and return what its run reads.
+    """Check a config with the engine's reader and return what its run reads.
+
+    The reader runs on this machine.
 
     Args:
         config: The config.
@@ -87,7 +89,9 @@ def check_inputs(
     inputs: RunInputs,
     say: Callable[[str], None],
 ) -> None:
-    """Check on every host of a target that it has what a run reads. Nothing is written there.
+    """Check on every host of a target that it has what a run reads.
+
+    Nothing is written there.
 
     A token cache in a bucket may have the text already, and the files of a cluster's nodes may not be those of its
     login node: there a missing file is only reported.
@@ -131,7 +135,7 @@ def check_inputs(
 
 
 def _packages(host: Host, config: HostConfig, inputs: RunInputs) -> list[InputProblem]:
-    """Return the packages that the config needs and the host's environment will not have."""
+    """Return the packages that the config needs and the host's environment will lack."""
     lacks: list[str] = []
     names = sorted(inputs.packages)
     if names and config.python:

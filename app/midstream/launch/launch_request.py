@@ -19,7 +19,10 @@ class LaunchRequest:
     overrides: tuple[str, ...] = ()  # engine flags
 
     def command(self, fleet_file: str = "") -> str:
-        """Return the command line that does the same; ``fleet_file`` is empty for the default one."""
+        """Return the command line that does the same as this request.
+
+        ``fleet_file`` is empty for the default one.
+        """
         fleet = ["--fleet", fleet_file] if fleet_file else []
         words = ["midstream", *fleet, "--launch", self.config or "CONFIG", "--on", self.target]
         words += ["--run-id", self.run_id] if self.run_id else []

@@ -63,7 +63,7 @@ def launch_run(
     say: Callable[[str], None] | None = None,
     trainer: TrainerStart | None = None,
 ) -> Attempt:
-    """Start the run on the target, or the next attempt of a run that has stopped there.
+    """Start the run on the target, or the next attempt of a run that stopped there.
 
     Args:
         hosts: Connections to the fleet's hosts.
@@ -116,7 +116,20 @@ def check_launch(
     say: Callable[[str], None] | None = None,
     trainer: RunFile | None = None,
 ) -> CheckedLaunch:
-    """Check what `launch_run` would do, without side effects. Arguments and exceptions are those of `launch_run`."""
+    """Check what `launch_run` would do, without side effects.
+
+    Exceptions are those of `launch_run`.
+
+    Args:
+        hosts: Connections to the fleet's hosts.
+        fleet: The fleet.
+        target: Name of the target.
+        config_path: The config; None for a run that has attempts on the target.
+        run_id: The run; by default the config's ``trainer.id``, else a random one.
+        overrides: Flags for the engine.
+        say: Receives the progress; a function is called with sparse lines.
+        trainer: Run file of a run of another trainer, instead of a config.
+    """
     say = reporter_of(say)
     chosen = fleet.target(target)
     text = inputs = None
@@ -162,12 +175,18 @@ def check_launch(
 
 
 def _has_trained(known: run_state.RunDescription) -> bool:
-    """Return whether an attempt has begun to train; one that failed before has left nothing to continue."""
+    """Return whether an attempt has begun to train.
+
+    An attempt that failed before has left nothing to continue.
+    """
     return known.lineage is not None or bool(known.checkpoints) or (known.status is not None and known.status.step > 0)
 
 
 def store_flags(store: str, config: str, overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the engine's flags for a new run on a host with a ``store:``; none if config or overrides name a store."""
+    """Return the engine's flags for a new run on a host with a ``store:``.
+
+    There are none if config or overrides name a store.
+    """
     checkpointer = config_section(config, "trainer").get("checkpointer")
     configured = isinstance(checkpointer, dict) and "base_path" in checkpointer
     flag = "--trainer.checkpointer.base_path"
@@ -188,7 +207,9 @@ def _started(attempt: Attempt) -> str:
 def _check_elsewhere(
     hosts: HostPool, fleet: Fleet, target: Target, run_id: str, epoch: int, say: Callable[[str], None]
 ) -> None:
-    """Check that no other host of the fleet has the run: two starts would make two lineages.
+    """Check that no other host of the fleet has the run.
+
+    Two starts would make two lineages.
 
     Hosts that do not answer are reported; then the fence alone protects the lineage.
 

@@ -1,4 +1,4 @@
-"""Progress of a command: one line at a terminal that is redrawn, sparse lines anywhere else."""
+"""A command's progress: one redrawn line at a terminal, else sparse lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def reporter(output: Output, *, verbose: bool = False) -> Reporter:
 
 
 class ProgressLine(Reporter):
-    """The states of all operations in the terminal's last line. Lines that stay are printed above it."""
+    """The states of all operations in the terminal's last line.
+
+    Lines that stay are printed above it.
+    """
 
     def __init__(self, terminal: TextIO) -> None:
         self._terminal = terminal

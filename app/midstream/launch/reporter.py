@@ -1,4 +1,4 @@
-"""Reports of a long operation: lines that stay, and a state that the next one replaces."""
+"""Reports of a long operation: lasting lines, and a state that the next replaces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ class Reporter:
 
 
 class SparseReporter(Reporter):
-    """Reports lines alone: the first state of each operation, then at most one in `SPARSE_INTERVAL`."""
+    """A reporter of lines alone, with few of the states.
+
+    It reports the first state of each operation, then at most one in `SPARSE_INTERVAL`.
+    """
 
     def __init__(
         self, say: Callable[[str], None], *, verbose: bool = False, clock: Callable[[], float] = time.monotonic

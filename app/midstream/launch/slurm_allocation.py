@@ -1,4 +1,7 @@
-"""The devices of a SLURM allocation before it starts: from sbatch's flags, and the nodes that SLURM would allocate."""
+"""The devices of a SLURM allocation before it starts.
+
+They follow from sbatch's flags, and from the nodes that SLURM would allocate.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ LARGEST = 100_000  # nodes, tasks or devices
 
 @dataclass(frozen=True)
 class RequestedDevices:
-    """The devices that sbatch's flags request. ``kind``: SLURM's type of the GPUs; empty where the flags name none."""
+    """The devices that sbatch's flags request.
+
+    ``kind``: SLURM's type of the GPUs; empty where the flags name none.
+    """
 
     nodes: int
     processes: int
@@ -64,7 +70,9 @@ def requested_devices(name: str, target: SlurmTarget, config: HostConfig) -> Req
 
 
 def device_kind(requested: RequestedDevices, found: slurm.Allocation | None) -> str:
-    """Return the kind of the devices as their driver names it, as far as SLURM says; empty: not known.
+    """Return the kind of the devices as their driver names it, as far as SLURM says.
+
+    Empty: not known.
 
     The flags name it (``--gres=gpu:h100:8``), else the nodes that SLURM would allocate have GPUs of one type.
     """
@@ -111,7 +119,11 @@ def _flags(words: Sequence[str]) -> dict[str, str]:
 
 
 def _number(name: str, flag: str, flags: dict[str, str]) -> int | None:
-    """Return a flag's number. UsageError for a range, because the job may then get any number of it."""
+    """Return a flag's number.
+
+    Raises:
+        UsageError: It is a range: the job may then get any number of it.
+    """
     if flag not in flags:
         return None
     low, _, high = flags[flag].partition("-")

@@ -37,7 +37,16 @@ NO_PROCESS = records.ProcessIdentity("", 0, 0)
 
 
 def submit(host: Host, config: HostConfig, slurm: SlurmTarget, launch: Launch, prepared: Prepared) -> Attempt:
-    """Claim the run's next attempt and submit its job. Return without waiting for the job's nodes.
+    """Claim the run's next attempt and submit its job.
+
+    Return without waiting for the job's nodes.
+
+    Args:
+        host: The host that submits the job.
+        config: Its entry in the fleet file.
+        slurm: The target's SLURM settings.
+        launch: Inputs of the attempt's start.
+        prepared: Engine and environment on the host.
 
     Raises:
         LaunchError: sbatch rejected the job; the error has its message.
@@ -88,7 +97,9 @@ def job_script(
     ports: Sequence[int],
     srun: Sequence[str] = (),
 ) -> str:
-    """Return the script for sbatch. Flags on sbatch's command line take precedence over those in the script.
+    """Return the script for sbatch.
+
+    Flags on sbatch's command line take precedence over those in the script.
 
     Args:
         run_id: The run.
@@ -132,7 +143,9 @@ def job_script(
 
 
 def rank_script(attempt: str, command: Sequence[str], container: Sequence[str] = ()) -> str:
-    """Return the script of each task. The words of ``command`` reach the engine unchanged.
+    """Return the script of each task.
+
+    The words of ``command`` reach the engine unchanged.
 
     ``container``: a command line that runs its further words in a container.
     """

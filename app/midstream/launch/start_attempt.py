@@ -202,14 +202,17 @@ def supervised(
 
 
 def engine_command(root: str, python: str, run_id: str) -> list[str]:
-    """Return the engine's command line, without the flags of its peers and without overrides."""
+    """Return the engine's command line, without overrides and its peers' flags."""
     paths = records.RunPaths(root, run_id)
     flags = ("--config_path", paths.config, "--trainer.id", run_id, "--trainer.root", root)
     return [python, "-P", "-m", MODULE, *flags]
 
 
 def driver_command(driver: str, python: str) -> list[str]:
-    """Return the command line of the driver, which starts another trainer with ``python``, without further flags."""
+    """Return the command line of the driver, without further flags.
+
+    The driver starts another trainer with ``python``.
+    """
     return [driver, "-s", "-m", DRIVER, "--python", python]
 
 
@@ -217,6 +220,13 @@ def engine_environment(root: str, config: HostConfig, engine: str, launch: Launc
     """Return the variables that are added to the engine's environment.
 
     The fleet file's ``env:`` may set any variable that midstream does not set itself.
+
+    Args:
+        root: Root directory of the host.
+        config: The host's entry in the fleet file.
+        engine: Directory of the installed engine.
+        launch: Inputs of the attempt's start.
+        number: Number of the attempt.
     """
     own = dict(config.env)
     env = {

@@ -1,4 +1,7 @@
-"""The config of another trainer's run: its run file on hosts, and the driver's flags for a target."""
+"""Config of another trainer's run: its run file, and the driver's flags.
+
+The run file is on hosts; the flags are for a target.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,17 @@ __all__ = ["TrainerStart", "as_text", "device_count", "driver_flags", "trainer_o
 
 @dataclass(frozen=True)
 class TrainerStart:
-    """A run of another trainer that is to be started; ``attach``: flags of its driver that name a running process."""
+    """A run of another trainer that is to be started.
+
+    ``attach``: flags of its driver that name a running process.
+    """
 
     run: RunFile
     attach: tuple[str, ...] = ()
 
 
 def trainer_on(host: Host, run_id: str) -> RunFile | None:
-    """Return the run file of a run on a host; None for a run of midstream's own engine.
+    """Return a run's run file on a host; None for a run of midstream's own engine.
 
     Raises:
         MidstreamError: It cannot be read, or has another form.
@@ -67,7 +73,10 @@ def driver_flags(run: RunFile, hosts: Sequence[Host], configs: Sequence[HostConf
 
 
 def device_count(host: Host, config: HostConfig) -> int:
-    """Return the number of devices of a host: the fleet file's, else that of its accelerators; 1 without any."""
+    """Return the number of devices of a host.
+
+    It is the fleet file's, else that of its accelerators; 1 without any.
+    """
     if config.devices is not None:
         return config.devices
     found = host.call(checks.accelerators, timeout=SEARCH_TIMEOUT)()

@@ -20,7 +20,10 @@ _PLAIN = re.compile(r"[\w.,/+-]+")
 
 
 class Condition(ABC):
-    """A condition on an item of a list. ``str`` gives a filter that parses to the same condition."""
+    """A condition on an item of a list.
+
+    ``str`` gives a filter that parses to the same condition.
+    """
 
     @abstractmethod
     def holds(self, item: Any, moment: FleetMoment) -> bool:
@@ -100,7 +103,10 @@ class Search(Condition):
 
 @dataclass(frozen=True)
 class Comparison(Condition):
-    """A field compared with a value. An unknown value of the item passes no comparison, and equals ``""``."""
+    """A field compared with a value.
+
+    An unknown value of the item passes no comparison, and equals ``""``.
+    """
 
     field: Field
     operator: str  # : = < <= > >= ~

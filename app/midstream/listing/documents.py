@@ -65,7 +65,10 @@ def migration_value(view: MigrationView) -> dict[str, Any]:
 
 
 def slice_value(each: Slice, target: str = "") -> dict[str, Any]:
-    """Return a slice, and the name of its target, as JSON. Its metadata is left out: it has SSH keys of other users."""
+    """Return a slice, and the name of its target, as JSON.
+
+    Its metadata is left out: it has SSH keys of other users.
+    """
     fields = {key: value for key, value in vars(each).items() if key != "metadata"}
     fields["workers"] = [vars(worker) for worker in each.workers]
     return {"target": target or None, "path": each.path, **fields}

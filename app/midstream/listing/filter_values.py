@@ -1,4 +1,4 @@
-"""Values in a filter: numbers, durations, sizes, shares and times, as a user writes them."""
+"""Filter values as users write them: numbers, durations, sizes, shares, times."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ class ValueFormError(ValueError):
 
 
 def parse(kind: Kind, text: str, now: float) -> Span:
-    """Return the values that ``text`` stands for; of all kinds but times these are one value.
+    """Return the values that ``text`` stands for.
+
+    Of all kinds but times these are one value.
 
     Args:
         kind: What the field holds, not `Kind.TEXT` or `Kind.LIST`.
@@ -78,7 +80,10 @@ def _number(text: str) -> float:
 
 
 def _duration(text: str) -> float:
-    """Read seconds from ``90``, ``90s``, ``1h30m`` or ``3m20``: units in falling order."""
+    """Read seconds from ``90``, ``90s``, ``1h30m`` or ``3m20``.
+
+    Units are in falling order.
+    """
     total, at, unit = 0.0, 0, ""
     while at < len(text):
         match = _DURATION.match(text, at)
@@ -111,7 +116,7 @@ def _share(text: str) -> float:
 
 
 def _time(text: str, now: float) -> Span:
-    """Return the first and the last moment of a day, a minute or a second, by local time."""
+    """Return the first and last moment of a day, minute or second, by local time."""
     today = datetime.fromtimestamp(now).replace(hour=0, minute=0, second=0, microsecond=0)
     days = {"today": today, "yesterday": today - timedelta(days=1)}
     if text.lower() in days:

@@ -1,4 +1,4 @@
-"""The fleet at one moment: snapshot, migrations and time, and what follows from them."""
+"""The fleet at one moment: snapshot, migrations, time, and what follows from them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ class FleetMoment:
         return self._training.get(host, [])
 
     def run_age(self, run: RunView) -> float | None:
-        """Return seconds since the run's last heartbeat, corrected for the host's clock skew; None without one."""
+        """Return seconds since the run's last heartbeat; None without one.
+
+        They are corrected for the host's clock skew.
+        """
         if run.status is None:
             return None
         host = self.snapshot.host(run.host)

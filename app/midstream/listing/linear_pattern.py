@@ -20,7 +20,10 @@ _Test = Callable[[str], bool]
 
 
 class PatternError(ValueError):
-    """A pattern is malformed. ``position`` is the index of the character that is wrong."""
+    """Error: a pattern is malformed.
+
+    ``position`` is the index of the character that is wrong.
+    """
 
     def __init__(self, message: str, position: int) -> None:
         super().__init__(message)
@@ -95,7 +98,10 @@ class LinearPattern:
 
 
 class _Parser:
-    """Recursive descent. Each method returns a function that adds states which lead to a given state."""
+    """A recursive-descent parser.
+
+    Each method returns a function that adds states which lead to a given state.
+    """
 
     def __init__(self, pattern: str, states: list[_State]) -> None:
         self._pattern = pattern
@@ -263,7 +269,10 @@ class _Parser:
         return _inverse(test) if inverse else test
 
     def _member(self, tests: list[_Test]) -> str:
-        """Take a member of a set: return its character, or add the test of a class and return an empty text."""
+        """Take a member of a set: return its character, or add the test of a class.
+
+        For a class an empty text is returned.
+        """
         at, sign = self._at, self._peek()
         self._at += 1
         if sign != "\\":

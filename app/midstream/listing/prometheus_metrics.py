@@ -50,7 +50,10 @@ _ROW = (
 
 
 class FleetMetrics:
-    """A collector of prometheus_client. ``snapshot`` and ``migrations`` return the state of now."""
+    """A collector of prometheus_client.
+
+    ``snapshot`` and ``migrations`` return the state of now.
+    """
 
     def __init__(self, snapshot: Callable[[], Snapshot], migrations: Callable[[], Sequence[MigrationView]]) -> None:
         self._snapshot, self._migrations = snapshot, migrations
@@ -148,7 +151,10 @@ def _names(view: MigrationView) -> tuple[str, str, str]:
 
 
 class CachedMigrations:
-    """Migrations as `list_migrations` reads them, at most once in some seconds: each has a directory of files."""
+    """Migrations as `list_migrations` reads them, at most once in some seconds.
+
+    Each migration has a directory of files.
+    """
 
     def __init__(self, read: Callable[[], list[MigrationView]], seconds: float = 5.0) -> None:
         self._read, self._seconds = read, seconds

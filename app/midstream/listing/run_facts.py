@@ -35,13 +35,16 @@ def devices(count: int, kind: str, times: str) -> str:
 
 
 def short_kind(kind: str) -> str:
-    """Shorten a device kind: ``NVIDIA H100 80GB HBM3`` -> ``H100``; ``TPU v4`` is unchanged."""
+    """Shorten a device kind: ``NVIDIA H100 80GB HBM3`` -> ``H100``.
+
+    ``TPU v4`` is unchanged.
+    """
     words = kind.removeprefix("NVIDIA ").replace("-", " ").split()
     return " ".join(words[:2]) if words[:1] in (["TPU"], ["RTX"]) else (words[0] if words else "")
 
 
 def utilization(host: HostView) -> float | None:
-    """Return the mean utilization of a host's accelerators, 0..1, or None if the host reports none."""
+    """Return a host's mean accelerator utilization, 0..1; None if it reports none."""
     used = [item.utilization for item in host.machine.accelerators] if host.machine else []
     known = [value for value in used if value is not None]
     return sum(known) / len(known) if known else None
@@ -54,7 +57,10 @@ def memory_share(host: HostView) -> float | None:
 
 
 def started(run: RunView) -> float | None:
-    """Return when the run's first attempt started, in UTC seconds by its host's clock; None if unknown."""
+    """Return when the run's first attempt started; None if unknown.
+
+    The time is UTC seconds by its host's clock.
+    """
     times = [entry.get("started") for entry in run.lineage.attempts] if run.lineage else []
     return min((time for time in times if time), default=None)
 

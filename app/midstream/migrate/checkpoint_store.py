@@ -1,4 +1,4 @@
-"""Checkpoint store of a run on the source or target: a directory of its host, or a bucket.
+"""A run's checkpoint store on source or target: a host's directory, or a bucket.
 
 Hosts that read and write the bucket themselves need no copy on their disks: a checkpoint is copied to the bucket, and
 between two groups with the same bucket nothing is copied. Fence, lineage and metrics stay on the hosts; the engine
@@ -46,7 +46,10 @@ class CheckpointStore(Protocol):
         ...
 
     def checkpoints(self, described: RunDescription) -> list[CheckpointSummary]:
-        """Return the checkpoints of a described run (`run_state.describe`), by step and attempt."""
+        """Return a described run's checkpoints, by step and attempt.
+
+        ``described`` is the result of `run_state.describe`.
+        """
         ...
 
     def newest_state(self) -> standby_state.NewestState | None:
@@ -262,7 +265,11 @@ def same_bucket(here: CheckpointStore, there: CheckpointStore) -> bool:
 
 
 def copy_route(here: CheckpointStore, there: CheckpointStore, source: Host, target: Host) -> str:
-    """Describe the route of a checkpoint's bytes, for a plan. HostError if there is none."""
+    """Describe the route of a checkpoint's bytes, for a plan.
+
+    Raises:
+        HostError: There is no route.
+    """
     if same_bucket(here, there):
         return f"none: source and target read {here.store}"
     between = bool(here.store and there.store)  # two buckets: neither needs a host
@@ -271,7 +278,9 @@ def copy_route(here: CheckpointStore, there: CheckpointStore, source: Host, targ
 
 
 def store_conflict(host: Host, run_id: str, target_store: CheckpointStore, epoch: int) -> tuple[str, str]:
-    """Return why a run at ``epoch`` cannot use a target's checkpoint store, and the hint.
+    """Return why a run at ``epoch`` cannot use ``target_store``, and the hint.
+
+    ``target_store`` is the checkpoint store of a target.
 
     Both are empty if it can.
     """

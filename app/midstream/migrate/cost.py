@@ -99,6 +99,9 @@ def describe(cost: Cost) -> list[str]:
 
 
 def money(amount: float) -> str:
-    """Format with four significant digits, at least two decimals, no exponent: ``12.00``, ``0.0003214``."""
+    """Format with four significant digits, at least two decimals, no exponent.
+
+    Examples: ``12.00``, ``0.0003214``.
+    """
     places = 2 if amount <= 0 else max(2, 3 - math.floor(math.log10(amount)))
     return f"{amount:.{places}f}"

@@ -48,7 +48,9 @@ class Event:
 
 
 def shell_line_of(event: Event) -> tuple[str, str]:
-    """Return (what it is to the command that was run, a line of shell to paste) of a line of the command log.
+    """Return a shell line to paste for a line of the command log.
+
+    Before it, the pair has what it is to the command that was run.
 
     The line is empty where the command has no shell form and no line shows its result.
     """

@@ -62,7 +62,10 @@ class ReplayAgreement:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts of one migration; None: not known or not done yet. Times are UTC seconds by the operator's clock."""
+    """Facts of one migration; None: not known or not done yet.
+
+    Times are UTC seconds by the operator's clock.
+    """
 
     # Preparation
     rehearsal: StartingPoint | None = None  # that the standby rehearsed with, or the replica began with

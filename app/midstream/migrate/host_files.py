@@ -57,7 +57,12 @@ def _damage(where: str) -> Generator[None, None, None]:
 
 
 def read_manifest(host: Host, run_id: str, name: str) -> records.Manifest:
-    """Return the manifest of a checkpoint. RemoteError without one, DamagedError if damaged."""
+    """Return the manifest of a checkpoint.
+
+    Raises:
+        RemoteError: There is none.
+        DamagedError: It is damaged.
+    """
     path = f"{records.RunPaths(host.root, run_id).checkpoint(name)}/{records.MANIFEST}"
     value = _json_at(host, path)
     with _damage(f"{host.name}:{path}"):
@@ -75,9 +80,12 @@ def data_digests(host: Host, run_id: str, checkpoint: str) -> tuple[str, ...]:
 
 
 def data_directory(host: Host, digest: str) -> str:
-    """Return the directory of a token cache. MidstreamError if ``digest`` is no SHA-256.
+    """Return the directory of a token cache.
 
     Digests come from hosts, which are not trusted.
+
+    Raises:
+        MidstreamError: ``digest`` is no SHA-256.
     """
     if not _DIGEST.fullmatch(digest):
         raise MidstreamError(

@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 def target_of(fleet: Fleet, name: str, hosts: Sequence[str]) -> Target:
-    """Return the fleet's target of that name if it has these hosts, else a target of them."""
+    """Return the fleet's target of that name with these hosts, else a target of them."""
     known = fleet.target(name) if name in fleet.target_names and name not in fleet.unavailable else None
     return known if known is not None and known.hosts == tuple(hosts) else Target(name, tuple(hosts))
 
@@ -77,12 +77,15 @@ class HostGroup:
 
     @cached_property
     def run_hosts(self) -> list[Host]:
-        """One host of each file system, ``first`` before the others, as found on the hosts."""
+        """One host of each file system, ``first`` before the others, as found on hosts."""
         return run_directories_of(self.target, self.members)
 
     @cached_property
     def checkpoint_store(self) -> CheckpointStore:
-        """The run's checkpoint store here. A bucket can be read while its hosts are unreachable."""
+        """The run's checkpoint store here.
+
+        A bucket can be read while its hosts are unreachable.
+        """
         first = self._hosts.lookup(self.target.hosts[0]) if self.store else self.first
         return checkpoint_store_of(self._hosts.fleet, first, self.run_id, self.store)
 
@@ -109,7 +112,10 @@ class HostGroup:
             return list(pool.map(work, items))
 
     def _call_all(self, function: Callable[Concatenate[str, str, P], R]) -> Callable[P, list[R]]:
-        """Return ``function`` of this run (root, run id, ...), called on all run hosts at once."""
+        """Return ``function`` of this run, called on all run hosts at once.
+
+        ``function`` takes root, run id, and further arguments.
+        """
 
         def call(*positional: P.args, **named: P.kwargs) -> list[R]:
             return self._each(
@@ -119,7 +125,10 @@ class HostGroup:
         return call
 
     def _call_each(self, function: Callable[Concatenate[str, str, P], R]) -> Callable[P, R]:
-        """Return ``function`` of this run, called host by host; the first host last, with its result."""
+        """Return ``function`` of this run, called host by host.
+
+        The first host is called last, and its result is returned.
+        """
 
         def call(*positional: P.args, **named: P.kwargs) -> R:
             first, *others = self.run_hosts
@@ -144,7 +153,7 @@ class HostGroup:
         return replace(first, running=running, attempts=sorted(attempts))
 
     def with_stored_checkpoints(self, described: RunDescription) -> RunDescription:
-        """Return the first host's description with the checkpoints of the checkpoint store."""
+        """Return the first host's description with the checkpoint store's checkpoints."""
         return replace(described, checkpoints=self.checkpoint_store.checkpoints(described))
 
     def attempt_of_migration(self, migration: str) -> MigrationAttempt | None:
@@ -161,7 +170,7 @@ class HostGroup:
         return max(self._call_all(run_state.running_attempt)())
 
     def first_failure(self, attempt: int) -> str:
-        """Describe the first failure of several processes in one line; empty if none is known."""
+        """Describe the first failure of several processes in one line; empty if unknown."""
         if len(self.target.hosts) == 1:
             return ""
         try:
@@ -172,7 +181,10 @@ class HostGroup:
             return ""
 
     def why_ended(self, attempt: int, run: RunView) -> str:
-        """Describe in one line why an attempt ended, ``run`` being the last observation of it."""
+        """Describe in one line why an attempt ended.
+
+        ``run`` is the last observation of it.
+        """
         message = run.status.message if run.status else ""
         last = next((line for line in reversed(run.log) if line.strip()), "")
         return self.first_failure(attempt) or message or last or "its log is empty"
@@ -232,7 +244,11 @@ class HostGroup:
         self.end_trainer(attempt)
 
     def end_trainer(self, attempt: int) -> None:
-        """End what a killed driver of another trainer has left. LaunchError if a process keeps running."""
+        """End what a killed driver of another trainer has left.
+
+        Raises:
+            LaunchError: A process keeps running.
+        """
         if self.trainer is None:
             return
         left = [pid for found in self._call_all(processes.end)(attempt=attempt) for pid in found]
@@ -291,7 +307,7 @@ class HostGroup:
                 self.distribute(lambda host: self._paths(host).checkpoint(name), progress)
 
     def put_config(self, text: str) -> None:
-        """Write ``text`` as the run's config on every run host, before an attempt is started."""
+        """Write ``text`` as the run's config on every run host before an attempt starts."""
         self._call_each(standby_state.put_config)(text=text)
 
     def share_config(self) -> None:

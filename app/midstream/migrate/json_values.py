@@ -26,5 +26,5 @@ def fields_of(cls: type[Any], value: Any, where: str = "") -> dict[str, Any]:
 
 
 def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the section ``name`` of a checked config; empty where it is absent or null."""
+    """Return the section ``name`` of a checked config; empty if absent or null."""
     return config.get(name) or dict[str, Any]()

@@ -41,14 +41,20 @@ class MigrationView:
 
     @property
     def rolled_back(self) -> bool:
-        """Return whether the run has returned to its source, or is returning: phases and certificate count no more."""
+        """Return whether the run has returned to its source, or is returning.
+
+        Phases and certificate then count no more.
+        """
         if self.state in (ROLLED_BACK, ROLLBACK_INCOMPLETE):
             return True
         return self.phase == phase_names.ROLLBACK and self.state in (RUNNING, INTERRUPTED)
 
     @property
     def verdict(self) -> str:
-        """``certified``, ``failed``, ``void`` (certified, then rolled back), or empty without a certificate."""
+        """Certificate's verdict: ``certified``, ``failed``, ``void``; empty without one.
+
+        ``void``: certified, then rolled back.
+        """
         if self.certificate is None:
             return ""
         if not self.certificate.valid:
@@ -68,7 +74,10 @@ class MigrationView:
 
     @property
     def predicted_seconds(self) -> Mapping[str, float]:
-        """Seconds by phase of the downtime: the newest prediction before the run was stopped."""
+        """Predicted seconds by phase of the downtime.
+
+        They are the newest prediction before the run was stopped.
+        """
         if self.downtime is not None:
             return self.downtime.predicted
         return self.facts.predicted or self.plan.estimate.predicted_seconds
@@ -80,11 +89,16 @@ class MigrationView:
 
     @property
     def expected_seconds(self) -> Mapping[str, float | None]:
-        """Seconds by stage: the plan's estimate, replaced by what the migration has measured since; None: unknown."""
+        """Expected seconds by stage; None: unknown.
+
+        They are the plan's estimate, replaced by what the migration has measured since.
+        """
         return estimates(self.plan, self.facts)
 
     def remaining(self, now: float, target_step: int | None = None) -> Remaining | None:
-        """Return what is left at ``now`` (UTC seconds); None if it does not run, or its plan has no estimate.
+        """Return what is left at ``now`` (UTC seconds), or None.
+
+        None: it does not run, or its plan has no estimate.
 
         ``target_step`` is the target's step, None where it is unknown: it says how many healthy steps are done.
         """
@@ -96,6 +110,9 @@ class MigrationView:
         return remaining(self.expected_seconds, times, now)
 
     def steps_given_up(self, target_step: int | None) -> int:
-        """Return the steps that a rollback loses: the target's, at ``target_step``, past the seal."""
+        """Return the steps that a rollback loses.
+
+        They are the target's, at ``target_step``, past the seal.
+        """
         sealed = self.sealed_step
         return 0 if sealed is None or target_step is None else max(0, target_step - sealed)

@@ -1,4 +1,4 @@
-"""A migration as a value: printing it is the dry run, executing it is the migration."""
+"""A migration as a value: printing is the dry run, executing is the migration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ UNKNOWN = "?"  # a name that no readable file contains
 
 @dataclass(frozen=True)
 class Change:
-    """One number of the run, before and after. ``note`` says why it changes, or that it does not matter."""
+    """One number of the run, before and after.
+
+    ``note`` says why it changes, or that it does not matter.
+    """
 
     name: str
     before: str
@@ -157,7 +160,7 @@ class TrainerPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A migration as a value: printing it is the dry run, executing it is the migration."""
+    """A migration as a value: printing is the dry run, executing is the migration."""
 
     identity: Identity
     shape: Shape

@@ -1,1 +1,4 @@
-"""Pages of the documentation that are made from the program: `make pages` writes them, a test compares."""
+"""Pages of the documentation that are made from the program.
+
+`make pages` writes them, a test compares.
+"""

@@ -1,4 +1,7 @@
-"""Write the pages that are made from the program: ``python -m midstream.reference [DOCS]``, by default ``docs``."""
+"""Command that writes the pages that are made from the program.
+
+Usage: ``python -m midstream.reference [DOCS]``, by default ``docs``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from midstream.tui import commands
 
 
 def pages(docs: Path) -> dict[Path, str]:
-    """Return path -> text of each page; the hand-written parts are read from the present pages."""
+    """Return path -> text of each page.
+
+    The hand-written parts are read from the present pages.
+    """
     found = {
         docs / "reference/keys.md": commands.document(),
         docs / "reference/json-lines.md": events_page.page(),

@@ -50,7 +50,10 @@ def _modes(flags: FlagParser) -> str:
 
 
 def _flags_of(flags: FlagParser, mode: str) -> str:
-    """Return the flags that go with a mode alone or with few, besides those that it needs."""
+    """Return the flags that go with a mode alone or with few.
+
+    Those that the mode needs are left out.
+    """
     found = [name for name, note in flags.notes.items() if mode in note.of]
     if mode in flags.notes:
         found = [name for name in found if name not in flags.notes[mode].needs]

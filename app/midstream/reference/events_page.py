@@ -1,4 +1,7 @@
-"""docs/reference/json-lines.md, and the table of notifications in docs/reference/fleet-file.md."""
+"""Page docs/reference/json-lines.md, and the table of notifications.
+
+The table is in docs/reference/fleet-file.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sections of docs/reference/fleet-file.md: each field, with its default from the dataclass."""
+"""Sections of docs/reference/fleet-file.md: each field with its dataclass default."""
 
 from __future__ import annotations
 

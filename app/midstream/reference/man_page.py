@@ -1,4 +1,4 @@
-"""docs/reference/midstream.1, the man page, which wheels install in share/man/man1."""
+"""Man page docs/reference/midstream.1, which wheels install in share/man/man1."""
 
 from __future__ import annotations
 
@@ -85,6 +85,9 @@ def _definitions(entries: tuple[tuple[str, str], ...]) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    """Return a text as roff: backslashes, hyphens and quotes mean themselves, and no line is a request."""
+    """Return a text as roff.
+
+    Backslashes, hyphens and quotes mean themselves, and no line is a request.
+    """
     escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("~", "\\(ti").replace("'", "\\(aq")
     return f"\\&{escaped}" if escaped.startswith(".") else escaped

@@ -1,4 +1,4 @@
-"""Markdown of generated pages: cells, tables, and sections of a page that are replaced."""
+"""Markdown of generated pages: cells, tables, and replaced sections of a page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def replaced(page: str, name: str, content: str) -> str:
-    """Return a page with the section between its comments ``made: NAME`` and ``end`` replaced.
+    """Return a page with one section replaced.
+
+    The section is between its comments ``made: NAME`` and ``end``.
 
     Raises:
         ValueError: The page has no such comments.

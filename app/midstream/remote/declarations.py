@@ -26,12 +26,18 @@ class Declaration(NamedTuple):
 
 
 def reads(*, limit: int = ANSWER_LIMIT) -> Callable[[Function], Function]:
-    """Declare a function that changes nothing on the host and answers at most ``limit`` bytes."""
+    """Declare a function that changes nothing on the host.
+
+    It answers at most ``limit`` bytes.
+    """
     return _declare(Declaration(True, "it only reads", limit))
 
 
 def repeatable(reason: str, *, limit: int = ANSWER_LIMIT) -> Callable[[Function], Function]:
-    """Declare a function whose second call finds the effect of the first; ``reason`` says why it can do no harm."""
+    """Declare a function whose second call finds the effect of the first.
+
+    ``reason`` says why the second call can do no harm.
+    """
     return _declare(Declaration(True, reason, limit))
 
 
@@ -41,7 +47,10 @@ def once(reason: str, *, limit: int = ANSWER_LIMIT) -> Callable[[Function], Func
 
 
 def program(function: Function) -> Function:
-    """Declare a program: it owns stdin and stdout until it ends, and is never started again by itself."""
+    """Declare a program.
+
+    It owns stdin and stdout until it ends, and is never started again by itself.
+    """
     return _declare(Declaration(False, "it streams"))(function)
 
 

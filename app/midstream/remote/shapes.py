@@ -1,4 +1,6 @@
-"""Types of fields in the results of hosts: what a string or number may be, beyond the defaults of `json_shapes`.
+"""Types of fields in the results of hosts.
+
+They define what a string or number may be, beyond the defaults of `json_shapes`.
 
 The marks are names in `json_shapes.MARKS`: every stream begins with this module, and that one takes time to import.
 Python 3.8 has no `Annotated`: there a field has its plain type. The app checks the answers, and it has a newer one.

@@ -1,4 +1,4 @@
-"""Objects of a bucket, read and written from this machine, with errors as the app raises them."""
+"""Objects of a bucket, read and written from this machine, with the app's errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def app_errors() -> Generator[None, None, None]:
 
 
 class Bucket:
-    """The objects below a bucket's URL. All methods raise MidstreamError if the service rejects a request."""
+    """The objects below a bucket's URL.
+
+    All methods raise MidstreamError if the service rejects a request.
+    """
 
     def __init__(self, url: str, access: Access | None = None) -> None:
         self.url = url.rstrip("/")

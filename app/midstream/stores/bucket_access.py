@@ -12,7 +12,10 @@ __all__ = ["Access", "access_for"]
 
 
 def access_for(fleet: Fleet | None, url: str) -> Access:
-    """Return the fleet file's access to the store of ``url``; the standard chain's credentials if it has none."""
+    """Return the fleet file's access to the store of ``url``.
+
+    If it has none, the access is by the standard chain's credentials.
+    """
     store = longest_match(url, {} if fleet is None else {each.url: each for each in fleet.stores.values()})
     if store is None:
         return Access()

@@ -15,7 +15,10 @@ CONCURRENCY = 8  # objects that are read at the same time
 
 
 class BucketCheckpoint:
-    """The checkpoint at ``url``. All methods raise MidstreamError if the service rejects a request."""
+    """The checkpoint at ``url``.
+
+    All methods raise MidstreamError if the service rejects a request.
+    """
 
     def __init__(self, url: str, access: Access | None = None) -> None:
         self._bucket = Bucket(url, access)

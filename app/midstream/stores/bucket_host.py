@@ -1,4 +1,6 @@
-"""A bucket as the host at one end of a copy: the functions and programs of `midstream.remote.bucket`.
+"""A bucket as the host at one end of a copy.
+
+It has the functions and programs of `midstream.remote.bucket`.
 
 They run on this machine, between the bucket and the host at the other end. With ``via``, a machine that has an identity
 of its own for the bucket, they run there, and the bytes do not pass through this machine.
@@ -42,7 +44,10 @@ BUCKET_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
 
 
 class BucketHost:
-    """The `Host` of a bucket. ``python``: an interpreter on ``via`` that has the packages of its client."""
+    """The `Host` of a bucket.
+
+    ``python``: an interpreter on ``via`` that has the packages of its client.
+    """
 
     config = None
     root = ""  # there are no other trees whose objects could be reused
@@ -57,7 +62,10 @@ class BucketHost:
         self.remote_python = python or (via.remote_python if via else sys.executable)
 
     def start(self, program: Callable[P, Any], window: int | None = None) -> Callable[P, Process]:
-        """Return the bucket's program for ``program``, a program of a tree, as `start_program` does."""
+        """Return the bucket's program for ``program``, as `start_program` does.
+
+        ``program`` is a program of a tree.
+        """
         signature = inspect.signature(program)
 
         def start(*positional: P.args, **named: P.kwargs) -> Process:
@@ -84,7 +92,16 @@ class BucketHost:
         limit: int = ANSWER_LIMIT,
         what: str = "",
     ) -> Completed:
-        """Run a command on the machine that has the bucket's client."""
+        """Run a command on the machine that has the bucket's client.
+
+        Args:
+            argv: The program and its arguments. No shell expands them.
+            stdin: Bytes for its standard input.
+            env: Added to the machine's environment.
+            timeout: Seconds.
+            limit: Bytes of stdout that are accepted.
+            what: Name of the command in messages; by default ``argv[0]``.
+        """
         return self._machine.run(argv, stdin=stdin, env=env, timeout=timeout, limit=limit, what=what)
 
     def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, window: int | None = None) -> Process:
@@ -113,7 +130,10 @@ class BucketHost:
             raise RemoteError(str(error), type(error).__name__) from None
 
     def access_problem(self, url: str) -> tuple[str, str]:
-        """Return why the client cannot list objects below ``url``, and a hint; both empty if it can."""
+        """Return why the client cannot list objects below ``url``, and a hint.
+
+        Both are empty if it can.
+        """
         able = access_problem.able
         if self.via is not None:
             able = remote_call.caller(self.via, able, CHECK_TIMEOUT, self.remote_python)

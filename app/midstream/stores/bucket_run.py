@@ -98,7 +98,10 @@ class BucketRun:
         return cache[name][1]
 
     def pin(self, migration: str, checkpoint: str, expires: float) -> None:
-        """Exempt a checkpoint from retention until ``expires`` (UTC seconds), on behalf of a migration."""
+        """Exempt a checkpoint from retention until ``expires`` (UTC seconds).
+
+        The exemption is on behalf of a migration.
+        """
         pin = records.Pin(checkpoint, expires)
         self._bucket.put(f"pins/{records.check_run_id(migration)}.json", json.dumps(pin.to_json()).encode())
 
@@ -136,7 +139,10 @@ class BucketRun:
         return found
 
     def remove(self, path: str) -> None:
-        """Remove a leftover as it was listed. If it has a manifest by now, nothing is removed."""
+        """Remove a leftover as it was listed.
+
+        If it has a manifest by now, nothing is removed.
+        """
         name = path.rpartition("/")[2]
         if not name.startswith(TRASH) and self._bucket.get(f"checkpoints/{name}/{records.MANIFEST}") is not None:
             return

@@ -1,4 +1,6 @@
-"""The Google identity of an engine on a host, compared with the one that the fleet file demands for its store.
+"""The Google identity of an engine on a host.
+
+It is compared with the one that the fleet file demands for its store.
 
 TensorStore has no impersonation: the engine's requests have the identity of the machine itself.
 """
@@ -12,7 +14,9 @@ from midstream.stores.bucket_access import access_for
 
 
 def identity_problem(fleet: Fleet, host: Host, store: str) -> tuple[str, str]:
-    """Return why an engine on ``host`` cannot use ``store`` as the fleet file says, and a hint; both empty if it can.
+    """Return why an engine on ``host`` cannot use ``store``, and a hint.
+
+    Both are empty if it can use it as the fleet file says.
 
     Raises:
         HostError: The host did not answer.

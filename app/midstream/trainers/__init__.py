@@ -1,1 +1,1 @@
-"""Other trainers: their run files and defaults, the division of their batch, and how their runs are started."""
+"""Other trainers: run files, defaults, division of their batch, start of runs."""

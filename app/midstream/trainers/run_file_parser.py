@@ -1,4 +1,4 @@
-"""Read a run file of another trainer: YAML, with the defaults of its trainer, checked key by key."""
+"""Parser of another trainer's run file: YAML with its defaults, checked by key."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def read_run_file(path: Path) -> ParsedRunFile:
 
 
 def names_run_file(path: Path) -> bool:
-    """Return whether a file is a run file of another trainer: its ``trainer:`` is a word."""
+    """Return whether a file is another trainer's run file: its ``trainer:`` is a word."""
     try:
         return path.stat().st_size <= LARGEST and is_run_file(load_plain(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError, RecursionError):
@@ -80,7 +80,10 @@ def names_run_file(path: Path) -> bool:
 
 
 def parse_run_file(text: str, path: Path) -> ParsedRunFile:
-    """Parse the text of a run file; ``path`` is for messages and for the files that it names. Errors as above."""
+    """Parse the text of a run file.
+
+    ``path`` is for messages and for the files that it names. Errors as above.
+    """
     try:
         value = load_plain(text)
     except yaml.MarkedYAMLError as error:
@@ -172,7 +175,10 @@ class _Parser:
         raise self._error(key, "expected a command line, or a list of its words")
 
     def _part(self, key: str, kind: type[Part], default: Part, leave: Sequence[str] = ()) -> Part:
-        """Return a part of the run file over its default; keys in ``leave`` are read elsewhere."""
+        """Return a part of the run file over its default.
+
+        Keys in ``leave`` are read elsewhere.
+        """
         value: Any = self._value.get(key, {})
         if not isinstance(value, dict):
             raise self._error(key, "expected keys and values")
@@ -314,7 +320,10 @@ def _placeholder_for(name: str) -> str:
 
 
 def as_text(run: RunFile) -> str:
-    """Return the text of a resolved run file as ``run.yaml`` on hosts: JSON, which is YAML too."""
+    """Return the text of a resolved run file as ``run.yaml`` on hosts.
+
+    It is JSON, which is YAML too.
+    """
     import json
 
     return json.dumps(run.to_json(), indent=1, ensure_ascii=False) + "\n"

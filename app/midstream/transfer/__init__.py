@@ -1,4 +1,4 @@
-"""Copy trees of objects between hosts: hashed in transit and verified at the target."""
+"""Copies of object trees between hosts, hashed in transit, verified at the target."""
 
 from midstream.hosts.rpc.remote_program import Cancelled
 from midstream.stores.bucket_access import Access

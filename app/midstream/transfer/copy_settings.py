@@ -1,4 +1,4 @@
-"""Settings of copies: from the fleet file's entries of both hosts, or passed by a caller of the API."""
+"""Settings of copies, from both hosts' fleet file entries or an API caller."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ class CopySettings:
 
 
 def settings_of_hosts(source: Host, target: Host) -> CopySettings:
-    """Return the fleet file's settings for two hosts: the lower limit, a direct route only if both allow it."""
+    """Return the fleet file's settings for two hosts.
+
+    The lower limit applies, and a direct route is allowed only if both hosts allow it.
+    """
     configs = [config for host in (source, target) if (config := _config(host)) is not None]
     limits = [parse_rate(config.bandwidth_limit) for config in configs if config.bandwidth_limit]
     routes = [config.copy_route for config in configs if config.copy_route]

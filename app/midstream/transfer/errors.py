@@ -8,7 +8,10 @@ RESUME_HINT = "run the same copy again to continue"
 
 
 class TransferError(MidstreamError):
-    """A copy cannot be completed. ``path`` names the object if it is the fault of one object."""
+    """Error of a copy that cannot be completed.
+
+    ``path`` names the object if it is the fault of one object.
+    """
 
     def __init__(self, message: str, hint: str = "", path: str = "") -> None:
         super().__init__(message, hint)

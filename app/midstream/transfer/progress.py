@@ -12,7 +12,10 @@ RATE_WINDOW = 10.0  # seconds that the rate is measured over
 
 
 class Meter:
-    """Counts bytes and objects of a copy. Not thread-safe. ``clock`` is monotonic, in seconds."""
+    """Counter of a copy's bytes and objects.
+
+    Not thread-safe. ``clock`` is monotonic, in seconds.
+    """
 
     def __init__(
         self,

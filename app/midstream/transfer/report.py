@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """Bytes and objects that are done: verified at the target, or found there. ``object`` is the newest of them."""
+    """Bytes and objects that are done: verified at the target, or found there.
+
+    ``object`` is the newest of them.
+    """
 
     bytes_done: int
     bytes_total: int

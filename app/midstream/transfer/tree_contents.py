@@ -1,4 +1,4 @@
-"""Contents of a tree: the objects that its manifest names, and the endpoint that has each of them."""
+"""Contents of a tree: its manifest's objects, and the endpoint that has each."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ class Contents:
         return replace(self, objects=tuple(entry for entry in self.objects if wanted(entry["path"])))
 
     def with_endpoints(self, endpoints: Mapping[str, Endpoint]) -> Contents:
-        """Return the contents with the objects of other hosts assigned to ``endpoints``: host name -> endpoint."""
+        """Return the contents with other hosts' objects assigned to ``endpoints``.
+
+        ``endpoints``: host name -> endpoint.
+        """
         host_of = {entry["path"]: entry.get("host", "") for entry in decode_file(self.text, str(self.first))["objects"]}
         return replace(self, endpoints=endpoints, host_of=host_of)
 
@@ -120,7 +123,9 @@ def contents_of(source: Endpoint, text: str, manifest: str, kind: str) -> Conten
 
 
 def _check_digest(source: Endpoint, value: Mapping[str, Any]) -> None:
-    """Check that the name of a data tree is the digest of its manifest: all runs of a host share data by these names.
+    """Check that the name of a data tree is the digest of its manifest.
+
+    All runs of a host share data by these names.
 
     Raises:
         TransferError: It is not.

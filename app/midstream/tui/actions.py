@@ -35,7 +35,10 @@ class Target:
 
 
 class TargetMissingError(MidstreamError):
-    """The target's slice does not exist and may be created for ``price``; every check possible without it passed."""
+    """Error of a target whose slice does not exist and may be created for ``price``.
+
+    Every check that is possible without the slice passed.
+    """
 
     def __init__(self, message: str, price: str) -> None:
         super().__init__(message)
@@ -68,16 +71,24 @@ class SliceListing:
 
 
 class Actions(Protocol):
-    """Actions of the screens. Calls block: screens make them in background threads. Each may raise MidstreamError."""
+    """Actions of the screens, which call them in background threads.
+
+    The calls block. Each may raise MidstreamError.
+    """
 
     def targets(self) -> tuple[Target, ...]: ...
 
     def make_plan(self, snapshot: Snapshot, request: Request) -> Plan:
-        """Plan a migration, without side effects. Raises TargetMissingError where the target must be created first."""
+        """Plan a migration, without side effects.
+
+        Raises TargetMissingError where the target must be created first.
+        """
         ...
 
     def create(self, target: str, run_id: str = "") -> None:
-        """Create the target's slice and wait until it is ready. Prints to the terminal: suspend the screen first.
+        """Create the target's slice and wait until it is ready.
+
+        Prints to the terminal: suspend the screen first.
 
         Raises:
             MidstreamError: It cannot be created, or the step of the run ``run_id`` cannot fit it.
@@ -85,7 +96,9 @@ class Actions(Protocol):
         ...
 
     def estimates(self, run: RunView, names: str, report: Reporter, cancel: Event) -> Iterator[Estimated]:
-        """Yield an estimate of a run for each accelerator or target of ``names``, by compiling for it.
+        """Yield an estimate of a run for each of ``names``, by compiling for it.
+
+        ``names`` are those of accelerators or targets.
 
         ``report`` gets the progress. Once ``cancel`` is set compiling ends, with an error.
         """
@@ -96,7 +109,10 @@ class Actions(Protocol):
         ...
 
     def start(self, plan: Plan) -> str:
-        """Start the migration in a process of its own, which outlives the screen. Return its id."""
+        """Start the migration in a process of its own, and return its id.
+
+        The process outlives the screen.
+        """
         ...
 
     def rollback(self, migration: str) -> None: ...
@@ -104,7 +120,7 @@ class Actions(Protocol):
     def continue_(self, migration: str) -> None: ...
 
     def command(self, *words: str) -> str:
-        """Return a command line of midstream with this fleet file, to be pasted into a shell."""
+        """Return a midstream command line with this fleet file, to paste into a shell."""
         ...
 
     def configs(self) -> tuple[str, ...]:
@@ -124,9 +140,9 @@ class Actions(Protocol):
         ...
 
     def leftovers(self, report: Callable[[str], None], *, remove: bool) -> list[AnyLeftover]:
-        """Return what killed processes left on the hosts, and slices that no target names; remove what may be removed.
+        """Return what killed processes left on hosts, and slices that no target names.
 
-        Without ``remove`` nothing is removed. ``report`` gets lines of progress.
+        Remove what may be removed; without ``remove`` nothing is removed. ``report`` gets lines of progress.
         """
         ...
 
@@ -151,15 +167,21 @@ class Actions(Protocol):
         ...
 
     def read_log(self, run: RunView, process: int, begin: int, end: int) -> LogLines:
-        """Return the lines between two bytes of the log of a process; a negative ``begin`` counts from its end."""
+        """Return the lines between two bytes of the log of a process.
+
+        A negative ``begin`` counts from the end of the log.
+        """
         ...
 
     def search_log(self, run: RunView, process: int, query: LogQuery, place: int) -> LogMatches:
-        """Count the matching lines of the log of a process, and find those next to byte ``place``."""
+        """Count the matching lines of a process's log; find those next to byte ``place``."""
         ...
 
     def ssh_hosts(self) -> tuple[dict[str, str], list[str], str]:
-        """Return (host -> its line for the fleet file, gcloud's projects, path of the fleet file)."""
+        """Return SSH hosts, gcloud's projects and the path of the fleet file.
+
+        The result is (host -> its line for the fleet file, gcloud's projects, path of the fleet file).
+        """
         ...
 
     def add_hosts(self, lines: list[str]) -> None:
@@ -167,11 +189,17 @@ class Actions(Protocol):
         ...
 
     def shell(self, host: str) -> int:
-        """Run a shell on the host in this terminal: suspend the screen first. Return its exit code."""
+        """Run a shell on the host in this terminal, and return its exit code.
+
+        Suspend the screen first.
+        """
         ...
 
     def delete(self, place: str, report: Callable[[str], None]) -> None:
-        """Delete the slice ``PROJECT/ZONE/NAME``; return when it is deleted. ``report`` gets lines of progress."""
+        """Delete the slice ``PROJECT/ZONE/NAME``; return when it is deleted.
+
+        ``report`` gets lines of progress.
+        """
         ...
 
     def costs(self, seconds: float) -> CostReport:

@@ -1,4 +1,4 @@
-"""The terminal UI: the application with its screens, its refresh loop and its command palette."""
+"""Terminal UI: the application, its screens, refresh loop and command palette."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class MidstreamApp(BaseApp, inherit_bindings=False):
         self._copy(printable(text, "\n\t"))
 
     def _copy(self, text: str) -> None:
-        """Copy to the terminal's clipboard (OSC 52), and to the buffer of a tmux around it."""
+        """Copy to the terminal's clipboard (OSC 52), and to the buffer of an outer tmux."""
         from midstream.tui.runtime import tmux_buffer
 
         super().copy_to_clipboard(text)
@@ -196,7 +196,10 @@ class MidstreamApp(BaseApp, inherit_bindings=False):
             front.failed(error)
 
     def run_alone(self) -> None:
-        """Run as the main task of this process: install signal handlers and limit interpreter pauses."""
+        """Run as the main task of this process.
+
+        Install signal handlers and limit interpreter pauses.
+        """
         with Shutdown(self), PauseLimiter() as self._pause_limiter:
             self.run()
 
@@ -245,7 +248,10 @@ class MidstreamApp(BaseApp, inherit_bindings=False):
                 self.utilization_history.setdefault(host.name, deque(maxlen=HISTORY_LENGTH)).append(used)
 
     def _notify_changes(self, before: ScreenState) -> None:
-        """Show toasts for changes, at most `MAX_TOASTS`: a fleet of 500 hosts would cover the screen with them."""
+        """Show toasts for changes, at most `MAX_TOASTS`.
+
+        A fleet of 500 hosts would cover the screen with them.
+        """
         from midstream.terminal_alert import alert
 
         shown = self.front_screen.migration if self.front_screen is not None else ""
@@ -302,7 +308,10 @@ class MidstreamApp(BaseApp, inherit_bindings=False):
     # ------------------------------------------------------------------------------------------ navigation
 
     def _resume_wizard(self, request: Request) -> None:
-        """Open the wizard with ``request`` once run and target answer, unless another screen was opened."""
+        """Open the wizard with ``request`` once run and target answer.
+
+        It is not opened if another screen was opened.
+        """
         if self.return_value is not None:
             return
         if not isinstance(self.screen, FleetScreen):
@@ -331,7 +340,7 @@ class MidstreamApp(BaseApp, inherit_bindings=False):
             launch_form.ask_start_again(front, request)
 
     def open_wizard(self, run_id: str, request: Request | None = None) -> None:
-        """Open the migration wizard for a run, or the run's open migration where it has one."""
+        """Open the migration wizard for a run, or the run's open migration if it has one."""
         from midstream.tui.screens.migration.migration_screen import MigrationScreen
         from midstream.tui.screens.migration.wizard import WizardScreen
 
@@ -368,7 +377,10 @@ class MidstreamApp(BaseApp, inherit_bindings=False):
             self.call_after_refresh(self._plain_palette)
 
     def _plain_palette(self) -> None:
-        """Remove non-ASCII glyphs from Textual's palette, which the style sheet does not reach."""
+        """Remove non-ASCII glyphs from Textual's palette.
+
+        The style sheet does not reach the palette.
+        """
         self.screen.query("SearchIcon").set(display=False)
         for widget in self.screen.query("#--input, CommandList"):
             widget.styles.border = ("none", "transparent")

@@ -1,4 +1,4 @@
-"""The application as screens and dialogs see it: its state, its services, and the way to other screens."""
+"""Application as screens and dialogs see it: state, services and navigation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ ROWS_PER_REFRESH = 40_000  # rows of long runs added to curves per refresh: a fe
 
 
 class BaseApp(App[int], inherit_bindings=False):
-    """State and services that screens use. `MidstreamApp` adds the screens and the refresh loop."""
+    """State and services that screens use.
+
+    `MidstreamApp` adds the screens and the refresh loop.
+    """
 
     def __init__(
         self,
@@ -69,7 +72,10 @@ class BaseApp(App[int], inherit_bindings=False):
         self.request = request
 
     def restart(self, request: Request | None = None) -> None:
-        """Exit with `RELOAD_EXIT_CODE`; the next application opens the wizard with ``request``."""
+        """Exit with `RELOAD_EXIT_CODE`.
+
+        The next application opens the wizard with ``request``.
+        """
         self.request = request
         self.exit(RELOAD_EXIT_CODE, return_code=RELOAD_EXIT_CODE)
 
@@ -92,7 +98,10 @@ class BaseApp(App[int], inherit_bindings=False):
 
     @abstractmethod
     def open_run(self, run_id: str, *, started: float | None = None) -> None:
-        """Open the screen of a run; ``started`` is when this program started it, in UTC seconds."""
+        """Open the screen of a run.
+
+        ``started`` is when this program started it, in UTC seconds.
+        """
 
     @abstractmethod
     def open_launch(self, request: LaunchRequest) -> None:
@@ -100,7 +109,7 @@ class BaseApp(App[int], inherit_bindings=False):
 
     @abstractmethod
     def open_wizard(self, run_id: str, request: Request | None = None) -> None:
-        """Open the migration wizard for a run, or the run's open migration where it has one."""
+        """Open the migration wizard for a run, or the run's open migration if it has one."""
 
 
 def app_of(node: DOMNode) -> BaseApp:

@@ -85,7 +85,10 @@ def _arguments(app: BaseApp, word: Word) -> Sequence[str]:
 
 
 def _argument(app: BaseApp, word: Word, text: str) -> str:
-    """Return the argument with this name, or the only one that begins with it. Raises UsageError."""
+    """Return the argument with this name, or the only one that begins with it.
+
+    Raises UsageError.
+    """
     known = _arguments(app, word)
     found = [text] if text in known else [each for each in known if text and each.startswith(text)]
     if len(found) == 1:

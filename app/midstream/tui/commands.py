@@ -1,4 +1,7 @@
-"""The table of commands. Keys, palette, help, hint line and docs/reference/keys.md are made from it."""
+"""Table of commands.
+
+Keys, palette, help, hint line and docs/reference/keys.md are made from it.
+"""
 
 from __future__ import annotations
 
@@ -201,7 +204,10 @@ COMMANDS = (
 
 @dataclass(frozen=True)
 class Word:
-    """A command of the command line. ``argument`` is in brackets where it may be left out."""
+    """Command of the command line.
+
+    ``argument`` is in brackets where it may be left out.
+    """
 
     name: str
     argument: str
@@ -276,7 +282,7 @@ def of(*scopes: str) -> tuple[Command, ...]:
 
 
 def generality(command: Command, scope: str) -> int:
-    """Return 0 for a command about a widget or one view of a screen, 1 for one about the screen.
+    """Return 0 for a command about a widget or one view, 1 for one about the screen.
 
     The fleet screen is one list: all its commands are about that.
     """
@@ -291,7 +297,9 @@ def _is_about(command: Command, scope: str, view: str) -> bool:
 def of_focus(
     scope: str, view: str = "", parts: Sequence[str] | None = None, *, readonly: bool = False
 ) -> dict[str, tuple[Command, ...]]:
-    """Return the commands for what has the focus, by scope: the screen's, those of its widget, those of every screen.
+    """Return the commands for what has the focus, by scope.
+
+    They are the screen's, those of its widget, and those of every screen.
 
     Args:
         scope: The screen.

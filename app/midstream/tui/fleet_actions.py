@@ -296,7 +296,10 @@ class FleetActions:
 
 
 def _looks_like_config(path: Path) -> bool:
-    """Return whether a YAML file has a section of a config: a fleet file, for example, has none."""
+    """Return whether a YAML file has a section of a config.
+
+    A fleet file, for example, has none.
+    """
     try:
         with path.open(errors="replace") as file:
             return _CONFIG_SECTION.search(file.read(CONFIG_SIZE)) is not None

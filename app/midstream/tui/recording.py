@@ -1,4 +1,6 @@
-"""Recorded sessions: reports of hosts and changes of migrations with their times, replayed on the same screens.
+"""Recorded sessions, which are replayed on the same screens.
+
+They have the reports of hosts and the changes of migrations, with their times.
 
 One JSON object per line: ``{"at": seconds, "do": ..., ...}`` with one of hosts, take, skew, link,
 set_bucket_checkpoints and migration; the first has the version.
@@ -98,7 +100,10 @@ class _RecordedActions:
 
 
 class Replay:
-    """A recorded session as a source of snapshots and migrations, played ``speed`` times as fast."""
+    """Recorded session as a source of snapshots and migrations.
+
+    It is played ``speed`` times as fast.
+    """
 
     def __init__(self, entries: list[dict[str, Any]], speed: float = 1.0) -> None:
         self._entries = entries

@@ -1,4 +1,6 @@
-"""Names of runs and checkpoints that were seen last, in `$MIDSTREAM_STATE/names.json`, for shell completion.
+"""Names of the runs and checkpoints that were seen last, for shell completion.
+
+They are in `$MIDSTREAM_STATE/names.json`.
 
 A cache: it may be deleted, and a damaged file counts as empty.
 """
@@ -28,13 +30,18 @@ def names_file() -> Path:
 
 
 def read_names(fleet_path: str | Path) -> dict[str, dict[str, Any]]:
-    """Return host -> run -> ``{"steps": [...], "checkpoints": [...]}`` of a fleet file; empty if nothing was seen."""
+    """Return the names of a fleet file; empty if nothing was seen.
+
+    The result is host -> run -> ``{"steps": [...], "checkpoints": [...]}``.
+    """
     hosts = _read().get(_key(fleet_path), {})
     return hosts if isinstance(hosts, dict) else {}
 
 
 def remember_names(fleet: Fleet, snapshot: Snapshot) -> None:
-    """Write the names of a snapshot. Hosts that did not answer keep those that they had.
+    """Write the names of a snapshot.
+
+    Hosts that did not answer keep those that they had.
 
     A failure is ignored: completion is a convenience.
     """
@@ -62,7 +69,10 @@ def remember_names(fleet: Fleet, snapshot: Snapshot) -> None:
 
 
 def _checkpoints(fleet: Fleet, run: RunView) -> dict[str, Any]:
-    """Return a run's complete checkpoints: their steps, and each as the argument CHECKPOINT."""
+    """Return a run's complete checkpoints.
+
+    The result has their steps, and each as the argument CHECKPOINT.
+    """
     from midstream_engine import records
 
     config = fleet.hosts.get(run.host)

@@ -1,4 +1,4 @@
-"""State of the fleet at one moment: immutable values for screens, commands and plans."""
+"""Immutable state of the fleet at one moment, for screens, commands and plans."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class AcceleratorUser:
-    """A process that uses accelerators. Empty where the host does not permit to read it."""
+    """Process that uses accelerators.
+
+    Empty where the host does not permit to read it.
+    """
 
     pid: int
     user: str
@@ -121,7 +124,7 @@ class CheckpointView:
 
 @dataclass(frozen=True)
 class LogRange:
-    """The part of a log that was reported: bytes ``begin`` to ``end`` of the log of ``process``."""
+    """Reported part of a log: bytes ``begin`` to ``end`` of the log of ``process``."""
 
     begin: int = 0
     end: int = 0
@@ -130,7 +133,10 @@ class LogRange:
 
 @dataclass(frozen=True)
 class RunView:
-    """One copy of a run, on one host. A migrated run has several; see ``Snapshot.current``."""
+    """One copy of a run, on one host.
+
+    A migrated run has several; see ``Snapshot.current``.
+    """
 
     run_id: str
     host: str
@@ -184,7 +190,10 @@ class RunView:
 
     @cached_property
     def error_line(self) -> int:
-        """The index in ``log`` of the line that says why the process failed; 0 for an empty log."""
+        """Index in ``log`` of the line that says why the process failed.
+
+        It is 0 for an empty log.
+        """
         return error_line(self.log)
 
     @property

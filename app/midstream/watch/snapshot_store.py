@@ -93,12 +93,18 @@ class SnapshotStore:
             return self._snapshot
 
     def wait_newer(self, version: int, timeout: float) -> Snapshot | None:
-        """Wait for a snapshot newer than ``version``, and return it; None after ``timeout`` seconds."""
+        """Wait for a snapshot newer than ``version``, and return it.
+
+        The result is None after ``timeout`` seconds.
+        """
         with self.changed:
             return self.snapshot() if self.changed.wait_for(lambda: self._version > version, timeout) else None
 
     def metrics_known(self, host: str) -> dict[str, dict[str, list[int]]]:
-        """Return run -> attempt -> [inode, bytes] of the merged metrics. A new probe continues from there."""
+        """Return run -> attempt -> [inode, bytes] of the merged metrics.
+
+        A new probe continues from there.
+        """
         with self.changed:
             return {
                 run_id: {str(attempt): list(position) for attempt, position in run.positions.items()}
@@ -150,7 +156,10 @@ class SnapshotStore:
     def set_bucket_checkpoints(
         self, url: str, run_id: str, checkpoints: Sequence[Mapping[str, Any]], error: str = ""
     ) -> None:
-        """Set the checkpoints of a run below ``url``. With an error, the last known checkpoints stay."""
+        """Set the checkpoints of a run below ``url``.
+
+        With an error, the last known checkpoints stay.
+        """
         with self.changed:
             before = self._bucket_checkpoints.get((url, run_id))
             if before is not None and error:
@@ -181,7 +190,7 @@ class SnapshotStore:
             self.link(host, STALE, why)
 
     def mark_unanswered(self, why: str) -> None:
-        """Mark hosts that are still connecting as down, and buckets that are still being listed as failed."""
+        """Mark hosts still connecting as down, and buckets still being listed as failed."""
         for host, view in self._hosts.items():
             if view.link == CONNECTING:
                 self.link(host, DOWN, why)
@@ -320,7 +329,10 @@ class _Run:
         return {"store": url, "checkpoints_listed": not url, "checkpoints": ()}
 
     def _parsed(self, what: str, read: Callable[[], Any]) -> Any:
-        """Return what ``read`` returns. For a malformed record: empty, and the view has the error."""
+        """Return the result of ``read``.
+
+        For a malformed record it is empty, and the view has the error.
+        """
         try:
             value = read()
         except records.RecordError as error:
@@ -346,7 +358,9 @@ def _record(kind: Any, name: str, value: Any) -> Any:
 
 
 def parse_rows(text: str) -> Sequence[dict[str, Any]]:
-    """Parse lines of metrics. Partial lines (after a full disk, for example) are left out.
+    """Parse lines of metrics.
+
+    Partial lines (after a full disk, for example) are left out.
 
     This serves display alone; the certificate reads the file itself.
     """
@@ -363,7 +377,7 @@ def parse_rows(text: str) -> Sequence[dict[str, Any]]:
 
 
 def _is_metric(name: str, value: Any) -> bool:
-    """Return True for a value of the type that its name implies, and of a limited size."""
+    """Return True for a value of limited size and of the type its name implies."""
     if len(name) > MAX_NAME_LENGTH:
         return False
     if name == "global_step":
@@ -387,7 +401,10 @@ def _inventory(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(kind: Any, fields_of: Mapping[str, Any]) -> Any:
-    """Build a dataclass from JSON. Fields of a newer probe are ignored; lists become tuples."""
+    """Build a dataclass from JSON.
+
+    Fields of a newer probe are ignored; lists become tuples.
+    """
     names = {field.name for field in fields(kind)}
     return kind(
         **{

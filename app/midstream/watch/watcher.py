@@ -1,4 +1,7 @@
-"""Watch a fleet: one feed for each host, one snapshot store, and snapshots for subscribers."""
+"""Watcher of a fleet, with snapshots for subscribers.
+
+It has one feed for each host, and one snapshot store.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,10 @@ class Watcher:
         self._clock = threading.Thread(target=self._notify, name="watch-clock", daemon=True)
 
     def start(self) -> None:
-        """Start to watch: hosts are connected in parallel, in the background. Does nothing after `stop`."""
+        """Start to watch: hosts are connected in parallel, in the background.
+
+        Does nothing after `stop`.
+        """
         from midstream.watch.feeds.host_feed import HostFeed  # the terminal UI shows its first frame without it
 
         with self._start_lock:
@@ -99,7 +105,9 @@ class Watcher:
         return self._store.snapshot()
 
     def subscribe(self, callback: Callable[[Snapshot], object]) -> Callable[[], None]:
-        """Call ``callback`` with the newest snapshot after changes, always on the same thread.
+        """Call ``callback`` with the newest snapshot after changes.
+
+        It is always called on the same thread.
 
         A callback that raises is logged and unsubscribed. Returns a function that unsubscribes it.
         """
@@ -128,7 +136,10 @@ class Watcher:
                     changed.wait(left)
 
     def mark_unanswered(self, why: str) -> None:
-        """Mark hosts that have not answered yet as down, and unlisted buckets as unknown, until they answer."""
+        """Mark hosts that have not answered as down, and unlisted buckets as unknown.
+
+        The marks last until they answer.
+        """
         self._store.mark_unanswered(why)
 
     def _notify(self) -> None:

@@ -1,4 +1,6 @@
-"""The learning rate at each update, as the engine applies it and the app's planner predicts it.
+"""Learning rate at each update.
+
+The engine applies it, and the app's planner predicts it.
 
 A run is cut into cycles; a cycle is a warmup (linear, from where the cycle before ended, or 0), then a stable part at
 the peak, then a decay in the configured shape down to ``min_lr_ratio`` of the peak. A cooldown may follow the last.
@@ -24,7 +26,10 @@ _TEXTS = ("lr_schedule", "schedule_rules")
 
 
 class ScheduleError(ValueError):
-    """The settings give no schedule for a run of this length; the message begins with the field's name."""
+    """Error of settings that give no schedule for a run of this length.
+
+    The message begins with the field's name.
+    """
 
 
 class Functions(NamedTuple):
@@ -47,13 +52,19 @@ PLAIN = Functions(math.cos, math.sqrt, min, max, _divide)
 
 
 def fraction_or_steps(value: float, length: int) -> int:
-    """Return a number of steps: ``value`` itself above 1, that fraction of ``length`` up to 1."""
+    """Return a number of steps from a number or a fraction.
+
+    It is ``value`` itself above 1, that fraction of ``length`` up to 1.
+    """
     return int(value * length) if value <= 1.0 else int(value)
 
 
 @dataclass(frozen=True)
 class RateSettings:
-    """The fields of ``optimizer`` that determine the learning rate, with the same names, meanings and defaults."""
+    """Fields of ``optimizer`` that determine the learning rate.
+
+    They have the same names, meanings and defaults.
+    """
 
     learning_rate: float = 1e-4
     lr_schedule: str = "cosine"
@@ -77,7 +88,10 @@ class RateSettings:
 
 
 def rate_settings(optimizer: Mapping[str, Any]) -> RateSettings:
-    """Read the settings from the fields of ``optimizer``, numbers or their text; others are ignored."""
+    """Read the settings from the fields of ``optimizer``.
+
+    The fields are numbers or their text; others are ignored.
+    """
     values: dict[str, Any] = {}
     for name in (field.name for field in fields(RateSettings)):
         value: Any = optimizer.get(name)
@@ -173,7 +187,10 @@ class RatePart:
 
 
 def _linear(first: float, last: float, count: Any, length: int, functions: Functions, power: float = 1.0) -> Any:
-    """Return the value after ``count`` of ``length`` steps from ``first`` to ``last``; ``first`` without steps."""
+    """Return the value after ``count`` of ``length`` steps.
+
+    It goes from ``first`` to ``last``; without steps it is ``first``.
+    """
     if length <= 0:
         return first
     return (first - last) * (1 - functions.minimum(count, length) / length) ** power + last
@@ -205,7 +222,10 @@ def rate_parts(settings: RateSettings, total: int) -> list[RatePart]:
 
 
 def _cycle(settings: RateSettings, start: int, end: int, wanted: float, begins_at: float) -> list[RatePart]:
-    """Return the parts of the cycle [start, end); the last of them is a decay, or stable if nothing decays."""
+    """Return the parts of the cycle [start, end).
+
+    The last of them is a decay, or stable if nothing decays.
+    """
     length, old = end - start, settings.schedule_rules == LEVANTER_1_2
     warmup = fraction_or_steps(wanted, length)
     warmup = warmup if old else min(warmup, length)

@@ -1,4 +1,6 @@
-"""Division of axes and batches over a mesh of devices, as the engine does it and the app's planner predicts it.
+"""Division of axes and batches over a mesh of devices.
+
+The engine divides them so, and the app's planner predicts it.
 
 The mesh has two axes, data and model. A configuration maps each named axis of an array to mesh axes; the product of
 their sizes has to divide the axis.
@@ -22,7 +24,9 @@ class AxisUse(NamedTuple):
 
 
 def axis_mappings(trainer: Mapping[str, Any]) -> tuple[AxisMapping, AxisMapping]:
-    """Return the mappings of parameters at rest and of computation, from the fields of ``trainer``.
+    """Return the mappings of parameters at rest and of computation.
+
+    They are read from the fields of ``trainer``.
 
     A missing field has its default; a name alone stands for a list of one.
     """
@@ -45,7 +49,10 @@ def _names(value: Any) -> list[str]:
 
 
 def partition(axes: Iterable[str], mapping: AxisMapping) -> tuple[tuple[str, ...], ...]:
-    """Return the mesh axes of each named axis of an array. A mesh axis shards the first axis mapped to it."""
+    """Return the mesh axes of each named axis of an array.
+
+    A mesh axis shards the first axis mapped to it.
+    """
     used: set[str] = set()
     parts: list[tuple[str, ...]] = []
     for axis in axes:
@@ -56,7 +63,10 @@ def partition(axes: Iterable[str], mapping: AxisMapping) -> tuple[tuple[str, ...
 
 
 def shard_count(mesh_shape: Mapping[str, int], mesh_axes: Iterable[str]) -> int:
-    """Return the number of shards of an axis that these mesh axes shard; a mesh axis that does not exist counts 1."""
+    """Return the number of shards of an axis that these mesh axes shard.
+
+    A mesh axis that does not exist counts 1.
+    """
     count = 1
     for name in mesh_axes:
         count *= mesh_shape.get(name, 1)
@@ -79,7 +89,10 @@ def undivided(uses: Iterable[AxisUse], mesh_shape: Mapping[str, int]) -> list[Ax
 
 
 def device_counts(uses: Sequence[AxisUse], model_axis_size: int, largest: int) -> list[int]:
-    """Return the device counts up to ``largest`` whose mesh divides every axis, ascending."""
+    """Return the device counts whose mesh divides every axis.
+
+    They are at most ``largest``, ascending.
+    """
     counts = range(model_axis_size, largest + 1, model_axis_size)
     return [n for n in counts if not undivided(uses, {DATA: n // model_axis_size, MODEL: model_axis_size})]
 

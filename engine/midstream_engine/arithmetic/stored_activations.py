@@ -1,4 +1,7 @@
-"""Activations that a layer stores by name (``model.gradient_checkpointing: qkv+attention``), in numbers."""
+"""Activations that a layer stores by name, in numbers.
+
+The names are those of ``model.gradient_checkpointing: qkv+attention``.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,18 @@ NAMES = ("qkv", "attention", "mlp")
 
 
 def stored_names(value: object) -> tuple[str, ...]:
-    """Return the names in ``qkv+attention``; none where it is another value of ``gradient_checkpointing``."""
+    """Return the names in ``qkv+attention``.
+
+    There are none where it is another value of ``gradient_checkpointing``.
+    """
     names = tuple(value.split("+")) if isinstance(value, str) else ()
     return names if set(names) <= set(NAMES) and len(set(names)) == len(names) else ()
 
 
 def stored_width(value: object, *, heads: int, kv_heads: int, head_size: int, mlp: int, gated: bool) -> int:
-    """Return the numbers that a layer stores of a token beside its input, for the names in ``value``.
+    """Return the numbers that a layer stores of a token beside its input.
+
+    They are those for the names in ``value``.
 
     Args:
         value: Of ``gradient_checkpointing``.

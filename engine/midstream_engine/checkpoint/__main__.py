@@ -15,7 +15,10 @@ from midstream_engine.checkpoint.loading.verify import describe, lines, verify_c
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Return exit code 0 for a sound checkpoint, else 1. The arrays go to stdout, the verdict to stderr."""
+    """Return exit code 0 for a sound checkpoint, else 1.
+
+    The arrays go to stdout, the verdict to stderr.
+    """
     parser = argparse.ArgumentParser(prog="python -m midstream_engine.checkpoint", description="Verify a checkpoint.")
     parser.add_argument(
         "directory",

@@ -14,7 +14,9 @@ Task = tuple[int, Callable[[], None]]
 
 
 def run_bounded(tasks: Iterable[Task], *, in_flight: int = IN_FLIGHT, threads: int = THREADS) -> None:
-    """Run ``(bytes, function)`` tasks, started in the order given, with at most ``in_flight`` bytes in running ones.
+    """Run ``(bytes, function)`` tasks, started in the order given.
+
+    Running tasks have at most ``in_flight`` bytes.
 
     A task larger than the limit runs alone. After the first exception no further task starts; it is raised when the
     running tasks have ended.
@@ -26,7 +28,10 @@ def run_bounded(tasks: Iterable[Task], *, in_flight: int = IN_FLIGHT, threads: i
     failed = threading.Event()
 
     def begin() -> Task | None:
-        """Return the next task when there is room for it, None if there is none or another failed."""
+        """Return the next task when there is room for it.
+
+        The result is None if there is none or another failed.
+        """
         nonlocal used
         with taking:
             if failed.is_set() or (task := next(upcoming, None)) is None:

@@ -19,7 +19,10 @@ class CheckpointCorruptError(CheckpointError):
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """An array that differs from the wanted one; each field is a pair (checkpoint, wanted), or None if equal."""
+    """Array that differs from the wanted one.
+
+    Each field is a pair (checkpoint, wanted), or None if equal.
+    """
 
     name: str
     axes: tuple[tuple[str, ...], tuple[str, ...]] | None = None
@@ -39,7 +42,10 @@ def _spell(value: object) -> str:
 
 
 class CheckpointMismatchError(CheckpointError):
-    """The checkpoint is sound, but has other arrays than the model and optimizer to restore."""
+    """Error of a sound checkpoint with other arrays than the model and optimizer.
+
+    The model and optimizer are those to restore.
+    """
 
     SHOWN = 12  # names per list
 

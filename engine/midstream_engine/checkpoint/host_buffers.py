@@ -21,7 +21,7 @@ ALIGNMENT = 64  # bytes; jax's CPU devices adopt memory with this alignment and 
 
 
 def pages(size: int) -> np.ndarray:
-    """Return fresh memory for ``size`` bytes (uint8), in huge pages if the system has them.
+    """Return fresh memory for ``size`` bytes (uint8), in huge pages if available.
 
     It returns to the system when the last reference ends; malloc may keep freed memory.
     """
@@ -49,7 +49,10 @@ class ReusedMemory:
         self._lock = threading.RLock()  # the garbage collector may run `_back` while this thread has the lock
 
     def take(self, size: int) -> np.ndarray:
-        """Return ``size`` bytes (uint8) with arbitrary contents; free again when no array refers to them."""
+        """Return ``size`` bytes (uint8) with arbitrary contents.
+
+        They are free again when no array refers to them.
+        """
         if not size:
             return np.empty(0, np.uint8)
         with self._lock:
@@ -112,5 +115,8 @@ class BufferPool:
 
 
 def bytes_of(array: np.ndarray) -> memoryview:
-    """Return the elements of an array in row-major order; a copy only if it is not contiguous."""
+    """Return the elements of an array in row-major order.
+
+    They are a copy only if the array is not contiguous.
+    """
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

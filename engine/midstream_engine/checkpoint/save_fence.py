@@ -1,4 +1,7 @@
-"""The fence on disk: which epoch may commit. :class:`midstream_engine.records.Fence` defines the rule."""
+"""The fence on disk: which epoch may commit.
+
+:class:`midstream_engine.records.Fence` defines the rule.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,10 @@ from midstream_engine.records import Fence, RecordError, RunPaths, locked
 
 
 class FenceRejectedError(Exception):
-    """Another owner has the run: what this process would commit is not in the accepted lineage."""
+    """Rejection of a commit because another owner has the run.
+
+    What this process would commit is not in the accepted lineage.
+    """
 
 
 class FenceUnreadableError(CheckpointError):
@@ -48,7 +54,9 @@ def check(paths: RunPaths, epoch: int, step: int) -> Fence | None:
 
 
 def seal(paths: RunPaths, *, epoch: int, owner: str, step: int) -> Fence:
-    """Give the run to ``owner`` under ``epoch`` and seal older epochs at ``step``; return the new fence.
+    """Give the run to ``owner`` under ``epoch`` and seal older epochs at ``step``.
+
+    Returns the new fence.
 
     Takes the run's lock. Repeating a seal changes nothing.
 

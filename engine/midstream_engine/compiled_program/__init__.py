@@ -1,1 +1,4 @@
-"""Speed of a compiled program: its collectives and bytes, for accelerators that need not be here."""
+"""Speed of a compiled program: its collectives and bytes.
+
+The accelerators need not be here.
+"""

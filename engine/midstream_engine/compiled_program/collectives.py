@@ -1,4 +1,6 @@
-"""The collectives of a compiled program: what each device sends, and what of it no computation hides.
+"""The collectives of a compiled program: bytes sent, and those not hidden.
+
+These are what each device sends, and what of it no computation hides.
 
 Bytes are those that a device sends in a ring of n devices: of an all-gather or a reduce-scatter of B bytes (of the
 complete array) B(n-1)/n, of an all-reduce twice as many, of an all-to-all B(n-1)/n, of a permutation B (Thakur,
@@ -42,7 +44,7 @@ class Collective:
 
 
 def collectives(text: str) -> list[Collective]:
-    """Return the collectives of a program's text in which more than one device takes part."""
+    """Return the collectives in a program's text that involve more than one device."""
     program = computations(text)
     counts = run_counts(program)
     callers = {name: (each, caller) for caller in program.values() for each in caller.instructions
@@ -132,7 +134,10 @@ def _computes(computation: Computation, collective: Instruction) -> bool:
 
 
 def total_bytes(found: list[Collective], *, exposed: bool = False) -> float:
-    """Return the bytes that a device sends in one run of the program, or only those that nothing hides."""
+    """Return the bytes that a device sends in one run of the program.
+
+    ``exposed``: only those that nothing hides.
+    """
     return sum(one.nbytes for one in found if one.exposed or not exposed)
 
 

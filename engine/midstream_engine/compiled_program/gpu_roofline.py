@@ -1,4 +1,6 @@
-"""Estimate the time of a step compiled for GPUs, kernel by kernel: by its products and by the bytes that it moves.
+"""Estimate of the time of a step compiled for GPUs, kernel by kernel.
+
+The time follows from the kernel's products and the bytes that it moves.
 
 Programs for GPUs have no cycles. Each instruction of the scheduled text that is not within a fusion is one kernel; it
 takes the longer of its products at the peak and its operands and results at the memory's bandwidth.
@@ -108,7 +110,10 @@ class _Program:
         )
 
     def moved(self, home: Computation, kernel: Instruction) -> float:
-        """Return the bytes that a kernel reads and writes. Of an operand that is only sliced, the slices count."""
+        """Return the bytes that a kernel reads and writes.
+
+        Of an operand that is only sliced, the slices count.
+        """
         operands, inner = self._operands(home, kernel), self._inner(kernel)
         if inner is None:
             read = 0 if kernel.operation in _SLICES else sum(sum(each.nbytes) for each in operands)
@@ -150,7 +155,10 @@ class _Program:
         return min(total, size)
 
     def _written(self, inner: Computation, kernel: Instruction) -> int:
-        """Return the bytes that a fusion writes: of an array that is updated in place, the update."""
+        """Return the bytes that a fusion writes.
+
+        Of an array that is updated in place, the update counts.
+        """
         updates = [each for each in inner.instructions if each.operation == "dynamic-update-slice"]
         saved = sum(sum(each.nbytes) - sum(self._operands(inner, each)[1].nbytes) for each in updates)
         return max(0, sum(kernel.nbytes) - saved)
@@ -166,7 +174,10 @@ class _Program:
 
 
 def _attention_flops(kernel: Instruction) -> float:
-    """Return the FLOPs of an attention kernel, cuDNN's or our own; 0 for others. Causal attention counts half."""
+    """Return the FLOPs of an attention kernel, cuDNN's or our own; 0 for others.
+
+    Causal attention counts half.
+    """
     ours = _DOCUMENT.search(kernel.text)
     if kernel.operation != "custom-call" or not (ours or "fmha" in kernel.text):
         return 0.0

@@ -73,7 +73,10 @@ device_description_str: "{name}"
 
 
 def gpu_compiler() -> Path | None:
-    """Return the directory of packages that has the compiler for GPUs: the environment's, or ``COMPILERS``."""
+    """Return the directory of packages that has the compiler for GPUs.
+
+    It is the environment's, or ``COMPILERS``.
+    """
     plugin = Path(*_PLUGIN.split("."), "xla_cuda_plugin.so")
     found = find_spec("jax_plugins")
     places = [Path(each).parent for each in (found.submodule_search_locations or ())] if found else []
@@ -134,7 +137,10 @@ def target_config(gpu: _Gpu) -> str:
 
 
 def _assume_cudnn() -> None:
-    """Have jax's cuDNN attention take the version of the lock file: it reads that of this host, which may have none."""
+    """Have jax's cuDNN attention take the version of the lock file.
+
+    By itself it reads that of this host, which may have none.
+    """
     attention: Any = import_module("jax._src.cudnn.fused_attention_stablehlo")  # no public interface has it
     if attention.cuda_versions is None:
         major, minor, patch = _CUDNN

@@ -1,4 +1,4 @@
-"""The text of a compiled program: its computations, and how often each of them runs.
+"""Text of a compiled program: its computations and how often each runs.
 
 The text is that of XLA's HLO after all of the compiler's passes (``compiled.as_text()``), which is scheduled: the order
 of the lines is the order in which a device runs them.
@@ -50,7 +50,10 @@ class Instruction:
 
     @property
     def called(self) -> dict[str, str]:
-        """Computations that the instruction runs, by their part in it; branches are "branch 0", "branch 1"."""
+        """Computations that the instruction runs, by their part in it.
+
+        Branches are "branch 0", "branch 1".
+        """
         found = dict(_CALLED.findall(self.text))
         for branches in _BRANCHES.findall(self.text):
             names = [name.strip().lstrip("%") for name in branches.split(",")]
@@ -94,7 +97,9 @@ def computations(text: str) -> dict[str, Computation]:
 
 
 def run_counts(program: Mapping[str, Computation]) -> dict[str, float]:
-    """Return how often each computation runs in one run of the program; of a conditional each branch counts once.
+    """Return how often each computation runs in one run of the program.
+
+    Of a conditional each branch counts once.
 
     Raises:
         ValueError: The program has no entry, or the number of a loop's turns is not in its text.
@@ -109,7 +114,9 @@ def run_counts(program: Mapping[str, Computation]) -> dict[str, float]:
 
 
 def estimated_cycles(program: Mapping[str, Computation]) -> float:
-    """Return the cycles of one run of a program for TPUs, as its compiler estimates them; 0 for other programs.
+    """Return the cycles of one run of a program for TPUs, by its compiler's estimate.
+
+    Returns 0 for other programs.
 
     Without the time of collectives and of kernels, for which it has no estimates: compare programs, not times.
     """
@@ -133,7 +140,10 @@ def _runs(program: Mapping[str, Computation], start: Computation, times: float) 
 
 
 def _turns(program: Mapping[str, Computation], loop: Instruction) -> int:
-    """Return the turns of a loop: what the compiler says, or the condition's only number by the counter's step."""
+    """Return the turns of a loop.
+
+    This is what the compiler says, or the condition's only number by the counter's step.
+    """
     said = _TRIPS.search(loop.text)
     if said:
         return int(said[1])
@@ -145,7 +155,10 @@ def _turns(program: Mapping[str, Computation], loop: Instruction) -> int:
 
 
 def _counter_step(condition: Computation, body: Computation) -> int:
-    """Return the number that a turn adds to the loop's counter: 2 in the loops of windowed einsums, else 1."""
+    """Return the number that a turn adds to the loop's counter.
+
+    It is 2 in the loops of windowed einsums, else 1.
+    """
     index = next((match[1] for each in condition.instructions if (match := _ELEMENT.search(each.text))), None)
     root, named = body.root, {each.name: each for each in body.instructions}
     if index is None or root is None:
@@ -168,7 +181,10 @@ def _with_callees(program: Mapping[str, Computation], start: Computation) -> Ite
 
 
 def _split_type(text: str) -> tuple[str, str]:
-    """Split "TYPE operation(...)": a tuple's type is in parentheses, and has some of its own."""
+    """Split "TYPE operation(...)" into the type and the rest.
+
+    A tuple's type is in parentheses, and has some of its own.
+    """
     if not text.startswith("("):
         result, _, rest = text.partition(" ")
         return result, rest

@@ -1,4 +1,6 @@
-"""Estimate the time of a compiled step from its text: computation, attention kernels, exposed collectives.
+"""Estimate of the time of a compiled step from its text.
+
+It consists of computation, attention kernels and exposed collectives.
 
 For TPUs the computation is what the compiler itself estimates, in cycles. Two things it does not estimate are added:
 kernels, by their own arithmetic, and the bytes of collectives during which the device computes nothing.
@@ -41,7 +43,10 @@ _BLOCK = re.compile(r'block_kv\\?": (\d+)')
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step, by what a device does; ``low`` and ``high`` bound the sum by the shares of this module."""
+    """Seconds of one step, by what a device does.
+
+    ``low`` and ``high`` bound the sum by the shares of this module.
+    """
 
     compute: float
     kernels: float
@@ -80,7 +85,9 @@ def step_time(text: str, accelerators: AcceleratorType) -> StepTime:
 
 
 def kernel_flops(program: Mapping[str, Computation], width: int) -> float:
-    """Return the FLOPs of the kernels of splash attention in one run of a program, on one device.
+    """Return the FLOPs of the splash attention kernels in one run of a program.
+
+    They are those of one device.
 
     Of causal attention the blocks above the diagonal are not computed. A head narrower than the matrix unit counts as
     wide as ``width``, the time that it takes.
@@ -110,7 +117,10 @@ def _splash_flops(kernel: Instruction, width: int) -> float:
 
 
 def exposed_seconds(found: Sequence[Collective], accelerators: AcceleratorType, device: Accelerator) -> float:
-    """Return the seconds of the collectives that nothing hides, at the links' full bandwidth."""
+    """Return the seconds of the collectives that nothing hides.
+
+    The links run at their full bandwidth.
+    """
     if device.interconnect is None:
         return 0.0
     return sum(
@@ -119,7 +129,9 @@ def exposed_seconds(found: Sequence[Collective], accelerators: AcceleratorType, 
 
 
 def usable_links(accelerators: AcceleratorType, devices: int) -> float:
-    """Return the share of its links that a device of a TPU uses in a collective of groups of ``devices``.
+    """Return the share of its links that a TPU device uses in a collective.
+
+    The collective is of groups of ``devices``.
 
     Each side of the slice has two links of a chip. A side of one chip has none; one whose ends are not connected lets
     a ring use half. A group smaller than the slice is taken as a ring along one side.

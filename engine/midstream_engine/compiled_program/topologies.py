@@ -1,4 +1,4 @@
-"""Devices of accelerators that are not on this host, for which the compiler can still make programs.
+"""Devices of accelerators not on this host, for which programs can be compiled.
 
 The compiler for TPUs is in the package ``libtpu``, which needs no TPU.
 """

@@ -1,4 +1,7 @@
-"""The configuration: frozen dataclasses with Levanter's names. Nothing here imports jax."""
+"""The configuration: frozen dataclasses with Levanter's names.
+
+Nothing here imports jax.
+"""
 
 from midstream_engine.config.averaging import EmaConfig, EmaDecaySqrtConfig, ModelAveragingConfig
 from midstream_engine.config.batch_schedule import BatchSchedule

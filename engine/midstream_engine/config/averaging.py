@@ -1,4 +1,7 @@
-"""Averages of the model over updates: ``trainer.model_averaging`` of the configuration."""
+"""Averages of the model over updates.
+
+``trainer.model_averaging`` of the configuration.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from midstream_engine.config.errors import ConfigError
 
 @dataclass(frozen=True)
 class ModelAveragingConfig(draccus.ChoiceRegistry):
-    """An average of the model, evaluated instead of it and saved with it; ``type`` names the kind."""
+    """An average of the model, evaluated instead of it and saved with it.
+
+    ``type`` names the kind.
+    """
 
     beta: float = 0.999  # weight of the old average at each update
 
@@ -33,7 +39,10 @@ class EmaConfig(ModelAveragingConfig):
 @ModelAveragingConfig.register_subclass("ema_decay_sqrt")
 @dataclass(frozen=True)
 class EmaDecaySqrtConfig(ModelAveragingConfig):
-    """A weighted mean: update t weighs 1 - beta before ``switch_step``, then 1 - sqrt of its part of the decay."""
+    """A weighted mean whose weights change at ``switch_step``.
+
+    Update t weighs 1 - beta before ``switch_step``, then 1 - sqrt of its part of the decay.
+    """
 
     switch_step: int = 100_000  # the update at which the decay of the weights begins
     decay_steps: int = 100_000  # updates until the weight is 0 and the average is constant

@@ -1,4 +1,7 @@
-"""The batch schedule: number of examples of each update, and the first sample of each."""
+"""The batch schedule: size and first sample of each update.
+
+The size is the number of examples.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ class BatchSchedule:
 
     @classmethod
     def of(cls, value: Any, where: str = "trainer.train_batch_size") -> BatchSchedule:
-        """Return the schedule of a number, or of ``[{start: 0, value: 32}, {start: 1000, value: 64}]``.
+        """Return the schedule of a number or of a list of starts and values.
+
+        A list is ``[{start: 0, value: 32}, {start: 1000, value: 64}]``.
 
         Raises:
             ConfigError: The value is anything else.
@@ -59,12 +64,18 @@ class BatchSchedule:
         return list(dict.fromkeys([self.size(first), *later]))
 
     def first_sample(self, step: int) -> int:
-        """Return the number (from 0) of the first sample of update ``step``: the sum of all sizes before it."""
+        """Return the number (from 0) of the first sample of update ``step``.
+
+        It is the sum of all sizes before it.
+        """
         ends = [start for start, _ in self.points[1:]] + [step]
         return sum(size * max(0, min(end, step) - start) for (start, size), end in zip(self.points, ends, strict=True))
 
     def then(self, step: int, other: BatchSchedule) -> BatchSchedule:
-        """Return this schedule before ``step`` and ``other`` from there on, so that the past never changes."""
+        """Return this schedule before ``step`` and ``other`` from there on.
+
+        So the past never changes.
+        """
         past = [point for point in self.points if point[0] < step]
         return BatchSchedule(_merged([*past, (step, other.size(step)), *(p for p in other.points if p[0] > step)]))
 

@@ -42,7 +42,7 @@ class SourceConfig:
 
 @dataclass(frozen=True)
 class DataConfig(SourceConfig):
-    """Tokenization and data order of one dataset, or of a mixture of those in ``configs``."""
+    """Tokenization and data order of one dataset or of a mixture of ``configs``."""
 
     # bytes, the path of a Hugging Face tokenizer.json, or ids:SIZE[:EOS] (text that is tokenized). Required to train.
     tokenizer: str | None = None
@@ -105,7 +105,9 @@ class DataConfig(SourceConfig):
         return self.tokenizer
 
     def block_counts(self) -> dict[str, int]:
-        """Return how many of each block's ``mixture_block_size`` sequences each dataset has, sorted by name.
+        """Return the number of sequences of each dataset in a block, sorted by name.
+
+        A block has ``mixture_block_size`` sequences.
 
         Largest remainder (Hamilton's method), ties to the name that sorts first. Datasets without weight are skipped.
 

@@ -1,4 +1,6 @@
-"""Write the configuration reference: ``python -m midstream_engine.config.document > docs/reference/configuration.md``.
+"""Generator of the configuration reference.
+
+Run ``python -m midstream_engine.config.document > docs/reference/configuration.md``.
 
 The meaning of a field is the comment on its line, or the comment lines above it; ``MEANINGS`` has the others.
 """
@@ -163,7 +165,10 @@ def _nested(cls: type[draccus.ChoiceRegistry]) -> dict[str, type[draccus.ChoiceR
 
 
 def _section(name: str, cls: type, more: str = "", *, of_its_own: bool = False) -> list[str]:
-    """Return the section of ``cls``; ``of_its_own``: of those of its fields that are no sections, without its text."""
+    """Return the section of ``cls``.
+
+    ``of_its_own``: of those of its fields that are no sections, without its text.
+    """
     lines = [f"## `{name}`{more}\n"]
     text = " ".join((inspect.getdoc(cls) or "").replace("``", "`").split())
     if text and not text.startswith(f"{cls.__name__}(") and not of_its_own:
@@ -213,7 +218,10 @@ def _comment(cls: type, name: str) -> str:
 
 
 def _comments(cls: type) -> dict[str, str]:
-    """Return the comment on each field's line, else the comment lines directly above it, by field."""
+    """Return the comment on each field's line, else the lines directly above it.
+
+    The comments are by field; the lines above it are comment lines.
+    """
     source = textwrap.dedent(inspect.getsource(cls))
     notes: dict[int, tuple[str, bool]] = {}  # line -> text, whether the line is only a comment
     for token in tokenize.generate_tokens(io.StringIO(source).readline):

@@ -6,7 +6,10 @@ from midstream_engine.printable import printable
 
 
 class ConfigError(ValueError):
-    """The configuration is wrong. The message is one line with place and remedy; the program exits with 2."""
+    """Error in the configuration.
+
+    The message is one line with place and remedy; the program exits with 2.
+    """
 
     def __str__(self) -> str:
         return printable(super().__str__())

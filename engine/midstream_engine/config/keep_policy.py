@@ -11,7 +11,10 @@ Kind = Literal["permanent", "temporary"]
 
 @dataclasses.dataclass(frozen=True)
 class KeepEvery:
-    """Steps divisible by ``every`` are permanent, up to and including step ``until`` (None: without end)."""
+    """Permanent steps: those divisible by ``every``, up to and including ``until``.
+
+    ``until``: None is without end.
+    """
 
     every: int
     until: int | None = None
@@ -50,7 +53,10 @@ class KeepPolicy:
 
     @classmethod
     def of(cls, save_interval: float, keep: Sequence[Mapping[str, Any]]) -> KeepPolicy:
-        """Return the policy of a configuration's ``[{every: N, until: M}, ..., {every: K}]``."""
+        """Return the policy of a configuration's list of intervals.
+
+        The list is ``[{every: N, until: M}, ..., {every: K}]``.
+        """
         return cls(float(save_interval), tuple(KeepEvery(rule["every"], rule.get("until")) for rule in keep))
 
     def is_permanent(self, step: int) -> bool:
@@ -61,7 +67,10 @@ class KeepPolicy:
         return False
 
     def kind(self, step: int, now: float, last_saved: float) -> Kind | None:
-        """Return what to save at a step boundary at ``now``; the last save began at ``last_saved`` (both seconds)."""
+        """Return what to save at a step boundary at ``now``.
+
+        The last save began at ``last_saved`` (both seconds).
+        """
         if step <= 0:
             return None
         if self.is_permanent(step):

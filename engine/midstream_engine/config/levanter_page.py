@@ -1,4 +1,6 @@
-"""Write the page about Levanter's fields: ``python -m midstream_engine.config.levanter_page FIELDS > PAGE``.
+"""Generator of the page about Levanter's fields.
+
+Run ``python -m midstream_engine.config.levanter_page FIELDS > PAGE``.
 
 FIELDS is ``tests/fixtures/levanter/fields.json``, which lists the fields of the configuration guide and of several
 releases with their defaults; PAGE is ``docs/reference/levanter.md``. What a field is here follows from the code: our
@@ -98,7 +100,10 @@ _NAMES = {
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One field: its dotted name (``model[llama].rope``), Levanter's defaults, and what it is here."""
+    """One field: its dotted name, Levanter's defaults, and its meaning here.
+
+    A dotted name is, for example, ``model[llama].rope``.
+    """
 
     name: str
     defaults: tuple[str, ...]
@@ -107,7 +112,10 @@ class Row:
 
 
 def page(lists: Mapping[str, Mapping[str, str]]) -> str:
-    """Return the page as Markdown. ``lists``: release or ``guide`` -> field -> default."""
+    """Return the page as Markdown.
+
+    ``lists``: release or ``guide`` -> field -> default.
+    """
     releases = [name for name in lists if name != "guide"]
     named = ", ".join(f"Levanter {name}" if name == "1.2" else f"marin-levanter {name}" for name in releases)
     lines = [INTRODUCTION.format(releases=named)]
@@ -118,7 +126,10 @@ def page(lists: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def _joined(found: list[Row]) -> Iterator[Row]:
-    """Yield the rows; those that are equal in all choices (``optimizer[adam]``, ``optimizer[lion]``) as one."""
+    """Yield the rows, with those that are equal in all choices as one.
+
+    Choices are as in ``optimizer[adam]``, ``optimizer[lion]``.
+    """
     groups: dict[str, list[Row]] = {}
     for row in found:
         groups.setdefault(plain(row.name), []).append(row)
@@ -180,7 +191,10 @@ def _left_out(name: str) -> LeftOut:
 
 
 def ours(name: str) -> dataclasses.Field[Any] | None:
-    """Return our field of the same name; None if there is none. ``[CHOICE]`` selects one of several classes."""
+    """Return our field of the same name; None if there is none.
+
+    ``[CHOICE]`` selects one of several classes.
+    """
     classes: list[type] = [TrainLmConfig]
     found: dataclasses.Field[Any] | None = None
     for part in name.split("."):
@@ -194,7 +208,10 @@ def ours(name: str) -> dataclasses.Field[Any] | None:
 
 
 def _classes_of(hint: Any, choice: str) -> list[type]:
-    """Return the dataclasses of a field's values: of those of a registry the one named ``choice``, else all."""
+    """Return the dataclasses of a field's values.
+
+    Of those of a registry the one named ``choice``, else all.
+    """
     inner = [hint, *typing.get_args(hint)]
     classes = [one for one in inner if isinstance(one, type) and dataclasses.is_dataclass(one)]
     if classes and issubclass(classes[0], draccus.ChoiceRegistry):
@@ -209,7 +226,7 @@ def plain(name: str) -> str:
 
 
 def _equals(text: str, own: Any) -> bool:
-    """Return whether Levanter's default, as its source or guide has it, is ``own``, ours."""
+    """Return whether Levanter's default, from its source or guide, is ours (``own``)."""
     if text in _SPELLINGS:
         return _SPELLINGS[text] == own or (_SPELLINGS[text] is None and own in ([], {}))
     if own in (text, [text], text.rpartition(".")[2]):  # the last: an enumeration

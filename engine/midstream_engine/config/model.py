@@ -138,7 +138,10 @@ class Gpt2Config(LmConfig):
 @LmConfig.register_subclass("llama")
 @dataclass(frozen=True)
 class LlamaConfig(LmConfig):
-    """Llama 2 and 3 (Touvron et al. 2023; Llama team 2024): RMSNorm, rotary positions, grouped queries, gated MLP."""
+    """Llama 2 and 3 (Touvron et al. 2023; Llama team 2024).
+
+    RMSNorm, rotary positions, grouped queries, gated MLP.
+    """
 
     seq_len: int = 2048
     hidden_dim: int = 4096

@@ -19,7 +19,10 @@ _BFLOAT16_STEP = 1 / 256  # a smaller part of any number may be rounded away
 
 @dataclass(frozen=True)
 class SkipStepConfig:
-    """Skip updates whose loss or gradient norm is far above the recent ones (OLMo, Groeneveld et al. 2024)."""
+    """Skipping of updates with an unusually high loss or gradient norm.
+
+    An update is skipped if either is far above the recent ones (OLMo, Groeneveld et al. 2024).
+    """
 
     rolling_interval_length: int = 128  # recent losses and norms
     sigma_factor: float = 6.0  # standard deviations above their mean from which an update is skipped
@@ -222,7 +225,9 @@ class AdamConfig(OptimizerConfig):
 
 
 def check_ranges(config: OptimizerConfig, *, decays: Sequence[str], sizes: Sequence[str]) -> None:
-    """Check that the fields ``decays`` are in [0, 1) and the fields ``sizes`` None or not negative.
+    """Check the ranges of the fields ``decays`` and ``sizes``.
+
+    ``decays`` must be in [0, 1), ``sizes`` None or not negative.
 
     Raises:
         ConfigError: One is not.

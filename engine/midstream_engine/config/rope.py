@@ -1,4 +1,7 @@
-"""Rotary position embeddings: ``model.rope`` of the configuration. ``type``: default, linear or llama3."""
+"""Rotary position embeddings: ``model.rope`` of the configuration.
+
+``type``: default, linear or llama3.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from midstream_engine.config.errors import ConfigError
 
 @dataclass(frozen=True)
 class RopeConfig(draccus.ChoiceRegistry):
-    """Rotary positions (Su et al., "RoFormer", 2021). ``theta`` is the base of the wavelengths."""
+    """Rotary positions (Su et al., "RoFormer", 2021).
+
+    ``theta`` is the base of the wavelengths.
+    """
 
     theta: float = 10_000.0
 
@@ -29,7 +35,10 @@ class RopeConfig(draccus.ChoiceRegistry):
 @RopeConfig.register_subclass("default")
 @dataclass(frozen=True)
 class DefaultRopeConfig(RopeConfig):
-    """All frequencies divided by ``factor``: 1 for none, above 1 to stretch positions (Chen et al. 2023)."""
+    """Rotary positions with all frequencies divided by ``factor``.
+
+    ``factor``: 1 for none, above 1 to stretch positions (Chen et al. 2023).
+    """
 
     factor: float = 1.0
 

@@ -1,4 +1,7 @@
-"""Trackers that receive metrics besides metrics.jsonl: ``trainer.tracker`` of the configuration."""
+"""Trackers that receive metrics besides metrics.jsonl.
+
+``trainer.tracker`` of the configuration.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,10 @@ class TensorboardConfig(TrackerConfig):
 @TrackerConfig.register_subclass("json_logger")
 @dataclass(frozen=True)
 class JsonConfig(TrackerConfig):
-    """metrics.jsonl, which is always written: this type only gives the run a project and tags."""
+    """The file metrics.jsonl, which is always written.
+
+    This type only gives the run a project and tags.
+    """
 
     project: str | None = None  # that midstream's lists can be grouped by
     tags: list[str] = field(default_factory=list)  # of the run, in midstream's lists

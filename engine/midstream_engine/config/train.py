@@ -26,7 +26,10 @@ NOWHERE = {
 
 @dataclass(frozen=True)
 class TrainLmConfig:
-    """``data``, ``model``, ``trainer``, ``optimizer``, and the objective beyond the cross-entropy."""
+    """Configuration of a training run.
+
+    Has ``data``, ``model``, ``trainer``, ``optimizer``, and the objective beyond the cross-entropy.
+    """
 
     data: DataConfig = field(default_factory=DataConfig)
     model: LmConfig = field(default_factory=Gpt2Config)

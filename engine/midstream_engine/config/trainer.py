@@ -26,7 +26,9 @@ AXES = ("batch", "embed", "head_size", "heads", "key_position", "kv_heads", "lay
 
 
 def seconds(text: str | float, where: str) -> float:
-    """Return ``"15m"``, ``"90s"``, ``"1 hour"``, ``"4d4h"`` or plain seconds in seconds.
+    """Convert a duration to seconds.
+
+    The text is ``"15m"``, ``"90s"``, ``"1 hour"``, ``"4d4h"`` or plain seconds.
 
     Raises:
         ConfigError: The text is no duration.
@@ -192,7 +194,10 @@ class TrainerConfig:
         ]
 
     def batch_schedule(self) -> BatchSchedule:
-        """Return the schedule of ``train_batch_size``; a resumed run keeps its past (``BatchSchedule.then``)."""
+        """Return the schedule of ``train_batch_size``.
+
+        A resumed run keeps its past (``BatchSchedule.then``).
+        """
         return BatchSchedule.of(self.train_batch_size)
 
     def resolved_root(self) -> str:

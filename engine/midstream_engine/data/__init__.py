@@ -1,1 +1,4 @@
-"""From text to batches: tokenizers, token caches, the stateless data order. Nothing here imports jax."""
+"""Path from text to batches: tokenizers, token caches, stateless data order.
+
+Nothing here imports jax.
+"""

@@ -6,7 +6,10 @@ from midstream_engine.errors import EngineError
 
 
 class DataError(EngineError):
-    """The text or its token cache cannot be used. The message is one line with the path."""
+    """Error of text or its token cache, which cannot be used.
+
+    The message is one line with the path.
+    """
 
 
 class SourceNotFoundError(DataError):

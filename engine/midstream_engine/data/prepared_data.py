@@ -33,7 +33,9 @@ _NOTHING = "data.train_urls is empty: name files, or stdlib:**/*.py to try thing
 def open_training(
     root: str, config: DataConfig, tokenizer: Tokenizer, *, seq_len: int, wanted: str | None = None
 ) -> TokenCache | Mixture | Imported:
-    """Open the training data: the tokens of one dataset, a mixture, or documents packed into ``seq_len``.
+    """Open the training data: tokens of one dataset, a mixture, or packed documents.
+
+    Documents are packed into ``seq_len``.
 
     Args:
         root: Root directory of the host.
@@ -82,7 +84,9 @@ def open_training(
 def open_validation(
     root: str, config: DataConfig, tokenizer: Tokenizer, known: Mapping[str, Mapping[str, str]] | None = None
 ) -> Validation | None:
-    """Open the validation sets by name (of a single dataset the name is empty); None if there are none.
+    """Open the validation sets by name; None if there are none.
+
+    The name of a single dataset is empty.
 
     ``known`` is a checkpoint's record of the run's sets (``Validation.to_json``). If the configuration still requests
     the same text and this host has that cache, it is used, even if the URLs have changed or are unreachable.
@@ -112,7 +116,10 @@ def training_urls(part: SourceConfig) -> list[str]:
 
 
 def validation_urls(part: SourceConfig) -> list[str]:
-    """Return the URLs of its validation text; given URLs replace a Hugging Face dataset's validation split."""
+    """Return the URLs of its validation text.
+
+    Given URLs replace a Hugging Face dataset's validation split.
+    """
     if part.validation_urls or part.id is None:
         return part.validation_urls
     return [hugging_face_hub.dataset_url(part.id, part.name, "validation")]
@@ -128,7 +135,9 @@ def open_cache(
     unit_bytes: int = units.UNIT_BYTES,
     object_bytes: int = token_cache.OBJECT_BYTES,
 ) -> TokenCache:
-    """Open the tokens of ``urls``, from a cache of the same files here or under ``data.cache_dir``, else build them.
+    """Open the tokens of ``urls``, from a cache if there is one, else build them.
+
+    The cache is one of the same files, here or under ``data.cache_dir``.
 
     A new cache is also stored in ``data.cache_dir`` if that is a bucket. If another process builds the same cache, this
     one waits for it.
@@ -188,7 +197,10 @@ def open_cache(
 
 
 def dataset_config(config: DataConfig, part: SourceConfig) -> DataConfig:
-    """Return the configuration of one dataset: the tokenizer from ``config``, the text from ``part``."""
+    """Return the configuration of one dataset.
+
+    It has the tokenizer from ``config`` and the text from ``part``.
+    """
     fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(SourceConfig)}
     return dataclasses.replace(config, **fields, configs={}, train_weights={})
 

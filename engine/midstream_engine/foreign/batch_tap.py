@@ -1,4 +1,4 @@
-"""Digests of batches that the optional ``midstream_tap`` writes from within the trainer."""
+"""Digests of batches, written by the optional ``midstream_tap`` in the trainer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ VARIABLE = "MIDSTREAM_TAP"  # environment variable of the trainer: the file that
 
 
 class BatchTap:
-    """Reads the tap's lines: ``{"step", "rank", "digest"}``. A step's digest covers all ranks, in their order."""
+    """Reader of the tap's lines: ``{"step", "rank", "digest"}``.
+
+    A step's digest covers all ranks, in their order.
+    """
 
     def __init__(self, path: str) -> None:
         self._path, self._offset = path, 0

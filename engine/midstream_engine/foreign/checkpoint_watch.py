@@ -1,4 +1,7 @@
-"""Finds the trainer's complete checkpoints, and records the newest one while the trainer goes on."""
+"""Search for the trainer's complete checkpoints while it continues.
+
+The newest one is recorded.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ class CheckpointWatch:
     def __init__(
         self, setup: Setup, paths: records.RunPaths, attempt: int, epoch: int, versions: Dict[str, str], first: int
     ) -> None:
-        """``first``: step that the attempt started from; its own checkpoints are later ones."""
+        """Initialize the watch of an attempt's checkpoints.
+
+        ``first``: step that the attempt started from; its own checkpoints are later ones.
+        """
         self._setup, self._paths, self._attempt, self._epoch, self._versions = setup, paths, attempt, epoch, versions
         self.newest: Optional[records.Manifest] = next(
             (each for each in reversed(recorded_checkpoints.usable(paths)) if each.step == first), None

@@ -1,4 +1,4 @@
-"""One attempt of a run of another trainer: start, follow, save, stop, seal, rehearse."""
+"""An attempt of another trainer's run: start, follow, save, stop, seal, rehearse."""
 
 from __future__ import annotations
 
@@ -234,7 +234,10 @@ class DrivenAttempt:
         return self._follow(run)
 
     def _refuse_adopted(self) -> None:
-        """Raise EndedEarlyError where a trainer that an earlier attempt had adopted still runs without its driver."""
+        """Raise EndedEarlyError where an adopted trainer still runs without its driver.
+
+        An earlier attempt had adopted it.
+        """
         for name in sorted(os.listdir(self._place.paths.attempts)):
             path = posixpath.join(self._place.paths.attempts, name, ADOPTED)
             identity = records.ProcessIdentity.read_or_none(path)
@@ -246,7 +249,7 @@ class DrivenAttempt:
                 )
 
     def _origin(self, command: Optional[records.Command]) -> "tuple[Optional[str], Optional[str]]":
-        """Return name and expected root digest of the checkpoint that this attempt starts from."""
+        """Return name and expected root digest of the checkpoint this attempt starts from."""
         if command is not None and command.action in records.STARTS and command.checkpoint:
             return command.checkpoint, command.root_digest
         found = recorded_checkpoints.usable(self._place.paths)
@@ -262,7 +265,10 @@ class DrivenAttempt:
         return None, None
 
     def _prove(self, restored: work_directory.Restored, name: str, expected: Optional[str], seconds: float) -> None:
-        """Write the evidence of what the trainer is started from. Raises MismatchError for other bytes."""
+        """Write the evidence of what the trainer is started from.
+
+        Raises MismatchError for other bytes.
+        """
         for wanted in (restored.recorded, expected):
             if wanted is not None and restored.root_digest != wanted:
                 raise work_directory.MismatchError(
@@ -369,7 +375,10 @@ class DrivenAttempt:
     # ------------------------------------------------------------------------------------------------ stop
 
     def _stop_trainer(self, run: RunFile) -> int:
-        """Stop the trainer with as few steps given up as its policy permits, then seal if that was commanded."""
+        """Stop the trainer by its policy, then seal if that was commanded.
+
+        As few steps are given up as the policy permits.
+        """
         assert self._trainer is not None
         assert self._watch is not None
         policy = run.stop
@@ -402,7 +411,10 @@ class DrivenAttempt:
         return self._stop is not None and self._stop.checkpoint is not None
 
     def _wait_for_checkpoint(self, seconds: float) -> bool:
-        """Wait for the next periodic checkpoint while the trainer trains; return whether the stop was withdrawn."""
+        """Wait for the next periodic checkpoint; return whether the stop was withdrawn.
+
+        The trainer trains during the wait.
+        """
         assert self._trainer is not None
         assert self._watch is not None
         deadline, before = time.monotonic() + seconds, self._watch.newest_step
@@ -476,7 +488,9 @@ class DrivenAttempt:
     # ------------------------------------------------------------------------------------------------ standby
 
     def _rehearse(self, run: RunFile, command: records.Command) -> Optional[records.Command]:
-        """Start the trainer once on an earlier checkpoint, compare nothing, and wait for the state.
+        """Start the trainer once on an earlier checkpoint, and wait for the state.
+
+        Nothing is compared here.
 
         Its rows go to ``replay.jsonl``: the migration compares them with those of the source, which has trained past
         that checkpoint. Returns the command that hands the run over; None where it was stopped.

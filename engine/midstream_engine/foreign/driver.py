@@ -1,11 +1,13 @@
-"""Drive another trainer's run: the engine's place in an attempt. Standard library only, Python 3.8.
+"""Driver of another trainer's run: the engine's place in an attempt.
+
+It uses the standard library only, Python 3.8.
 
     python -m midstream_engine.foreign.driver --python PYTHON [--nodes N --devices N --node I --master HOST --port PORT]
 
 It starts the trainer of ``run.yaml`` with the environment of the launcher (``MIDSTREAM_ROOT``, ``RUN_ID``,
-``MIDSTREAM_ATTEMPT``, ``MIDSTREAM_EPOCH``, ``MIDSTREAM_TARGET``), writes the status, the metrics and the checkpoints of
-the attempt as an engine does, and obeys its commands and signals. The fence is kept here, because the trainer cannot
-read it: before the epoch changes hands no process of the trainer runs.
+``MIDSTREAM_ATTEMPT``, ``MIDSTREAM_EPOCH``, ``MIDSTREAM_TARGET``), writes the status, the metrics and the
+checkpoints of the attempt as an engine does, and obeys its commands and signals. The fence is enforced
+here, because the trainer cannot read it: before the epoch changes hands no process of the trainer runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The processes of a trainer, found by a mark in their environment, which every child inherits.
+"""Processes of a trainer, found by a mark in their environment.
+
+Every child inherits the mark.
 
 A launcher may end before its workers, and a killed driver cannot end its own children. The mark finds them in both
 cases, so that none of an attempt computes after its epoch has changed hands.
@@ -19,7 +21,10 @@ POLL_INTERVAL = 0.02  # seconds
 
 
 def marked(mark: str) -> Set[int]:
-    """Return the pids of this user's running processes whose environment has the mark, without the caller's."""
+    """Return the pids of this user's marked processes, except the caller's.
+
+    They run, and their environment has the mark.
+    """
     wanted, found = (MARK + "=" + mark).encode(), set()
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -35,7 +40,10 @@ def marked(mark: str) -> Set[int]:
 
 
 def end_marked(mark: str, timeout: float = 30.0) -> List[int]:
-    """Kill every marked process until none runs; return those that cannot be killed within ``timeout`` seconds."""
+    """Kill every marked process until none runs; return those that remain.
+
+    These cannot be killed within ``timeout`` seconds.
+    """
     deadline = time.monotonic() + timeout
     while True:
         remaining = marked(mark)
@@ -50,7 +58,9 @@ def end_marked(mark: str, timeout: float = 30.0) -> List[int]:
 
 
 def watch_driver(mark: str) -> int:
-    """Start a process that kills every marked process when the caller exits, whatever ends it; return its pid.
+    """Start a process that kills all marked ones at the caller's exit; return its pid.
+
+    It does so whatever ends the caller.
 
     It has the reading end of a pipe whose other end only the caller has.
     """

@@ -12,7 +12,9 @@ OUT = "{out}/"
 
 
 def open_source(setup: Setup, log: str) -> MetricsReader:
-    """Return the reader; ``log`` is the file of the trainer's output, which ``regex`` reads without a path.
+    """Return the reader of the metrics.
+
+    ``log``: the file of the trainer's output, which ``regex`` reads without a path.
 
     Raises:
         ValueError: The regular expression is none.

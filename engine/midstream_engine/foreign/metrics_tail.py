@@ -1,4 +1,7 @@
-"""Rows of ``metrics.jsonl`` from what a trainer writes: each step once, in order, from the attempt's first step on."""
+"""Rows of ``metrics.jsonl`` from what a trainer writes.
+
+Each step is in it once, in order, from the attempt's first step on.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from midstream_engine.foreign.metrics.metrics_reader import MetricsReader
 
 
 class MetricsTail:
-    """Appends a trainer's rows to ``metrics.jsonl`` (or ``replay.jsonl``) of an attempt."""
+    """Writer of a trainer's rows to ``metrics.jsonl`` or ``replay.jsonl``.
+
+    It appends to the file of an attempt.
+    """
 
     def __init__(self, reader: MetricsReader, path: str, *, first: int, tap: Optional[BatchTap] = None) -> None:
         """Open the file.

@@ -1,4 +1,6 @@
-"""A trainer's checkpoint as a checkpoint of the run: its files with their hashes, under a name that the fence accepts.
+"""A trainer's checkpoint as a checkpoint of the run: files with their hashes.
+
+Its name is one that the fence accepts.
 
 ``checkpoints/step-<N>-a<NNN>/`` has the files below ``files/``, ``train.json`` whose state lists their hashes (so that
 the root digest covers them), and ``manifest.json``, written last. Files are linked where the trainer never writes them
@@ -27,7 +29,7 @@ KEPT = 2  # newest recorded checkpoints that are not removed
 
 
 class Found(NamedTuple):
-    """A complete checkpoint of the trainer: paths of its files relative to ``directory``."""
+    """A complete checkpoint of the trainer: its files, relative to ``directory``."""
 
     directory: str
     path: str  # of the checkpoint itself, relative too
@@ -37,7 +39,18 @@ class Found(NamedTuple):
 
 def record(paths: records.RunPaths, run: RunFile, found: Found, attempt: int, epoch: int, versions: Dict[str, str],
            world: int) -> Optional[records.Manifest]:  # fmt: skip
-    """Record a checkpoint and return its manifest; None where the trainer has removed it or written it again.
+    """Record a checkpoint and return its manifest.
+
+    None where the trainer has removed it or written it again.
+
+    Args:
+        paths: Paths of the run.
+        run: Its run file.
+        found: The checkpoint as found on the disk.
+        attempt: Number of the attempt.
+        epoch: Epoch of the attempt.
+        versions: Versions of the environment's packages, for the manifest.
+        world: Number of processes of the trainer.
 
     Raises:
         FenceRejectedError: The fence does not accept its step of this epoch.
@@ -92,7 +105,10 @@ def record(paths: records.RunPaths, run: RunFile, found: Found, attempt: int, ep
 
 
 def _is_still(run: RunFile, found: Found, directory: str, world: int) -> bool:
-    """Return whether what was taken is the complete checkpoint of that step: a file may have been written again."""
+    """Return whether what was taken is the complete checkpoint of that step.
+
+    A file may have been written again.
+    """
     pattern = glob.escape(found.path)
     again = find_checkpoints(run.checkpoints.rule, directory, pattern, world)
     return any(each.complete and each.step == found.step and each.path == found.path for each in again)
@@ -110,7 +126,10 @@ def _take(source: str, directory: str, path: str, *, link: bool) -> records.Obje
 
 
 def place(source: str, target: str, *, link: bool) -> None:
-    """Create ``target`` with the content of ``source``: as a hard link where that is wanted and possible."""
+    """Create ``target`` with the content of ``source``.
+
+    It is a hard link where that is wanted (``link``) and possible.
+    """
     if link:
         try:
             os.link(source, target, follow_symlinks=True)
@@ -141,7 +160,7 @@ def digest_of(path: str) -> Tuple[str, int]:
 
 
 def usable(paths: records.RunPaths) -> List[records.Manifest]:
-    """Return the complete checkpoints of the run that its fence accepts, by step and attempt."""
+    """Return complete checkpoints that the run's fence accepts, by step and attempt."""
     fence = save_fence.read_fence(paths)
     found: List[records.Manifest] = []
     for name in os.listdir(paths.checkpoints) if os.path.isdir(paths.checkpoints) else ():
@@ -154,7 +173,10 @@ def usable(paths: records.RunPaths) -> List[records.Manifest]:
 
 
 def prune(paths: records.RunPaths, attempt: int, keep: int = KEPT) -> List[str]:
-    """Remove an attempt's recorded checkpoints that are neither pinned nor among the newest; return their names."""
+    """Remove an attempt's surplus recorded checkpoints; return their names.
+
+    They are neither pinned nor among the newest ``keep``.
+    """
     own = [manifest for manifest in usable(paths) if manifest.attempt == attempt]
     pinned = _pinned(paths)
     removed: List[str] = []

@@ -1,4 +1,6 @@
-"""``run.yaml`` of a run of another trainer: how it is started and stopped, what it writes, and what travels with it.
+"""``run.yaml`` of a run of another trainer.
+
+It says how the run is started and stopped, what it writes, and what travels with it.
 
 The app resolves the user's run file with the defaults of its trainer, and writes it as JSON, which is YAML too: hosts
 read it with the standard library. ``trainer`` is a name there; in a run of midstream's own engine it is a mapping.
@@ -43,7 +45,7 @@ class Batch(JsonRecord):
 
 @dataclasses.dataclass(frozen=True)
 class Stop(JsonRecord):
-    """Policy of the stop: a signal to its launcher on every node, never to one rank alone."""
+    """Stop policy: a signal to its launcher on every node, never to one rank alone."""
 
     signal: str = "SIGTERM"
     saves: bool = False  # it saves before it exits; else the next periodic checkpoint is waited for
@@ -75,7 +77,7 @@ class Metrics(JsonRecord):
 
 @dataclasses.dataclass(frozen=True)
 class Environment(JsonRecord):
-    """The Python that the trainer runs with; without a field the host's ``python:`` of the fleet file."""
+    """The trainer's Python; without a field, the host's ``python:`` of the fleet file."""
 
     python: str = ""  # an interpreter that each host has
     requirements: str = ""  # text of a requirements file or lock, from which it is built on a host that lacks it
@@ -85,7 +87,7 @@ class Environment(JsonRecord):
 
 @dataclasses.dataclass(frozen=True)
 class Stored(JsonRecord):
-    """Contents of the checkpoints besides parameters and optimizer: yes, no or unknown."""
+    """Checkpoint contents besides parameters and optimizer: yes, no or unknown."""
 
     random_state: str = UNKNOWN
     data_position: str = UNKNOWN
@@ -147,7 +149,7 @@ def is_run_file(value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """Processes of a run on a target, and the share of the global batch that each computes."""
+    """Processes of a run on a target, and each one's share of the global batch."""
 
     nodes: int = 1
     devices: int = 1  # of each node
@@ -167,7 +169,10 @@ class World:
 
 
 def expand(words: List[str], values: Mapping[str, object]) -> List[str]:
-    """Replace the placeholders of a template. Raises RecordError for one that has no value."""
+    """Replace the placeholders of a template.
+
+    Raises RecordError for one that has no value.
+    """
 
     def value(match: "re.Match[str]") -> str:
         name = match.group(1)
@@ -182,12 +187,15 @@ def expand(words: List[str], values: Mapping[str, object]) -> List[str]:
 
 
 def below(directory: str, path: str, out: str) -> str:
-    """Return a path of the run file on a host: ``{out}`` replaced, relative ones below the working directory."""
+    """Return a path of the run file on a host.
+
+    ``{out}`` is replaced; relative paths are below the working directory.
+    """
     return posixpath.normpath(posixpath.join(directory, path.replace("{out}", posixpath.join(directory, out))))
 
 
 def distributed_name(word: str) -> Optional[str]:
-    """Return the variable of torch.distributed that a word of a command fixes; None if it fixes none.
+    """Return the torch.distributed variable that a command's word fixes, or None.
 
     ``--nproc_per_node={devices}`` fixes nothing: its value is a placeholder.
     """

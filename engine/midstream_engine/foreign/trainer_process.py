@@ -1,4 +1,4 @@
-"""The processes of a trainer on this node: started by the driver, or adopted while they run.
+"""A trainer's processes on this node: started by the driver, or adopted running.
 
 A signal goes to the launcher, or to every process where midstream has started one for each device. It never goes to one
 rank alone: the others would wait for it in a collective for good.
@@ -50,7 +50,10 @@ class Started:
         directory: str,
         mark: str,
     ) -> None:
-        """Start one process for each command. Raises OSError where a program cannot be started."""
+        """Start one process for each command.
+
+        Raises OSError where a program cannot be started.
+        """
         self._mark = mark
         self._children: List[subprocess.Popen[bytes]] = []
         try:
@@ -127,7 +130,10 @@ class Adopted:
 
 
 def end_processes(processes: Sequence[records.ProcessIdentity], timeout: float = 30.0) -> List[int]:
-    """Kill these processes and what they have started; return the pids of those that still run after the timeout."""
+    """Kill these processes and what they have started; return the pids that remain.
+
+    Those still run after ``timeout`` seconds.
+    """
     deadline, known = time.monotonic() + timeout, {each.pid: each for each in processes}
     while True:
         for each in processes:
@@ -171,7 +177,10 @@ def _how(code: int) -> str:
 
 
 def _killed_with(parent: int) -> Callable[[], None]:
-    """Return what a child runs before exec: unblock signals, and be killed when the driver exits."""
+    """Return the function that a child runs before exec.
+
+    It unblocks signals, and has the child killed when the driver exits.
+    """
     libc = ctypes.CDLL(None, use_errno=True)  # nothing may be imported between fork and exec
 
     def prepare() -> None:

@@ -132,7 +132,7 @@ class Setup:
 
 
 def versions(python: str, packages: Tuple[str, ...], environment: Mapping[str, str]) -> Dict[str, str]:
-    """Return the versions of an interpreter's packages; empty where it does not answer."""
+    """Return the versions of an interpreter's packages; empty if it does not answer."""
     try:
         done = subprocess.run(
             [python, "-s", "-c", _VERSIONS, *packages],
@@ -151,5 +151,8 @@ def read_run_file(paths: records.RunPaths) -> RunFile:
 
 
 def written_by_midstream(run: RunFile) -> Optional[str]:
-    """Return the first variable of torch.distributed that the environment of a run file fixes; None for none."""
+    """Return the first torch.distributed variable that a run file fixes, or None.
+
+    It is fixed by the environment of the run file.
+    """
     return next((name for name in run.environment.variables if name in DISTRIBUTED), None)

@@ -1,4 +1,7 @@
-"""The working directory of a trainer: the code and data that travel, and the checkpoint that it resumes from."""
+"""Working directory of a trainer: code and data that travel, and a checkpoint.
+
+The trainer resumes from this checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,9 @@ class Restored(NamedTuple):
 
 
 def bring_files(root: str, digest: str, directory: str) -> None:
-    """Place the files that travel in the working directory; those of the same content stay.
+    """Place the files that travel in the working directory.
+
+    Those of the same content stay.
 
     They are copied: a trainer may write its own code's directory. Raises MismatchError for other bytes than recorded.
     """
@@ -78,7 +83,9 @@ def place_checkpoint(paths: records.RunPaths, name: str, directory: str) -> Rest
 
 
 def set_aside(directory: str, attempt: int, pattern: str = "*") -> None:
-    """Move what earlier attempts have written, names that match ``pattern``, to a directory of its own.
+    """Move what earlier attempts have written to a directory of its own.
+
+    Only names that match ``pattern`` are moved.
 
     Nothing is deleted.
     """

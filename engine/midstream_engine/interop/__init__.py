@@ -1,1 +1,4 @@
-"""Import and export of other programs' checkpoints; the command is ``python -m midstream_engine.convert``."""
+"""Import and export of other programs' checkpoints.
+
+The command is ``python -m midstream_engine.convert``.
+"""

@@ -54,7 +54,10 @@ class ChunkStore(DirectoryObjects):
 
 
 class ChunkWriter:
-    """Writes one chunk in parts: an array's elements in ``box``, row-major, then their crc32c."""
+    """Writer of one chunk in parts: an array's elements in ``box``, then their crc32c.
+
+    The elements are row-major.
+    """
 
     def __init__(self, store: ChunkStore, array: ImportedArray, path: str, box: Box) -> None:
         self._store, self._name, self._path, self._box = store, array.name, path, box
@@ -69,7 +72,10 @@ class ChunkWriter:
         return self._hasher.entry(self._path)
 
     def feed(self, pieces: Sequence[Piece], span: tuple[int, int]) -> None:
-        """Write its elements in rows [span) of the array, which are in ``pieces``. Spans must be in order."""
+        """Write the chunk's elements in rows [span) of the array, from ``pieces``.
+
+        Spans must be in order.
+        """
         (begin, end), rest = self._box[0], self._box[1:]
         start, stop = max(begin, span[0]), min(end, span[1])
         if start >= stop:

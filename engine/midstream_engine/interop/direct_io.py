@@ -83,7 +83,10 @@ def write_directly(descriptor: int, block: memoryview, position: int) -> None:
 
 
 def without_direct(descriptor: int) -> bool:
-    """Switch a descriptor to the page cache, for unaligned data; return whether it was direct before."""
+    """Switch a descriptor to the page cache; return whether it was direct before.
+
+    This is for unaligned data.
+    """
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     if not flags & _DIRECT:
         return False

@@ -1,4 +1,4 @@
-"""Numbers of an import: finite, and the same in the type of the state as in the source."""
+"""Numbers of an import: finite, and the same in the types of state and source."""
 
 from __future__ import annotations
 
@@ -63,7 +63,10 @@ def check_finite(name: str, data: np.ndarray) -> None:
 
 
 def common_dtype(dtypes: set[str]) -> str:
-    """Return the narrowest type of parameters and moments that has every number of ``dtypes``, at most float32."""
+    """Return the narrowest type that has every number of ``dtypes``.
+
+    It is a type of parameters and moments, at most float32.
+    """
     return next(iter(dtypes)) if len(dtypes) == 1 and dtypes <= {"bfloat16", "float16"} else "float32"
 
 

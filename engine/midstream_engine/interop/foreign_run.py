@@ -49,7 +49,10 @@ class ForeignRun:
 
 
 def state_arrays(config: TrainLmConfig, vocab_size: int) -> dict[str, LogicalArray]:
-    """Return every array of the configuration's state as a shape; the run's key, which is not zero, as its value."""
+    """Return every array of the configuration's state as a shape.
+
+    The run's key, which is not zero, is there as its value.
+    """
     rate = learning_rate(config.optimizer, config.trainer.num_train_steps)
     optimizer = build_optimizer(config.optimizer, rate)
     state = abstract_state(initializer(config, vocab_size, optimizer, policy_of(config)))
@@ -58,7 +61,7 @@ def state_arrays(config: TrainLmConfig, vocab_size: int) -> dict[str, LogicalArr
 
 
 def constant(array: LogicalArray, value: Any) -> ImportedArray:
-    """Return ``array`` filled with ``value``; None: with the value of ``state_arrays``."""
+    """Return ``array`` filled with ``value``; None: its value in ``state_arrays``."""
 
     def pieces(plane: int, read: None) -> list[Piece]:
         del plane, read

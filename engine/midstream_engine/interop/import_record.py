@@ -1,4 +1,7 @@
-"""The record of an import's complete arrays, ``import.jsonl``, with which a killed import continues."""
+"""The record ``import.jsonl`` of an import's complete arrays.
+
+A killed import continues with it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ RECORD = "import.jsonl"
 
 
 def resume(directory: str, source: Any) -> dict[str, list[dict[str, Any]]]:
-    """Return the objects of the complete arrays, if they are of the same ``source``; else empty the directory.
+    """Return the objects of the complete arrays, or empty the directory.
+
+    It is emptied if they are not of the same ``source``.
 
     ``source``: any JSON that identifies the state of the source.
     """

@@ -1,4 +1,7 @@
-"""Import another trainer's run: its checkpoint, its data, and the configuration that continues it."""
+"""Import of another trainer's run: its checkpoint, data, and configuration.
+
+The configuration continues the run.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ _ATTEMPT = 1  # the attempt that an imported run appears to have had
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """Options of an import. ``data``: present paths of the datasets; ``without_data``: do not import them."""
+    """Options of an import.
+
+    ``data``: present paths of the datasets; ``without_data``: do not import them.
+    """
 
     data: Sequence[str] = ()
     without_data: bool = False
@@ -72,7 +78,9 @@ class _Folder(RunPaths):
 def import_run(
     adopted: ForeignRun, final: str, options: ImportOptions = ImportOptions(), progress: Progress | None = None
 ) -> ImportedRun:
-    """Write the directory ``final``: ``checkpoints/step-N-a000``, ``data/<digest>`` and ``train.yaml``.
+    """Write the directory ``final`` of an imported run.
+
+    It has ``checkpoints/step-N-a000``, ``data/<digest>`` and ``train.yaml``.
 
     It is built under another name and renamed; a killed import continues. After CheckpointError or OSError what was
     written stays, so that the import can be repeated.
@@ -182,7 +190,9 @@ def _locked(partial: str) -> Iterator[None]:
 
 
 def place_in_root(made: ImportedRun, folder: str, root: str, run_id: str) -> records.RunPaths:
-    """Move what ``import_run`` wrote to a host's ``root``, on the same file system, as the run ``run_id``.
+    """Move what ``import_run`` wrote to ``root`` as the run ``run_id``.
+
+    ``root``: that of a host, on the same file system.
 
     The run appears to have been stopped in its first attempt. Its data is moved to the host's data directory.
 

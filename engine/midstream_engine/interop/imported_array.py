@@ -25,7 +25,9 @@ def nothing(plane: int) -> None:
 
 @dataclass(frozen=True)
 class ImportedArray:
-    """An array to import, in ``planes`` equal parts along its first axis: the layers of a stack, or one part.
+    """An array to import, in ``planes`` equal parts along its first axis.
+
+    The parts are the layers of a stack, or there is one part.
 
     ``read(plane)`` reads the source of a part, and raises ConversionError if it is inconsistent; ``pieces(plane,
     source)`` returns the part as disjoint pieces in the source's dtype, views if possible. Arrays with the same
@@ -68,7 +70,10 @@ class ImportedArray:
         return [(box, checked(self.name, data, dtype, rounds=self.rounds)) for box, data in self.pieces(plane, source)]
 
     def value(self) -> np.ndarray:
-        """Return the complete array, in memory of its own. Raises ConversionError as ``parts`` does."""
+        """Return the complete array, in memory of its own.
+
+        Raises ConversionError as ``parts`` does.
+        """
         out = np.empty(self.shape, numpy_dtype(self.dtype))
         for plane in range(self.planes):
             self.fill(out, self.parts(plane, self.read(plane)))
@@ -80,6 +85,9 @@ class ImportedArray:
             copy_rows(out[(*within(box, full_box(self.shape)), ...)], data)
 
     def host_array(self, value: np.ndarray | None = None) -> HostArray:
-        """Return the array for the checkpoint's writer; without contents if it needs the description alone."""
+        """Return the array for the checkpoint's writer.
+
+        It has no contents if the writer needs the description alone.
+        """
         pieces = [] if value is None else [(full_box(self.shape), value)]
         return HostArray(self.name, self.axes, self.shape, self.dtype, pieces)

@@ -11,7 +11,9 @@ _MODEL = "model/"
 
 
 def with_parameters(adopted: ForeignRun, dtype: str) -> ForeignRun:
-    """Return the run with its parameters in ``dtype``; the optimizer's state and the compute precision stay.
+    """Return the run with its parameters in ``dtype``.
+
+    The optimizer's state and the compute precision stay.
 
     Wider parameters are rounded to the nearest number when they are read.
     """

@@ -1,4 +1,6 @@
-"""Write an imported state while its source is read, with a record, so that a killed import continues.
+"""Writer of an imported state that reads its source during the writing.
+
+It makes a record, so that a killed import continues.
 
 The state is divided into steps: some layers of the arrays that are made of the same bytes. Threads read steps ahead,
 with CRCs and checks; others divide what was read into chunks, hash and write them. Memory has the running steps: less
@@ -38,7 +40,10 @@ Progress = Callable[[str, int, int], None]  # name of the array, bytes done, byt
 
 @dataclass
 class _Family:
-    """Arrays of the same source bytes, with their chunk writers, or, if they are small, their memory."""
+    """Arrays of the same source bytes, with their chunk writers.
+
+    Small arrays have their memory instead of writers.
+    """
 
     arrays: list[ImportedArray]
     chunks: list[list[ChunkWriter]]
@@ -57,7 +62,10 @@ class _Family:
 
 @dataclass
 class _Step:
-    """Planes [first, last) of a family. ``read``: pieces of each plane by array, while they are needed."""
+    """Planes [first, last) of a family.
+
+    ``read``: pieces of each plane by array, while they are needed.
+    """
 
     family: _Family
     first: int
@@ -97,7 +105,9 @@ def write_state(
     source: Any,
     progress: Progress | None = None,
 ) -> Written:
-    """Write everything but the manifest into ``directory``; complete arrays of an earlier call are reused.
+    """Write everything but the manifest into ``directory``.
+
+    Complete arrays of an earlier call are reused.
 
     Args:
         directory: Directory of the checkpoint.
@@ -187,7 +197,10 @@ def _steps(families: Sequence[_Family], room: int) -> deque[_Step]:
 
 
 def _run(families: Sequence[_Family], finished: Callable[[_Family], None]) -> None:
-    """Read and write all families; call ``finished`` for each, in this thread. Raises the first error."""
+    """Read and write all families; call ``finished`` for each, in this thread.
+
+    Raises the first error.
+    """
     room = max(LEAST, int(_ROOM * max((family.plane_size for family in families), default=0)))
     steps = _steps(families, room)
     reading = deque[_Step]()

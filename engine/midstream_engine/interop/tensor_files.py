@@ -1,4 +1,4 @@
-"""Model weights in safetensors files: read lazily, written one tensor after the other.
+"""Model weights in safetensors files: read lazily, written tensor by tensor.
 
 Format: https://huggingface.co/docs/safetensors. Several files have an index with the file of each tensor.
 """
@@ -67,7 +67,7 @@ def read_tensors(directory: str) -> dict[str, np.ndarray]:
 
 
 def write_tensors(directory: str, tensors: Sequence[Outgoing], largest: int) -> list[str]:
-    """Write ``tensors`` to files of at most ``largest`` bytes of data; return the files' names.
+    """Write ``tensors`` in files of at most ``largest`` data bytes; return the names.
 
     A tensor that is larger has a file of its own. Several files have an index. At most one tensor is in memory.
     """

@@ -15,7 +15,9 @@ FOLDER = "tokenizer"  # in data that another trainer prepared
 
 
 def files_at(place: str) -> dict[str, str]:
-    """Return the files of a tokenizer's folder, or of the folder of its ``tokenizer.json``, by name.
+    """Return the files of a tokenizer's folder by name.
+
+    ``place``: the folder, or the ``tokenizer.json`` in it.
 
     Returns none if ``place`` is only a name.
     """
@@ -38,6 +40,9 @@ def beside_data(files: Mapping[str, str]) -> dict[str, str]:
 
 
 def carry(files: Mapping[str, str], data: str, final: str) -> str:
-    """Import the files under ``data``, which will be renamed to ``final``; return the value of ``data.tokenizer``."""
+    """Import the files under ``data``; return the value of ``data.tokenizer``.
+
+    ``data`` will be renamed to ``final``.
+    """
     digest = os.path.basename(write_imported(data, files, {"kind": "tokenizer"}))
     return f"{SCHEME}{final}/{digest}"

@@ -1,4 +1,4 @@
-"""The common structure of all models: an embedding, stacked blocks, a last norm, a head."""
+"""Common structure of all models: embedding, stacked blocks, last norm, head."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from midstream_engine.models.stacked_layers import fold, saveable, stack
 
 
 class Decoder(LmModel):
-    """A language model of blocks; a subclass defines its last norm and the arguments of its blocks.
+    """A language model of blocks.
+
+    A subclass defines its last norm and the arguments of its blocks.
 
     A block is called with x [batch, position, embed], the ``View`` of attention and the result of ``_given``.
     """
@@ -52,20 +54,28 @@ class Decoder(LmModel):
         raise NotImplementedError
 
     def _embedded(self, tokens: NamedArray, keys: NamedArray | None) -> NamedArray:
-        """Map [batch, position] to [batch, position, embed]. ``keys``: for dropout, if the model has it."""
+        """Map [batch, position] to [batch, position, embed].
+
+        ``keys``: for dropout, if the model has it.
+        """
         del keys
         order = (tokens.resolve_axis(BATCH), tokens.resolve_axis(POSITION), ...)
         return hax.auto_sharded(self.token_embeddings(tokens).rearrange(order))
 
     def _given(self, Position: Axis, keys: NamedArray | None) -> tuple[Any, ...]:
-        """Return a block's further arguments; of those with a ``layers`` axis a block gets its slice."""
+        """Return a block's further arguments.
+
+        Of those with a ``layers`` axis a block gets its slice.
+        """
         raise NotImplementedError
 
 
 def frame(
     block: type, config: LmConfig, Vocab: Axis, vocab_size: int, key: PRNGKeyArray, *, tied: bool
 ) -> tuple[dict[str, Any], PRNGKeyArray]:
-    """Return the fields of a new ``Decoder`` of ``block``, and a key for the model's other arrays.
+    """Return the fields of a new ``Decoder`` of ``block``, and a key.
+
+    The key is for the model's other arrays.
 
     Args:
         block: Class with ``init(config, *, key)``.
@@ -98,7 +108,10 @@ class Mlp(eqx.Module):
 
     @classmethod
     def init(cls, config: Any, *, key: PRNGKeyArray, down: float, use_bias: bool = True) -> Mlp:
-        """Return a new MLP. ``down``: standard deviation of the weights into the residual stream."""
+        """Return a new MLP.
+
+        ``down``: standard deviation of the weights into the residual stream.
+        """
         key_up, key_down = jax.random.split(key)
         Embed, Hidden = Axis(EMBED, config.hidden_dim), Axis(MLP, config.mlp_dim)
         return cls(
@@ -113,7 +126,9 @@ class Mlp(eqx.Module):
 
 
 def residual_deviation(config: LmConfig) -> float:
-    """Return the standard deviation of new weights into the residual stream (Radford et al. 2019).
+    """Return the standard deviation of new weights into the residual stream.
+
+    See Radford et al. 2019.
 
     With it the variance of the stream does not grow with depth.
     """

@@ -1,4 +1,7 @@
-"""The layers of the models, on named axes. Of haliax's modules only ``Stacked`` is used."""
+"""Layers of the models, on named axes.
+
+Of haliax's modules only ``Stacked`` is used.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ _DRAWS = 12
 
 
 def normal(key: PRNGKeyArray, axes: Sequence[Axis], deviation: float) -> NamedArray:
-    """Return normal numbers with standard deviation ``deviation``, at most 6 deviations from 0; float32.
+    """Return normal numbers with standard deviation ``deviation``, in float32.
+
+    They are at most 6 deviations from 0.
 
     They are sums of twelve 16-bit uniform integers (Irwin-Hall), scaled by one multiplication. Everything before that
     is integer arithmetic, so the numbers are bit-identical on any mesh, compiler and accelerator; the usual inverse
@@ -50,7 +55,15 @@ class Linear(eqx.Module):
     def init(
         cls, In: Sequence[Axis], Out: Sequence[Axis], *, key: PRNGKeyArray, scale: float, use_bias: bool = True
     ) -> Linear:
-        """Return normal weights with standard deviation ``scale``; the bias is zero."""
+        """Return normal weights with standard deviation ``scale``; the bias is zero.
+
+        Args:
+            In: Axes of the input.
+            Out: Axes of the output.
+            key: Random key.
+            scale: Standard deviation of the weights.
+            use_bias: Whether there is a bias.
+        """
         weight = normal(key, (*In, *Out), scale)
         return cls(weight, hax.zeros(tuple(Out)) if use_bias else None, tuple(In), tuple(Out))
 
@@ -123,7 +136,9 @@ class Embedding(eqx.Module):
 
 
 def computed_in(model: Any, dtype: DTypeLike) -> Any:
-    """Return a model whose layers compute in ``dtype`` with parameters, and gradients of them, in their own precision.
+    """Return a model whose layers compute in ``dtype``.
+
+    Parameters, and gradients of them, stay in their own precision.
 
     See :mod:`midstream_engine.models.wide_gradients`.
     """
@@ -135,9 +150,10 @@ def computed_in(model: Any, dtype: DTypeLike) -> Any:
 
 
 def activation(name: str) -> Callable[[NamedArray], NamedArray]:
-    """Return one of ``config.model.ACTIVATIONS``, elementwise. The backward pass stores its argument alone.
+    """Return one of ``config.model.ACTIVATIONS``, elementwise.
 
-    Otherwise a layer that is not computed again would store each intermediate result, six for ``gelu_new``.
+    The backward pass stores its argument alone. Otherwise a layer that is not computed again would store
+    each intermediate result, six for ``gelu_new``.
     """
     return jax.checkpoint(_activation(name), prevent_cse=False)  # computed once where its layer is computed again
 
@@ -156,10 +172,16 @@ def _activation(name: str) -> Callable[[NamedArray], NamedArray]:
 
 
 def dropout(x: NamedArray, rate: float, Batch: Axis, keys: NamedArray | None, site: int | jax.Array) -> NamedArray:
-    """Zero each element of ``x`` with probability ``rate`` and scale up the rest; ``x`` itself without ``keys``.
+    """Zero each element of ``x`` with probability ``rate`` and scale up the rest.
 
-    ``keys`` (uint32 [Batch, "key"]) has one key per example, so that the mask depends on the example alone: not on its
-    position in a micro-batch, and not on its device. ``site`` distinguishes the uses in a model.
+    The mask depends on the example alone: not on its position in a micro-batch, and not on its device.
+
+    Args:
+        x: The array, with ``Batch``.
+        rate: Probability of a zero.
+        Batch: Axis of the examples.
+        keys: One key per example, uint32 [Batch, "key"]; None returns ``x`` itself.
+        site: Number that distinguishes the uses in a model.
     """
     if keys is None or rate == 0.0:
         return x

@@ -1,4 +1,7 @@
-"""Llama 2 and 3 (Touvron et al. 2023; Llama team 2024) with named axes and stacked layers."""
+"""Llama 2 and 3 with named axes and stacked layers.
+
+See Touvron et al. 2023; Llama team 2024.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ from midstream_engine.models.stacked_layers import saveable
 
 
 class Attention(eqx.Module):
-    """Causal self-attention in which groups of query heads share keys and values (Ainslie et al. 2023)."""
+    """Causal self-attention in which groups of query heads share keys and values.
+
+    See Ainslie et al. 2023.
+    """
 
     q_proj: Linear
     k_proj: Linear
@@ -50,7 +56,10 @@ class Attention(eqx.Module):
 
 
 class Mlp(eqx.Module):
-    """Gated MLP: down(activation(gate) * up) (Shazeer, "GLU variants improve transformer", 2020)."""
+    """Gated MLP: down(activation(gate) * up).
+
+    See Shazeer, "GLU variants improve transformer", 2020.
+    """
 
     gate_proj: Linear
     up_proj: Linear

@@ -38,11 +38,14 @@ class LmModel(eqx.Module):
         raise NotImplementedError
 
     def __call__(self, tokens: NamedArray, segments: NamedArray | None, keys: NamedArray | None) -> NamedArray:
-        """Return logits [batch, position, vocab] of the next token; arguments as for ``hidden``."""
+        """Return next-token logits [batch, position, vocab]; arguments as in ``hidden``."""
         return hax.dot(self.hidden(tokens, segments, keys), self.head(), axis=EMBED)
 
     def decayed(self) -> LmModel:
-        """Return the same tree with True where weight decay applies: not to norms, embeddings and biases."""
+        """Return the same tree with True where weight decay applies.
+
+        It does not apply to norms, embeddings and biases.
+        """
 
         def mark(node: Any) -> Any:
             if isinstance(node, Linear):
@@ -53,7 +56,10 @@ class LmModel(eqx.Module):
 
 
 def segments_of(tokens: NamedArray, eos: int) -> NamedArray:
-    """Return each token's document number in its row; EOS ends a document. int32 [batch, position]."""
+    """Return each token's document number in its row, int32 [batch, position].
+
+    EOS ends a document.
+    """
     ended = NamedArray((tokens.array == eos).astype(jnp.int32), tokens.axes)
     before: Any = hax.cumsum(ended, POSITION) - ended
     return before
@@ -67,9 +73,16 @@ def token_losses(
     eos: int | None,
     keys: NamedArray | None = None,
 ) -> NamedArray:
-    """Return the cross-entropy of each position's next token in nats, 0 where ``loss_mask`` is 0.
+    """Return the cross-entropy of each position's next token in nats.
 
-    float32 [batch, position]. ``eos`` limits attention to one document; None: no limit.
+    float32 [batch, position]; 0 where ``loss_mask`` is 0.
+
+    Args:
+        model: The model.
+        tokens: Tokens, int32 [batch, position].
+        loss_mask: Weight of the loss at each position [batch, position]; 0: not counted.
+        eos: Limits attention to one document; None: no limit.
+        keys: Dropout keys, one per example; None: no dropout.
     """
     hidden, targets, block = _prepared(model, tokens, eos, keys)
     loss_mask = _first(loss_mask, targets)
@@ -86,9 +99,17 @@ def summed_loss(
     keys: NamedArray | None = None,
     z_loss: float = 0.0,
 ) -> jax.Array:
-    """Return the sum of ``token_losses``, float32 []. Its gradient computes no logits twice.
+    """Return the sum of ``token_losses``, float32 [].
 
-    ``z_loss`` is the weight of the z-loss of ``models/loss.py``, which is added for each counted position.
+    Its gradient computes no logits twice.
+
+    Args:
+        model: The model.
+        tokens: Tokens, int32 [batch, position].
+        loss_mask: Weight of the loss at each position [batch, position]; 0: not counted.
+        eos: Token at which attention stops looking back; None: no limit.
+        keys: Dropout keys, one per example; None: no dropout.
+        z_loss: Weight of the z-loss of ``models/loss.py``, which is added for each counted position.
     """
     hidden, targets, block = _prepared(model, tokens, eos, keys)
     weights = _first(loss_mask, targets).astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""Cross-entropy over a large vocabulary, with the logits of one block of positions at a time.
+"""Large-vocabulary cross-entropy with logits of one block of positions at a time.
 
 The logits of all positions would be by far the largest array of a step: 16 x 1024 positions of GPT-2 are 3.3 GB in
 float32. For training, the gradient of a block is computed with its logits, so that nothing is computed twice (as in Hsu
@@ -38,7 +38,10 @@ _HIDDEN = -1e30  # the logit of a row that only pads the vocabulary
 
 
 def positions_a_block(hidden: NamedArray, Vocab: Axis, wanted: int | None) -> int:
-    """Return the number of positions with logits at a time: a divisor of all, ``wanted`` if it is given."""
+    """Return the number of positions with logits at a time.
+
+    It is a divisor of all, and ``wanted`` if that is given.
+    """
     positions = hidden.axis_size(POSITION)
     if wanted is not None:
         return min(wanted, positions)
@@ -92,7 +95,9 @@ def weighted_loss(
     block: int,
     z_loss: float = 0.0,
 ) -> jax.Array:
-    """Return the sum of ``losses``, with the z-loss, times ``weights``, float32 []. ``weights`` get no gradient.
+    """Return the sum of ``losses``, with the z-loss, times ``weights``: float32 [].
+
+    ``weights`` get no gradient.
 
     Args:
         hidden: [batch, position, embed].
@@ -187,7 +192,10 @@ _fused.defvjp(_fused_forward, _fused_backward)
 
 
 def _in_computation(head: jax.Array) -> jax.Array:
-    """Return the head [V, D] as the computation shards it. Each block would gather one that is sharded as at rest."""
+    """Return the head [V, D] as the computation shards it.
+
+    Each block would gather one that is sharded as at rest.
+    """
     axes = (Axis(VOCAB, head.shape[0]), Axis(EMBED, head.shape[1]))
     return gathered(NamedArray(head, axes)).array
 

@@ -1,4 +1,7 @@
-"""GPT-NeoX and Pythia (Black et al. 2022; Biderman et al. 2023) with named axes and stacked layers."""
+"""GPT-NeoX and Pythia with named axes and stacked layers.
+
+See Black et al. 2022; Biderman et al. 2023.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from midstream_engine.models.stacked_layers import saveable
 
 
 class Attention(eqx.Module):
-    """Causal self-attention with all heads in one product, a part of each head rotated."""
+    """Causal self-attention: all heads in one product, a part of each head rotated."""
 
     qkv: Linear
     dense: Linear
@@ -43,7 +46,10 @@ class Attention(eqx.Module):
 
 
 class Block(eqx.Module):
-    """x + attention(norm(x)) + mlp(norm(x)) with two norms, or x + attention(norm(x)), then x + mlp(norm(x))."""
+    """Block with attention and MLP, from one input or one after the other.
+
+    x + attention(norm(x)) + mlp(norm(x)) with two norms, or x + attention(norm(x)), then x + mlp(norm(x)).
+    """
 
     input_layernorm: LayerNorm
     attention: Attention

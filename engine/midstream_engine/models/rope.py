@@ -1,4 +1,7 @@
-"""Rotary position embeddings (Su et al., "RoFormer", 2021), rotating the two halves of a head."""
+"""Rotary position embeddings, rotating the two halves of a head.
+
+See Su et al., "RoFormer", 2021.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,10 @@ class Rotation(eqx.Module):
         return cls(hax.cos(angles), hax.sin(angles))
 
     def __call__(self, x: NamedArray) -> NamedArray:
-        """Rotate the first ``2 * rotary`` numbers of each head of [..., position, heads, head_size]."""
+        """Rotate the first ``2 * rotary`` numbers of each head.
+
+        ``x``: [..., position, heads, head_size].
+        """
         half = self.cos.axis_size("rotary")
         # [position, 1, rotary]: the heads' axis is the one before the last.
         cos, sin = (table.array.astype(x.dtype)[:, None, :] for table in (self.cos, self.sin))

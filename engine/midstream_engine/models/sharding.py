@@ -1,4 +1,7 @@
-"""Sharding of a model's arrays on the active mesh, as layers and the loss need it while they are traced."""
+"""Sharding of a model's arrays on the active mesh.
+
+Layers and the loss need it while they are traced.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ _PHASES: ContextVar[tuple[int, ...]] = ContextVar("phases", default=())
 
 @contextlib.contextmanager
 def resting_mapping(mapping: AxisMapping, phases: tuple[int, ...] = ()) -> Iterator[None]:
-    """Context in which parameters at rest are sharded by ``mapping``. haliax has the mapping of the computation.
+    """Shard parameters at rest by ``mapping`` in this context.
+
+    haliax has the mapping of the computation.
 
     Args:
         mapping: Of parameters at rest.
@@ -39,7 +44,9 @@ def resting_mapping(mapping: AxisMapping, phases: tuple[int, ...] = ()) -> Itera
 
 
 def mesh_platform() -> str:
-    """Return "cpu", "tpu" or "gpu": the platform of the active mesh, whose devices may not be on this host.
+    """Return the platform of the active mesh: "cpu", "tpu" or "gpu".
+
+    The mesh's devices may not be on this host.
 
     Without a mesh it is the platform of jax's default devices.
     """
@@ -48,13 +55,16 @@ def mesh_platform() -> str:
 
 
 def mesh_device_kind() -> str:
-    """Return jax's name of the kind of the active mesh's devices, or of the default ones without a mesh."""
+    """Return jax's name of the device kind of the active mesh.
+
+    Without a mesh it is the kind of the default devices.
+    """
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.devices()[0].device_kind if device is None else device.device_kind
 
 
 def mesh_axes(axis: str) -> tuple[str, ...]:
-    """Return the mesh axes that shard a named axis of activations; none where that is not sharded."""
+    """Return the mesh axes that shard a named axis of activations, if any."""
     names = hax.partitioning.physical_axis_name(axis)
     if names is None or (hax.partitioning.physical_axis_size(axis) or 1) == 1:
         return ()
@@ -71,18 +81,24 @@ def gathered(parameter: NamedArray) -> NamedArray:
 
 
 def at_rest(parameter: NamedArray) -> NamedArray:
-    """Return a parameter, cast to the compute precision, sharded as at rest: see :func:`gathered`."""
+    """Return a parameter, cast to the compute precision, sharded as at rest.
+
+    See :func:`gathered`.
+    """
     resting = _AT_REST.get()
     return parameter if resting is None or mesh_platform() == "tpu" else hax.shard(parameter, resting)
 
 
 def batch_shards() -> int:
-    """Return the number of parts of the mesh over which the batch is sharded; 1 without a mesh."""
+    """Return the number of mesh parts that shard the batch; 1 without a mesh."""
     return (hax.partitioning.physical_axis_size(BATCH) or 1) if mesh_axes(BATCH) else 1
 
 
 def by_batch_shard(array: jax.Array) -> jax.Array:
-    """Map [batch, ...] to [shards, batch / shards, ...], the first axis sharded as the batch was."""
+    """Map [batch, ...] to [shards, batch / shards, ...].
+
+    The first axis is sharded as the batch was.
+    """
     cut = array.reshape(batch_shards(), -1, *array.shape[1:])
     axes = mesh_axes(BATCH)
     if not axes:
@@ -92,7 +108,7 @@ def by_batch_shard(array: jax.Array) -> jax.Array:
 
 
 def batch_sum(parts: jax.Array, axes: Sequence[str]) -> jax.Array:
-    """Sum the gradients of the batch's shards, and leave the sum sharded as the parameter is at rest.
+    """Sum the batch shards' gradients; shard the sum as the parameter is at rest.
 
     Where the parameter at rest is sharded over the batch's mesh axes this is one reduce-scatter in the dtype of
     ``parts``: half of the bytes of an all-reduce, which the compiler chooses by itself.
@@ -126,7 +142,9 @@ def batch_sum(parts: jax.Array, axes: Sequence[str]) -> jax.Array:
 
 
 def _scatter(array: jax.Array, over: tuple[str, ...]) -> jax.Array:
-    """Return this device's share of the sum of ``array`` over the mesh axes ``over``: a part of the first axis.
+    """Return this device's share of the sum of ``array`` over the mesh axes ``over``.
+
+    The share is a part of the first axis.
 
     With several phases (see :func:`resting_mapping`) it is summed in groups of devices, then over the groups.
     """

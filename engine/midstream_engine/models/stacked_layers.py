@@ -1,4 +1,7 @@
-"""Stacked layers: parameters with a leading ``layers`` axis, in a loop that is compiled once."""
+"""Stacked layers: parameters with a leading ``layers`` axis, in a loop.
+
+The loop is compiled once.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ _INSIDE = ("dots_saveable", "dots_with_no_batch_dims_saveable")
 
 
 def saveable(x: NamedArray, name: str) -> NamedArray:
-    """Mark ``x`` as one of ``arithmetic.stored_activations.NAMES``, which ``gradient_checkpointing`` may store."""
+    """Mark ``x`` as an activation that ``gradient_checkpointing`` may store.
+
+    ``name``: one of ``arithmetic.stored_activations.NAMES``.
+    """
     return NamedArray(checkpoint_name(x.array, name), x.axes)
 
 
@@ -42,7 +48,10 @@ def stack(num_layers: int, block: type, remat: bool | str) -> Callable[..., Stac
 
 
 def fold(blocks: Stacked[Any], remat: bool | str, x: NamedArray, *arguments: Any) -> NamedArray:
-    """Apply all blocks to ``x``, each with ``arguments`` (of those with a ``layers`` axis: its slice)."""
+    """Apply all blocks to ``x``, each with ``arguments``.
+
+    Of those with a ``layers`` axis a block gets its slice.
+    """
     policy = _policy(remat)
     if policy is None:
         return blocks.fold(x, *arguments)

@@ -1,4 +1,6 @@
-"""Layers in 16 bits whose parameters get gradients that are summed in float32 (``trainer.gradient_reduce_dtype``).
+"""Layers in 16 bits whose parameters get gradients that are summed in float32.
+
+The setting is ``trainer.gradient_reduce_dtype``.
 
 A parameter that is cast before the model gets the gradient of its cast: the sums over the batch, over devices too, have
 the bits of the computation. Here the parameter stays as it is, and each layer casts it where it is used. Functions with

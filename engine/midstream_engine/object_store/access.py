@@ -53,7 +53,7 @@ class Access:
 
 
 def longest_match(url: str, known: Mapping[str, T]) -> T | None:
-    """Return the value of the longest URL in ``known`` that ``url`` is or is below; None without one."""
+    """Return the value of the longest URL in ``known`` at or above ``url``, or None."""
     matching = [prefix for prefix in known if f"{url.rstrip('/')}/".startswith(f"{prefix.rstrip('/')}/")]
     return known[max(matching, key=len)] if matching else None
 

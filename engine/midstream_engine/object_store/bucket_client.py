@@ -55,7 +55,10 @@ class BucketClient(Protocol):
         ...
 
     def probe(self) -> None:
-        """List one object. Raises `StoreError` where that is not allowed or there is no bucket."""
+        """List one object.
+
+        Raises `StoreError` where that is not allowed or there is no bucket.
+        """
         ...
 
     def entries(self, below: str = "") -> dict[str, StoredObject]:
@@ -71,7 +74,10 @@ class BucketClient(Protocol):
         ...
 
     def get(self, path: str, version: str | None = None) -> tuple[bytes, str]:
-        """Return the bytes of an object (of one version), checked against its recorded hash, and its version."""
+        """Return an object's bytes, checked against its recorded hash, and its version.
+
+        ``version``: the version to read.
+        """
         ...
 
     def read(self, path: str, offset: int, length: int, version: str | None = None) -> bytes:
@@ -98,7 +104,9 @@ class BucketClient(Protocol):
         ...
 
     def put_file(self, path: str, file: str, sha256: str) -> None:
-        """Create an object from the file ``file``, which has that hash. An existing object must have it, too.
+        """Create an object from ``file``, which has the hash ``sha256``.
+
+        An existing object must have it, too.
 
         Raises:
             ObjectExistsError: Another object exists.
@@ -108,7 +116,13 @@ class BucketClient(Protocol):
     def join(self, path: str, parts: Iterable[StoredObject], size: int, sha256: str, temporary: str) -> StoredObject:
         """Compose an object of parts, in order, in the service, and delete the parts.
 
-        More parts than one request may have are composed in groups, under names that begin with ``temporary``.
+        Args:
+            path: Path of the object.
+            parts: The parts, in order.
+            size: Bytes of the object.
+            sha256: Hash of the object; recorded with it.
+            temporary: Beginning of the names of groups, in which more parts than one request may have are
+                composed.
         """
         ...
 
@@ -117,7 +131,10 @@ class BucketClient(Protocol):
         ...
 
     def has_conditions(self) -> bool:
-        """Return whether of two concurrent writes on the same condition at most one succeeds."""
+        """Return whether at most one of two writes on the same condition succeeds.
+
+        The writes are concurrent.
+        """
         ...
 
 
@@ -132,7 +149,10 @@ def has_bytes(found: StoredObject | None, size: int, sha256: str) -> bool:
 
 
 class ObjectFile(io.RawIOBase):
-    """An object as a seekable file; `io.BufferedReader` around it limits the number of requests."""
+    """An object as a seekable file.
+
+    `io.BufferedReader` around it limits the number of requests.
+    """
 
     def __init__(self, client: BucketClient, path: str, size: int, version: str | None = None) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ class StoreError(Exception):
 
 
 class ObjectExistsError(StoreError):
-    """A condition of a write or read failed: the object exists, or has another version."""
+    """Failed condition of a write or read: the object exists or has another version."""
 
 
 class BucketMissingError(StoreError):
@@ -30,11 +30,17 @@ class AccessDeniedError(StoreError):
 
 
 class BusyError(StoreError):
-    """Transient failures (408, 429, 5xx, lost connections) for longer than requests are repeated."""
+    """Transient failures that last longer than requests are repeated.
+
+    They are 408, 429, 5xx and lost connections.
+    """
 
 
 class DamagedObjectError(StoreError):
-    """The bytes of an object have another hash than was recorded, each time that they were read."""
+    """Error of an object whose bytes have another hash than was recorded.
+
+    They had it each time that they were read.
+    """
 
 
 class ConditionsUnsupportedError(StoreError):

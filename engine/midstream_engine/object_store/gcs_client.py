@@ -1,4 +1,7 @@
-"""Client of Google Cloud Storage: google-cloud-storage behind the interface of `bucket_client`."""
+"""Client of Google Cloud Storage, behind the interface of `bucket_client`.
+
+It uses google-cloud-storage.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,10 @@ def _client(storage: Any, access: Access) -> tuple[Any, bool]:
 
 
 def _iam(account: str) -> str | None:
-    """URL that issues tokens for an account, where it is the lab's server on this machine."""
+    """Return the URL that issues an account's tokens on this machine, or None.
+
+    It is that of the lab's server.
+    """
     address = os.environ.get(IAM, "")
     if not address:
         return None
@@ -109,7 +115,10 @@ def _iam(account: str) -> str | None:
 
 
 def _retry() -> Any:
-    """Retry with backoff after 408, 429, 5xx and lost connections, for `RETRY_TIMEOUT`."""
+    """Return the retry with backoff after transient failures, for `RETRY_TIMEOUT`.
+
+    These are 408, 429, 5xx and lost connections.
+    """
     default = _library("google.cloud.storage.retry").DEFAULT_RETRY
     return default.with_delay(initial=0.25, maximum=16.0, multiplier=2.0).with_timeout(RETRY_TIMEOUT)
 
@@ -141,7 +150,10 @@ class GcsClient:
 
     @contextlib.contextmanager
     def _errors(self, path: str = "", *, of_bucket: bool = False) -> Iterator[None]:
-        """Translate the errors of one request. A missing object's bucket is looked for, once."""
+        """Translate the errors of one request.
+
+        A missing object's bucket is looked for, once.
+        """
         where = joined(self.url, path)
         try:
             with translate_errors(where, of_bucket=of_bucket):
@@ -157,7 +169,10 @@ class GcsClient:
         self._exists = True
 
     def _check_bucket(self) -> None:
-        """Raise BucketMissingError if the bucket does not exist: the answer for a missing object is the same 404."""
+        """Raise BucketMissingError if the bucket does not exist.
+
+        The answer for a missing object is the same 404.
+        """
         if self._exists:
             return
         exceptions = _library("google.api_core.exceptions")
@@ -328,7 +343,10 @@ def _described(blob: Any, path: str) -> StoredObject:
 
 
 def _read_again(once: Callable[[], T]) -> T:
-    """Return the result of a read; one whose bytes have a wrong checksum is repeated, `READS` times in all."""
+    """Return the result of a read.
+
+    One whose bytes have a wrong checksum is repeated, `READS` times in all.
+    """
     for _ in range(READS - 1):
         with contextlib.suppress(DamagedObjectError):
             return once()

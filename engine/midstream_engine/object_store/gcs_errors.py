@@ -1,4 +1,7 @@
-"""Errors of google-cloud-storage, by their structured fields: the status and the resource of the request."""
+"""Errors of google-cloud-storage, by their structured fields.
+
+These are the status and the resource of the request.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +85,10 @@ def _bucket(url: str) -> str:
 
 
 def _answer(error: Any) -> dict[str, Any]:
-    """Return the field ``error`` of the service's answer, which a download's error has in its text; or nothing."""
+    """Return the field ``error`` of the service's answer, or nothing.
+
+    A download's error has it in its text.
+    """
     response = getattr(error, "response", None)
     text = str(getattr(error, "message", error))
     with contextlib.suppress(AttributeError, RuntimeError):  # a body that was streamed is not there any more
@@ -102,7 +108,10 @@ def _words(error: Any) -> str:
 
 
 def _reason(error: Any) -> str:
-    """Return the field ``reason`` of an answer: of its first error, or in the details of a newer one."""
+    """Return the field ``reason`` of an answer.
+
+    It is that of the answer's first error, or in the details of a newer one.
+    """
     answer = _answer(error)
     known = [*(getattr(error, "errors", None) or ()), *(getattr(error, "details", None) or ())]
     for each in [*known, *(answer.get("errors") or ()), *(answer.get("details") or ())]:
@@ -118,7 +127,10 @@ BILLING = ("userProjectAccountProblem", "accountDisabled", "billingNotEnabled", 
 
 
 def _rejected(url: str, error: Any) -> StoreError:
-    """Return the error of an answer 400 or 403, with the permission or the project that is missing."""
+    """Return the error of an answer 400 or 403.
+
+    It names the permission or the project that is missing.
+    """
     bucket, line, reason = _bucket(url), one_line(_words(error)), _reason(error)
     pays = StoreError(f"bucket {bucket}: the requester pays, and no project is named", "name user_project")
     billing = AccessDeniedError(

@@ -30,7 +30,9 @@ def open_bucket(url: str, access: Access | None = None) -> BucketClient:
 
 
 def engine_bucket(url: str, *, public: bool = False, settings_of: str = "") -> BucketClient:
-    """Return the engine's client of ``url``, one for each URL and environment of the process. Raises as `open_bucket`.
+    """Return the engine's client of ``url``.
+
+    There is one for each URL and environment of the process. Raises as `open_bucket`.
 
     Args:
         url: The bucket's, or that of a prefix.

@@ -1,4 +1,6 @@
-"""Client of S3 and the services that speak its protocol: botocore behind the interface of `bucket_client`.
+"""Client of S3 and the services that speak its protocol.
+
+It is botocore behind the interface of `bucket_client`.
 
 Of an object that is read in several requests, and of a body that broke off, the rest is requested by range.
 """
@@ -147,7 +149,10 @@ class S3Client(S3Requests):
         return bytes(memoryview(data)[:count])
 
     def _receive(self, body: Any, into: memoryview) -> int:
-        """Fill ``into`` from a body; return how many bytes arrived before it ended or broke off."""
+        """Fill ``into`` from a body; return how many bytes arrived.
+
+        They are those before the body ended or broke off.
+        """
         arrived = 0
         with contextlib.closing(body):
             while arrived < len(into):
@@ -177,7 +182,17 @@ class S3Client(S3Requests):
     def conditioned(
         self, path: str, size: int, sha256: str, replaces: str | None, once: Callable[[dict[str, str]], str]
     ) -> str:
-        """Create or replace an object on a condition; return its version. Arguments and errors as of `put`."""
+        """Create or replace an object on a condition; return its version.
+
+        Errors as of `put`.
+
+        Args:
+            path: Path of the object.
+            size: Its bytes; with the hash they identify an object that a lost response has written.
+            sha256: Its hash.
+            replaces: The only version that may be replaced (ABSENT: the object must not exist). None: any.
+            once: Writes the object with the arguments of a condition, and returns its version.
+        """
         where = joined(self.url, path)
         expected = ABSENT if replaces is None else replaces
         for _ in range(WRITES):
@@ -215,7 +230,17 @@ class S3Client(S3Requests):
         self.conditioned(path, size, sha256, ABSENT, once)
 
     def join(self, path: str, parts: Iterable[StoredObject], size: int, sha256: str, temporary: str) -> StoredObject:
-        """Compose as `BucketClient.join` says: the parts become those of a multipart upload, copied by the service."""
+        """Compose an object of parts as `BucketClient.join` says.
+
+        The parts become those of a multipart upload, copied by the service.
+
+        Args:
+            path: Path of the object.
+            parts: The parts, in order.
+            size: Bytes of the object.
+            sha256: Hash of the object; recorded with it.
+            temporary: Not used: an upload has up to 10,000 parts.
+        """
         del temporary  # an upload has up to 10,000 parts
         given = list(parts)
 
@@ -233,7 +258,10 @@ class S3Client(S3Requests):
         return StoredObject(path, size, tag, found.updated, sha256=sha256)
 
     def delete(self, path: str, version: str | None = None) -> None:
-        """Delete an object. Few services delete on a condition, so its version is compared before."""
+        """Delete an object.
+
+        Few services delete on a condition, so its version is compared before.
+        """
         key = self.key(path)
         with contextlib.suppress(FileNotFoundError):
             if version is not None:
@@ -245,7 +273,10 @@ class S3Client(S3Requests):
     # ------------------------------------------------------------------------------------------------- conditions
 
     def has_conditions(self) -> bool:
-        """Try the conditions with an object of their own, once; Amazon's service is known to have them."""
+        """Return whether conditions work; try them once, with an object of their own.
+
+        Amazon's service is known to have them.
+        """
         with self.lock:
             if self._conditions is None:
                 host = urlsplit(self.client.meta.endpoint_url).hostname or ""

@@ -43,7 +43,7 @@ def fields(error: Any) -> tuple[int, str, str]:
 
 
 def is_transient(error: Any) -> bool:
-    """Return whether a ``ClientError`` is one after which the same request is sent again."""
+    """Return whether the same request is sent again after this ``ClientError``."""
     status, code, _ = fields(error)
     return status in TRANSIENT_STATUS or code in TRANSIENT_CODES
 
@@ -82,7 +82,7 @@ def translated(error: Any, url: str, bucket: str, *, conditional: bool = False) 
 
 
 def _skew(error: Any) -> str:
-    """Return by how much this machine's clock differs, from the answer's Date; empty where it has none."""
+    """Return this machine's clock skew by the answer's Date; empty without one."""
     date = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
     try:
         ahead = time() - parsedate_to_datetime(date).timestamp()

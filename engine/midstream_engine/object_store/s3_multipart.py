@@ -1,4 +1,4 @@
-"""Multipart uploads of S3: an object of parts that are sent, or copied by the service."""
+"""Multipart uploads of S3: an object of parts sent, or copied by the service."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ PARTS_AT_ONCE = 8  # parts of a file in memory
 
 
 class MultipartUpload:
-    """An upload of one object. If the context is left without `complete`, the parts are deleted."""
+    """An upload of one object.
+
+    If the context is left without `complete`, the parts are deleted.
+    """
 
     def __init__(self, requests: S3Requests, path: str, metadata: dict[str, str]) -> None:
         self.requests, self.path = requests, path
@@ -102,7 +105,10 @@ class MultipartUpload:
 
 
 def multipart_of(upload: MultipartUpload, parts: Iterable[StoredObject], read: Callable[[StoredObject], bytes]) -> None:
-    """Give an upload the bytes of objects, in order. Pieces that are too small for a part are read and sent."""
+    """Give an upload the bytes of objects, in order.
+
+    Pieces that are too small for a part are read and sent.
+    """
     lots = _lots(list(parts))
 
     def give(pair: tuple[int, Sequence[StoredObject]]) -> None:

@@ -1,4 +1,6 @@
-"""Requests to S3 services: repeated after transient failures, with errors of this package.
+"""Requests to S3 services, repeated after transient failures.
+
+Errors are those of this package.
 
 Bodies are written with their SHA-256, which the service checks (``x-amz-checksum-sha256``); where it does not answer
 with it, they are written with Content-MD5, which every service checks.
@@ -50,7 +52,7 @@ class S3Requests:
         return joined(self.prefix, path)
 
     def request(self, path: str, once: Callable[[Any], T], *, conditional: bool = False) -> T:
-        """Send a request for ``path``, repeat it after transient failures, translate its errors.
+        """Send a request for ``path``; repeat transient failures and translate errors.
 
         Args:
             path: Path of the object; empty for the bucket.
@@ -112,7 +114,10 @@ class S3Requests:
                 self._open()
 
     def _check_bucket(self) -> None:
-        """Raise BucketMissingError if the bucket does not exist: HEAD has the same answer for object and bucket."""
+        """Raise BucketMissingError if the bucket does not exist.
+
+        HEAD has the same answer for object and bucket.
+        """
         if self._exists:
             return
         client_error, _ = self.failures

@@ -15,7 +15,9 @@ def in_bucket(where: str) -> bool:
 
 
 def split_url(url: str) -> tuple[str, str, str]:
-    """Return scheme, bucket and prefix of ``gs://bucket/a/b``, the prefix without slashes at its end.
+    """Return scheme, bucket and prefix of ``gs://bucket/a/b``.
+
+    The prefix has no slashes at its end.
 
     Raises:
         StoreError: ``url`` names no bucket.
@@ -28,5 +30,5 @@ def split_url(url: str) -> tuple[str, str, str]:
 
 
 def joined(*parts: str) -> str:
-    """Return parts of a name with one slash between them; empty parts count for nothing."""
+    """Join parts of a name with one slash between them; ignore empty parts."""
     return "/".join(part for part in parts if part)

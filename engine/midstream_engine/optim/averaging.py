@@ -32,7 +32,10 @@ def start_average(config: ModelAveragingConfig | None, model: Any) -> ModelAvera
 
 
 def update_average(config: ModelAveragingConfig, average: ModelAverage, model: Any, step: jax.Array) -> ModelAverage:
-    """Return the average after update ``step`` (int32 [], from 0), whose result is ``model``. Traceable."""
+    """Return the average after update ``step``, whose result is ``model``.
+
+    ``step``: int32 [], from 0. Traceable.
+    """
     if isinstance(config, EmaDecaySqrtConfig):
         assert average.weight is not None
         weight = raw_weight(config, step)
@@ -48,6 +51,9 @@ def update_average(config: ModelAveragingConfig, average: ModelAverage, model: A
 
 
 def raw_weight(config: EmaDecaySqrtConfig, step: jax.Array) -> jax.Array:
-    """Return the weight of update ``step``: 1 - beta before ``switch_step``, then 1 - sqrt(part of ``decay_steps``)."""
+    """Return the weight of update ``step``.
+
+    1 - beta before ``switch_step``, then 1 - sqrt(part of ``decay_steps``).
+    """
     done = jnp.clip((step - config.switch_step) / config.decay_steps, 0.0, 1.0)
     return jnp.where(step < config.switch_step, 1.0 - config.beta, 1.0 - jnp.sqrt(done)).astype(jnp.float32)

@@ -1,4 +1,7 @@
-"""Muon: momentum made orthogonal by Newton-Schulz iterations, for the matrices of the blocks (Jordan et al. 2024)."""
+"""Muon: momentum of matrices made orthogonal by Newton-Schulz iterations.
+
+It is for the matrices of the blocks (Jordan et al. 2024).
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,15 @@ _HEAD = "lm_head"
 
 
 class MuonState(NamedTuple):
-    """The decaying sum of gradients, like the matrices; None instead of the model's other arrays. Saved."""
+    """Decaying sum of gradients, like the matrices; None for other arrays. Saved."""
 
     momentum: Any
 
 
 def muon_parts(config: MuonConfig) -> list[tuple[str, optax.GradientTransformation]]:
-    """Return the named parts: clip and Adam for all but the matrices, Muon for these, decay for each.
+    """Return the named parts of the optimizer.
+
+    They are clip and Adam for all but the matrices, Muon for these, and decay for each.
 
     Updates of Adam's arrays are multiplied by ``adam_lr`` / ``learning_rate``: the schedules of both have the same
     shape, so the learning rate by which the chain multiplies everything is then ``adam_lr``'s.
@@ -52,7 +57,7 @@ def muon_parts(config: MuonConfig) -> list[tuple[str, optax.GradientTransformati
 
 
 def matrices(model: Any) -> Any:
-    """Return the same tree with True for the weights of linear layers in blocks, False for every other array."""
+    """Return the tree with True for weights of linear layers in blocks, else False."""
 
     def mark(path: tuple[Any, ...], node: Any) -> Any:
         if isinstance(node, Linear):
@@ -66,7 +71,9 @@ def matrices(model: Any) -> Any:
 
 
 def scale_by_muon(config: MuonConfig) -> optax.GradientTransformation:
-    """Return Muon without decay and learning rate, for trees whose arrays are weights of linear layers.
+    """Return Muon without decay and learning rate.
+
+    It is for trees whose arrays are weights of linear layers.
 
     momentum = ``config.momentum`` * momentum + gradient; the update is that momentum, or with ``nesterov`` the next one
     with the same gradient, made orthogonal and multiplied by a factor of its shape.
@@ -89,7 +96,10 @@ def scale_by_muon(config: MuonConfig) -> optax.GradientTransformation:
 
 
 def _orthogonal(layer: Linear, config: MuonConfig) -> Linear:
-    """Return ``layer`` with its weight, as matrices [inputs, outputs], orthogonal; stacked layers one by one."""
+    """Return ``layer`` with an orthogonal weight; stacked layers one by one.
+
+    The weight counts as matrices [inputs, outputs].
+    """
     if layer.weight is None:
         return layer
     own = (*layer.In, *layer.Out)
@@ -106,7 +116,9 @@ def _orthogonal(layer: Linear, config: MuonConfig) -> Linear:
 def orthogonal(
     matrix: jax.Array, coefficients: tuple[tuple[float, float, float], ...], steps: int, epsilon: float
 ) -> jax.Array:
-    """Return matrices [..., rows, columns] with singular values near 1 and the same singular vectors.
+    """Return matrices with singular values near 1 and the same singular vectors.
+
+    Shape [..., rows, columns].
 
     X = M / (|M| + epsilon), then ``steps`` times X = a X + (b A + c A A) X with A = X X^T, which maps each singular
     value s to a s + b s^3 + c s^5 (K. Jordan, "Muon: an optimizer for hidden layers in neural networks", 2024).

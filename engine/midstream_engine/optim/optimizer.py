@@ -1,4 +1,7 @@
-"""The run's optimizer: the parts of its kind, SkipStep around them, times the negative learning rate."""
+"""The run's optimizer: the parts of its kind in SkipStep, then the learning rate.
+
+The updates of the parts are multiplied by the negative learning rate.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ SCHEDULE = "schedule"  # the name of the chain's last part, which holds the coun
 
 
 def build_optimizer(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformationExtraArgs:
-    """Build the optimizer of ``config``: its parts, then times the negative learning rate.
+    """Build the optimizer of ``config``.
+
+    Its parts come first, then the multiplication by the negative learning rate.
 
     The learning rate depends on the count in the optimizer's own state. ``update`` needs ``loss`` and
     ``gradient_norm``, float32 []. The parts are named, so that the names of saved arrays do not depend on clipping or
@@ -38,7 +43,10 @@ def build_optimizer(config: OptimizerConfig, schedule: Schedule) -> optax.Gradie
 
 
 def _parts(config: OptimizerConfig) -> list[tuple[str, optax.GradientTransformation]]:
-    """Return the named parts: clip by the global norm, the kind's own, decoupled decay, limits on the update."""
+    """Return the named parts of the optimizer.
+
+    They are: clip by the global norm, the kind's own, decoupled decay, limits on the update.
+    """
     match config:
         case AdamConfig():
             own, clip = (ADAM, adam(config)), config.max_grad_norm
@@ -64,7 +72,10 @@ def _parts(config: OptimizerConfig) -> list[tuple[str, optax.GradientTransformat
 
 
 def _scaled(inner: optax.GradientTransformationExtraArgs, schedule: Schedule) -> optax.GradientTransformationExtraArgs:
-    """Multiply ``inner``, whose state is a dict, by the negative learning rate, whose count is added to the state."""
+    """Multiply ``inner`` by the negative learning rate.
+
+    The state of ``inner`` is a dict, to which the count of the rate is added.
+    """
     scale = optax.scale_by_learning_rate(schedule)
 
     def init(params: Any) -> dict[str, Any]:
@@ -83,10 +94,16 @@ def _scaled(inner: optax.GradientTransformationExtraArgs, schedule: Schedule) ->
 
 
 def schedule_count(optimizer_state: Any) -> jax.Array:
-    """Return the number of updates in the schedule, which determines the next learning rate. int32 []."""
+    """Return the number of updates in the schedule, int32 [].
+
+    It determines the next learning rate.
+    """
     return optimizer_state[SCHEDULE].count
 
 
 def update_count(optimizer_state: Any) -> jax.Array:
-    """Return the number of updates in the moments, without those that SkipStep skipped. int32 []."""
+    """Return the number of updates in the moments, int32 [].
+
+    Updates that SkipStep skipped are not counted.
+    """
     return next(optimizer_state[name].count for name in _COUNTED if name in optimizer_state)

@@ -13,7 +13,9 @@ Selection = Callable[[Any], Any]  # from a model to the same tree with True or F
 
 
 def on_part(inner: optax.GradientTransformation, selection: Selection) -> optax.GradientTransformation:
-    """Return ``inner`` for the arrays that ``selection`` marks; updates of the others pass unchanged.
+    """Return ``inner`` for the arrays that ``selection`` marks.
+
+    Updates of the others pass unchanged.
 
     The state is that of ``inner`` for a model with None instead of the other arrays.
     """

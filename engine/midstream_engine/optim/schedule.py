@@ -1,4 +1,7 @@
-"""The learning rate at each update, in jax: the parts and formulas are in ``arithmetic/learning_rate.py``."""
+"""The learning rate at each update, in jax.
+
+The parts and formulas are in ``arithmetic/learning_rate.py``.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ FUNCTIONS = Functions(jnp.cos, jnp.sqrt, jnp.minimum, jnp.maximum, jnp.divide)
 
 
 def learning_rate(config: OptimizerConfig, total: int) -> Schedule:
-    """The schedule of a run of ``total`` updates: count (from 0) -> learning rate, float32, traceable.
+    """Return the schedule of a run of ``total`` updates.
+
+    It maps a count (from 0) to the learning rate, float32, and is traceable.
 
     Raises:
         ConfigError: The configuration has no schedule for a run of this length.

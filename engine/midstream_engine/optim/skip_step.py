@@ -1,4 +1,7 @@
-"""SkipStep: skip updates whose loss or gradient norm is an outlier (OLMo, Groeneveld et al. 2024)."""
+"""SkipStep: skip updates whose loss or gradient norm is an outlier.
+
+The method is that of OLMo (Groeneveld et al. 2024).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ SKIP = "skipstep"  # its key in the optimizer's state
 
 
 class SkipStepState(eqx.Module):
-    """The last losses and gradient norms, in ring buffers; ``seen`` of them were written. Saved."""
+    """Last losses and gradient norms, in ring buffers. Saved.
+
+    ``seen`` of them were written.
+    """
 
     losses: jax.Array  # float32 [window]
     norms: jax.Array  # float32 [window]
@@ -27,7 +33,9 @@ class SkipStepState(eqx.Module):
 def skip_step(
     inner: optax.GradientTransformationExtraArgs, config: SkipStepConfig
 ) -> optax.GradientTransformationExtraArgs:
-    """Wrap ``inner``, whose state is a dict, to skip outliers: updates are zero and the state is unchanged.
+    """Wrap ``inner``, whose state is a dict, to skip outliers.
+
+    Updates are then zero and the state is unchanged.
 
     An update is skipped if ``loss`` or ``gradient_norm`` (keyword arguments of ``update``) is above mean + sigma_factor
     x standard deviation (at least 1e-6, as in Levanter) of the window, or not finite. Nothing that is finite is skipped

@@ -1,4 +1,7 @@
-"""Optimizers whose state and parameters may be stored in less than float32; the arithmetic is float32."""
+"""Optimizers whose state and parameters may be stored in less than float32.
+
+The arithmetic is float32.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ import optax
 
 
 def computed_in_float32(inner: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
-    """Wrap ``inner`` to compute in float32; each array of the new state has the dtype that it had in the old one.
+    """Wrap ``inner`` to compute in float32; its state keeps its dtypes.
+
+    Each array of the new state has the dtype that it had in the old one.
 
     Without that, optax returns what JAX's promotion gives: the mean of gradients of a bfloat16 state as float32.
     """
@@ -23,7 +28,10 @@ def computed_in_float32(inner: optax.GradientTransformationExtraArgs) -> optax.G
 
 
 def stored_as(inner: optax.GradientTransformation, **dtypes: str) -> optax.GradientTransformation:
-    """Wrap ``inner``, whose state is a named tuple, to begin with its fields (``mu``, ``nu``) in ``dtypes``."""
+    """Wrap ``inner`` to begin with fields of its state in ``dtypes``.
+
+    The state is a named tuple; its fields are, for example, ``mu`` and ``nu``.
+    """
 
     def init(params: Any) -> Any:
         state: Any = inner.init(params)

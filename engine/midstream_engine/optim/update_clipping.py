@@ -1,4 +1,7 @@
-"""Limits on the size of an update, after Adam and weight decay and before the learning rate."""
+"""Limits on the size of an update.
+
+They apply after Adam and weight decay and before the learning rate.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ _LEAST_DEVIATION = 1e-6
 
 
 def clip_by_rms(threshold: float) -> optax.GradientTransformation:
-    """Scale each array's update down to a root mean square of ``threshold``; of stacked layers, each layer's.
+    """Scale each array's update down to a root mean square of ``threshold``.
+
+    Of stacked layers, each layer's update is scaled.
 
     u / max(1, rms(u) / threshold): Shazeer & Stern, "Adafactor", 2018, section 6, which StableAdamW adopts (Wortsman et
     al. 2023); ``optax.clip_by_block_rms`` for models without stacked layers.
@@ -40,14 +45,19 @@ def clip_by_rms(threshold: float) -> optax.GradientTransformation:
 
 
 class ClipUpdateState(eqx.Module):
-    """The norms of the last updates before clipping, in a ring buffer; ``seen`` of them were written. Saved."""
+    """Norms of the last updates before clipping, in a ring buffer. Saved.
+
+    ``seen`` of them were written.
+    """
 
     norms: jax.Array  # float32 [window]
     seen: jax.Array  # int32 []
 
 
 def clip_by_recent_norms(config: ClipUpdateNormConfig) -> optax.GradientTransformation:
-    """Scale an update down to the mean plus ``sigma_factor`` standard deviations of the norms of the recent ones.
+    """Scale an update down to a limit by the norms of the recent ones.
+
+    The limit is their mean plus ``sigma_factor`` standard deviations.
 
     Nothing is clipped before max(2, window / 2) norms are known. The norm before clipping enters the window, so that
     the limit follows a lasting change; one that is not finite does not. The formula is that of Levanter's

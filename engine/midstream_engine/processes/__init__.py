@@ -1,1 +1,4 @@
-"""Processes of one attempt: rendezvous, messages beside collectives, and detection of the first failure."""
+"""Processes of one attempt: rendezvous, messages beside collectives, failures.
+
+The first failure is detected.
+"""

@@ -1,4 +1,6 @@
-"""The coordinator, a thread of process 0: admits processes, forwards messages, reports failures.
+"""Coordinator in a thread of process 0.
+
+It admits processes, forwards messages and reports failures.
 
 jax has a coordination service of its own. It is started too, for collectives, but does not replace this module. What
 jax 0.10.2 did on loopback, with two processes and a heartbeat timeout of 10 s:
@@ -87,11 +89,14 @@ class Coordinator:
         self._start(self._send_heartbeats, "coordinator-heartbeat")
 
     def fail(self, reason: str) -> None:
-        """Report to the other processes that process 0 fails, before their connections end."""
+        """Report the failure of process 0 to the others before their connections end."""
         self._drop(0, reason)
 
     def stop(self, process: int, reason: str) -> None:
-        """Report to the others that ``process`` stops the attempt: process 0 last, once the rest have disconnected."""
+        """Report to the others that ``process`` stops the attempt.
+
+        Process 0 receives the report last, once the rest have disconnected.
+        """
         self._stopping = True
         message = Message("stopped", 0, {"process": process, "reason": reason})
         others = set(self._channels) - {0, process}

@@ -1,4 +1,6 @@
-"""Connection of one process to the coordinator: messages from any thread, and the first failure.
+"""Connection of one process to the coordinator.
+
+Messages may come from any thread; the first failure is reported.
 
 Process 0 listens at the coordinator's address (`coordinator`); every process, process 0 too, has one connection to it
 as long as the attempt runs. A process that ends is therefore detected at once, and one that is stopped or unreachable
@@ -36,7 +38,10 @@ LONGEST_REASON = 2000  # characters
 
 
 class PeerLostError(EngineError):
-    """A process that others depend on has failed, or sent nothing in time; the message names it."""
+    """Failure of a process that others depend on, or its silence beyond a time limit.
+
+    The message names the process.
+    """
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,10 @@ class Peer:
 
 
 class CoordinatorClient:
-    """One process's connection to the coordinator. Messages have a key and a sender; each is received once."""
+    """One process's connection to the coordinator.
+
+    Messages have a key and a sender; each is received once.
+    """
 
     def __init__(
         self, process: int, count: int, channel: Channel, coordinator: Coordinator | None, heartbeat_timeout: float
@@ -101,7 +109,10 @@ class CoordinatorClient:
             return value
 
     def receive_any(self, key: str, timeout: float = MESSAGE_TIMEOUT) -> bytes:
-        """Wait for a message under ``key`` from any process; all senders send the same one. Raises PeerLostError."""
+        """Wait for a message under ``key`` from any process.
+
+        All senders send the same one. Raises PeerLostError.
+        """
         deadline = time.monotonic() + timeout
         with self._changed:
             while True:
@@ -122,7 +133,9 @@ class CoordinatorClient:
                 del self._inbox[key]
 
     def exchange(self, key: str, value: bytes, timeout: float = MESSAGE_TIMEOUT) -> list[bytes]:
-        """Send ``value`` to all; return each process's value under the same key, by process. A barrier.
+        """Send ``value`` to all; return each process's value under the same key.
+
+        The values are in the order of processes. A barrier.
 
         Raises PeerLostError.
         """
@@ -131,7 +144,10 @@ class CoordinatorClient:
         return [self.receive(key, sender, max(0.0, deadline - time.monotonic())) for sender in range(self.count)]
 
     def broadcast(self, key: str, value: bytes | None, timeout: float = MESSAGE_TIMEOUT) -> bytes:
-        """Return the ``value`` of process 0 on all processes; the others pass None. Raises PeerLostError."""
+        """Return the ``value`` of process 0 on all processes; the others pass None.
+
+        Raises PeerLostError.
+        """
         if self.process == 0:
             assert value is not None
             self.send(key, value)
@@ -147,13 +163,19 @@ class CoordinatorClient:
         return ""
 
     def on_failure(self, call: Callable[[str], None]) -> None:
-        """Call ``call`` with `first_failure`, on the receiving thread, at the first failure (or now, after one)."""
+        """Call ``call`` with `first_failure` at the first failure.
+
+        It is called on the receiving thread, or now, after a failure.
+        """
         self._on_failure = call
         if self.first_failure():
             call(self.first_failure())
 
     def wait_for_failure(self, seconds: float) -> str:
-        """Wait for `first_failure`: a collective fails some time before the failed process is identified."""
+        """Wait for `first_failure`.
+
+        A collective fails some time before the failed process is identified.
+        """
         deadline = time.monotonic() + seconds
         with self._changed:
             while not self._failures and (left := deadline - time.monotonic()) > 0:
@@ -171,13 +193,19 @@ class CoordinatorClient:
             log.debug("the coordinator has ended before this process: %s", error)
 
     def on_stop(self, call: Callable[[str], None]) -> None:
-        """Call ``call`` with a line on the process that has stopped, on the receiving thread (or now)."""
+        """Call ``call`` with a line on the process that has stopped.
+
+        It is called on the receiving thread, or now if one has stopped already.
+        """
         self._on_stop = call
         if self._stop:
             call(self._stop)
 
     def report_stop(self, reason: str) -> None:
-        """Send the reason why this process stops the attempt; process 0 waits until the others have disconnected."""
+        """Send the reason why this process stops the attempt.
+
+        Process 0 waits until the others have disconnected.
+        """
         self._leaving.set()
         if self._coordinator is not None:
             self._coordinator.stop(self.process, reason[:LONGEST_REASON])
@@ -188,7 +216,10 @@ class CoordinatorClient:
             log.debug("the coordinator has ended before this process: %s", error)
 
     def leave(self, timeout: float = LEAVE_TIMEOUT) -> None:
-        """Wait for the others, then disconnect: the orderly end. A peer may disconnect earlier than this process."""
+        """Wait for the others, then disconnect: the orderly end.
+
+        A peer may disconnect earlier than this process.
+        """
         self._on_failure = None
         try:
             self.exchange("leave", b"", timeout)

@@ -1,4 +1,4 @@
-"""Messages over a socket: a JSON header and a payload, each with its length before it."""
+"""Messages over a socket: a JSON header and a payload, each after its length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rendezvous of an attempt's processes: the coordinator first, then jax's service for collectives."""
+"""Rendezvous of an attempt's processes.
+
+The coordinator comes first, then jax's service for collectives.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ _COLLECTIVE = re.compile(r"gloo|nccl|collective|coordinat|connection|socket|unav
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes of this attempt, and this one's number. ``client`` is None where there is only one."""
+    """Processes of this attempt, and this one's number.
+
+    ``client`` is None where there is only one.
+    """
 
     index: int = 0
     count: int = 1
@@ -40,11 +46,17 @@ class Processes:
 
     @property
     def leads(self) -> bool:
-        """Whether this is process 0, which decides for all and writes the files that exist once."""
+        """Whether this is process 0.
+
+        Process 0 decides for all and writes the files that exist once.
+        """
         return self.index == 0
 
     def broadcast(self, key: str, make: Callable[[], bytes]) -> bytes:
-        """Call ``make`` on process 0 and return its result on all. Where it raises there, all fail."""
+        """Call ``make`` on process 0 and return its result on all.
+
+        Where it raises there, all fail.
+        """
         if self.client is None:
             return make()
         return self.client.broadcast(key, make() if self.leads else None)
@@ -135,12 +147,17 @@ ALONE = Processes()
 
 
 def host_name(environment: Mapping[str, str]) -> str:
-    """Return the name of this machine: the launcher's (MIDSTREAM_HOST) if it is set, else the machine's own."""
+    """Return the name of this machine.
+
+    It is the launcher's (MIDSTREAM_HOST) if that is set, else the machine's own.
+    """
     return environment.get("MIDSTREAM_HOST") or socket.gethostname()
 
 
 def rendezvous(config: DistributedConfig, environment: Mapping[str, str], token: str) -> Processes:
-    """Connect the processes, then start jax's service, before jax is used for anything else.
+    """Connect the processes, then start jax's service.
+
+    Both come before jax is used for anything else.
 
     The coordinator listens at the configured port; jax's service at a free port of the same host, which process 0 sends
     to the others. ``token`` is run and attempt, as far as they are determined. Raises EngineError in one line.
@@ -214,7 +231,10 @@ def complete(config: DistributedConfig, environment: Mapping[str, str]) -> Distr
 
 
 def _service_address(address: str) -> str:
-    """Return a free port of process 0's host, this one, under the name that the others use for it."""
+    """Return a free port of process 0's host, under the name that the others use.
+
+    That host is this one.
+    """
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
     host, _ = split_address(address)

@@ -17,7 +17,10 @@ POLL_INTERVAL = 0.1
 
 @dataclass(frozen=True)
 class SharedFileSystems:
-    """Groups of processes that share the run's directory. The lowest process of a group leads it."""
+    """Groups of processes that share the run's directory.
+
+    The lowest process of a group leads it.
+    """
 
     process: int
     first: tuple[int, ...]  # of each process, the leader of its group
@@ -50,7 +53,7 @@ class SharedFileSystems:
 
 
 def find_shared_file_systems(client: CoordinatorClient, directory: str) -> SharedFileSystems:
-    """Write a file into ``directory`` on every process, and look for the files of the others there.
+    """Write a file into ``directory`` on every process; look for those of the others.
 
     Raises PeerLostError, and OSError where the directory cannot be written.
     """
@@ -76,7 +79,10 @@ def find_shared_file_systems(client: CoordinatorClient, directory: str) -> Share
 
 
 def _first_visible(directory: str, files: list[str], process: int) -> int:
-    """Return the lowest process whose file is visible here, with a short wait for those below ``process``."""
+    """Return the lowest process whose file is visible here.
+
+    It waits a short time for those below ``process``.
+    """
     deadline = time.monotonic() + VISIBILITY_TIMEOUT
     while True:
         there = set(os.listdir(directory))

@@ -1,4 +1,6 @@
-"""Schemas of the files that midstream's programs share: the run directory and the checkpoint's manifest.
+"""Schemas of the files that midstream's programs share.
+
+They are those of the run directory and the checkpoint's manifest.
 
 The engine and the app import this package, and its source is streamed to hosts where nothing is installed. It
 therefore uses the standard library alone and runs on Python 3.8.

@@ -19,7 +19,9 @@ STARTS = frozenset({RESTORE, STANDBY, REPLAY})  # actions that an attempt may be
 
 @dataclasses.dataclass(frozen=True)
 class Command(JsonRecord):
-    """``command.json``: what a running or starting engine is to do. A new command has a higher ``sequence``.
+    """``command.json``: what a running or starting engine is to do.
+
+    A new command has a higher ``sequence``.
 
     - ``save``: save at the next step boundary and go on.
     - ``stop``: save, seal and exit 0. With an ``epoch`` above the engine's own, the engine also writes the fence with

@@ -45,7 +45,9 @@ def root_digest(arrays: Sequence[ArrayEntry], sha256: Mapping[str, str], state: 
 
 
 def data_digests(train: Mapping[str, Any]) -> List[str]:
-    """Return the digests of the data directories that the run of a checkpoint needs, from its ``train.json``.
+    """Return the digests of the data directories that a checkpoint's run needs.
+
+    They are read from its ``train.json``.
 
     First the token cache that it trains on, then its validation sets, both left out where they are stored in a bucket
     (``data.cache_dir``); last the files of an imported tokenizer. Raises RecordError for another shape.
@@ -71,7 +73,10 @@ def _checked(value: Any) -> str:
 
 
 def tokenizer_digests(tokenizer: Any) -> List[str]:
-    """Return the digest of an imported tokenizer's files, from ``data.tokenizer``; empty for any other tokenizer."""
+    """Return the digest of an imported tokenizer's files.
+
+    It is read from ``data.tokenizer``; empty for any other tokenizer.
+    """
     name = str(tokenizer or "")
     return [name.rstrip("/").rpartition("/")[2]] if name.startswith(IMPORTED) else []
 

@@ -2,12 +2,21 @@
 
 
 class RecordError(ValueError):
-    """A record is missing, partial or of another shape; the message names the file and the field."""
+    """Error of a record that is missing, partial or of another shape.
+
+    The message names the file and the field.
+    """
 
 
 class DamagedRecordError(RecordError):
-    """A file exists and cannot be read: partial, of another shape, or not a regular file. Never treated as absent."""
+    """Error of a file that exists and cannot be read; it never counts as absent.
+
+    It is partial, of another shape, or not a regular file.
+    """
 
 
 class NewerFormatError(DamagedRecordError):
-    """A newer midstream wrote the file. It is intact, and is neither used nor repaired."""
+    """Error of a file that a newer midstream wrote.
+
+    It is intact, and is neither used nor repaired.
+    """

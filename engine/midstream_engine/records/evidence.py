@@ -11,7 +11,10 @@ from midstream_engine.records.record import JsonRecord
 
 @dataclasses.dataclass(frozen=True)
 class Restore(JsonRecord):
-    """``restore.json``: written after a checkpoint was restored, before the first update."""
+    """``restore.json``: record of a restored checkpoint.
+
+    It is written after the restore, before the first update.
+    """
 
     checkpoint: str = dataclasses.field(metadata={"form": CHECKPOINT_NAME})
     step: int
@@ -28,7 +31,10 @@ class Restore(JsonRecord):
 
 @dataclasses.dataclass(frozen=True)
 class ParameterDrift(JsonRecord):
-    """``parameter_drift.json``: distance of a replica's parameters from the sealed ones, where it takes over."""
+    """``parameter_drift.json``: distance of a replica's parameters from sealed ones.
+
+    It is measured where the replica takes over.
+    """
 
     step: int
     checkpoint: str = dataclasses.field(metadata={"form": CHECKPOINT_NAME})  # the sealed one

@@ -1,4 +1,7 @@
-"""The fence: which epoch of a run may commit checkpoints, and up to which step older epochs count."""
+"""Fence of a run against commits of older epochs.
+
+It says which epoch may commit checkpoints, and up to which step older epochs count.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from midstream_engine.records.record import JsonRecord
 
 @dataclasses.dataclass(frozen=True)
 class Seal(JsonRecord):
-    """Checkpoints of ``epoch`` and of older epochs count up to and including ``step-<step>``.
+    """Limit of the checkpoints of ``epoch`` and older ones: ``step-<step>``.
+
+    They count up to and including it.
 
     ``alone``: the seal limits that one epoch only. A rollback writes such a seal; it does not limit older epochs.
     """
@@ -38,7 +43,10 @@ class Fence(JsonRecord):
     seals: List[Dict[str, Any]] = dataclasses.field(default_factory=lambda: [], metadata={"items": Seal})
 
     def accepts(self, epoch: int, step: int) -> bool:
-        """Report whether checkpoint ``step-<step>`` of ``epoch`` belongs to the accepted lineage."""
+        """Return whether a checkpoint belongs to the accepted lineage.
+
+        The checkpoint is ``step-<step>`` of ``epoch``.
+        """
         if epoch >= self.epoch:
             return True
         seals = [Seal.from_checked(seal) for seal in self.seals]
@@ -46,7 +54,9 @@ class Fence(JsonRecord):
         return bool(limits) and step <= min(limits)
 
     def sealed(self, epoch: int, owner: str, step: int) -> Fence:
-        """Return the fence after the run passed to ``owner`` under ``epoch``, with the older epochs sealed at ``step``.
+        """Return the fence after the run passed to ``owner`` under ``epoch``.
+
+        The older epochs are sealed at ``step``.
 
         Raises RecordError unless ``epoch`` is higher than the present one.
         """
@@ -57,7 +67,9 @@ class Fence(JsonRecord):
         return Fence(epoch, owner, step, [*self.seals, Seal(epoch - 1, step).to_json()])
 
     def rolled_back(self, owner: str, step: int) -> Fence:
-        """Return the fence after the last migration was rolled back: one epoch more, owned by ``owner`` again.
+        """Return the fence after the last migration was rolled back.
+
+        It has one epoch more, and is owned by ``owner`` again.
 
         The owner goes on from its own ``step-<step>``. What the target did past the seal is not accepted; what the
         source had saved past it is accepted again. Raises RecordError where there is no such migration.

@@ -1,4 +1,7 @@
-"""Patterns of the strings in records that become parts of paths or are shown to a user."""
+"""Patterns of strings in records.
+
+The strings become parts of paths or are shown to a user.
+"""
 
 from midstream_engine import json_shapes
 

@@ -26,7 +26,10 @@ def canonical_json(value: Any) -> bytes:
 
 
 def write_json(path: str, value: Any, *, durable: bool = True) -> None:
-    """Replace ``path`` atomically. ``durable`` also waits until the new name is on the disk."""
+    """Replace ``path`` atomically.
+
+    ``durable`` also waits until the new name is on the disk.
+    """
     write_bytes(path, json.dumps(value, indent=1, allow_nan=False).encode() + b"\n", durable=durable)
 
 
@@ -53,7 +56,10 @@ def write_bytes(path: str, data: bytes, *, durable: bool = True, mode: int = 0o6
 
 
 def remove_unfinished_files() -> None:
-    """Remove the temporary files of writes in progress, for a process that exits at once while its threads write."""
+    """Remove the temporary files of writes in progress.
+
+    It is for a process that exits at once while its threads write.
+    """
     for temporary in list(_unfinished):
         with contextlib.suppress(OSError):
             os.unlink(temporary)
@@ -75,7 +81,7 @@ def append_line(descriptor: int, line: bytes) -> None:
 
 
 def sync_directory(path: str) -> None:
-    """Wait until the names in a directory are on the disk, where the file system supports it."""
+    """Wait until a directory's names are on disk, where the file system supports it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -118,7 +124,10 @@ def read_bytes(path: str, limit: int) -> bytes:
 
 
 def parse_json(data: Union[bytes, str], where: str) -> Any:
-    """Decode JSON. Raises RecordError that names ``where`` for anything else, at any depth of nesting."""
+    """Decode JSON.
+
+    Raises RecordError that names ``where`` for anything else, at any depth of nesting.
+    """
     try:
         return json.loads(data)
     except ValueError as error:
@@ -140,7 +149,10 @@ def read_json(path: str, limit: int = LARGEST_FILE) -> Any:
 
 
 def read_json_or_none(path: str, limit: int = LARGEST_FILE) -> Any:
-    """Read the JSON value in ``path``; None where the file is absent. Raises DamagedRecordError."""
+    """Read the JSON value in ``path``; None where the file is absent.
+
+    Raises DamagedRecordError.
+    """
     try:
         return read_json(path, limit)
     except FileNotFoundError:
@@ -149,7 +161,10 @@ def read_json_or_none(path: str, limit: int = LARGEST_FILE) -> Any:
 
 @contextlib.contextmanager
 def locked(path: str) -> Generator[None, None, None]:
-    """Hold an exclusive advisory lock (flock) on ``path``, which is created where it is missing."""
+    """Hold an exclusive advisory lock (flock) on ``path``.
+
+    The file is created where it is missing.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -43,6 +43,9 @@ class Lineage(JsonRecord):
         return [LineageEntry.from_checked(entry) for entry in self.attempts]
 
     def with_entry(self, entry: LineageEntry) -> Lineage:
-        """Return the lineage with ``entry`` added, or in place of the one with the same attempt number."""
+        """Return the lineage with ``entry`` added.
+
+        An entry with the same attempt number is replaced.
+        """
         others = [old for old in self.attempts if old["attempt"] != entry.attempt]
         return Lineage(self.run_id, sorted([*others, entry.to_json()], key=lambda old: old["attempt"]))

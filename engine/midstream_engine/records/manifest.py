@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: its arrays, its objects and the hosts that have them."""
+"""Manifest of a checkpoint: its arrays, objects and the hosts that have them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ PACKED = "small.safetensors"
 
 @dataclasses.dataclass(frozen=True)
 class ObjectEntry(JsonRecord):
-    """One file of a checkpoint or of a token cache. ``path`` is relative to the manifest."""
+    """File of a checkpoint or of a token cache.
+
+    ``path`` is relative to the manifest.
+    """
 
     path: str
     size: int  # bytes
@@ -35,7 +38,7 @@ class ObjectEntry(JsonRecord):
 
 @dataclasses.dataclass(frozen=True)
 class SpreadHost(JsonRecord):
-    """A host, or several with one file system, that has a share of a spread checkpoint."""
+    """Host, or several with one file system, with a share of a spread checkpoint."""
 
     host: str  # its name: the launcher's ($MIDSTREAM_HOST), else the machine's; unique within the checkpoint
     processes: List[int]  # numbers of the attempt's processes that wrote there
@@ -44,7 +47,9 @@ class SpreadHost(JsonRecord):
 
 @dataclasses.dataclass(frozen=True)
 class ArrayEntry(JsonRecord):
-    """One array. ``grid`` is the number of chunks along each axis; ``objects`` are its files in the order of paths.
+    """Array of a checkpoint.
+
+    ``grid`` is the number of chunks along each axis; ``objects`` are its files in the order of paths.
 
     An array in ``small.safetensors`` has that one file and an empty grid.
     """
@@ -87,7 +92,10 @@ class Manifest(JsonRecord):
 
     @classmethod
     def from_json(cls, value: Any, where: str = "") -> Manifest:
-        """Check and decode. Raises RecordError for another format or version, and for unsafe paths or shapes."""
+        """Check and decode a manifest.
+
+        Raises RecordError for another format or version, and for unsafe paths or shapes.
+        """
         _check_version(value, where or MANIFEST)
         manifest = super().from_json(value, where)
         if manifest.format != FORMAT:
@@ -127,7 +135,10 @@ class Manifest(JsonRecord):
 
     @property
     def elsewhere(self) -> Dict[str, List[ObjectEntry]]:
-        """The objects that only other hosts have, by host: they need not be beside this copy of the manifest."""
+        """Objects that only other hosts have, by host.
+
+        They need not be beside this copy of the manifest.
+        """
         found: Dict[str, List[ObjectEntry]] = {}
         for entry in self.object_entries:
             if self.hosts and entry.host not in ("", self.host):
@@ -135,13 +146,19 @@ class Manifest(JsonRecord):
         return found
 
     def collected(self) -> Manifest:
-        """Return the manifest of the same checkpoint with all objects in one directory, and the same root digest."""
+        """Return the manifest of the same checkpoint with all objects in one directory.
+
+        The root digest is the same.
+        """
         objects = [{**entry, "host": ""} for entry in self.objects]
         return dataclasses.replace(self, objects=objects, hosts=[], host="")
 
 
 def _check_version(value: Any, where: str) -> None:
-    """Raise RecordError for another version. Checked first: another version may have other fields."""
+    """Raise RecordError for another version.
+
+    It is checked first: another version may have other fields.
+    """
     fields = cast("Dict[str, Any]", value) if isinstance(value, dict) else {}
     version = fields.get("version")
     if fields.get("format") == FORMAT and type(version) is int and version != FORMAT_VERSION:
@@ -160,7 +177,10 @@ def _is_countable(shape: Sequence[int]) -> bool:
 
 
 def safe_relative(path: str) -> bool:
-    """Report whether ``path`` is in canonical form and stays below the directory it is relative to."""
+    """Return whether ``path`` is in canonical form and stays below its directory.
+
+    That is the directory it is relative to.
+    """
     return (
         bool(path)
         and not path.startswith("/")

@@ -37,7 +37,10 @@ def parse_metrics(lines: Iterable[str]) -> List[Dict[str, Any]]:
 
 
 def relative_difference(a: float, b: float) -> float:
-    """Return |a-b| / max(|a|, |b|); 0 for equal values, infinity where one of two unequal values is not finite."""
+    """Return |a-b| / max(|a|, |b|).
+
+    0 for equal values, infinity where one of two unequal values is not finite.
+    """
     if not (math.isfinite(a) and math.isfinite(b)):
         return 0.0 if a == b else math.inf
     return 0.0 if a == b else abs(a - b) / max(abs(a), abs(b))

@@ -11,7 +11,10 @@ from midstream_engine.records.record import JsonRecord
 
 @dataclasses.dataclass(frozen=True)
 class ProcessIdentity(JsonRecord):
-    """A process of one boot of a machine: a pid is reused, a pid with its start time is not."""
+    """Process of one boot of a machine.
+
+    A pid is reused, a pid with its start time is not.
+    """
 
     boot_id: str
     pid: int
@@ -45,7 +48,7 @@ def this_process() -> ProcessIdentity:
 
 
 def identify(pid: int) -> Optional[ProcessIdentity]:
-    """Return the identity of a running process of this machine; None where there is none."""
+    """Return the identity of a running process of this machine; None without one."""
     ticks = _start_ticks(pid)
     return None if ticks is None else ProcessIdentity(boot_id(), pid, ticks)
 

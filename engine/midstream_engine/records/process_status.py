@@ -1,4 +1,7 @@
-"""Status and exit of one process of an attempt: states, exit codes and their records."""
+"""Status and exit of one process of an attempt.
+
+These are states, exit codes and their records.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,10 @@ class Device(JsonRecord):
 
 @dataclasses.dataclass(frozen=True)
 class Status(JsonRecord):
-    """``status-<p>.json``: state of one process of an attempt. ``heartbeat`` is rewritten every few seconds."""
+    """``status-<p>.json``: state of one process of an attempt.
+
+    ``heartbeat`` is rewritten every few seconds.
+    """
 
     state: str
     step: int  # updates done: the process's state is that of checkpoint step-<step>
@@ -95,7 +101,9 @@ class Status(JsonRecord):
 
 @dataclasses.dataclass(frozen=True)
 class ProcessExit(JsonRecord):
-    """``exit-<p>.json``: how a process of an attempt ended, written by its supervisor on the same host.
+    """``exit-<p>.json``: how a process of an attempt ended.
+
+    It is written by its supervisor on the same host.
 
     ``state``, ``step`` and ``heartbeat`` are those of its last status.
     """

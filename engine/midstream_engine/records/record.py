@@ -1,4 +1,7 @@
-"""Base class of the records: frozen dataclasses whose JSON form is checked on reading."""
+"""Base class of the records: frozen dataclasses with a JSON form.
+
+The form is checked on reading.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ Record = TypeVar("Record", bound="JsonRecord")
 
 @dataclasses.dataclass(frozen=True)
 class JsonRecord:
-    """A frozen dataclass with a JSON form. Fields that a newer version added are ignored on reading.
+    """Frozen dataclass with a JSON form.
+
+    Fields that a newer version added are ignored on reading.
 
     A newer version raises ``FORMAT`` where ignoring them would be wrong: readers refuse a format newer than their own.
     """
@@ -50,7 +55,10 @@ class JsonRecord:
 
     @classmethod
     def read(cls: Type[Record], path: str) -> Record:
-        """Read a file. Raises FileNotFoundError where it is absent, DamagedRecordError where it cannot be read."""
+        """Read a file.
+
+        Raises FileNotFoundError where it is absent, DamagedRecordError where it cannot be read.
+        """
         value = read_json(path, cls.LIMIT)
         try:
             return cls.from_json(value, path)
@@ -61,7 +69,10 @@ class JsonRecord:
 
     @classmethod
     def read_or_none(cls: Type[Record], path: str) -> Optional[Record]:
-        """Read a file; None where it is absent. Raises DamagedRecordError where it cannot be read."""
+        """Read a file; None where it is absent.
+
+        Raises DamagedRecordError where it cannot be read.
+        """
         try:
             return cls.read(path)
         except FileNotFoundError:
@@ -78,7 +89,9 @@ def _field_names(kind: Type[Any]) -> Tuple[str, ...]:
 
 
 def check_format(value: Any, newest: int, where: str) -> None:
-    """Check the ``format`` of a JSON object, before its other fields: a newer format may have others.
+    """Check the ``format`` of a JSON object, before its other fields.
+
+    A newer format may have others.
 
     An object without ``format`` is of format 1. Raises NewerFormatError for a format above ``newest``, RecordError for
     a value that is no format.

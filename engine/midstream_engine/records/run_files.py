@@ -10,7 +10,10 @@ from midstream_engine.records.record import JsonRecord
 
 @dataclasses.dataclass(frozen=True)
 class Pin(JsonRecord):
-    """``pins/<migration>.json``: retention may not delete ``checkpoint`` before ``expires``."""
+    """``pins/<migration>.json``: protection of a checkpoint from retention.
+
+    Retention may not delete ``checkpoint`` before ``expires``.
+    """
 
     checkpoint: str = dataclasses.field(metadata={"form": CHECKPOINT_NAME})
     expires: float
@@ -18,7 +21,9 @@ class Pin(JsonRecord):
 
 @dataclasses.dataclass(frozen=True)
 class Store(JsonRecord):
-    """``store.json``: the run's checkpoints are under ``<url>/runs/<run_id>/checkpoints``, not in this directory.
+    """``store.json``: location of the run's checkpoints in a store.
+
+    They are under ``<url>/runs/<run_id>/checkpoints``, not in this directory.
 
     Pins and fence are stored beside them too, because several hosts may write there.
     """
@@ -28,7 +33,9 @@ class Store(JsonRecord):
 
 @dataclasses.dataclass(frozen=True)
 class MigrationLock(JsonRecord):
-    """``migration_lock.json``: the one migration that may send commands or move the fence to ``epoch`` on this host.
+    """``migration_lock.json``: the one migration that may act on this host.
+
+    It alone may send commands or move the fence to ``epoch``.
 
     It ends where ``expires`` has passed before that epoch began. Once the epoch has begun, it records who began it.
     """

@@ -49,7 +49,10 @@ class RunPaths:
 
     @property
     def lock(self) -> str:
-        """Lock file (flock) around each commit of a checkpoint and each change of fence or lineage."""
+        """Lock file (flock) around each commit and each change of fence or lineage.
+
+        A commit is that of a checkpoint.
+        """
         return self._in(".lock")
 
     @property
@@ -120,7 +123,10 @@ class AttemptPaths:
 
     @property
     def replay(self) -> str:
-        """Rows of replayed steps. They become part of the run only if the replica is promoted."""
+        """Rows of replayed steps.
+
+        They become part of the run only if the replica is promoted.
+        """
         return posixpath.join(self.dir, "replay.jsonl")
 
     @property
@@ -148,7 +154,10 @@ def checkpoint_name(step: int, attempt: int) -> str:
 
 
 def parse_checkpoint_name(name: str) -> Optional[Tuple[int, int]]:
-    """Return step and attempt: ``"step-1200-a003"`` -> ``(1200, 3)``; None for any other name."""
+    """Return step and attempt of a checkpoint's name; None for any other name.
+
+    ``"step-1200-a003"`` -> ``(1200, 3)``.
+    """
     match = _CHECKPOINT.fullmatch(name)
     return (int(match.group(1)), int(match.group(2))) if match else None
 

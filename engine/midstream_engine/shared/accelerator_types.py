@@ -1,4 +1,6 @@
-"""Names of accelerators that can be rented, and what the compilers call them: ``v5e-16``, ``tpu7x-8``, ``h100x8``.
+"""Names of accelerators that can be rented, and what the compilers call them.
+
+Names are, for example, ``v5e-16``, ``tpu7x-8`` and ``h100x8``.
 
 The only table of these names; the app and the engine read it. Standard library alone.
 """

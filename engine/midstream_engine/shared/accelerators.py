@@ -87,7 +87,10 @@ TPU_CHIPS = {
 
 
 def find_accelerator(device_kind: str) -> Accelerator | None:
-    """Return the accelerator whose name is in ``device_kind``; None if there is none. The longest name wins."""
+    """Return the accelerator whose name is in ``device_kind``; None if there is none.
+
+    The longest name wins.
+    """
     # As complete words: an L40 is no L4, and a GH200 no H200.
     pattern = r"(?<![A-Za-z0-9]){}(?![A-Za-z0-9])"
     found = [name for name in ACCELERATORS if re.search(pattern.format(re.escape(name)), device_kind)]

@@ -1,4 +1,6 @@
-"""Spot notices of AWS, from the metadata service of EC2 (IMDSv2). Standard library only; also sent to hosts.
+"""Spot notices of AWS, from the metadata service of EC2 (IMDSv2).
+
+Standard library only; also sent to hosts.
 
 A spot machine's ``spot/instance-action`` exists from 2 minutes before the machine is stopped or terminated.
 ``AWS_EC2_METADATA_SERVICE_ENDPOINT`` and ``AWS_EC2_METADATA_DISABLED`` are variables of AWS's own programs.
@@ -37,7 +39,10 @@ def metadata_address(vendor: str = VENDOR) -> str:
 
 
 def notices(address: str) -> list[str] | None:
-    """Return the notices that are in force; None where they cannot be read, which proves nothing."""
+    """Return the notices that are in force.
+
+    None where they cannot be read, which proves nothing.
+    """
     try:
         token = _request(
             address, "PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)}

@@ -1,4 +1,6 @@
-"""Scheduled events of Azure, from its instance metadata service. Standard library only; also sent to hosts.
+"""Scheduled events of Azure, from its instance metadata service.
+
+Standard library only; also sent to hosts.
 
 A spot machine's ``Preempt`` event comes at least 30 s before it is evicted; ``Terminate``, ``Redeploy`` and ``Reboot``
 come 5 to 15 minutes before. The events are those of all machines of an availability set or a scale set.
@@ -37,7 +39,10 @@ def metadata_address(asset_tag: str = ASSET_TAG) -> str:
 
 
 def notices(address: str) -> list[str] | None:
-    """Return the notices that are in force for this machine; None where they cannot be read, which proves nothing."""
+    """Return the notices that are in force for this machine.
+
+    None where they cannot be read, which proves nothing.
+    """
     events = _read(address, "/metadata/scheduledevents?api-version=2020-07-01")
     found = events.get("Events") if isinstance(events, dict) else None
     if not isinstance(found, list):

@@ -1,4 +1,6 @@
-"""Notices of a cloud that this machine is about to end: Google's, AWS's, Azure's. Standard library only.
+"""Notices of a cloud that this machine is about to end: Google's, AWS's, Azure's.
+
+Standard library only.
 
 This module is also sent to hosts. A cloud receives requests only on its own machines, which their firmware names.
 """
@@ -13,7 +15,10 @@ Source = Callable[[], list[str] | None]
 
 
 def sources(product: str = google_metadata.PRODUCT) -> dict[str, Source]:
-    """Return by cloud a function that reads the notices in force; it returns None where they cannot be read."""
+    """Return by cloud a function that reads the notices in force.
+
+    The function returns None where they cannot be read.
+    """
     google, aws, azure = (
         google_metadata.metadata_server(product),
         aws_metadata.metadata_address(),

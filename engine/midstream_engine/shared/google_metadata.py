@@ -1,4 +1,6 @@
-"""Google's metadata server, which describes a machine to its programs. Standard library only.
+"""Google's metadata server, which describes a machine to its programs.
+
+Standard library only.
 
 It is queried only where the firmware names Google, or where ``GCE_METADATA_HOST`` (a variable of Google's own programs)
 names a server. This module is also sent to hosts.
@@ -33,7 +35,10 @@ def metadata_server(product: str = PRODUCT, host: str = HOST) -> str:
 
 
 def notices(server: str) -> list[str] | None:
-    """Return the notices that are in force; None where they cannot be read, which proves nothing."""
+    """Return the notices that are in force.
+
+    None where they cannot be read, which proves nothing.
+    """
     values = {name: read_metadata(server, name) for name in NOTICES}
     if not any(values.values()):
         return None
@@ -41,7 +46,10 @@ def notices(server: str) -> list[str] | None:
 
 
 def read_metadata(server: str, name: str) -> str:
-    """Return the machine's metadata ``name``; empty where it cannot be read, which proves nothing."""
+    """Return the machine's metadata ``name``.
+
+    Empty where it cannot be read, which proves nothing.
+    """
     url = f"http://{server}/computeMetadata/v1/instance/{name}"
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -67,7 +67,10 @@ class Precision:
 
 
 def precision_of(mp: object) -> Precision:
-    """Return the precision in a configuration that was read from a host; float32 where it is no policy."""
+    """Return the precision in a configuration that was read from a host.
+
+    float32 where it is no policy.
+    """
     try:
         return Precision.parse(str(mp or "f32"))
     except ValueError:

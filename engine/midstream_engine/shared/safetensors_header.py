@@ -67,7 +67,9 @@ def _entry(name: str, value: object, start: int, size: int) -> TensorEntry:
 
 
 def make_header(tensors: Iterable[tuple[str, str, Iterable[int]]], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return everything before the data of a file whose tensors follow each other without gaps.
+    """Return everything before the data of a safetensors file.
+
+    Its tensors follow each other without gaps.
 
     ``tensors``: name, numpy's name of the dtype, and shape of each, in the order of their data.
     """

@@ -1,4 +1,7 @@
-"""YAML files with ``!include``, for the app and the engine. Needs the standard library and PyYAML alone."""
+"""YAML files with ``!include``, for the app and the engine.
+
+Needs the standard library and PyYAML alone.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,18 @@ LARGEST = 1_000_000  # values of a file, where each alias counts as what it stan
 
 
 class YamlError(Exception):
-    """A YAML file is malformed, or cannot be included. The message begins with file and line."""
+    """Error of a YAML file that is malformed, or cannot be included.
+
+    The message begins with file and line.
+    """
 
 
 @dataclass(frozen=True)
 class ComposedYaml:
-    """The nodes of a YAML file in which every ``!include`` is replaced. Each node's mark names its file and line."""
+    """Nodes of a YAML file in which every ``!include`` is replaced.
+
+    Each node's mark names its file and line.
+    """
 
     text: str  # of the file itself
     root: yaml.Node | None  # None: the file is empty
@@ -26,7 +35,9 @@ class ComposedYaml:
 
 
 def compose_file(path: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> ComposedYaml:
-    """Read the file at ``path``. Paths of includes are relative to the file that includes them.
+    """Read the file at ``path``.
+
+    Paths of includes are relative to the file that includes them.
 
     ``loader`` decides what type a plain scalar has.
 
@@ -39,7 +50,9 @@ def compose_file(path: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> 
 
 
 def compose_text(text: str, name: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> yaml.Node | None:
-    """Return the node of a YAML text, None of an empty one. ``name`` stands for the file in messages.
+    """Return the node of a YAML text, None of an empty one.
+
+    ``name`` stands for the file in messages.
 
     Raises:
         YamlError: It is malformed or nested too deeply, or an alias stands for too much, such as for itself.
@@ -65,14 +78,20 @@ def compose_text(text: str, name: str, loader: type[yaml.SafeLoader] = yaml.Safe
 
 
 class _Extent:
-    """Size and height of nodes, of which aliases make a graph: each node is visited once."""
+    """Size and height of nodes, of which aliases make a graph.
+
+    Each node is visited once.
+    """
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, int]] = {}
         self._within: set[int] = set()
 
     def of(self, node: yaml.Node, depth: int = 1) -> tuple[int, int]:
-        """Return the values and the levels of ``node``. Raises YamlError where there are too many."""
+        """Return the values and the levels of ``node``.
+
+        Raises YamlError where there are too many.
+        """
         if id(node) in self._within:
             raise YamlError(f"{place_of(node)}: an alias stands for a value that contains it")
         found = self._known.get(id(node), (0, 0))
@@ -129,7 +148,10 @@ def _compose(path: str, loader: type[yaml.SafeLoader], parents: tuple[str, ...])
 
 
 def _replaced(node: yaml.Node, loader: type[yaml.SafeLoader], parents: tuple[str, ...]) -> yaml.Node | None:
-    """Return the node with its includes replaced, None if it has none. Collections are changed in place."""
+    """Return the node with its includes replaced, None if it has none.
+
+    Collections are changed in place.
+    """
     if node.tag == INCLUDE:
         return _included(node, loader, parents)
     changed = False

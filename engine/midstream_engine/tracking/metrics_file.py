@@ -39,7 +39,10 @@ class MetricsFile:
                 )
 
     def settle(self) -> None:
-        """Write all rows. Raises OSError where there is no room; the file then ends with a complete row."""
+        """Write all rows.
+
+        Raises OSError where there is no room; the file then ends with a complete row.
+        """
         while self._waiting:
             records.append_line(self._descriptor, self._waiting[0])
             self._waiting.popleft()

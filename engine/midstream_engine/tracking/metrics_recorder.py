@@ -1,4 +1,4 @@
-"""Recorder of metrics: writes rows to metrics.jsonl, and sends them to trackers, which may fail."""
+"""Recorder of metrics: rows to metrics.jsonl, and to trackers, which may fail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from midstream_engine.tracking.metrics_file import MetricsFile
 
 
 class Recorder:
-    """Writes each row to the file on the caller's thread, and to the trackers on a thread of each."""
+    """Recorder of rows in the file and in the trackers.
+
+    It writes to the file on the caller's thread, and to the trackers on a thread of each.
+    """
 
     def __init__(self, file: MetricsFile, trackers: Sequence[BackgroundTracker] = ()) -> None:
         self._file, self._trackers = file, tuple(trackers)

@@ -60,7 +60,10 @@ class WandbTracker:
         self._run.finish()
 
     def _save_code(self, directory: str) -> None:
-        """Log a copy of the code; W&B would walk the original with its environments and data."""
+        """Log a copy of the code.
+
+        W&B would walk the original with its environments and data.
+        """
         with tempfile.TemporaryDirectory() as copy:
             for name in code_files(directory):
                 os.makedirs(os.path.dirname(os.path.join(copy, name)), exist_ok=True)
@@ -93,7 +96,10 @@ def code_directory(save_code: bool | str | None) -> str | None:
 
 
 def code_files(directory: str) -> list[str]:
-    """Return the paths of the code in ``directory``: files that git tracks, else all outside of hidden directories."""
+    """Return the paths of the code in ``directory``.
+
+    These are the files that git tracks, else all outside of hidden directories.
+    """
     tracked = _git(directory, "ls-files")
     if tracked is not None:
         found = tracked.splitlines()
@@ -106,7 +112,10 @@ def code_files(directory: str) -> list[str]:
 
 
 def git_commit(directory: str | None) -> str | None:
-    """Return ``$GIT_COMMIT``, else the commit of the repository; None if there is none."""
+    """Return ``$GIT_COMMIT``, else the commit of the repository.
+
+    None if there is none.
+    """
     return os.environ.get("GIT_COMMIT") or (_git(directory, "rev-parse", "HEAD") if directory else None)
 
 

@@ -1,4 +1,7 @@
-"""The CHECKPOINT argument: a directory of this machine, HOST:PATH, or the newest complete checkpoint of a RUN."""
+"""The CHECKPOINT argument of a command.
+
+It is a directory of this machine, HOST:PATH, or the newest complete checkpoint of a RUN.
+"""
 
 from __future__ import annotations
 

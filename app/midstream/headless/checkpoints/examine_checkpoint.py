@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CheckpointLocation:
-    """A checkpoint: a directory of a host, or a prefix in a bucket that this machine reads."""
+    """A checkpoint: a directory of a host, or a prefix in a bucket.
+
+    This machine reads the bucket.
+    """
 
     host: Host
     directory: str  # or a URL
@@ -87,7 +90,10 @@ def read_manifest(location: CheckpointLocation) -> records.Manifest:
 
 
 def examine(location: CheckpointLocation, *, deep: bool) -> Examination:
-    """Hash every object; ``deep`` also decodes every array, with the engine if the host has one installed."""
+    """Hash every object; with ``deep`` also decode every array.
+
+    The engine decodes them if the host has one installed.
+    """
     from midstream.hosts.rpc.remote_program import run_program
     from midstream.hosts.rpc.report_types import EXAMINE
 

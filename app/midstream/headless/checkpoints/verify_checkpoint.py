@@ -1,4 +1,7 @@
-"""`--verify CHECKPOINT` and `--checkpoints CHECKPOINT`: hash a checkpoint, and show its arrays."""
+"""Modes `--verify CHECKPOINT` and `--checkpoints CHECKPOINT`.
+
+They hash a checkpoint, and show its arrays.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ if TYPE_CHECKING:
 
 
 def verify(fleet: Fleet | None, options: argparse.Namespace, output: Output) -> int:
-    """Hash a checkpoint in place: a directory, HOST:PATH, gs://..., s3://..., or a run's newest one.
+    """Hash a checkpoint in place.
+
+    It is a directory, HOST:PATH, gs://..., s3://..., or a run's newest one.
 
     With ``--deep`` its arrays are also decoded and the root digest is recomputed from them.
     """
@@ -70,7 +75,10 @@ def _rehash(location: CheckpointLocation) -> Examination:
 
 
 def show_tree(fleet: Fleet | None, options: argparse.Namespace, output: Output) -> int:
-    """Show a checkpoint's arrays as a tree; with ``--deep`` with their norms, computed on the host."""
+    """Show a checkpoint's arrays as a tree.
+
+    With ``--deep``, their norms are shown too, computed on the host.
+    """
     from midstream.fleet.fleet import Fleet
     from midstream.hosts.host_pool import HostPool
 

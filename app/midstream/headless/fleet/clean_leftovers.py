@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def clean(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
-    """List leftovers of one run, or of all, on every reachable host; with ``--yes`` remove them."""
+    """List leftovers of one run or all on reachable hosts; with ``--yes`` remove them."""
     from midstream.check.leftovers import Examined, Skipped, find_leftovers
     from midstream.hosts.host_pool import HostPool
 

@@ -13,7 +13,9 @@ from midstream.output import Output
 
 
 def create_pods(fleet: Fleet, options: argparse.Namespace, output: Output) -> None:
-    """Create the pods of the target of --launch or --migrate if they do not exist and the user agrees.
+    """Create the pods of the target of --launch or --migrate if they do not exist.
+
+    The user has to agree.
 
     Raises:
         MidstreamError: They do not exist, and were not created.
@@ -41,7 +43,10 @@ def create_pods(fleet: Fleet, options: argparse.Namespace, output: Output) -> No
 
 
 def settle_unused_pods(fleet: Fleet, options: argparse.Namespace, code: int, output: Output) -> None:
-    """Delete pods that were created for a refused command; keep them after a failed one. Reports either."""
+    """Delete pods that were created for a refused command.
+
+    Keep them after a failed one. Reports either.
+    """
     name = getattr(options, "created_pods", "")
     target = fleet.targets.get(name)
     if not isinstance(target, KubernetesTarget):

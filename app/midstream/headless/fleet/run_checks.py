@@ -18,7 +18,10 @@ SIGNS = {"pass": "ok  ", "warn": "warn", "fail": "FAIL"}
 
 
 def check(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], output: Output) -> int:
-    """Check a target without starting a run; with --rehearse also compile a config there."""
+    """Check a target without starting a run.
+
+    With --rehearse, also compile a config there.
+    """
     from midstream.check.rehearsal import rehearse
     from midstream.check.target_checks import check_target
     from midstream.hosts.host_pool import HostPool
@@ -60,7 +63,10 @@ def check(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], ou
 
 
 def _advice(fleet: Fleet, options: argparse.Namespace, output: Output) -> int | None:
-    """Advise before a run is moved, and return the exit code; None where no host has a run of that name."""
+    """Advise before a run is moved, and return the exit code.
+
+    It is None where no host has a run of that name.
+    """
     from midstream.check.trainer_advice import advise
     from midstream.headless.fleet_snapshot import fleet_snapshot
     from midstream.hosts.host_pool import HostPool

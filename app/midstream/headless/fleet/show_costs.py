@@ -19,7 +19,10 @@ DEFAULT_PERIOD = "30d"
 
 
 def cost(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
-    """Print the costs of a period. Return 0 also for unreachable hosts: a line names each."""
+    """Print the costs of a period.
+
+    Returns 0 also for unreachable hosts: a line names each.
+    """
     from midstream.costs.collect import collect
     from midstream.fleet.quantities import parse_duration
     from midstream.hosts.host_pool import HostPool

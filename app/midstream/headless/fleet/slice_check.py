@@ -1,4 +1,7 @@
-"""The step of a run on a target where it cannot be rehearsed: compile it, and print the estimate."""
+"""Estimate of a run's step on a target where it cannot be rehearsed.
+
+The step is compiled, and the estimate is printed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,15 @@ if TYPE_CHECKING:
 def subject_for(
     fleet: Fleet, hosts: HostPool, config: str, run_id: str, engine: tuple[str, ...]
 ) -> Callable[[], Subject]:
-    """Return a function that reads what is compiled: a config or, without one, a run. ``engine``: its flags."""
+    """Return a function that reads what is compiled: a config or, without one, a run.
+
+    Args:
+        fleet: The fleet.
+        hosts: Connections to its hosts.
+        config: Path of the config; empty: that of the run.
+        run_id: The run; used only without a config.
+        engine: Flags of the engine.
+    """
 
     def subject() -> Subject:
         from midstream.compare.subject import of_config, of_run_named
@@ -28,7 +39,15 @@ def subject_for(
 
 
 def check_slice(fleet: Fleet, name: str, config: str, engine: tuple[str, ...], output: Output) -> Check:
-    """Compile the step of a config for the slice of the target ``name``; print the estimate as JSON."""
+    """Compile a config's step for the slice of a target; print the estimate as JSON.
+
+    Args:
+        fleet: The fleet.
+        name: Name of the target.
+        config: Path of the config.
+        engine: Flags of the engine.
+        output: Receives the estimate and the progress.
+    """
     from midstream.compare.slice_fit import slice_fit
     from midstream.hosts.host_pool import HostPool
     from midstream.launch.progress_line import reporter
@@ -44,9 +63,17 @@ def check_slice(fleet: Fleet, name: str, config: str, engine: tuple[str, ...], o
 
 
 def check_busy(fleet: Fleet, name: str, config: str, engine: tuple[str, ...], output: Output) -> Check | None:
-    """Compile the step of a config for a target on which a check has failed; print the estimate as JSON.
+    """Compile a config's step for a target on which a check has failed.
 
-    None where its accelerators are not known, or there is no compiler for them.
+    The estimate is printed as JSON. None where its accelerators are not known, or there is no compiler for
+    them.
+
+    Args:
+        fleet: The fleet.
+        name: Name of the target.
+        config: Path of the config.
+        engine: Flags of the engine.
+        output: Receives the estimate and the progress.
     """
     from midstream.compare.candidates import Candidate, accelerators_of_target, price_of_target
     from midstream.compare.slice_fit import candidate_fit

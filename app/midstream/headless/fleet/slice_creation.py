@@ -114,7 +114,9 @@ def _created(fleet: Fleet, name: str, target: SliceTarget, options: argparse.Nam
 
 
 def settle_unused_slice(fleet: Fleet, options: argparse.Namespace, code: int, output: Output) -> None:
-    """Delete a slice created for a refused command; keep it for a failed one, since capacity is scarce.
+    """Delete a slice created for a refused command; keep it for a failed one.
+
+    It stays for a failed one because capacity is scarce.
 
     Reports either.
     """

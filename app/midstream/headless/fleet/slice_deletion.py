@@ -1,4 +1,7 @@
-"""Deletion of a slice by ``--delete``: says what trains there, and saves it first where that is wanted."""
+"""Deletion of a slice by ``--delete``.
+
+It says what trains there, and saves it first where that is wanted.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,10 @@ def delete(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
 
 
 def _with_hosts(fleet: Fleet, name: str, output: Output) -> tuple[Fleet, HostPool]:
-    """Return a fleet of the slice's workers alone, with their connections; without hosts if they are unknown."""
+    """Return a fleet of the slice's workers alone, with their connections.
+
+    It has no hosts if the workers are unknown.
+    """
     from midstream.hosts.host_pool import HostPool
 
     found = fleet
@@ -84,7 +90,10 @@ def _with_hosts(fleet: Fleet, name: str, output: Output) -> tuple[Fleet, HostPoo
 
 
 def _occupants(fleet: Fleet, hosts: HostPool, name: str, place: str) -> _Occupants:
-    """Look which runs train on the hosts of the fleet. Silence is not the absence of a run."""
+    """Look up which runs train on the hosts of the fleet.
+
+    A host without an answer is no evidence that no run trains there.
+    """
     if not name:
         return _Occupants(unknown=f"{place} is not a target of the fleet file: what trains there is unknown")
     if not fleet.hosts:

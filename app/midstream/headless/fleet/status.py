@@ -24,9 +24,9 @@ MAX_REASON = 200  # characters of a reason in the table; --json has all of it
 
 
 def status(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
-    """Print hosts, runs, and migrations that are open or were rolled back; with ``--filter`` the runs that pass it.
+    """Print hosts, runs, and migrations that are open or were rolled back.
 
-    Return 0 also for unreachable hosts: their lines say so.
+    With ``--filter``, print the runs that pass it. Return 0 also for unreachable hosts: their lines say so.
 
     Raises:
         FilterError: The filter is malformed.
@@ -86,7 +86,7 @@ def status(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
 
 
 def shown_migrations(migrations: Sequence[MigrationView]) -> list[MigrationView]:
-    """Return the migrations that are open, damaged, or the newest of their run and rolled back.
+    """Return migrations that are open, damaged, or their run's newest and rolled back.
 
     ``migrations`` are in any order.
     """
@@ -103,7 +103,10 @@ def shown_migrations(migrations: Sequence[MigrationView]) -> list[MigrationView]
 
 
 def run_rows(snapshot: Snapshot, chosen: Container[RunView] | None = None) -> list[tuple[str, ...]]:
-    """Return the heading and a row for each attempt of the table of runs, or for each of ``chosen``."""
+    """Return the heading and rows of the table of runs, one for each attempt.
+
+    With ``chosen``, the rows are those of ``chosen``.
+    """
     runs = [("RUN", "HOST", "STATE", "STEP", "LOSS", "EPOCH", "CHECKPOINT", "AGE", "REASON")]
     for run in snapshot.runs:
         members = snapshot.members(run)

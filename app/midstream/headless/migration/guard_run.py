@@ -17,7 +17,10 @@ FIRST_SNAPSHOT_TIMEOUT = 15.0  # seconds
 
 
 def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
-    """Guard a run until it ends (0) or needs the user (1). Ctrl-C ends the guard and changes nothing."""
+    """Guard a run until it ends (0) or needs the user (1).
+
+    Ctrl-C ends the guard and changes nothing.
+    """
     from midstream.hosts.host_pool import HostPool
     from midstream.migrate.failover.guard import Guard
     from midstream.migrate.failover.notify import notify_all

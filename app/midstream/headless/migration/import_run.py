@@ -1,4 +1,7 @@
-"""`--migrate PATH --to TARGET`: convert another trainer's checkpoint to a run, on its host."""
+"""Mode `--migrate PATH --to TARGET`.
+
+It converts another trainer's checkpoint to a run, on its host.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,16 @@ def import_flags(options: argparse.Namespace) -> list[str]:
 def import_plan(
     fleet: Fleet, hosts: HostPool, options: argparse.Namespace, engine: tuple[str, ...], output: Output
 ) -> None:
-    """Print the plan of an import and its migration, and the checks of its target. Writes nothing.
+    """Print the plan of an import and its migration, and the checks of its target.
+
+    Writes nothing.
+
+    Args:
+        fleet: The fleet.
+        hosts: Connections to its hosts.
+        options: Options of the command line.
+        engine: Flags of the engine.
+        output: Receives the plan and the checks.
 
     Raises:
         UsageError: Host, path or target are invalid.
@@ -116,9 +128,9 @@ def import_plan(
 def adopt(
     fleet: Fleet, hosts: HostPool, options: argparse.Namespace, engine: Sequence[str], output: Output
 ) -> tuple[str, str]:
-    """Convert the checkpoint at ``options.migrate`` on its host. Return the run id and the host.
+    """Convert the checkpoint at ``options.migrate`` on its host.
 
-    The checkpoint itself is not changed.
+    Returns the run id and the host. The checkpoint itself is not changed.
 
     Args:
         fleet: The fleet.

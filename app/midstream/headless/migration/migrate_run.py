@@ -1,4 +1,7 @@
-"""`--migrate`, `--continue` and `--rollback`: plan, preflight, and follow the migration's process."""
+"""Modes `--migrate`, `--continue` and `--rollback`.
+
+They plan, run the preflight, and follow the migration's process.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +147,9 @@ def _discarded_steps(view: MigrationView) -> str:
 
 
 def follow(migration: str, output: Output, offset: int = 0, on_interrupt: str = "") -> int:
-    """Print a migration's journal from byte ``offset`` until the migration ends. Return its exit code.
+    """Print a migration's journal from byte ``offset`` until the migration ends.
+
+    Returns its exit code.
 
     Ctrl-C leaves the migration running and prints ``on_interrupt``, or how to follow it again.
 

@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
 
 def is_path(text: str) -> bool:
-    """Return True if the argument of ``--migrate`` is a path: run ids have neither slash nor colon."""
+    """Return True if the argument of ``--migrate`` is a path.
+
+    Run ids have neither slash nor colon.
+    """
     return "/" in text or ":" in text
 
 

@@ -35,7 +35,9 @@ def print_check(check: Check, output: Output) -> None:
 
 
 def require_consent(plan: Plan, options: argparse.Namespace, output: Output, *, confirmed_before: bool = False) -> None:
-    """Ask before a migration begins; without a terminal, refuse one that costs or gives up something.
+    """Ask before a migration begins.
+
+    Without a terminal, refuse one that costs or gives up something.
 
     Args:
         plan: The plan, which has been printed.

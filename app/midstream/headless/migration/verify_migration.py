@@ -14,7 +14,10 @@ MARKS = {"pass": "ok  ", "warn": "warn", "fail": "FAIL"}
 
 
 def is_migration(name: str) -> bool:
-    """Return True if ``name`` is a migration's id, or a unique prefix of one with at least its date."""
+    """Return True if ``name`` is a migration's id, or a unique prefix of one.
+
+    The prefix has at least its date.
+    """
     from midstream.migrate.execution.migration_directory import migration_ids
 
     known = migration_ids()

@@ -32,7 +32,10 @@ def adopt(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
 
 
 def init_run(fleet: Fleet | None, options: argparse.Namespace, output: Output) -> int:
-    """Write ``run.yaml`` in the present directory, or in the local directory that was looked at."""
+    """Write ``run.yaml`` in the present directory, or in the one that was examined.
+
+    The latter is a local directory.
+    """
     from midstream.foreign.initial_run_file import RUN_FILE, launcher_of, look_at, run_file_text, split_place
     from midstream.hosts.host_pool import HostPool
 

@@ -21,12 +21,18 @@ CONFIGS = (".yaml", ".yml")
 
 
 def is_config(text: str) -> bool:
-    """Return True if the argument of ``--compare`` is a file: run ids have no slash and no such ending."""
+    """Return True if the argument of ``--compare`` is a file.
+
+    Run ids have no slash and no such ending.
+    """
     return "/" in text or text.endswith(CONFIGS) or Path(text).is_file()
 
 
 def compare(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], output: Output) -> int:
-    """Print a row for each candidate. Return 0 if one fits, 3 if none does, 1 if there is no estimate at all."""
+    """Print a row for each candidate.
+
+    Returns 0 if one fits, 3 if none does, 1 if there is no estimate at all.
+    """
     from midstream.compare import compare as comparing
     from midstream.compare.candidates import candidates, parse_prices
     from midstream.compare.comparison import ordered
@@ -90,7 +96,10 @@ def text(subject: Subject, rows: Sequence[Row]) -> list[str]:
 
 
 def notes(subject: Subject, rows: Sequence[Row]) -> list[str]:
-    """Return a line for each error, each candidate that does not fit as configured, and each calibration."""
+    """Return a line for each error, unfit candidate and calibration.
+
+    An unfit candidate is one that does not fit as configured.
+    """
     lines = [f"{row.candidate.name}: {row.error}" for row in rows if row.error]
     for row in rows:
         estimate = row.estimate

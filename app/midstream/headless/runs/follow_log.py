@@ -1,4 +1,7 @@
-"""``--log RUN --follow``: the last lines of a log, then new ones until the attempt ends."""
+"""Mode ``--log RUN --follow``.
+
+It prints the last lines of a log, then new ones until the attempt ends.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,9 @@ def follow_log(
     output: Output,
     wait: Callable[[float], object] = time.sleep,
 ) -> int:
-    """Print the log at ``path`` of the run's newest attempt until it ends; return the exit code.
+    """Print the log at ``path`` of the run's newest attempt until it ends.
 
-    A host that does not answer is named once and tried again.
+    Returns the exit code. A host that does not answer is named once and tried again.
 
     Args:
         host: Host of the process.

@@ -22,7 +22,10 @@ START_TIMEOUT = 1800.0  # seconds to wait for the first step: the engine tokeniz
 
 
 def launch(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], output: Output) -> int:
-    """Start a run on a target. Return when it trains; a job of a cluster waits in its queue."""
+    """Start a run on a target.
+
+    Returns when it trains; a job of a cluster waits in its queue.
+    """
     from midstream.foreign.launch_run_file import launch_any
     from midstream.hosts.host_pool import HostPool
     from midstream.launch.progress_line import reporter
@@ -51,7 +54,9 @@ def launch(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], o
 
 
 def _wait_until_training(hosts: HostPool, attempt: Attempt, report: Reporter) -> records.Status | None:
-    """Wait for the first status of a run that trains, or has finished. None: it has not begun within the time.
+    """Wait for the first status of a run that trains, or has finished.
+
+    It is None if it has not begun within the time.
 
     Raises:
         LaunchError: The run failed, with the reason.

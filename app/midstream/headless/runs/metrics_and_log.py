@@ -53,7 +53,11 @@ def metrics(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
 
 
 def _chart_of(options: argparse.Namespace) -> tuple[Path, Chart]:
-    """Return the file and the empty chart that the flags describe. Raises UsageError if one is invalid."""
+    """Return the file and the empty chart that the flags describe.
+
+    Raises:
+        UsageError: A flag is invalid.
+    """
     from midstream.charts.chart import NO_RANGE, Chart, parse_range
     from midstream.charts.smoothing import parse_factor
     from midstream.charts.write import check_path
@@ -106,8 +110,9 @@ def _print_rows(run: RunView, output: Output) -> None:
 
 
 def log(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
-    """Print the log of one process of the newest attempt; with ``--search`` the lines with a match.
+    """Print the log of one process of the newest attempt.
 
+    With ``--search``, print the lines with a match.
     With ``--follow`` its last lines are printed, then new ones.
     """
     from midstream.hosts.host_pool import HostPool
@@ -154,7 +159,10 @@ def _pattern(text: str) -> LinearPattern:
 
 
 def _print_matches(run: RunView, lines: Iterable[str], pattern: LinearPattern, output: Output) -> int:
-    """Print the lines with a match and their numbers, then how many of how many these are."""
+    """Print the lines with a match and their numbers, then the counts.
+
+    They are how many of how many lines these are.
+    """
     from midstream.remote.runs import log_pages
 
     number = matches = 0

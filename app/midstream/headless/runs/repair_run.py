@@ -1,4 +1,7 @@
-"""`--repair`: show the damaged records of a run and their replacements; with --yes write them."""
+"""Mode `--repair`: show damaged records of a run and their replacements.
+
+With --yes, write them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ if TYPE_CHECKING:
 
 
 def repair(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
-    """Show the damaged records of a run; with ``--yes`` write the replacements that are determined."""
+    """Show the damaged records of a run.
+
+    With ``--yes``, write the replacements that are determined.
+    """
     from midstream.hosts.host_pool import HostPool
     from midstream.migrate.repair import apply, gather, propose
 

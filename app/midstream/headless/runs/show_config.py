@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 def config(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
-    """Print the newest attempt's configuration, that of ``--attempts A``, or what differs for ``--attempts A,B``."""
+    """Print the newest attempt's configuration.
+
+    With ``--attempts A``, print the one of that attempt; with ``--attempts A,B``, print what differs.
+    """
     from midstream.hosts.host_pool import HostPool
     from midstream.watch.logs import resolved_config
 

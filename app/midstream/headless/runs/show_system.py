@@ -1,4 +1,7 @@
-"""`--metrics RUN --system`: what the hosts of a run report of themselves while they are watched."""
+"""Mode `--metrics RUN --system`.
+
+It shows what the hosts of a run report of themselves while they are watched.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,14 @@ LATEST_ROWS = 1000  # of a run, among which the step of a point is searched
 
 
 def show_system(fleet: Fleet, hosts: HostPool, run_ids: Sequence[str], seconds: float, output: Output) -> int:
-    """Watch the hosts of runs for some seconds, and print a line for each host and point.
+    """Watch the hosts of runs for some seconds; print a line for each host and point.
+
+    Args:
+        fleet: The fleet.
+        hosts: Connections to its hosts.
+        run_ids: The runs.
+        seconds: How long to watch.
+        output: Receives the lines.
 
     Raises:
         UsageError: There is no such run.
@@ -70,7 +80,10 @@ def _print_points(now: Snapshot, run_id: str, name: str, printed: dict[str, floa
 
 
 def points(series: SystemSeries, after: float) -> Iterator[tuple[float, dict[str, Any]]]:
-    """Yield (UTC seconds, values by metric) of the points after a time. Metrics of accelerators have a list."""
+    """Yield (UTC seconds, values by metric) of the points after a time.
+
+    Metrics of accelerators have a list.
+    """
     keys = series.stored_keys()
     times, columns = series.read(keys)
     for number, at in enumerate(times):
@@ -91,7 +104,10 @@ def points(series: SystemSeries, after: float) -> Iterator[tuple[float, dict[str
 
 
 def _step_at(run: RunView, at: float) -> int | None:
-    """Return the run's last step at a time (UTC seconds by the host's clock); None before its latest rows."""
+    """Return the run's last step at a time (UTC seconds by the host's clock).
+
+    It is None before its latest rows.
+    """
     for number in range(len(run.curve) - 1, max(-1, len(run.curve) - 1 - LATEST_ROWS), -1):
         row = run.curve[number]
         if isinstance(row.get("time"), int | float) and row["time"] <= at:

@@ -1,4 +1,6 @@
-"""A container of a pod as a host, with kubectl: every command is an exec of its own, over the API server's connection.
+"""A container of a pod as a host, with kubectl.
+
+Every command is an exec of its own, over the API server's connection.
 
 kubectl uses the user's kubeconfig and its credential plugins. A command runs behind a shell in the container, which
 prints a mark before the command's output and its exit code after it: without the mark no command began, and without
@@ -105,7 +107,10 @@ class KubectlProcess:
 
 
 def lost(host: str, what: str) -> ConnectionLostError:
-    """Return the error for a command without an answer. It is no evidence of what the pod has done."""
+    """Return the error for a command without an answer.
+
+    A missing answer is no evidence of what the pod has done.
+    """
     return ConnectionLostError(f"{host}: lost contact: {what}", "kubectl get pods shows whether the pod runs")
 
 
@@ -218,7 +223,9 @@ class KubernetesHost:
 
 
 def list_pods(output: bytes) -> list[tuple[str, str]]:
-    """Return name and phase of each pod in what kubectl prints. Pods that are being deleted are Terminating.
+    """Return name and phase of each pod in what kubectl prints.
+
+    Pods that are being deleted are Terminating.
 
     Raises:
         HostError: It is no list of pods.

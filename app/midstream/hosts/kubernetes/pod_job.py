@@ -36,7 +36,9 @@ class PodJob:
         return bool(self._run("get", *self._named(), "--ignore-not-found", "--output=name").stdout.strip())
 
     def create(self, progress: Callable[[str], None]) -> None:
-        """Create it, and wait until all of its pods run. What was created is deleted where that fails.
+        """Create the job, and wait until all of its pods run.
+
+        Where that fails, what was created is deleted.
 
         Raises:
             HostError: The cluster refuses it, or a pod has failed.
@@ -55,7 +57,11 @@ class PodJob:
             raise
 
     def delete(self, progress: Callable[[str], None]) -> None:
-        """Delete it with its pods, and what else a manifest of the user's has. HostError where that is refused."""
+        """Delete the job with its pods, and what else the user's manifest has.
+
+        Raises:
+            HostError: The deletion is refused.
+        """
         if self.target.manifest:
             manifest = job_manifest(self.name, self.target).encode()
             self._run("delete", "-f", "-", "--ignore-not-found", "--wait=true", stdin=manifest, timeout=DELETE_TIMEOUT)
@@ -67,7 +73,10 @@ class PodJob:
         return [self.target.kind, self.target.name or self.name]
 
     def _wait_running(self, progress: Callable[[str], None]) -> None:
-        """Wait until all pods run. The queue of the cluster has no limit: an interrupt ends the wait."""
+        """Wait until all pods run.
+
+        The queue of the cluster has no limit: an interrupt ends the wait.
+        """
         selector, said = f"{OWNER[self.target.kind]}={self.target.name or self.name}", ""
         while True:
             pods = list_pods(self._run("get", "pods", f"--selector={selector}", "--output=json").stdout)

@@ -1,1 +1,4 @@
-"""Providers of machines that are created and deleted on request. `provider` is their interface."""
+"""Providers of machines that are created and deleted on request.
+
+`provider` is their interface.
+"""

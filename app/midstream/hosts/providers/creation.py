@@ -1,4 +1,6 @@
-"""Creation of a slice, for every provider. It either ends with a ready slice, or leaves nothing that costs money.
+"""Creation of a slice, for every provider.
+
+It either ends with a ready slice, or leaves nothing that costs money.
 
 Every resource of a creation carries labels: the target's name, the user, and a token of this creation. A failed one
 deletes only resources with its own token. The labels identify what a killed process has left over.
@@ -40,17 +42,25 @@ FIND_TIMEOUT = 60.0  # seconds that the looks before a deletion may fail
 
 
 def clock() -> float:
-    """Return seconds that include those in which this machine sleeps, unlike `time.monotonic` on Linux."""
+    """Return seconds that include those in which this machine sleeps.
+
+    This is unlike `time.monotonic` on Linux.
+    """
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.time()
 
 
 def awake_clock() -> float:
-    """Return seconds without those in which this machine sleeps: it gets no answers then."""
+    """Return seconds without those in which this machine sleeps.
+
+    It gets no answers then.
+    """
     return time.monotonic()
 
 
 class Service(Protocol):
-    """One slice at its service. All methods raise ProviderError; its kind says whether a call had an effect.
+    """One slice at its service.
+
+    All methods raise ProviderError; its kind says whether a call had an effect.
 
     UNAVAILABLE: there was no answer, and the call may have had its effect. RATE: refused for now, without effect. Every
     other kind: refused. EXISTS: something has that name, perhaps by the same call before.
@@ -62,7 +72,10 @@ class Service(Protocol):
     by_hand: str  # the command of the provider's own tool that deletes it
 
     def find(self) -> Slice | None:
-        """Look once, without retries. None if the service answers that nothing has the name."""
+        """Look once, without retries.
+
+        Returns None if the service answers that nothing has the name.
+        """
         ...
 
     def start(self, token: str) -> None:
@@ -70,7 +83,7 @@ class Service(Protocol):
         ...
 
     def failure(self) -> ProviderError | None:
-        """Return the error that ended the request; None while it runs, and after it succeeded."""
+        """Return the error that ended the request; None while it runs or has succeeded."""
         ...
 
     def remove(self, found: Slice) -> None:
@@ -145,7 +158,10 @@ def _after_undo(creation: _Creation, failure: str, error: BaseException) -> Base
 
 
 class _Creation:
-    """One creation. Without a call of ``request``, it waits for a slice that exists, and never deletes it."""
+    """One creation of a slice.
+
+    Without a call of ``request``, it waits for a slice that exists, and never deletes it.
+    """
 
     def __init__(
         self,
@@ -234,7 +250,11 @@ class _Creation:
     # --------------------------------------------------------------------------------------------------- wait
 
     def wait(self) -> Slice:
-        """Wait until the slice has been ready for `READY_POLLS` polls. Raises the request's error."""
+        """Wait until the slice has been ready for `READY_POLLS` polls.
+
+        Raises:
+            ProviderError: The request failed; it is the request's error.
+        """
         reported_at, reported, ready_polls, missing_polls = 0.0, "", 0, 0
         polling = Polling(cancel=self.cancel)
         while True:
@@ -259,7 +279,10 @@ class _Creation:
             polling.wait()
 
     def _check_found(self, found: Slice | None, missing_polls: int) -> None:
-        """Raise ProviderError if the service reports that the slice will not become ready any more."""
+        """Raise ProviderError if the slice will not become ready any more.
+
+        The service reports that.
+        """
         if found is None:
             if missing_polls >= NOT_FOUND_POLLS and clock() - self._seen > NOT_FOUND_TIME:
                 raise ProviderError(
@@ -272,7 +295,10 @@ class _Creation:
             raise ProviderError(f"{self.name} was {found.state} before it was ready{why}", "try again later", kind)
 
     def _limit(self, found: Slice | None) -> float:
-        """Return the seconds that the creation may take: longer for machines that a queue has granted and that boot."""
+        """Return the seconds that the creation may take.
+
+        They are more for machines that a queue has granted and that boot.
+        """
         granted = found is not None and bool(found.queued) and found.node
         return self.limit + (GRANTED_TIME if granted else 0.0)
 
@@ -282,7 +308,10 @@ class _Creation:
         return self._waited() > self.limit and silent > UNANSWERED_TIME
 
     def _check_limit(self, *, answered: bool) -> None:
-        """Raise ProviderError: the time is over. Without an answer the slice may be ready, and the wait goes on."""
+        """Raise ProviderError if the time is over.
+
+        Without an answer the slice may be ready, and the wait goes on.
+        """
         if not answered and not self._is_silent():
             return
         why = "" if answered else f", and the service has not answered since ({self._unanswered})"
@@ -297,7 +326,10 @@ class _Creation:
             raise ProviderError(f"the creation of {self.name} was cancelled", "", ErrorKind.CANCELLED)
 
     def _check_failure(self) -> None:
-        """Raise the request's own error, if it ended with one. A look that failed is no evidence."""
+        """Raise the request's own error, if it ended with one.
+
+        A look that failed is no evidence.
+        """
         if self._stage == _Stage.NOT_STARTED:
             return
         try:
@@ -334,7 +366,10 @@ class _Creation:
         return "", "what was created is deleted, nothing costs money" if deleted else nothing
 
     def _delete_own(self) -> bool:
-        """Delete the slice with our token. False if there was none; after an unanswered call that takes some polls."""
+        """Delete the slice with our token.
+
+        Returns False if there was none; after an unanswered call that takes some polls.
+        """
         polls, polling = 1 if self._stage == _Stage.STARTED else NOT_FOUND_POLLS, Polling()
         for poll in range(polls):
             found = find_patiently(self.service.find, also=(ErrorKind.CREDENTIALS,))
@@ -349,9 +384,12 @@ class _Creation:
 
 
 def find_patiently(find: Callable[[], Slice | None], also: Sequence[ErrorKind] = ()) -> Slice | None:
-    """Look until a look succeeds, for `FIND_TIMEOUT` seconds. Raises the last ProviderError.
+    """Look until a look succeeds, for `FIND_TIMEOUT` seconds.
 
     Refusals that do not pass are raised at once: missing permissions, wrong names. ``also``: kinds that may pass.
+
+    Raises:
+        ProviderError: No look succeeded in time; it is the last error.
     """
     deadline, polling = awake_clock() + FIND_TIMEOUT, Polling()
     while True:
@@ -364,12 +402,15 @@ def find_patiently(find: Callable[[], Slice | None], also: Sequence[ErrorKind] =
 
 
 def delete(service: Service, found: Slice, progress: Progress) -> None:
-    """Delete a slice, and wait until nothing of it exists. Raises ProviderError if something remains.
+    """Delete a slice, and wait until nothing of it exists.
 
     Args:
         service: The slice at its service.
         found: The slice as it was found.
         progress: Gets lines of progress.
+
+    Raises:
+        ProviderError: Something remains.
     """
     began, answered, requested, problem = clock(), clock(), False, ""
     polling = Polling()
@@ -402,6 +443,9 @@ def delete(service: Service, found: Slice, progress: Progress) -> None:
 
 
 def _is_another(before: Slice, now: Slice) -> bool:
-    """Return whether the name belongs to a later slice, which another user created after the first was deleted."""
+    """Return whether the name belongs to a later slice.
+
+    Another user created it after the first was deleted.
+    """
     token, other = before.labels.get(TOKEN_LABEL), now.labels.get(TOKEN_LABEL)
     return bool(token and token != other) or bool(before.identity and now.identity and before.identity != now.identity)

@@ -1,4 +1,6 @@
-"""Resolve targets whose machines a provider creates (``tpu``, ``gce``) to hosts, and describe them.
+"""Resolution of targets to hosts, and their description.
+
+The targets are those whose machines a provider creates (``tpu``, ``gce``).
 
 The fleet file names a slice, but not its machines. `with_slices` looks the slice up at its provider and returns a fleet
 in which each worker is an ordinary host, also in the text of the fleet file: a migration runs in a process of its own
@@ -67,7 +69,11 @@ def slice_targets(fleet: Fleet) -> dict[str, SliceTarget]:
 
 
 def delete(fleet: Fleet, path: str, progress: Progress) -> None:
-    """Delete the slice at ``PROJECT/ZONE/NAME`` at the provider that has it. Raises ProviderError."""
+    """Delete the slice at ``PROJECT/ZONE/NAME`` at the provider that has it.
+
+    Raises:
+        ProviderError: The deletion failed.
+    """
     mine = [target for name, target in slice_targets(fleet).items() if slice_path(name, target) == path]
     has_compute = any(isinstance(target, ComputeTarget) for target in fleet.targets.values())
     providers = [provider_of(mine[0])] if mine else [tpu_provider(), *([compute_provider()] if has_compute else [])]
@@ -190,7 +196,10 @@ def list_slices(fleet: Fleet) -> Inventory:
 
 
 def device_count(target: SliceTarget) -> int | None:
-    """Return the number of devices that jax will find on all workers together, None if the type does not define it."""
+    """Return the number of devices that jax will find on all workers together.
+
+    It is None if the type does not define it.
+    """
     if target.worker.get("devices"):
         return None  # virtual devices
     if isinstance(target, ComputeTarget):
@@ -209,7 +218,7 @@ def device_count(target: SliceTarget) -> int | None:
 
 
 def price_text(target: SliceTarget) -> str:
-    """Describe what creating a target's slice would cost, as far as the fleet file defines it."""
+    """Describe what creating a slice costs, as far as the fleet file defines it."""
     words = {
         "spot": "spot: cheaper, and preempted whenever the provider needs it",
         "reserved": "reserved: paid for by its reservation, used or not",

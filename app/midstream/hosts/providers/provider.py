@@ -60,7 +60,10 @@ class ErrorKind(StrEnum):
 
 
 class ProviderError(HostError):
-    """A provider refused a request. ``costs`` names what may be left over and cost money."""
+    """Refusal of a request by a provider.
+
+    ``costs`` names what may be left over and cost money.
+    """
 
     def __init__(self, message: str, hint: str = "", kind: ErrorKind | None = None, costs: str = "") -> None:
         super().__init__(message, hint)
@@ -70,7 +73,7 @@ class ProviderError(HostError):
 
 @dataclass(frozen=True)
 class Worker:
-    """Addresses of one machine of a slice. ``external`` is empty if it has no external address."""
+    """Addresses of one machine of a slice; ``external`` is empty if it has none."""
 
     internal: str
     external: str = ""
@@ -133,17 +136,26 @@ class Slice:
 
 @dataclass(frozen=True)
 class Inventory:
-    """The slices that were found, and one line for each project and zone that could not be listed."""
+    """The slices that were found, and what could not be listed.
+
+    There is one line for each project and zone that could not be listed.
+    """
 
     slices: tuple[Slice, ...] = ()
     problems: tuple[str, ...] = ()
 
 
 class Provider(Protocol):
-    """Operations on slices. ``name`` and ``target`` are a target of the fleet file. Methods raise ProviderError."""
+    """Operations on slices.
+
+    ``name`` and ``target`` are a target of the fleet file. Methods raise ProviderError.
+    """
 
     def inventory(self, zones: Sequence[tuple[str, str]]) -> Inventory:
-        """List the slices of these (project, zone) pairs. Errors become ``problems``; none is raised."""
+        """List the slices of these (project, zone) pairs.
+
+        Errors become ``problems``; none is raised.
+        """
         ...
 
     def find(self, name: str, target: SliceTarget) -> Slice | None:
@@ -164,9 +176,16 @@ class Provider(Protocol):
     def grant_access(
         self, name: str, target: SliceTarget, found: Slice, progress: Progress, *, touch: bool
     ) -> dict[str, dict[str, Any]]:
-        """Return the workers as entries of the fleet file's ``hosts:``, by name, worker 0 first.
+        """Return the workers as entries of the fleet file's ``hosts:``, by name.
 
-        ``touch=False`` installs no SSH key: the keys that are installed have to be sufficient.
+        Worker 0 is the first.
+
+        Args:
+            name: Name of the target in the fleet file.
+            target: The target.
+            found: Its slice.
+            progress: Receives the progress.
+            touch: False installs no SSH key: the keys that are installed have to be sufficient.
         """
         ...
 

@@ -17,7 +17,10 @@ def labels_of(name: str, target: SliceTarget, token: str) -> dict[str, str]:
 
 
 def label(text: str) -> str:
-    """Return the text as a valid label value: lower case letters, digits, `-` and `_`, at most 63 characters."""
+    """Return the text as a valid label value.
+
+    Valid are lower case letters, digits, `-` and `_`, at most 63 characters.
+    """
     return re.sub(r"[^a-z0-9_-]", "-", text.lower())[:63]
 
 

@@ -1,4 +1,6 @@
-"""SSH access to the workers of a slice, for every provider: our key, pinned host keys, an OpenSSH configuration.
+"""SSH access to the workers of a slice, for every provider.
+
+It consists of our key, pinned host keys, and an OpenSSH configuration.
 
 The service publishes the workers' host keys, so that no host key is accepted unchecked. The results are an SSH
 configuration and a known_hosts file under ``$MIDSTREAM_STATE/slices/``, which midstream and ``ssh -F`` use.
@@ -29,7 +31,9 @@ KEY_KINDS = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa")
 def write_access(
     name: str, target: SliceTarget, found: Slice, published: Sequence[dict[str, str]], user: str, key: Path | None
 ) -> dict[str, dict[str, Any]]:
-    """Write the SSH configuration of a slice; return its workers as entries of the fleet file: ``NAME-0``, ``NAME-1``.
+    """Write the SSH configuration of a slice; return its workers' fleet file entries.
+
+    The entries are ``NAME-0``, ``NAME-1``.
 
     Args:
         name: Name of the target in the fleet file.
@@ -67,7 +71,7 @@ def write_access(
 
 
 def _with_earlier(directory: Path, found: Slice, published: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """Return what the workers publish, completed by what they published before, and store the result.
+    """Return what workers publish, completed by what they published before; store it.
 
     An answer without a worker's keys says nothing about the worker, so its keys stay.
     """
@@ -126,7 +130,10 @@ def _block(
 
 
 def _alias(found: Slice, index: int) -> str:
-    """Return the worker's name in known_hosts. A later slice of the same name has other names: other machines."""
+    """Return the worker's name in known_hosts.
+
+    A later slice of the same name has other names: other machines.
+    """
     return f"tpu.{found.identity or found.name}.{found.name}-{index}"
 
 
@@ -143,7 +150,10 @@ def write_file(path: Path, text: str) -> None:
 
 
 def identity(target: SliceTarget, progress: Progress, *, create: bool) -> Path | None:
-    """Return the target's private key file. A missing one is created, as gcloud does, or None without ``create``."""
+    """Return the target's private key file.
+
+    A missing one is created, as gcloud does; without ``create``, None is returned.
+    """
     path = Path(target.identity_file).expanduser()
     if not path.is_absolute():
         raise UsageError(

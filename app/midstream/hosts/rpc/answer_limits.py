@@ -1,4 +1,6 @@
-"""Limits on the answers of hosts: bytes and values of an answer, length and time of a line.
+"""Limits on the answers of hosts.
+
+They are on bytes and values of an answer, and on length and time of a line.
 
 Hosts are not trusted. Past a limit the command is closed, and the error names the host and the function.
 """
@@ -34,7 +36,10 @@ class AnswerTooLargeError(HostError):
 
 
 def too_large(host: str, what: str, limit: int, hint: str = "") -> AnswerTooLargeError:
-    """Return the error for an answer of ``what`` (a function, a command) past ``limit`` bytes."""
+    """Return the error for an answer past ``limit`` bytes.
+
+    ``what`` is what the answer is of: a function, a command.
+    """
     amount = f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit >> 10} KiB"
     return AnswerTooLargeError(f"{host}: {what} answered more than {amount}: closed", hint)
 
@@ -65,7 +70,11 @@ def decode(data: bytes, most: int = MOST_VALUES) -> Any:
 
 
 def decode_file(text: str, where: str) -> Any:
-    """Decode a JSON file of a host with `decode`'s limits. Raises RecordError that names ``where``."""
+    """Decode a JSON file of a host with `decode`'s limits.
+
+    Raises:
+        RecordError: The file is malformed or past a limit; the message names ``where``.
+    """
     try:
         return decode(text.encode("utf-8", "replace"))
     except ValueError as error:
@@ -73,7 +82,7 @@ def decode_file(text: str, where: str) -> Any:
 
 
 def _has_more(data: bytes, most: int) -> bool:
-    """Return whether more than ``most`` values may begin outside of strings, without decoding."""
+    """Return whether over ``most`` values may begin outside strings, without decoding."""
     marks = 0
     for match in _MARK_OR_STRING.finditer(data):
         marks += match[1] is not None
@@ -96,9 +105,20 @@ def _has_wide_text(data: bytes) -> bool:
 def run_to_end(
     process: Process, what: str, stdin: bytes, timeout: float | None, limit: int = ANSWER_LIMIT
 ) -> Completed:
-    """Write a command's stdin and read its output to the end. The caller closes the process.
+    """Write a command's stdin and read its output to the end.
 
-    Raises AnswerTooLargeError past ``limit`` bytes of stdout, TimeoutError after ``timeout`` seconds in all.
+    The caller closes the process.
+
+    Args:
+        process: The command.
+        what: Name of the command in messages.
+        stdin: Bytes for its standard input.
+        timeout: Seconds in all; None: unlimited.
+        limit: Bytes of stdout that are accepted.
+
+    Raises:
+        AnswerTooLargeError: The command wrote more than ``limit`` bytes of stdout.
+        TimeoutError: The command did not end within ``timeout`` seconds.
     """
     feeder = threading.Thread(target=_feed, args=(process.stdin, stdin), name="host-stdin", daemon=True)
     feeder.start()
@@ -132,8 +152,17 @@ def read_line(
 ) -> bytes:
     """Read the next line of a program; empty at its end.
 
-    Raises AnswerTooLargeError if it is longer than ``limit`` bytes, ConnectionLostError if it does not end within
-    ``seconds`` of its first byte or does not begin within ``silence`` seconds.
+    Args:
+        process: The program.
+        what: Name of the program in messages.
+        limit: Most bytes of the line.
+        seconds: Longest time from its first byte to its end.
+        silence: Longest time before its first byte, in seconds; None: unlimited.
+
+    Raises:
+        AnswerTooLargeError: It is longer than ``limit`` bytes.
+        ConnectionLostError: It does not end within ``seconds`` of its first byte, or does not begin within
+            ``silence`` seconds.
     """
     stdout = cast(Any, process.stdout)
     try:

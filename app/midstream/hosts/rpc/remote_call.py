@@ -124,7 +124,7 @@ _PARSING = threading.Lock()  # CPython 3.11's parser counts its recursion depth 
 
 
 def _imports(text: str) -> list[str]:
-    """Return the modules of `midstream.remote` and `midstream_engine` that a source imports."""
+    """Return the `midstream.remote` and `midstream_engine` modules a source imports."""
     with _PARSING:
         nodes = list(ast.walk(ast.parse(text)))
     names: list[str] = []
@@ -139,7 +139,10 @@ def _imports(text: str) -> list[str]:
 
 
 def _source(name: str) -> Traversable:
-    """Return the file of a module, which need not exist, or of the records' ``__init__``."""
+    """Return the file of a module, or of the records' ``__init__``.
+
+    The module's file need not exist.
+    """
     top, *folders = f"{name}.__init__".split(".") if name == RECORDS else name.split(".")
     return resources.files(top).joinpath(*folders[:-1], f"{folders[-1]}.py")
 
@@ -157,7 +160,10 @@ def job_line(function: Remote, arguments: Mapping[str, Any], *, program: bool) -
 
 
 def caller(host: Host, function: Callable[P, R], timeout: float | None = 60.0, python: str = "") -> Callable[P, R]:
-    """Return ``function`` so that it runs on ``host``, in its interpreter or ``python``: see `Host.call`."""
+    """Return ``function`` so that it runs on ``host``: see `Host.call`.
+
+    It runs in the host's interpreter or ``python``.
+    """
     declaration, signature, name = _declaration(function), inspect.signature(function), name_of(function)
 
     def call(*positional: P.args, **named: P.kwargs) -> R:
@@ -203,7 +209,9 @@ def _call_once(host: Host, python: str, function: str, line: bytes, timeout: flo
 
 
 def start_program(host: Host, function: Callable[P, Any], *, window: int | None = None) -> Callable[P, Process]:
-    """Return ``function``, a program of `midstream.remote`, so that it starts on ``host``.
+    """Return ``function`` so that it starts on ``host``.
+
+    It is a program of `midstream.remote`.
 
     stdin and stdout of the process then carry its own bytes. ``window``: bytes of unread output after which it blocks.
     """

@@ -28,7 +28,10 @@ class Cancelled(MidstreamError):
 
 
 def reports(process: Process, function: str = "a program") -> Iterator[Any]:
-    """Yield the JSON lines of a program. Raises ValueError for a malformed line, else as `read_line`."""
+    """Yield the JSON lines of a program.
+
+    Raises ValueError for a malformed line, else as `read_line`.
+    """
     for line in lines_of(process, function, silence=LINE_TIMEOUT):
         yield decode(line)
 
@@ -42,7 +45,9 @@ def last_words(process: Process) -> str:
 def run_program(
     host: Host, reporting: ReportingProgram[P, Report], cancel: Event | None = None
 ) -> Callable[P, AbstractContextManager[Iterator[Report]]]:
-    """Return a program, which needs no input, so that it runs on ``host``. Its context manager returns its reports.
+    """Return a program so that it runs on ``host``.
+
+    The program needs no input. Its context manager returns its reports.
 
     The process is closed at the end of the ``with`` block, also if reports are left unread.
 

@@ -104,7 +104,7 @@ class CheckedObject:
 
 @dataclass(frozen=True)
 class Verified:
-    """The result for all objects, and the root digest: as it was recorded, and recomputed from the bytes."""
+    """Result for all objects; root digest as recorded, and recomputed from the bytes."""
 
     extra: list[FileName]  # files that the manifest does not list
     recorded: str | None
@@ -114,7 +114,10 @@ class Verified:
 
 @dataclass(frozen=True)
 class Examined(Verified):
-    """The result of an examination of a checkpoint's arrays; ``by`` the engine or the standard library."""
+    """The result of an examination of a checkpoint's arrays.
+
+    ``by``: the engine or the standard library.
+    """
 
     recorded: str
     objects: int
@@ -124,7 +127,7 @@ class Examined(Verified):
 
 @dataclass(frozen=True)
 class ArrayContent:
-    """An array's norm and number of elements that are not finite; None where they were not computed."""
+    """An array's norm and number of non-finite elements; None where not computed."""
 
     name: str
     norm: Measured | None = None
@@ -189,7 +192,9 @@ LISTEN = ReportingProgram(network.listen, {"listening": Listening, "done": Done,
 
 @dataclass(frozen=True)
 class Landed:
-    """Bytes that the receiver has written: complete objects, and ranges ``(path, offset, length)`` of others.
+    """Bytes that the receiver has written: complete objects, and ranges of others.
+
+    A range is ``(path, offset, length)``.
 
     ``received`` are the bytes that the stream brought, fewer where chunks were packed.
     """

@@ -13,14 +13,21 @@ Builder = Callable[[Any], Any]
 
 
 def build(annotation: Any, value: Any) -> Any:
-    """Build a value of ``annotation``. Raises RecordError where a record rejects its JSON."""
+    """Build a value of ``annotation``.
+
+    Raises:
+        RecordError: A record rejects its JSON.
+    """
     builder = builder_of(annotation)
     return value if builder is None else builder(value)
 
 
 @functools.cache
 def builder_of(annotation: Any) -> Builder | None:
-    """Return a function that builds ``annotation`` from JSON; None where the JSON value is the result."""
+    """Return a function that builds ``annotation`` from JSON, or None.
+
+    None: the JSON value is the result.
+    """
     if getattr(annotation, "__metadata__", ()):
         return builder_of(annotation.__origin__)
     if dataclasses.is_dataclass(annotation):

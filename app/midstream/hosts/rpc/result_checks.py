@@ -1,4 +1,4 @@
-"""Checks of the answers of hosts: results of functions and lines of programs against their types.
+"""Type checks of hosts' answers: results of functions and lines of programs.
 
 The error is one line that names host, function and field.
 """
@@ -66,7 +66,9 @@ def report_of(host: str, reporting: ReportingProgram[..., Report], line: Any) ->
 
 
 def event_of(host: str, name: str, events: Events[Report], line: Any) -> Report:
-    """Return a line as the type of its event, one of ``events``; ``name`` of the program, for messages.
+    """Return a line as the type of its event, one of ``events``.
+
+    ``name``: that of the program, for messages.
 
     Raises:
         RemoteError: It is none of the events, or has another shape; of kind "Answer".
@@ -79,7 +81,9 @@ def event_of(host: str, name: str, events: Events[Report], line: Any) -> Report:
 
 
 def printed_value(host: str, what: str, kind: type[Printed], text: str) -> Printed:
-    """Return the JSON value that a command on a host has printed, as a ``kind``; ``what`` printed it, for messages.
+    """Return the JSON value that a command on a host has printed, as a ``kind``.
+
+    ``what`` printed it, for messages.
 
     Raises:
         RemoteError: It is no JSON, or has another shape; of kind "Answer".
@@ -93,7 +97,10 @@ def printed_value(host: str, what: str, kind: type[Printed], text: str) -> Print
 
 
 def line_of(host: str, name: str, events: Mapping[str, Any], line: Any) -> dict[str, Any]:
-    """Check that a line is one of ``events`` and return it as JSON. Raises as `event_of`."""
+    """Check that a line is one of ``events`` and return it as JSON.
+
+    Raises as `event_of`.
+    """
     fields = cast("dict[str, Any]", line) if isinstance(line, dict) else {}
     event: Any = fields.get("event")
     kind = events.get(event) if isinstance(event, str) else None

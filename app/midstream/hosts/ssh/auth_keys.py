@@ -1,4 +1,4 @@
-"""Keys for the login: the agent's keys, key files, OpenSSH certificates, and their passphrases.
+"""Login keys: the agent's, key files, OpenSSH certificates; their passphrases.
 
 The order is OpenSSH's: the configured keys of the agent, its other keys (unless IdentitiesOnly), then key files.
 Encrypted files come last, so that the user is prompted for a passphrase only if no other key is accepted.
@@ -79,7 +79,10 @@ class Agent(AgentSSH):
             raise
 
     def keys(self) -> list[AgentKey]:
-        """Return the agent's keys. Certificates are offered as such; paramiko would offer their plain keys."""
+        """Return the agent's keys; certificates are offered as such.
+
+        paramiko would offer the plain keys of the certificates.
+        """
         found = list(self.get_keys())
         for key in found:
             if key.get_name().endswith(CERTIFICATE):
@@ -109,7 +112,10 @@ _opening = threading.Lock()
 
 
 def public_blob(file: str) -> bytes | None:
-    """Return the public key of an encrypted key file: from ``FILE.pub``, or from OpenSSH's unencrypted header."""
+    """Return the public key of an encrypted key file.
+
+    It is read from ``FILE.pub``, or from OpenSSH's unencrypted header.
+    """
     with contextlib.suppress(OSError, ValueError, IndexError), open(f"{file}.pub", encoding="utf-8") as text:
         return base64.b64decode(text.read().split()[1])
     with contextlib.suppress(OSError, ValueError, struct.error):
@@ -169,7 +175,10 @@ def _from_file(file: str, passphrase: str | None) -> paramiko.PKey:
 
 
 def _certificates(settings: SshSettings, file: str, key: paramiko.PKey) -> Iterator[str]:
-    """Yield the certificate files for this key: ``FILE-cert.pub``, and files that CertificateFile names."""
+    """Yield the certificate files for this key.
+
+    They are ``FILE-cert.pub``, and files that CertificateFile names.
+    """
     for each in (f"{file}-cert.pub", *settings.certificate_files):
         try:
             blob = PublicBlob.from_file(each)
@@ -198,7 +207,10 @@ class Offer:
 
 
 def offers(host: str, settings: SshSettings, agent: Agent | None, attempts: KeyAttempts) -> Iterator[Offer]:
-    """Yield keys in the order in which they are offered. Prompts for passphrases while it is iterated."""
+    """Yield keys in the order in which they are offered.
+
+    Prompts for passphrases while it is iterated.
+    """
     named = settings.identity_files or tuple(map(os.path.expanduser, DEFAULT_FILES))
     files = [each for each in named if os.path.isfile(each)]
     # A public key alone names a key of the agent.

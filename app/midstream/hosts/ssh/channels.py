@@ -1,4 +1,7 @@
-"""Channels to one host, over further connections where its server limits the sessions of a connection."""
+"""Channels to one host, over more connections where sessions are limited.
+
+The host's server may limit the sessions of a connection.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ CONCURRENT_REFUSAL = "Unable to open channel."
 
 
 class Channels:
-    """Opens sessions over ``first``, and over further connections once the server refuses one more (MaxSessions).
+    """Sessions over ``first``, and over further connections when it has no more.
+
+    A further connection is opened once the server refuses one more session (MaxSessions).
 
     All methods are thread-safe.
     """
@@ -37,7 +42,12 @@ class Channels:
         self._closed = False
 
     def open(self, window: int | None = None) -> paramiko.Channel:
-        """Open a session. HostError if the server refuses all, ConnectionLostError if it does not answer."""
+        """Open a session.
+
+        Raises:
+            HostError: The server refuses all sessions.
+            ConnectionLostError: The server does not answer.
+        """
         deadline = time.monotonic() + SESSION_TIMEOUT
         while True:
             for connection in (self._first, *self._active()):
@@ -67,7 +77,10 @@ class Channels:
             raise connection_lost(self._name, "no answer to the request for a channel") from error
 
     def _over_new_connection(self, window: int | None) -> paramiko.Channel | None:
-        """Open a session over a further connection, None if there are `MAX_EXTRA_CONNECTIONS` already."""
+        """Open a session over a further connection, or return None.
+
+        None: there are `MAX_EXTRA_CONNECTIONS` already.
+        """
         with self._connecting:
             if len(self._active()) >= MAX_EXTRA_CONNECTIONS:
                 return None

@@ -67,9 +67,9 @@ def open_connection(name: str, settings: SshSettings, config_file: str, depth: i
 
 
 def _connected(address: tuple[str, int]) -> socket.socket:
-    """Connect to the address, and release the connection slot if it does not answer soon.
+    """Connect, and release the connection slot if the address does not answer soon.
 
-    A reachable machine keeps its slot: servers close a connection on which nobody logs in.
+    A reachable machine keeps its slot: servers close a connection on which no user logs in.
     """
     try:
         return socket.create_connection(address, FIRST_CONNECT_TIMEOUT)
@@ -206,7 +206,10 @@ def _log_in(name: str, settings: SshSettings, sock: Any, layers: tuple[Proxy | C
 
 
 def _prefer(transport: Transport, kinds: tuple[str, ...]) -> None:
-    """Prefer the kinds of host key that are known: a host with several keys sends one of these."""
+    """Prefer the known kinds of host key.
+
+    A host with several keys sends one of these.
+    """
     security = transport.get_security_options()
     wanted: list[str] = []
     for kind in kinds:
@@ -248,7 +251,9 @@ def _check_host_key(name: str, settings: SshSettings, known: KnownHosts, key: pa
 
 
 def _is_certified(name: str, settings: SshSettings, known: KnownHosts, key: paramiko.PKey) -> bool:
-    """Return True if the host has a valid certificate of an authority that known_hosts trusts.
+    """Return whether the host has a valid certificate of a trusted authority.
+
+    known_hosts names the authorities that are trusted.
 
     Raises HostError for an invalid certificate of such an authority. Any other certificate counts as its plain key.
     """
@@ -271,7 +276,10 @@ def _is_certified(name: str, settings: SshSettings, known: KnownHosts, key: para
 
 
 def _accepting_line(settings: SshSettings, key: paramiko.PKey, file: str, *, direct: bool) -> str:
-    """Return a shell command that adds the key to known_hosts, with ssh-keyscan for a directly reachable host."""
+    """Return a shell command that adds the key to known_hosts.
+
+    For a directly reachable host the command uses ssh-keyscan.
+    """
     if direct and settings.known_as in (settings.hostname, f"[{settings.hostname}]:{settings.port}"):
         port = [] if settings.port == 22 else ["-p", str(settings.port)]
         return f"{shlex.join(['ssh-keyscan', *port, settings.hostname])} >> {shlex.quote(file)}"

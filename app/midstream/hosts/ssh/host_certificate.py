@@ -1,4 +1,6 @@
-"""OpenSSH host certificates: host keys that an authority of known_hosts (``@cert-authority``) has signed.
+"""OpenSSH host certificates: host keys that an authority has signed.
+
+The authority is one of known_hosts (``@cert-authority``).
 
 Format: PROTOCOL.certkeys of OpenSSH. paramiko negotiates a certificate and checks that the host has its key. This
 module checks the certificate itself.
@@ -23,7 +25,10 @@ _FIELDS = {"ssh-ed25519": 1, "ssh-rsa": 2, "ecdsa-sha2-nistp256": 2, "ecdsa-sha2
 
 @dataclass(frozen=True)
 class HostCertificate:
-    """Contents of a certificate. Times are UTC seconds; ``authority`` is the signer's public key."""
+    """Contents of a certificate.
+
+    Times are UTC seconds; ``authority`` is the signer's public key.
+    """
 
     type: int
     key_id: str
@@ -36,9 +41,9 @@ class HostCertificate:
     signature: bytes
 
     def flaw(self, names: Sequence[str], now: float | None = None) -> str:
-        """Return why it is not valid for a host of these names (without ports), empty if it is valid.
+        """Return why it is not valid for a host of these names; empty if it is valid.
 
-        The caller has checked that the authority is trusted.
+        The names have no ports. The caller has checked that the authority is trusted.
         """
         when = time.time() if now is None else now
         if self.type != HOST:
@@ -64,7 +69,11 @@ class HostCertificate:
 
 
 def certificate_of(key: paramiko.PKey) -> HostCertificate | None:
-    """Return the certificate that the host sent with its key, None for a plain key. ValueError if it is malformed."""
+    """Return the certificate that the host sent with its key; None for a plain key.
+
+    Raises:
+        ValueError: The certificate is malformed.
+    """
     blob = key.public_blob.key_blob if key.public_blob is not None else b""
     if not blob:
         return None

@@ -1,4 +1,6 @@
-"""Read known_hosts as OpenSSH does: patterns, hashed names, revoked keys. No other key is trusted.
+"""Reader of known_hosts like OpenSSH's: patterns, hashed names, revoked keys.
+
+No key that is not in the file is trusted.
 
 Format: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT". ``@cert-authority`` lines name authorities that sign host certificates
 (`host_certificate`); they do not apply to plain keys.
@@ -29,7 +31,10 @@ _writing = threading.Lock()
 
 @dataclass(frozen=True)
 class Entry:
-    """One line. ``names`` is its first field, with patterns and hashes; ``blob`` is the public key."""
+    """One line of known_hosts.
+
+    ``names`` is its first field, with patterns and hashes; ``blob`` is the public key.
+    """
 
     names: str
     kind: str
@@ -56,7 +61,10 @@ class Entry:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Match as OpenSSH, with ``*`` and ``?`` alone; brackets are those of ``[host]:port``."""
+    """Match as OpenSSH, with ``*`` and ``?`` alone.
+
+    Brackets are those of ``[host]:port``.
+    """
     plain = pattern.replace("[", "[[]")
     return re.match(fnmatch.translate(plain.lower()), name.lower()) is not None
 

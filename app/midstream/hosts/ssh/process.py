@@ -25,7 +25,10 @@ WRITE_TIMEOUT = 300.0  # seconds in which a command reads nothing of its stdin
 
 
 def connection_lost(host: str, what: str) -> ConnectionLostError:
-    """Return the error for a command without an answer. It is no evidence of what the host has done."""
+    """Return the error for a command without an answer.
+
+    It is no evidence of what the host has done.
+    """
     return ConnectionLostError(
         f"{host}: lost contact: {what}", "is the host up, and the link to it? then repeat the command"
     )
@@ -140,9 +143,10 @@ class _Writer(io.RawIOBase):
 
 
 class _Stderr:
-    """A command's stderr. It is read whenever the command is accessed; until then it stays in the channel's window.
+    """A command's stderr, read whenever the command is accessed.
 
-    One thread per command would make up most of the threads of a large fleet.
+    Until then it stays in the channel's window. One thread per command would make up most of the threads of a
+    large fleet.
     """
 
     def __init__(self, host: str, channel: paramiko.Channel) -> None:
@@ -175,7 +179,10 @@ class _Stderr:
 
 
 class SshProcess:
-    """A command in a channel. Its stdout begins after `PREAMBLE_END`, which the caller's command line prints."""
+    """A command in a channel.
+
+    Its stdout begins after `PREAMBLE_END`, which the caller's command line prints.
+    """
 
     def __init__(self, host: str, channel: paramiko.Channel) -> None:
         self.host, self._channel = host, channel

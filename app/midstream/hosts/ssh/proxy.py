@@ -1,4 +1,4 @@
-"""Run a command that carries the SSH connection: ProxyCommand, or the ssh program for a jump host.
+"""Commands that carry the SSH connection: ProxyCommand, or ssh for a jump host.
 
 paramiko's ProxyCommand does not notice that its command has exited. Here the command has one end of a socket pair, and
 paramiko the other.

@@ -1,4 +1,4 @@
-"""Resolve the SSH settings of a fleet entry: its own fields, then the user's SSH configuration.
+"""SSH settings of a fleet entry: its own fields, then the user's SSH settings.
 
 ``ssh -G`` resolves the configuration, with Include, Match, wildcards and canonical names. Without an ssh program,
 paramiko's parser reads the one file that the entry names.
@@ -58,7 +58,11 @@ class SshSettings:
 
 
 def resolve(name: str, config: SshHostConfig) -> SshSettings:
-    """Resolve a fleet entry. UsageError if the address or the configuration is malformed."""
+    """Resolve a fleet entry.
+
+    Raises:
+        UsageError: The address or the configuration is malformed.
+    """
     for field in ("identity_file", "ssh_config", "known_hosts"):
         value = getattr(config, field)
         if value and not os.path.isabs(os.path.expanduser(value)):
@@ -77,7 +81,10 @@ def resolve(name: str, config: SshHostConfig) -> SshSettings:
 
 
 def resolve_jump(name: str, jump: str, file: str) -> SshSettings:
-    """Resolve a hop of ProxyJump: ``[user@]name[:port]`` or ``ssh://[user@]name[:port]``."""
+    """Resolve a hop of ProxyJump.
+
+    Its form is ``[user@]name[:port]`` or ``ssh://[user@]name[:port]``.
+    """
     user, alias, port = parse_address(jump.removeprefix("ssh://").rstrip("/"), f"{name}: ProxyJump")
     rented = rented_known_hosts(Path(file).expanduser(), alias)
     return resolve_alias(
@@ -152,7 +159,10 @@ def resolve_alias(
 
 
 def config_words(file: str) -> tuple[str, ...]:
-    """Return ``-F FILE``, empty for the default file, which ssh reads together with the system's."""
+    """Return ``-F FILE``; empty for the default file.
+
+    ssh reads the default file together with the system's.
+    """
     path = os.path.expanduser(file)
     if path == os.path.join(pwd.getpwuid(os.getuid()).pw_dir, ".ssh", "config"):
         return ()
@@ -187,7 +197,10 @@ def _query_ssh(
 
 
 def _query_paramiko(name: str, file: str, alias: str) -> dict[str, list[str]]:
-    """Return the same from paramiko's parser, which supports neither Include nor the system's file."""
+    """Return the settings that paramiko's parser reads, as `_query_ssh` returns them.
+
+    The parser supports neither Include nor the system's file.
+    """
     import paramiko
 
     path = Path(file).expanduser()
@@ -202,7 +215,11 @@ def _query_paramiko(name: str, file: str, alias: str) -> dict[str, list[str]]:
 
 
 def parse_address(address: str, where: str) -> tuple[str | None, str, int | None]:
-    """Split ``user@name:port``; IPv6 addresses with a port are in brackets. Raises UsageError."""
+    """Split ``user@name:port``; IPv6 addresses with a port are in brackets.
+
+    Raises:
+        UsageError: The address is malformed.
+    """
     user, _, rest = address.rpartition("@")
     port: str | None = None
     if rest.startswith("["):
@@ -217,7 +234,10 @@ def parse_address(address: str, where: str) -> tuple[str | None, str, int | None
 
 
 def _check_plain(name: str, hostname: str, user: str | None) -> None:
-    """Refuse names with characters that a shell interprets: both may become part of a ProxyCommand."""
+    """Refuse names with characters that a shell interprets.
+
+    Host name and user name may become part of a ProxyCommand.
+    """
     if hostname.startswith("-") or not re.fullmatch(r"[\w.:%@+-]+", hostname):
         raise UsageError(f"{name}: {hostname!r} is not a host name", "letters, digits, '.', '-', '_' and ':'")
     if user is not None and (user.startswith("-") or re.search(r"[\s'\"`$\\;&<>|(){}\x00-\x1f]", user)):
@@ -228,7 +248,7 @@ def _check_plain(name: str, hostname: str, user: str | None) -> None:
 
 
 def _tokens(alias: str, hostname: str, port: int, user: str, jump: str, key_alias: str) -> dict[str, str]:
-    """Return the percent tokens of ssh_config(5) that have a value before a connection."""
+    """Return the ssh_config(5) percent tokens that have a value before a connection."""
     local = socket.gethostname()
     mixed = f"{local}{hostname}{port}{user}{jump}".encode()
     return {
@@ -259,7 +279,10 @@ def _path(text: str, tokens: Mapping[str, str]) -> str:
 
 
 def _paths(text: str) -> list[str]:
-    """Split a list of paths. ``ssh -G`` prints no quotes: a word that begins no path continues the last one."""
+    """Split a list of paths.
+
+    ``ssh -G`` prints no quotes: a word that begins no path continues the last one.
+    """
     if text.lower() == "none":
         return []
     paths: list[str] = []

@@ -1,4 +1,7 @@
-"""A host behind SSH, with paramiko. It has one connection; every command has a channel of its own."""
+"""A host behind SSH, with paramiko.
+
+It has one connection; every command has a channel of its own.
+"""
 
 from __future__ import annotations
 
@@ -78,9 +81,12 @@ class SshHost:
                 raise
 
     def with_new_connection(self) -> SshHost:
-        """Return the same host over a further connection, which the caller closes. HostError as from ``connect``.
+        """Return the same host over a further connection, which the caller closes.
 
         One connection encrypts on one core: a stream that needs more bandwidth uses its own connection.
+
+        Raises:
+            HostError: As from ``connect``.
         """
         self.connect()
         other = SshHost(self.name, self.config)
@@ -157,7 +163,11 @@ class SshHost:
         return channel
 
     def ping(self) -> None:
-        """Wait for one answer of the SSH server. No program is started. Raises ConnectionLostError."""
+        """Wait for one answer of the SSH server; start no program.
+
+        Raises:
+            ConnectionLostError: The server does not answer.
+        """
         try:
             self._transport().global_request("keepalive@openssh.com", wait=True)
         except (OSError, EOFError) as error:
@@ -199,7 +209,11 @@ class SshHost:
 
 
 def _command(argv: Sequence[str], env: Mapping[str, str] | None) -> str:
-    """Return one quoted line for the host's shell. ValueError for arguments that no shell accepts."""
+    """Return one quoted line for the host's shell.
+
+    Raises:
+        ValueError: An argument is one that no shell accepts.
+    """
     words = list(argv)
     if not words or not words[0] or words[0].startswith("-"):
         raise ValueError(f"{words[:1]} is not a command")

@@ -1,4 +1,4 @@
-"""paramiko's transport with limits: keep-alives that need an answer, and bounded memory."""
+"""paramiko's transport with keep-alives that need an answer and bounded memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 
 
 class BoundedPacketizer(Packetizer):
-    """Limits the size of the greeting and of packets. paramiko accepts any announced length, up to 4 GiB."""
+    """A packetizer that limits the size of the greeting and of packets.
+
+    paramiko accepts any announced length, up to 4 GiB.
+    """
 
     def __init__(self, sock: Any) -> None:
         super().__init__(sock)
@@ -43,7 +46,10 @@ class BoundedPacketizer(Packetizer):
         self._deadline = 0.0
 
     def _read_timeout(self, timeout: float) -> bytes:
-        """Read a part of the greeting, with a limit on its length and time, which paramiko lacks."""
+        """Read a part of the greeting, with a limit on its length and time.
+
+        paramiko lacks this limit.
+        """
         now = time.monotonic()
         self._deadline = self._deadline or now + CONNECT_TIMEOUT
         if now > self._deadline:
@@ -61,7 +67,7 @@ class BoundedPacketizer(Packetizer):
 
 
 def _within_window(handle: Any) -> Any:
-    """Wrap the handler of a channel's data: a server that exceeds the window loses the connection."""
+    """Wrap a channel's data handler to disconnect a server that exceeds the window."""
 
     def checked(channel: paramiko.Channel, message: Message) -> None:
         waiting = len(channel.in_buffer) + len(channel.in_stderr_buffer) + len(message.get_remainder())

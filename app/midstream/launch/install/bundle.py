@@ -1,4 +1,4 @@
-"""The engine as one archive: named by its content, and installed on hosts under that name."""
+"""The engine as one archive, named by its content, also where it is installed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ INSTALL_TIMEOUT = 300.0  # seconds: a megabyte over a slow link
 
 @dataclass(frozen=True)
 class Bundle:
-    """A package as an uncompressed tar: names sorted, no times, no owners, so that equal sources give equal bytes."""
+    """A package as an uncompressed tar; equal sources give equal bytes.
+
+    Names are sorted, and there are no times and no owners.
+    """
 
     digest: str  # SHA-256 of ``tar``, hex
     tar: bytes = field(repr=False)
@@ -53,7 +56,7 @@ def build_bundle(package: Path | None = None) -> Bundle:
 
 
 def install_engine(host: Host, bundle: Bundle | None = None) -> EngineInstall:
-    """Install the engine at ``<root>/engines/<hash>/`` of the host, if it is not complete there."""
+    """Install the engine at the host's ``<root>/engines/<hash>/``, unless complete."""
     bundle = bundle or build_bundle()
     directory = host.call(attempts.installed)(root=host.root, digest=bundle.digest)
     if directory is None:

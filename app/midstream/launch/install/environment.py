@@ -1,4 +1,4 @@
-"""The engine's Python environment on a host: an existing one, or one built from the lock file."""
+"""The engine's Python environment on a host: existing, or built from a lock file."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ print(json.dumps({"version": list(sys.version_info[:3]), "missing": missing}))
 
 @dataclass(frozen=True)
 class Environment:
-    """The interpreter that starts the engine, and where it comes from (``how``), in words."""
+    """The interpreter that starts the engine, and its origin in words (``how``)."""
 
     python: str
     how: str
@@ -75,7 +75,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class _Imported:
-    """Output of `_CHECK`: the interpreter's version, and (module, error) of each failed import."""
+    """Output of `_CHECK`: interpreter version, and (module, error) of failed imports."""
 
     version: list[int]
     missing: list[tuple[Text, Text]]
@@ -92,7 +92,10 @@ class UsablePython:
 
 
 def host_variant(host: Host, config: HostConfig) -> Variant:
-    """Return the build of the packages that the host needs: from the fleet file, else from its accelerators."""
+    """Return the build of the packages that the host needs.
+
+    It follows from the fleet file, else from the host's accelerators.
+    """
     unknown = config.variant is None and config.devices is None
     return choose_variant(
         host.name, config, host.call(checks.accelerators, timeout=SEARCH_TIMEOUT)() if unknown else None
@@ -152,7 +155,11 @@ def prepare_environment(
 
 
 def _in_image(host: Host, config: HostConfig, container: ContainerConfig, modules: Sequence[str]) -> Environment:
-    """Check the interpreter of an image. LaunchError where it does not import ``modules``."""
+    """Check the interpreter of an image.
+
+    Raises:
+        LaunchError: It does not import ``modules``.
+    """
     python = config.python or IMAGE_PYTHON
     how = f"in the {container.runtime} container {container.image}"
     if container.runtime == "pyxis":  # srun starts it, on the compute nodes alone
@@ -168,7 +175,9 @@ def _in_image(host: Host, config: HostConfig, container: ContainerConfig, module
 
 
 def builds_environment(config: HostConfig) -> bool:
-    """Return whether an environment may have to be built for a host. Imports no package.
+    """Return whether an environment may have to be built for a host.
+
+    Imports no package.
 
     None is built if the host has ``python:``, or is this machine and midstream's environment has the engine's packages.
     """
@@ -185,7 +194,10 @@ class EnvironmentNeeds:
 
 
 def environment_needs(host: Host, config: HostConfig) -> EnvironmentNeeds:
-    """Return what an installation of the engine's environment on the host has to do. Only reads."""
+    """Return what an installation of the engine's environment on a host has to do.
+
+    Only reads.
+    """
     if not builds_environment(config):
         return EnvironmentNeeds(True, 0)
     try:
@@ -230,7 +242,11 @@ def find_python(host: Host, config: HostConfig, progress: Callable[[str], None] 
 
 
 def _interpreters(host: Host, also: Sequence[str] = ()) -> environments.Interpreters:
-    """Return the interpreters of a host. RemoteError if it names one without version or machine."""
+    """Return the interpreters of a host.
+
+    Raises:
+        RemoteError: The host names an interpreter without version or machine.
+    """
     found = host.call(environments.find, timeout=SEARCH_TIMEOUT)(minimum=list(MINIMUM), also=list(also))
     if found.python is not None and (found.version is None or found.machine is None):
         raise RemoteError(
@@ -240,7 +256,10 @@ def _interpreters(host: Host, also: Sequence[str] = ()) -> environments.Interpre
 
 
 def environment_name(lock: str, version: str, machine: str) -> str:
-    """Return the environment's name. Machines that share a root have the same name only for the same environment."""
+    """Return the environment's name.
+
+    Machines that share a root have the same name only for the same environment.
+    """
     return hashlib.sha256("\0".join((lock, version, machine)).encode()).hexdigest()[:16]
 
 
@@ -256,8 +275,17 @@ def build_environment(
 ) -> Environment:
     """Build the environment of a lock on ``host``, if it is not there, and return it.
 
-    ``hashed``: every package of the lock has its hash; without, the installer resolves what the packages need too.
-    Arguments and errors otherwise as of `prepare_environment`.
+    Errors as of `prepare_environment`.
+
+    Args:
+        host: The host.
+        config: Its entry in the fleet file.
+        report: Receives the progress.
+        lock: Text of the lock file.
+        modules: Modules that have to be importable.
+        cancel: Ends the build when it is set.
+        hashed: Every package of the lock has its hash; without, the installer resolves what the packages
+            need too.
     """
     found = find_python(host, config, report)
     name = environment_name(lock, found.version, found.machine)
@@ -298,7 +326,11 @@ def build_environment(
 def _built(
     host: str, lines: Iterable[Building], progress: InstallProgress, report: Reporter
 ) -> environments.InstalledEnvironment | None:
-    """Return what was built; None if the lines end without it. LaunchError if it cannot be built."""
+    """Return what was built; None if the lines end without it.
+
+    Raises:
+        LaunchError: It cannot be built.
+    """
     ready = None
 
     def update() -> None:
@@ -325,7 +357,10 @@ def _built(
 
 
 def missing_modules(host: Host, config: HostConfig, python: str, modules: Sequence[str]) -> list[str]:
-    """Return those of ``modules`` that ``python`` cannot import; none if it cannot be started."""
+    """Return those of ``modules`` that ``python`` cannot import.
+
+    The list is empty if ``python`` cannot be started.
+    """
     answer = _import(host, config, python, modules)
     if answer.code:
         return []
@@ -340,7 +375,10 @@ def _import(host: Host, config: HostConfig, python: str, modules: Sequence[str])
 
 
 def _wrong(host: Host, config: HostConfig, python: str, modules: Sequence[str]) -> str:
-    """Return why the engine does not run with ``python``, in one line; empty if it does."""
+    """Return why the engine does not run with ``python``; empty if it does.
+
+    The reason is one line.
+    """
     answer = _import(host, config, python, modules)
     if answer.code:
         return answer.error or f"ends with {answer.code}"

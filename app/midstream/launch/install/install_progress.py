@@ -1,4 +1,4 @@
-"""Progress of an installer: what pip and uv print, as packages, bytes and the time that is left.
+"""Progress of pip and uv from their output: packages, bytes and the time left.
 
 Standard library only: ``locks/progress`` uses it before anything is installed.
 """
@@ -24,7 +24,10 @@ _UV_DOWNLOAD = re.compile(r"^\s*(Downloading|Downloaded|Building|Built)\s+([A-Za
 
 @dataclass(frozen=True)
 class InstallState:
-    """Progress of an installation. Bytes are those of wheels; 0 in all if the sizes are unknown."""
+    """Progress of an installation.
+
+    Bytes are those of wheels; 0 in all if the sizes are unknown.
+    """
 
     packages: int
     bytes_total: int
@@ -110,7 +113,7 @@ class InstallProgress:
 
 
 def wheel_sizes(lock: str, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return bytes by name of the packages that a lock pins for Linux; 0 where the size is unknown."""
+    """Return bytes by name of the packages a lock pins for Linux; 0 where unknown."""
     found: dict[str, int] = {}
     for name, version, marker in _PIN.findall(lock):
         if not _FOREIGN.search(marker):

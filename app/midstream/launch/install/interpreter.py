@@ -1,4 +1,6 @@
-"""A Python for hosts whose own is too old or missing: one pinned build, installed by uv or from a tarball.
+"""A pinned Python for hosts whose own is too old or missing.
+
+It is one build, installed by uv or from a tarball.
 
 The build is python-build-standalone's, named with its hash in ``locks/python.json``. The tarball is in this
 machine's cache (``$MIDSTREAM_CACHE``, default ``~/.cache/midstream``), or is downloaded to it from
@@ -89,7 +91,7 @@ def bring_python(
     progress: Callable[[str], None] | None = None,
     pins: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the path of a Python under ``<root>/pythons/``; install it if it is missing.
+    """Return the path of a Python under ``<root>/pythons/``; install it if missing.
 
     Args:
         host: The host.
@@ -130,7 +132,9 @@ def bring_python(
 
 
 def python_tarball(build: PythonBuild) -> Path:
-    """Return the tarball in this machine's cache; download it if it is missing. Its hash was checked.
+    """Return the tarball in this machine's cache; download it if it is missing.
+
+    Its hash was checked.
 
     Raises:
         LaunchError: It cannot be downloaded, or has another hash.

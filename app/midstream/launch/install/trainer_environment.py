@@ -1,4 +1,7 @@
-"""The Python of another trainer on a host: named, or built from the requirements of its run file."""
+"""Another trainer's Python on a host: named, or built from requirements.
+
+The requirements are those of the trainer's run file.
+"""
 
 from __future__ import annotations
 

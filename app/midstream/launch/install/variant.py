@@ -1,4 +1,6 @@
-"""The build of the engine's packages for a host: by its driver, its TPU's generation, or the fleet file.
+"""The build of the engine's packages for a host.
+
+It follows from the host's driver, its TPU's generation, or the fleet file.
 
 Floors: the CUDA 12 builds of jax need driver 525, those for CUDA 13 need driver 580 and compute capability 7.5; libtpu
 0.0.42.1 drops TPU v2 and v3, whose last jax is 0.10.1. TPU wheels exist for x86_64 alone.

@@ -1,4 +1,7 @@
-"""Wheels for hosts without a package index: collected here, checked against the lock, and copied to the host."""
+"""Wheels for hosts without a package index.
+
+They are collected here, checked against the lock, and copied to the host.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ tar -xf - -C "$1"
 
 
 def glibc_version(libc: str) -> tuple[int, int] | None:
-    """Return major and minor version of ``glibc 2.35``; None for another C library or an unknown version."""
+    """Return major and minor version of ``glibc 2.35``.
+
+    None for another C library or an unknown version.
+    """
     found = re.fullmatch(r"glibc (\d{1,4})\.(\d{1,4})(\.\d+)*", libc, re.ASCII)
     return (int(found[1]), int(found[2])) if found else None
 
@@ -39,7 +45,9 @@ def collect_wheels(
     glibc: tuple[int, int],
     progress: Callable[[str], None] | None = None,
 ) -> list[Path]:
-    """Return the wheels that a lock pins; download the missing ones with pip, which checks their hashes.
+    """Return the wheels that a lock pins; download the missing ones with pip.
+
+    pip checks their hashes.
 
     Args:
         lock: Text of the lock file.
@@ -96,7 +104,7 @@ def _pinned(lock: str, directory: Path) -> list[Path]:
 
 
 def _platforms(machine: str, glibc: tuple[int, int]) -> list[str]:
-    """Return the tags of PEP 600 that a host with this C library accepts, the newest first."""
+    """Return the PEP 600 tags that a host with this C library accepts, newest first."""
     newest = [f"manylinux_2_{minor}_{machine}" for minor in range(glibc[1], 16, -1)]
     return [
         *newest,
@@ -108,7 +116,10 @@ def _platforms(machine: str, glibc: tuple[int, int]) -> list[str]:
 
 
 def _pip() -> list[str]:
-    """Return a pip of this machine: midstream's own environment has none if uv created it."""
+    """Return a pip of this machine.
+
+    midstream's own environment has none if uv created it.
+    """
     for python in (sys.executable, getattr(sys, "_base_executable", ""), "python3"):
         argv = [python, "-I", "-m", "pip"]
         try:
@@ -120,7 +131,7 @@ def _pip() -> list[str]:
 
 
 def send_wheels(host: Host, lock: str, wheels: Sequence[Path], progress: Callable[[str], None] | None = None) -> str:
-    """Copy the wheels to ``<root>/wheels/<lock>/`` of the host, if they are missing, and return that directory."""
+    """Copy missing wheels to the host's ``<root>/wheels/<lock>/``, and return it."""
     directory = f"{host.root}/wheels/{hashlib.sha256(lock.encode()).hexdigest()[:16]}"
     if host.run(["test", "-f", f"{directory}/.complete"]).returncode == 0:
         return directory

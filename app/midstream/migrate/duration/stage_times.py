@@ -1,4 +1,4 @@
-"""Duration of a migration's stages: measured from its journal, and the time that is left."""
+"""Durations of a migration's stages, measured from its journal; the time left."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ STARTED, PROGRESS, DONE = "started", "progress", "done"
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Times of the stages in the journal. Seconds by stage; the times are UTC seconds of the operator's clock."""
+    """Times of the stages in the journal.
+
+    Seconds by stage; the times are UTC seconds of the operator's clock.
+    """
 
     measured: Mapping[str, float]  # of stages that have ended; one that ran twice has the sum
     current: str = ""  # the stage that runs; empty: none
@@ -59,7 +62,10 @@ def stage_times(events: Sequence[Event]) -> StageTimes:
 
 
 def estimates(plan: Plan, facts: Facts) -> dict[str, float | None]:
-    """Return the expected seconds of each stage: the plan's, replaced by what the migration has measured since."""
+    """Return the expected seconds of each stage.
+
+    They are the plan's, replaced by what the migration has measured since.
+    """
     found = dict(plan.estimate.duration)
     if facts.predicted is not None and DOWNTIME in found:
         found[DOWNTIME] = sum(facts.predicted.values())
@@ -97,7 +103,10 @@ def remaining(expected: Durations, times: StageTimes, now: float) -> Remaining:
 
 
 def report(plan: Plan, times: StageTimes) -> dict[str, Any]:
-    """Return estimated and measured seconds by stage, for results and `--verify`; the estimate is the plan's."""
+    """Return estimated and measured seconds by stage.
+
+    They are for results and `--verify`; the estimate is the plan's.
+    """
     measured = {name: times.measured[name] for name in STAGES if name in times.measured}
     return {
         "estimated": dict(plan.estimate.duration),

@@ -1,4 +1,4 @@
-"""Stages of a migration: the parts of its duration that are estimated, measured and shown."""
+"""Stages of a migration: the estimated, measured and shown parts of its duration."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def unknown_stages(durations: Durations) -> tuple[str, ...]:
 
 
 def total_text(durations: Durations) -> str:
-    """Return the total: ``about 3m20``, ``at least 1m05, with install unknown``, or ``unknown``."""
+    """Return the total of the durations as text.
+
+    It is ``about 3m20``, ``at least 1m05, with install unknown``, or ``unknown``.
+    """
     unknown, known = unknown_stages(durations), known_seconds(durations)
     if not unknown:
         return f"about {shown(known)}"

@@ -18,6 +18,13 @@ def start_attempt(
     """Start the run's next attempt on ``group`` with ``command``, for ``owner``.
 
     Returns its number, ``at_least`` or higher. An attempt that a killed process of this migration started is adopted.
+
+    Args:
+        migration: The migration.
+        group: Hosts of the attempt: the migration's source or target.
+        command: The engine's first command.
+        owner: Name of the target that the attempt is started for.
+        at_least: Lowest number of the attempt.
     """
     plan = migration.plan
     overrides = plan.target_flags if group is migration.target_group else plan.source_flags

@@ -1,4 +1,4 @@
-"""Read files of a migration that may be damaged, and describe what is wrong with them."""
+"""Reads of a migration's files that may be damaged, with descriptions of damage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ Value = TypeVar("Value")
 
 
 def problem_of(file: Path, check: Callable[[], object]) -> str:
-    """Describe a file's damage, in words that follow its name; empty if ``check`` passes."""
+    """Describe a file's damage; empty if ``check`` passes.
+
+    The words follow the file's name.
+    """
     try:
         check()
     except (OSError, records.RecordError, MidstreamError) as error:

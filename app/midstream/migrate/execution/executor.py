@@ -1,4 +1,7 @@
-"""Execute a migration's phases, each journaled before and after; roll back on failure."""
+"""Execution of a migration's phases, each journaled before and after.
+
+A failure rolls them back.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +105,9 @@ def _run(migration: Migration, phase: Phase) -> None:
 
 
 def _run_with_reconnects(migration: Migration, phase: Phase) -> None:
-    """Run the phase; after a lost connection, reconnect and run it again, which continues it.
+    """Run the phase; after a lost connection, reconnect and run it again.
+
+    The second run continues the phase.
 
     Raises:
         PreemptedError: the provider of an unreachable host reports that it was preempted.
@@ -220,7 +225,7 @@ def _roll_back(migration: Migration, why: str, code: Exit) -> Exit:
 
 
 def _result(migration: Migration, code: Exit, outcome: str, message: str) -> Exit:
-    """Write the result, the last line of the journal and of ``--json``; return ``code``."""
+    """Write the result, the last line of journal and ``--json``; return ``code``."""
     certificate, report = migration.directory.certificate(), migration.directory.downtime()
     events = read_events(migration.directory.journal_file)
     detail: dict[str, Any] = {

@@ -51,7 +51,10 @@ class _Result:
 
 
 class JournalError(MidstreamError):
-    """The journal cannot be written. The migration stops: every action is journaled first."""
+    """Error: the journal cannot be written.
+
+    The migration stops: every action is journaled first.
+    """
 
     code = Exit.INTERRUPTED
 
@@ -73,7 +76,11 @@ class Content:
         self.damaged = 0  # unreadable lines since facts were last established again
 
     def add_lines(self, lines: Iterable[bytes]) -> None:
-        """Add further lines, without their line ends. NewerFormatError if a newer midstream wrote them."""
+        """Add further lines, without their line ends.
+
+        Raises:
+            NewerFormatError: A newer midstream wrote them.
+        """
         for line in lines:
             event = _parse(line)
             if event is None:
@@ -98,7 +105,11 @@ class Journal:
     """One migration's journal, for the process that executes it. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
-        """Open a journal for writing. MidstreamError if a newer midstream wrote it: nothing is written then."""
+        """Open a journal for writing.
+
+        Raises:
+            MidstreamError: A newer midstream wrote it: nothing is written then.
+        """
         refuse_newer(path)
         self.path = path
         self._lock = threading.Lock()
@@ -309,7 +320,7 @@ def _parse(line: bytes) -> Event | None:
 
 
 def follow_events(path: Path, *, until: threading.Event, poll: float = 0.1, offset: int = 0) -> Iterator[Event]:
-    """Yield events as they are written, from byte ``offset`` on, but plan and fleet file.
+    """Yield events from byte ``offset`` on as written, except plan and fleet file.
 
     Ends when ``until`` is set and everything was read.
     """

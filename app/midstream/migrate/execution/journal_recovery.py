@@ -70,7 +70,10 @@ def reestablish(migration: Migration, *, rollback: bool) -> None:
 
 
 def _fence(migration: Migration) -> tuple[records.Fence, bool]:
-    """Return the source's fence, and whether this migration has the migration lock there."""
+    """Return the source's fence, and whether this migration has the lock there.
+
+    The lock is the migration lock.
+    """
     plan, source = migration.plan, migration.source
     fence = migration.source_group.describe().fence
     if fence is None:
@@ -92,7 +95,7 @@ def _stop_facts(migration: Migration) -> Facts:
 
 
 def _target_facts(migration: Migration, sealed: bool, rollback: bool) -> Facts:
-    """Return facts of the migration's attempt on the target, and its rehearsal checkpoint."""
+    """Return facts of the migration's target attempt and its rehearsal checkpoint."""
     plan, facts = migration.plan, Facts()
     try:
         newest = migration.target_group.attempt_of_migration(plan.migration)
@@ -115,7 +118,10 @@ def _target_facts(migration: Migration, sealed: bool, rollback: bool) -> Facts:
 def _newest_command(
     migration: Migration, group: HostGroup, actions: tuple[str, ...]
 ) -> tuple[int, records.Command] | None:
-    """Return the newest attempt with a command of this migration in ``actions``, and it."""
+    """Return the newest attempt with a command of this migration, and the command.
+
+    The command is one of ``actions``.
+    """
     for number in sorted(group.describe().attempts, reverse=True):
         path = group.paths.attempt(number).command_file
         try:
@@ -135,7 +141,10 @@ def _newest_command(
 
 
 def _journal_evident_phases(migration: Migration, sealed: bool, took_over: bool) -> None:
-    """Journal phases as done that the hosts prove: a seal proves prepare, a start cutover."""
+    """Journal phases as done that the hosts prove.
+
+    A seal proves prepare, a start cutover.
+    """
     for phase, evident in ((PREPARE, sealed), (CUTOVER, took_over)):
         if evident and not _has_phase_event(migration, phase, DONE):
             migration.journal.write("phase", phase=phase, state=DONE, message="according to the hosts")
@@ -183,7 +192,10 @@ def hosts_report(directory: MigrationDirectory) -> str:
 
 
 def _readable_fleet(directory: MigrationDirectory) -> Fleet | None:
-    """Return the migration's fleet, else the user's; None if neither can be read or has hosts."""
+    """Return the migration's fleet, else the user's.
+
+    None if neither can be read or has hosts.
+    """
     for path in (directory.fleet_file, None):
         with contextlib.suppress(MidstreamError):
             fleet = load_fleet(path)

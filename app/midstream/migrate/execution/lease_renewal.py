@@ -15,7 +15,7 @@ RENEW_INTERVAL = 30.0  # seconds; far below the standby's lease of one hour
 
 
 class LeaseRenewal:
-    """Renews the lease of a migration's standby in a thread, while the migration's process runs.
+    """Renewal of a standby's lease in a thread, while the migration's process runs.
 
     An unreachable target is tried again after the interval.
     """

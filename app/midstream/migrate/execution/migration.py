@@ -30,7 +30,9 @@ class RollbackRequested(Exception):
 
 
 class NeedsOperatorError(MidstreamError):
-    """The migration cannot continue by itself, and a rollback would lose more than it saves.
+    """Error: the migration cannot continue by itself.
+
+    A rollback would lose more than it saves.
 
     The message says what happened; ``hint`` has the commands to choose from.
     """
@@ -55,7 +57,7 @@ class Phase(Protocol):
 
 @dataclass
 class Migration:
-    """A migration that is being executed: what its phases work with, and their reports."""
+    """A migration in execution: the objects its phases work with, and their reports."""
 
     plan: Plan
     directory: MigrationDirectory
@@ -117,11 +119,14 @@ class Migration:
         self.journal.write("command", phase=self.phase, message=line, host=host.name, **lines)
 
     def log_own_command(self, line: str, does: str) -> None:
-        """Journal what ``does``, a command of midstream itself on the operator's machine, does."""
+        """Journal the action of ``does``, a midstream command on the operator's machine."""
         self.journal.write("command", phase=self.phase, message=line, does=does)
 
     def progress(self, what: str) -> Callable[[Progress], None]:
-        """Return a function that journals copy progress, at most four lines a second and the last."""
+        """Return a function that journals copy progress.
+
+        It journals at most four lines a second and the last.
+        """
         last_bytes, last_time = -1, 0.0
 
         def report(progress: Progress) -> None:
@@ -169,5 +174,8 @@ def ways_to_continue(migration: Migration) -> str:
 
 
 def replayed(migration: Migration) -> bool:
-    """Return whether the target computes the state: a live migration that has not fallen back."""
+    """Return whether the target computes the state.
+
+    It does in a live migration that has not fallen back.
+    """
     return migration.plan.mode == LIVE and not migration.journal.facts.fallback_reason

@@ -1,4 +1,6 @@
-"""Directory of a migration: `$MIDSTREAM_STATE/migrations/<id>/`, readable by its owner alone (0700).
+"""Directory of a migration, readable by its owner alone (0700).
+
+It is `$MIDSTREAM_STATE/migrations/<id>/`.
 
 journal.jsonl      plan and fleet file, then what was done: sufficient to continue
 plan.json          the plan; written once
@@ -98,13 +100,20 @@ class MigrationDirectory:
         return self.journal_file.stat().st_size if self.journal_file.is_file() else 0
 
     def journal_lost(self) -> bool:
-        """Return whether the journal is missing, empty or no file: a new migration has one."""
+        """Return whether the journal is missing, empty or no file.
+
+        A new migration has one.
+        """
         return not self.journal_size()
 
     # ------------------------------------------------------------------------------------------ content
 
     def plan(self) -> Plan:
-        """Return the plan, from the journal if plan.json is damaged. MidstreamError if both are."""
+        """Return the plan, from the journal if plan.json is damaged.
+
+        Raises:
+            MidstreamError: Both are damaged.
+        """
         return self.plan_or_journaled(self._journal().plan)
 
     def _journal(self) -> journals.Content:
@@ -187,9 +196,12 @@ class MigrationDirectory:
         Plan.from_json(records.read_json(str(self.plan_file)), self.plan_file.name)
 
     def check_fleet(self, plan: Plan | None, journaled: str | None) -> None:
-        """Raise UsageError if fleet.yaml cannot be read, or lacks a host that the plan names.
+        """Check that fleet.yaml can be read and has the hosts that the plan names.
 
         A file equal to the journaled text is never damaged.
+
+        Raises:
+            UsageError: It cannot be read, or lacks such a host.
         """
         with suppress(OSError, UnicodeDecodeError):  # load_fleet names what is wrong
             if journaled is not None and self.fleet_file.read_text() == journaled:
@@ -409,7 +421,7 @@ def _is_migration(path: Path) -> bool:
 
 
 def create(plan: Plan, fleet_text: str) -> MigrationDirectory:
-    """Create the directory of a new migration: plan, fleet file, first lines of the journal.
+    """Create the directory of a new migration: plan, fleet file, first journal lines.
 
     It is complete or absent.
 

@@ -124,7 +124,10 @@ def rollback(migration: str) -> None:
 
 
 def follow(migration: str, offset: int = 0) -> Iterator[Event]:
-    """Yield the journal's events from byte ``offset`` on until the migration's process exits."""
+    """Yield events from byte ``offset`` on until the migration's process exits.
+
+    The events are the journal's.
+    """
     directory = MigrationDirectory.find(migration)
     ended = threading.Event()
     stopped = threading.Event()
@@ -174,7 +177,7 @@ def _spawn(directory: MigrationDirectory, *flags: str) -> None:
 
 
 def last_log_line(directory: MigrationDirectory) -> str:
-    """Return what the process logged after its last journal line, or that the disk is full.
+    """Return the process's log after its last journal line, or that the disk is full.
 
     Empty if neither applies.
     """

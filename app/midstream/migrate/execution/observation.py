@@ -1,4 +1,7 @@
-"""The watcher's reports of the migrated run: its copy on a host, the host's clock, waiting for a state."""
+"""The watcher's reports of the migrated run.
+
+They are its copy on a host, the host's clock, and waiting for a state.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def wait_for(
     timeout: float,
     check: Callable[[], None] | None = None,
 ) -> RunView:
-    """Wait until ``predicate`` holds for the run's copy on ``host``, and return that copy.
+    """Wait until ``predicate`` holds for the run's copy on ``host``; return the copy.
 
     An unreachable host is no evidence of anything: time without contact does not count towards ``timeout``, and
     neither does time in which this process did not run.

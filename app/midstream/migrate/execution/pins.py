@@ -1,4 +1,4 @@
-"""Pins: checkpoints that retention keeps for the migration, on the source and on the target."""
+"""Pins: checkpoints on source and target that retention keeps for the migration."""
 
 from __future__ import annotations
 

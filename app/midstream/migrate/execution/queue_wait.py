@@ -1,4 +1,4 @@
-"""Wait for the allocation of an attempt that is a job of SLURM, and check that it is the planned one.
+"""The wait for a SLURM attempt's allocation, and its comparison with the plan.
 
 The wait has no limit: a queue takes as long as it takes, and the user can roll back at any time.
 """
@@ -19,7 +19,9 @@ WAIT_STEP = 0.5  # seconds between two looks for a requested rollback
 
 
 def wait_in_queue(migration: Migration, group: HostGroup, attempt: int) -> None:
-    """Wait until the attempt's job has its nodes; return at once where the group's target is no SLURM allocation.
+    """Wait until the attempt's job has its nodes.
+
+    Returns at once where the group's target is no SLURM allocation.
 
     A login node that does not answer is no evidence: the wait goes on.
 

@@ -1,4 +1,4 @@
-"""Journal the stages of a migration: what each took, and how long the rest is expected to take."""
+"""Journaled stages of a migration: time taken, and expected time of the rest."""
 
 from __future__ import annotations
 

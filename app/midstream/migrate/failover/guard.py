@@ -1,4 +1,4 @@
-"""Guard a run: migrate it when there is evidence that its machine is lost or will be terminated.
+"""A guard that migrates a run on evidence of its machine's loss or termination.
 
 Evidence is: a machine that answers, where the engine's process has exited while its status says that it runs (killed,
 or the machine was rebooted), also where that is one of several processes and the others failed because of it; a notice
@@ -117,7 +117,7 @@ def judge(
 
 
 def judge_failed(ranks: Sequence[RankView], provided: Callable[[str], tuple[str, str]]) -> Verdict | None:
-    """Judge a failed run of several processes: whether one of them was ended from outside.
+    """Judge whether one of a failed run's several processes was ended from outside.
 
     None where the run failed by an error of its own. ``provided`` returns the provider's status of a host, as in
     `judge`.
@@ -222,7 +222,10 @@ class Guard:
         return fleet_slices.host_slice_status(self.fleet, copies[0].host) if copies else (SliceStatus.UNKNOWN, "")
 
     def owner(self, snapshot: Snapshot) -> str:
-        """Return the target that the run was handed to, where the newest copy found is not on it; else empty."""
+        """Return the target that the run was handed to, or an empty text.
+
+        Empty where the newest copy found is on that target, and for a run that was not handed over.
+        """
         run = next(iter(snapshot.copies(self.run_id)), None)
         if run is None or run.running or run.fence is None or run.fence.sealed_step is None:
             return ""  # a run that never migrated belongs to the host that has it, under any name
@@ -231,7 +234,10 @@ class Guard:
         return "" if run.host in known else owner
 
     def _failed(self, run: RunView, snapshot: Snapshot) -> Verdict | None:
-        """Call `judge_failed` for a run on several hosts; None for others, or where they do not answer."""
+        """Call `judge_failed` for a run on several hosts.
+
+        None for other runs, or where the hosts do not answer.
+        """
         host = snapshot.host(run.host)
         if host is None or host.link != LIVE:
             return None
@@ -297,7 +303,9 @@ class Guard:
         raise MidstreamError(message, f"midstream --migrate {self.run_id} --to TARGET")
 
     def _request(self, run: RunView, verdict: Verdict, target: str, store: str) -> Request:
-        """Return the request for a migration, from the checkpoints in ``store`` where it is given.
+        """Return the request for a migration.
+
+        It starts from the checkpoints in ``store`` where it is given.
 
         Raises:
             MidstreamError: No host has a copy of the run.
@@ -310,7 +318,7 @@ class Guard:
         return replace(request, source=self._host_of_copy(run, target), source_lost=True)
 
     def _store(self, run: RunView) -> str:
-        """Return the bucket of a lost run's checkpoints; empty where they were on its disks."""
+        """Return the bucket of a lost run's checkpoints; empty if they were on its disks."""
         owner = run.fence.owner if run.fence is not None else ""
         return run.store or self.fleet.store_of_target(owner)
 

@@ -1,4 +1,7 @@
-"""Notify the user: the fleet file's ``on_event:`` command, and the webhooks of ``notify:``."""
+"""Notifications of the user: the ``on_event:`` command and ``notify:`` webhooks.
+
+The fleet file names both.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ _log = logging.getLogger(__name__)
 
 
 def notify_all(fleet: Fleet, event: Mapping[str, Any]) -> None:
-    """Run the command of ``on_event:`` and send the event to every receiver of ``notify:``, concurrently."""
+    """Send the event to the ``on_event:`` command and to all ``notify:`` receivers.
+
+    Command and receivers get it concurrently.
+    """
     with ThreadPoolExecutor(max_workers=1 + len(fleet.notify)) as pool:
         pool.submit(notify, fleet.on_event, event)
         for receiver in fleet.notify:
@@ -30,7 +36,9 @@ def notify_all(fleet: Fleet, event: Mapping[str, Any]) -> None:
 
 
 def notify(command: str | None, event: Mapping[str, Any]) -> bool:
-    """Run ``command`` through the shell with ``event`` as a JSON line on stdin; return whether it succeeded.
+    """Run ``command`` with ``event`` on its stdin; return whether it succeeded.
+
+    ``command`` runs through the shell; the event is a JSON line.
 
     Texts of the event are `printable`; its ``kind`` is in ``$MIDSTREAM_EVENT``. No part of the event is in the command
     line. A failure is logged and raises nothing, because a notification must not stop a migration.

@@ -27,7 +27,9 @@ class PreemptedError(MidstreamError):
 def unless_preempted(
     fleet: Fleet, target: Target, note: Callable[[str], None], consequence: str
 ) -> Generator[None, None, None]:
-    """Suppress the errors of unreachable hosts of a target that is not needed any more, if it was preempted.
+    """Suppress errors of unreachable hosts of a target, if it was preempted.
+
+    The target is one that is not needed any more.
 
     Args:
         fleet: The fleet.
@@ -48,7 +50,10 @@ def unless_preempted(
 
 
 def preempted(fleet: Fleet, target: Target) -> str:
-    """Return the provider's line on a preempted host of the target; empty where none is known to be."""
+    """Return the provider's line on a preempted host of the target.
+
+    Empty where none is known to be preempted.
+    """
     for name in target.hosts:
         status, line = fleet_slices.host_slice_status(fleet, name)
         if status == SliceStatus.PREEMPTED:
@@ -57,7 +62,10 @@ def preempted(fleet: Fleet, target: Target) -> str:
 
 
 class ProviderQuery:
-    """Query of a target's status at its provider, at most once per interval, while it does not answer."""
+    """Query of a target's status at its provider, while it does not answer.
+
+    It is made at most once per interval.
+    """
 
     def __init__(self, fleet: Fleet, target: Target, hint: str = "midstream --migrate requests it again") -> None:
         self._fleet, self._target, self._hint = fleet, target, hint
@@ -78,7 +86,7 @@ class ProviderQuery:
 
 
 def provider_of(migration: Migration, group: HostGroup) -> ProviderQuery:
-    """Return the query to the provider of the machines of a migration's source or target."""
+    """Return the provider query for the machines of a migration's source or target."""
     fleet = migration.fleet
     if group is not migration.source_group:
         return ProviderQuery(fleet, group.target)

@@ -26,7 +26,10 @@ _log = logging.getLogger(__name__)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows no redirects: the event would be sent to a place that the fleet file does not name."""
+    """A redirect handler that follows no redirects.
+
+    The event would be sent to a place that the fleet file does not name.
+    """
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:  # noqa: ARG002
         return None
@@ -60,7 +63,10 @@ def send(receiver: NotifyConfig, event: Mapping[str, Any]) -> bool:
 
 
 def slack_message(event: Mapping[str, Any]) -> dict[str, str]:
-    """Return the event as a message of Slack's incoming webhooks, which other chats accept too."""
+    """Return the event as a message of Slack's incoming webhooks.
+
+    Other chats accept it too.
+    """
     values = printable_values(event)
     message = str(values.get("message", ""))[:MAX_MESSAGE]
     details = [f"{name} {values[name]}" for name in ("run", "migration") if values.get(name)]
@@ -84,7 +90,10 @@ def _resolved(url: str) -> str:
 
 
 def _post(url: str, body: bytes) -> tuple[str, float | None]:
-    """Send a body once. Return why it was refused (empty if it was accepted), and the seconds until another attempt."""
+    """Send a body once; return why it was refused and when to try again.
+
+    The reason is empty if it was accepted; the time is the seconds until another attempt.
+    """
     request = urllib.request.Request(url, body, {"Content-Type": "application/json", "User-Agent": "midstream"})
     try:
         with urllib.request.build_opener(_NoRedirect).open(request, timeout=REQUEST_TIMEOUT) as answer:

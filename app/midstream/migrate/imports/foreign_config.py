@@ -1,4 +1,6 @@
-"""Configuration and arrays of a run that an import would make, from what a checkpoint shows without being read.
+"""Configuration and arrays of a run that an import would make.
+
+They follow from what a checkpoint shows without being read.
 
 The numbers that determine batch, memory and bytes are translated here. The converter on the source translates all
 settings, checks every array, and refuses what it cannot carry over.
@@ -55,7 +57,10 @@ class ForeignRun:
 
 
 class _Loader(yaml.SafeLoader):
-    """Loads YAML without constructing objects: a tagged value is a plain one. Aliases may not expand to much."""
+    """A YAML loader that constructs no objects: a tagged value is a plain one.
+
+    Aliases may not expand to much.
+    """
 
     def get_single_node(self) -> yaml.Node | None:
         node = super().get_single_node()
@@ -65,7 +70,11 @@ class _Loader(yaml.SafeLoader):
 
 
 def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
-    """Return the number of nodes with all aliases expanded. ValueError for a node that contains itself."""
+    """Return the number of nodes with all aliases expanded.
+
+    Raises:
+        ValueError: A node contains itself.
+    """
     found = known.get(id(node))
     if found == 0:
         raise ValueError("an alias names what contains it")
@@ -219,7 +228,7 @@ def _levanter(survey: CheckpointSurvey) -> ForeignRun:
 
 
 def _cache_directories(data: Mapping[str, Any]) -> list[str]:
-    """Return the token caches that ``data`` names: one, or one for each part of a mixture."""
+    """Return the token caches that ``data`` names: one, or one per part of a mixture."""
     parts: list[Any] = [data, *section(data, "components").values(), *section(data, "configs").values()]
     found = [cast("dict[str, Any]", part).get("cache_dir") for part in parts if isinstance(part, dict)]
     return [str(each) for each in found if each]
@@ -271,9 +280,12 @@ def _hugging_face(survey: CheckpointSurvey, flags: Mapping[str, str]) -> Foreign
 
 
 def _config(model: Mapping[str, Any], optimizer: str, trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections of a run.yaml. Numbers that determine only the learning rate are left out.
+    """Return the sections of a run.yaml.
 
-    Raises ValueError for a number of steps, or a batch, that no run has.
+    Numbers that determine only the learning rate are left out.
+
+    Raises:
+        ValueError: A number of steps, or a batch, is one that no run has.
     """
     batch: Any = trainer["train_batch_size"]  # or its schedule: [{start: STEP, value: EXAMPLES}, ...]
     sizes = [part["value"] for part in cast("list[dict[str, Any]]", batch)] if isinstance(batch, list) else [batch]

@@ -1,4 +1,6 @@
-"""Plan the import of another trainer's checkpoint and its migration, from what can be read on the source.
+"""Plan of the import of another trainer's checkpoint and its migration.
+
+It is made from what can be read on the source.
 
 Nothing is written on any host, and neither engine nor Python packages are needed there.
 """
@@ -40,7 +42,9 @@ def plan_import(
     cast_parameters: str = "",
     flags: Sequence[str] = (),
 ) -> Plan:
-    """Plan a migration of the run that an import would make. Reads from both ends and changes nothing.
+    """Plan a migration of the run that an import would make.
+
+    Reads from both ends and changes nothing.
 
     Args:
         fleet: The fleet.
@@ -105,7 +109,9 @@ def plan_import(
 
 
 def read_survey(source: Host, path: str, config: str) -> CheckpointSurvey:
-    """Survey a checkpoint of another trainer on its host. Arguments are those of `plan_import`.
+    """Survey a checkpoint of another trainer on its host.
+
+    Arguments are those of `plan_import`.
 
     Raises:
         MidstreamError: There is no checkpoint that can be read.

@@ -1,4 +1,4 @@
-"""The arrays that the engine's state has for a configuration, computed from it alone.
+"""The arrays of the engine's state, computed from a configuration alone.
 
 A plan uses them where no checkpoint of the engine exists yet. A test compares them with the engine's own.
 """
@@ -23,7 +23,9 @@ _Parts = tuple[_Shape | None, _Shape | None]  # weight and bias; None: the model
 
 
 def state_arrays(config: Mapping[str, Any], rows: int) -> list[ArrayEntry]:
-    """Return the large arrays of the state: parameters, moments, averages. Counts and the key are left out.
+    """Return the large arrays of the state: parameters, moments, averages.
+
+    Counts and the key are left out.
 
     Muon, which has one moment for matrices and two for the rest, is counted with two for embedding and head.
 
@@ -67,7 +69,10 @@ def size_of(array: ArrayEntry) -> int:
 
 
 def without_embedding(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Return bytes of the state without the rows of embedding and head, and bytes of one row in both."""
+    """Return the state's bytes without embedding and head rows, and bytes of one row.
+
+    The row is counted in both embedding and head.
+    """
     none, one = (sum(map(size_of, state_arrays(config, rows))) for rows in (0, 1))
     return none, one - none
 

@@ -86,7 +86,10 @@ class Certify:
         self._issue(migration, proof, run)
 
     def undo(self, migration: Migration) -> None:
-        """Write in the certificate's page that it is void. It stays as a record of what was certified."""
+        """Write in the certificate's page that it is void.
+
+        It stays as a record of what was certified.
+        """
         page = migration.directory.page_file
         if page.exists() and certificate_page.VOID not in (text := page.read_text()):
             heading, _, rest = text.partition("\n")

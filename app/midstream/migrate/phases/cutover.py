@@ -43,7 +43,10 @@ class Cutover:
         migration.clock.end(migration.phase)
 
     def undo(self, migration: Migration) -> None:
-        """Resume the source: it was sealed under this migration's epoch, or commanded to stop."""
+        """Resume the source after its seal or a stop command.
+
+        It was sealed under this migration's epoch, or commanded to stop.
+        """
         plan = migration.plan
         if not owns_run(migration):
             migration.note(

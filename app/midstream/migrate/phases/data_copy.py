@@ -19,7 +19,10 @@ def copy_token_caches(migration: Migration, digests: Iterable[str]) -> None:
 
 
 def copy_further_caches(migration: Migration, checkpoint: str) -> None:
-    """Copy the token caches that a checkpoint on the target needs beside those of the plan, which are there."""
+    """Copy the token caches that a target's checkpoint needs beside the plan's.
+
+    Those of the plan are there.
+    """
     needed = migration.target_group.checkpoint_store.data_digests(checkpoint)
     copy_token_caches(migration, [digest for digest in needed if digest not in migration.plan.route.data_digests])
 

@@ -1,4 +1,4 @@
-"""Start, wait for and end the standby: an attempt on the target, compiled and rehearsed.
+"""The standby, a compiled and rehearsed attempt on the target: start, wait, end.
 
 It waits for the state while the source trains. Before the takeover command it has no part in the run, so it may be
 ended or replaced at any time. Its status has epoch 0 until it has a state, which distinguishes it from a training
@@ -39,7 +39,7 @@ STAGES_BY_STATE = {records.COMPILING: stages.COMPILE, records.RESTORING: stages.
 
 
 def ensure(migration: Migration) -> int:
-    """Return the number of the standby on the target, once it is ready; start one if none runs.
+    """Return the target's standby number once it is ready; start one if none runs.
 
     Raises:
         MidstreamError: the rehearsal failed on the target; the message has its last log line.
@@ -95,7 +95,10 @@ def copy_rehearsal(migration: Migration) -> StartingPoint:
 
 
 def _choose(migration: Migration) -> StartingPoint:
-    """Choose and pin the checkpoint to rehearse on: retention would replace it by the next."""
+    """Choose and pin the checkpoint to rehearse on.
+
+    Retention would replace it by the next.
+    """
     plan, source = migration.plan, migration.source
 
     def pinned() -> run_state.CheckpointSummary | None:
@@ -206,9 +209,10 @@ def _wait_ready(migration: Migration, number: int) -> int:
 
 
 def take_over(migration: Migration, command: records.Command, sealed: Sealed) -> int | None:
-    """Send the standby the sealed fence and ``command`` in one call; return its number.
+    """Send the standby the sealed fence and ``command`` in one call.
 
-    None, after a note of the reason, if no standby took the run over and a new attempt has to be started.
+    Returns the standby's number. None, after a note of the reason, if no standby took the run over and a new
+    attempt has to be started.
     """
     number = migration.journal.facts.standby_attempt
     if number is None:
@@ -339,9 +343,9 @@ def end_standby(migration: Migration) -> None:
 
 
 def end_standby_if_reachable(migration: Migration, patience: float = 0.0) -> bool:
-    """End the standby, trying for ``patience`` seconds. False if its host is unreachable.
+    """End the standby, trying for ``patience`` seconds; False if unreachable.
 
-    A note then says what ends the standby there.
+    It is unreachable if its host is; a note then says what ends the standby there.
     """
     if migration.journal.facts.standby_attempt is None and not migration.plan.has_standby:
         return True

@@ -17,7 +17,7 @@ ROWS_TIMEOUT = 900.0  # seconds for the source to log the steps that the rehears
 
 
 def check(migration: Migration) -> None:
-    """Compare the rehearsal's losses with the source's of the same steps, and journal the result.
+    """Compare rehearsal and source losses of the same steps; journal the result.
 
     Raises:
         MidstreamError: They do not agree, and the user has not agreed to that.

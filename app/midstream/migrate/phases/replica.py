@@ -1,4 +1,4 @@
-"""Follow a replica as it replays the run on the target, until it has caught up with the source.
+"""Replay of the run by a target's replica, until it catches up with the source.
 
 Each step that both have done is compared: the batch by its digest, the loss within the tolerance of the precision. If
 the replica cannot catch up, its losses leave the tolerance, or the user ends the wait, the migration continues as a
@@ -249,7 +249,11 @@ class _Rows:
         return self.rows[-1]["global_step"] + 1 if self.rows else None
 
     def more(self, first: int) -> Sequence[Mapping[str, Any]]:
-        """Return the new rows from step ``first`` on. ReplicaUnfitError if the attempt ended."""
+        """Return the new rows from step ``first`` on.
+
+        Raises:
+            ReplicaUnfitError: The attempt ended.
+        """
         new = self._host.call(standby_state.rows)(
             root=self._host.root,
             run_id=self._run,

@@ -49,7 +49,10 @@ def sealed_already(migration: Migration) -> Sealed | None:
 
 
 def _put_on_all_hosts(migration: Migration, sealed: Sealed) -> Sealed:
-    """Write the seal on every host of the source: a killed process has not written its own."""
+    """Write the seal on every host of the source.
+
+    A killed process has not written its own.
+    """
     if len(migration.source_group.run_hosts) > 1:
         migration.source_group.put_fence(sealed.fence, migration.plan.migration)
     return sealed
@@ -75,7 +78,9 @@ def _acquire(migration: Migration) -> records.Fence:
 def _stop(
     migration: Migration, described: RunDescription, streamed: StreamedCopy, at: int | None
 ) -> tuple[RunDescription, bool]:
-    """Command the running engine to save and stop; return the run, and whether it sealed itself.
+    """Command the running engine to save and stop.
+
+    Returns the run, and whether it sealed itself.
 
     If the migration starts from this save, the engine writes the fence itself, and its status is the acknowledgement.
     """
@@ -129,7 +134,10 @@ def _stop(
 def _await_answer(
     migration: Migration, attempt: int, sequence: int, described: RunDescription, streamed: StreamedCopy
 ) -> Answer:
-    """Wait for the source's answer; with a standby, stream the save to it while it is written."""
+    """Wait for the source's answer.
+
+    With a standby, the save is streamed to it while it is written.
+    """
     plan, source = migration.plan, migration.source
     since = described.status.step if described.status else 0
     earlier = None
@@ -192,7 +200,7 @@ def _seal_closed(migration: Migration, described: RunDescription) -> None:
 
 
 def _sealed_facts(migration: Migration, described: RunDescription) -> Sealed:
-    """Return the seal on the source's disk: fence and newest checkpoint that it accepts."""
+    """Return the seal on the source's disk: fence and newest checkpoint it accepts."""
     plan, source = migration.plan, migration.source
     fence = _required_fence(migration, described)
     if fence.epoch != plan.epoch or fence.owner != plan.target or fence.sealed_step is None:

@@ -26,7 +26,10 @@ def owns_run(migration: Migration) -> bool:
 
 
 def withdraw_stop(migration: Migration) -> None:
-    """Replace a pending stop command by a save; wait until the engine reports which it did."""
+    """Replace a pending stop command by a save; wait for the engine's report.
+
+    The engine reports which of the two it did.
+    """
     attempt, ordered = migration.journal.facts.sealing_attempt, migration.journal.facts.stop_sequence or 0
     if attempt is None or migration.journal.facts.sealed:
         return
@@ -122,7 +125,7 @@ def returned_fence(migration: Migration, fence: records.Fence) -> records.Fence:
 
 
 def _is_own(migration: Migration, checkpoint: run_state.CheckpointSummary) -> bool:
-    """Return whether the source's fence accepts it, or it has the epoch that was sealed."""
+    """Return whether the source's fence accepts it, or it has the sealed epoch."""
     return checkpoint.accepted or checkpoint.epoch == migration.plan.source_epoch
 
 

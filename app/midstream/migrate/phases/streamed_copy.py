@@ -1,4 +1,6 @@
-"""Copy a checkpoint while its source writes it, so that disk and link work at the same time.
+"""Copy of a checkpoint while its source writes it.
+
+Disk and link work at the same time.
 
 Each object is sent over open streams as soon as it is complete. The manifest, written last, decides: objects that it
 names and that were not sent are sent then. After any mismatch the checkpoint is copied like any other, without the
@@ -77,7 +79,9 @@ class StreamedCopy:
         )
 
     def begin(self, name: str, attempt: int, since: int) -> None:
-        """Set the checkpoint whose objects follow: one of ``attempt`` from step ``since`` on.
+        """Set the checkpoint whose objects follow.
+
+        It is one of ``attempt`` from step ``since`` on.
 
         Raises:
             MidstreamError: the name has another attempt or an earlier step.
@@ -125,7 +129,7 @@ def stream_until_answered(
     earlier: records.Manifest | None,
     streamed: StreamedCopy,
 ) -> Answer:
-    """Wait for the answer to a stop command, and stream the checkpoint that is saved for it.
+    """Wait for a stop command's answer, and stream the checkpoint saved for it.
 
     Each object is sent as soon as it is complete. Objects that could not be sent are left to `complete`.
 
@@ -175,7 +179,10 @@ def stream_until_answered(
 
 
 def _reusable_hashes(earlier: records.Manifest) -> frozenset[str]:
-    """Return hashes of large objects that the target may have: weights that are not trained."""
+    """Return hashes of large objects that the target may have.
+
+    They are weights that are not trained.
+    """
     return frozenset(entry.sha256 for entry in earlier.object_entries if entry.size >= MIN_REUSED_BYTES)
 
 
@@ -228,7 +235,7 @@ def _ended_early(migration: Migration, process: Process) -> HostError:
 
 
 def complete(migration: Migration, name: str, streamed: StreamedCopy) -> int:
-    """Send the objects of the sealed checkpoint that were not sent yet, and write its manifest.
+    """Send the sealed checkpoint's objects that were not sent; write its manifest.
 
     Returns the bytes that were sent by this call. After TransferError or ConnectionLostError the same call continues.
     """
@@ -261,7 +268,7 @@ def complete(migration: Migration, name: str, streamed: StreamedCopy) -> int:
 
 
 def _rest(migration: Migration, directory: str, sent: Mapping[str, str]) -> tuple[str, list[CopyObject]]:
-    """Return a complete checkpoint's manifest, and its objects whose hash is not in ``sent``.
+    """Return a complete checkpoint's manifest, and objects of hashes not in ``sent``.
 
     The list is computed here, from the manifest alone: other statements of the source are not trusted.
 
@@ -276,7 +283,7 @@ def _rest(migration: Migration, directory: str, sent: Mapping[str, str]) -> tupl
 
 
 def _copy_again(migration: Migration, name: str, streamed: StreamedCopy) -> int:
-    """Copy the checkpoint like any other, and remove the partial objects of the stream."""
+    """Copy the checkpoint like any other; remove the stream's partial objects."""
     streamed.close()
     sent = copy_checkpoint(migration, name, "checkpoint")
     if migration.journal.facts.sent_ahead:

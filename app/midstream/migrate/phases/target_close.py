@@ -16,7 +16,7 @@ NOTHING_TO_SAVE = frozenset({records.STARTING, records.COMPILING, records.RESTOR
 
 
 def close_target(migration: Migration, back: records.Fence) -> None:
-    """End this migration's processes on the target, and write the fence that accepts none."""
+    """End this migration's target processes; write the fence that accepts none."""
     plan = migration.plan
     started = migration.journal.facts.relaunching or migration.journal.facts.target_attempt is not None
     try:

@@ -87,7 +87,7 @@ def batch_sizes(train_batch_size: Any, step: int) -> list[int]:
 
 
 def check_axes(arrays: Sequence[ArrayEntry], trainer: Mapping[str, Any], devices: int) -> list[str]:
-    """Return a line for each sharded axis of the checkpoint that ``devices`` do not divide."""
+    """Return a line for each sharded checkpoint axis that ``devices`` do not divide."""
     model_size = int(trainer.get("model_axis_size") or 1)
     mesh_shape = {DATA: max(1, devices // model_size), MODEL: model_size}
     sizes: dict[str, set[int]] = {}

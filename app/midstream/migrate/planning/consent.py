@@ -21,7 +21,10 @@ LONG_REPLAY = 1000  # steps after which small differences may have grown
 
 
 def warnings_of(run: RunView, snapshot: Snapshot, lost: int, unsaved: bool) -> tuple[str, ...]:
-    """Return the warnings of every mode. ``lost``: steps after the chosen checkpoint; ``unsaved``: there is none."""
+    """Return the warnings of every mode.
+
+    ``lost``: steps after the chosen checkpoint; ``unsaved``: there is none.
+    """
     warnings: list[str] = []
     if lost:
         warnings.append(f"{count(lost, 'step')} after the chosen checkpoint {agree(lost)} lost")
@@ -58,7 +61,10 @@ def live_warning(request: Request, run: RunView, newest: str) -> tuple[str, ...]
 
 
 def other_cache(config: Mapping[str, Any], target: str, given: Mapping[str, str]) -> tuple[str, ...]:
-    """Warn that the target does not use the config's compile cache: programs read from it would be run."""
+    """Warn that the target does not use the config's compile cache.
+
+    Programs read from it would be run.
+    """
     flag = COMPILE_CACHE.removeprefix("--")
     directory = section(config, "trainer").get("jax_compilation_cache_dir")
     if not directory or flag in given:
@@ -69,7 +75,10 @@ def other_cache(config: Mapping[str, Any], target: str, given: Mapping[str, str]
 
 
 def live_consent(request: Request, run: RunView, newest: str, trainer: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the consent that a live migration needs: the recomputed state is close to the source's, not equal."""
+    """Return the consent that a live migration needs.
+
+    The recomputed state is close to the source's, not equal.
+    """
     if request.mode != LIVE:
         return ()
     lines: list[str] = []

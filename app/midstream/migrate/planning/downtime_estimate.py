@@ -1,4 +1,7 @@
-"""Predict the downtime of a migration from what the run and earlier migrations have measured."""
+"""Prediction of a migration's downtime.
+
+It is made from what the run and earlier migrations have measured.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,15 @@ def preparation_seconds(
     """Estimate the seconds in which the target is prepared while the source trains.
 
     These are copies and, with a standby, an interpreter, a compilation and a restore. Building an environment and a
-    replay are not included. ``copied_bytes`` as in `predict`.
+    replay are not included.
+
+    Args:
+        data_bytes: Bytes of data that are copied.
+        checkpoint_bytes: Size of the state.
+        mode: Mode of the migration. A cold one copies data alone, and has no standby.
+        rates: Measurements between the two hosts.
+        compile_seconds: Seconds of a compilation.
+        copied_bytes: As in `predict`.
     """
     copied = checkpoint_bytes if copied_bytes is None else copied_bytes
     copy_bytes = data_bytes + (0 if mode == COLD else copied)
@@ -97,9 +108,9 @@ def preparation_seconds(
 
 
 def step_seconds(curve: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """Return the median step and the newest attempt's first step, in seconds; 0 where unknown.
+    """Return seconds of the median step, and of the newest attempt's first step.
 
-    The first step includes the compilation.
+    0 where unknown. The first step includes the compilation.
     """
     if not curve:
         return 0.0, 0.0

@@ -57,5 +57,8 @@ def update_estimate(migration: Migration) -> None:
 
 
 def predicted_seconds(migration: Migration) -> Mapping[str, float]:
-    """Return the seconds of each downtime phase, by the newest prediction made before the downtime."""
+    """Return the seconds of each downtime phase.
+
+    They are from the newest prediction made before the downtime.
+    """
     return migration.journal.facts.predicted or migration.plan.estimate.predicted_seconds

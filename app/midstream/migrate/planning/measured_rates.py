@@ -1,4 +1,4 @@
-"""Rates that earlier migrations, copies and rehearsals between two hosts have measured."""
+"""Rates between two hosts, measured by earlier migrations, copies and rehearsals."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _growth(phase: str, before: int, now: int) -> float:
 
 
 def step_seconds_on(curve: Sequence[Mapping[str, Any]], lineage: records.Lineage | None, target: str) -> float | None:
-    """Return the run's seconds a step on ``target``; None where it has not trained there enough."""
+    """Return the run's seconds a step on ``target``; None if it trained too little."""
     attempts = {entry.attempt for entry in (lineage.entries if lineage else ()) if entry.target == target}
     seconds = [
         row["throughput/duration"] for row in curve if row.get("attempt") in attempts and "throughput/duration" in row

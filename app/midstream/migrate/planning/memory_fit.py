@@ -1,4 +1,6 @@
-"""Estimate whether a run fits a target's devices: memory of each device, and supported precisions.
+"""Estimated fit of a run on a target: memory of each device, precisions.
+
+The precisions are those that the devices support.
 
 Exact for the state, rough for activations. The compiler's memory analysis in the rehearsal on the target decides.
 """
@@ -74,7 +76,7 @@ class Footprint:
 def footprint(
     arrays: Sequence[ArrayEntry], config: Mapping[str, Any], shape: BatchShape, devices: int, kind: str = ""
 ) -> Footprint:
-    """Estimate the memory of a device that trains a checkpoint's arrays with a run's config.
+    """Estimate the memory of a device that trains ``arrays`` with a run's config.
 
     Arrays are sharded over all devices (FSDP) where they have a sharded axis; the others, which are small, are
     replicated. Activations follow Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
@@ -135,7 +137,9 @@ def fitting_shape(
     memory: int | None,
     kind: str = "",
 ) -> tuple[BatchShape, Footprint]:
-    """Divide ``batch`` over the devices, with as many examples in a micro-batch as their memory has room for.
+    """Divide ``batch`` over the devices.
+
+    A micro-batch has as many examples as their memory has room for.
 
     Args:
         arrays: Arrays of the checkpoint.
@@ -180,7 +184,7 @@ def _enough_devices(
 
 
 def check_precision(mp: str | None, kind: str) -> str:
-    """Return why devices of ``kind`` cannot compute in ``trainer.mp``; empty where they can."""
+    """Return why ``kind`` devices cannot compute in ``trainer.mp``; empty if they can."""
     if precision_of(mp).compute != "bfloat16" or WITHOUT_BFLOAT16.search(kind) is None:
         return ""
     return f"{kind} does not support bfloat16 (compute capability 8.0 or newer does), and the run computes in {mp}"
@@ -208,7 +212,11 @@ def _width(dtype: str) -> int:
 
 
 def require_precision(before: Any, after: Any, kind: str) -> None:
-    """Raise MidstreamError where devices of ``kind`` cannot compute in ``after``, or it has other parameters."""
+    """Check that devices of ``kind`` can compute in ``after``.
+
+    Raises:
+        MidstreamError: They cannot, or ``after`` has other parameters.
+    """
     now, wanted = precision_of(before), precision_of(after)
     if wanted.parameters != now.parameters:
         raise MidstreamError(

@@ -1,4 +1,7 @@
-"""Estimate bytes, downtime, duration and cost of a migration from what the run and earlier migrations have measured."""
+"""Estimate of bytes, downtime, duration and cost of a migration.
+
+It is made from what the run and earlier migrations have measured.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ class Work:
 
 
 def copied_bytes(work: Work, rates: Rates) -> float:
-    """Return the bytes of checkpoint that are copied, with the copies to further hosts of the target; 0 if unknown."""
+    """Return the bytes of checkpoint that are copied; 0 if unknown.
+
+    They include the copies to further hosts of the target.
+    """
     return 0.0 if work.shared_store else work.checkpoint_bytes * _rounds(work, rates)
 
 
@@ -48,14 +54,17 @@ def sent_data(work: Work, rates: Rates) -> int:
 
 
 def _rounds(work: Work, rates: Rates) -> int:
-    """Return how often the bytes of a tree are sent. A measured rate includes the copies to further hosts."""
+    """Return how often the bytes of a tree are sent.
+
+    A measured rate includes the copies to further hosts.
+    """
     return 1 if rates.copy is not None else 1 + work.further_hosts
 
 
 def downtime_seconds(
     work: Work, predicted: Mapping[str, float], rates: Rates
 ) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Return the predicted seconds of each phase of the downtime, and the phases of unknown duration."""
+    """Return predicted seconds of downtime phases, and phases of unknown duration."""
     unknown = list[str]()
     if work.mode != LIVE and not work.checkpoint_bytes:
         unknown += [name for name in ("save", "copy", "verify", "restore") if name not in rates.entries]
@@ -108,7 +117,10 @@ def durations(work: Work, downtime: float | None, rates: Rates) -> dict[str, flo
 
 
 def assumptions(work: Work, rates: Rates, source: str, target: str) -> tuple[str, ...]:
-    """Return a line for each rate that the estimates assume, because nothing has measured it yet."""
+    """Return a line for each rate that the estimates assume.
+
+    Nothing has measured such a rate yet.
+    """
     lines = list[str]()
     count = sent_data(work, rates) + (0 if work.shared_store else work.checkpoint_bytes)
     if rates.copy is None and count >= MIN_COPY_BYTES:
@@ -119,14 +131,19 @@ def assumptions(work: Work, rates: Rates, source: str, target: str) -> tuple[str
 
 
 def _replay(work: Work, step: float | None) -> float | None:
-    """Return the seconds until a replica has caught up; None where its pace is unknown, or too slow."""
+    """Return the seconds until a replica has caught up.
+
+    None where its pace is unknown, or too slow.
+    """
     if not step or not work.step or step >= work.step:
         return None
     return work.replayed_steps / (1 / step - 1 / work.step)
 
 
 def compile_seconds(curve: Sequence[Mapping[str, Any]], compiled: float = 0.0) -> float | None:
-    """Return the seconds that the source's newest attempt took to compile; None where nothing shows them.
+    """Return the seconds that the source's newest attempt took to compile.
+
+    None where nothing shows them.
 
     Args:
         curve: The run's metric rows: without ``compiled``, the first step is longer by the compilation.

@@ -1,4 +1,7 @@
-"""Parts of a plan: identity, batch shape, route, estimate, policy. No side effects."""
+"""Parts of a plan: identity, batch shape, route, estimate, policy.
+
+They have no side effects.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +133,9 @@ def identify(fleet: Fleet, request: Request, ends: Ends, contents: Contents) -> 
 
 
 def plan_shape(snapshot: Snapshot, request: Request, ends: Ends, contents: Contents) -> tuple[Shape, tuple[str, ...]]:
-    """Divide the batch over the target's devices; also return the consent that a changed schedule needs.
+    """Divide the batch over the target's devices.
+
+    Also returns the consent that a changed schedule needs.
 
     Raises:
         MidstreamError: The batch does not divide, or the devices cannot compute in the run's precision.
@@ -196,7 +201,17 @@ def plan_route(ends: Ends, contents: Contents) -> Route:
 
 
 def estimate(fleet: Fleet, request: Request, ends: Ends, contents: Contents, shape: Shape) -> Estimate:
-    """Estimate bytes, downtime, duration and cost from what the run and earlier migrations have measured."""
+    """Estimate bytes, downtime, duration and cost of a migration.
+
+    The estimate is made from what the run and earlier migrations have measured.
+
+    Args:
+        fleet: The fleet.
+        request: The migration that is requested.
+        ends: The run and both ends of the migration.
+        contents: What the source has of the run.
+        shape: Devices and batch on both sides, and what changes of the run.
+    """
     run, mode, size = ends.run, request.mode, contents.checkpoint_bytes
     step_done, target = ends.status.step, ends.target
     rates = measured_rates.rates_between(
@@ -283,7 +298,17 @@ def _environment_needs(fleet: Fleet, ends: Ends) -> EnvironmentNeeds:
 
 
 def assemble(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends, contents: Contents) -> Plan:
-    """Make a plan of both ends and what the source has. Errors as of `planner.make_plan`."""
+    """Make a plan of both ends and what the source has.
+
+    Errors as of `planner.make_plan`.
+
+    Args:
+        fleet: The fleet.
+        snapshot: State of the fleet.
+        request: The migration that is requested.
+        ends: The run and both ends of the migration.
+        contents: What the source has of the run.
+    """
     shape, consent = plan_shape(snapshot, request, ends, contents)
     estimated = estimate(fleet, request, ends, contents, shape)
     return Plan(
@@ -298,7 +323,16 @@ def assemble(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends, con
 def plan_policy(
     snapshot: Snapshot, request: Request, ends: Ends, contents: Contents, lost: int, consent: tuple[str, ...]
 ) -> Policy:
-    """Collect warnings and consent. ``lost``: steps after the chosen checkpoint."""
+    """Collect warnings and consent.
+
+    Args:
+        snapshot: State of the fleet.
+        request: The migration that is requested.
+        ends: The run and both ends of the migration.
+        contents: What the source has of the run.
+        lost: Steps after the chosen checkpoint.
+        consent: Consent that a changed schedule needs.
+    """
     run, newest = ends.run, contents.newest
     if contents.imported is not None:
         return Policy(
@@ -322,7 +356,10 @@ def plan_policy(
 
 
 def _queue_warnings(request: Request, ends: Ends) -> tuple[str, ...]:
-    """Say where the devices of an allocation are from, and that a cold migration waits in the queue."""
+    """Return warnings on an allocation's devices and a cold migration's queue wait.
+
+    They say where the devices are from, and that a cold migration waits in the queue.
+    """
     if ends.allocation is None:
         return ()
     described = f"{ends.target.name} is a SLURM allocation of {ends.allocation.requested.describe()}"
@@ -337,7 +374,10 @@ def _queue_warnings(request: Request, ends: Ends) -> tuple[str, ...]:
 
 
 def _probe_route(here: CheckpointStore, there: CheckpointStore, source: Host, target: Host) -> str:
-    """Find the route of the copy by a short probe; return `NO_ROUTE` and the reason where there is none."""
+    """Find the route of the copy by a short probe.
+
+    Returns `NO_ROUTE` and the reason where there is none.
+    """
     try:
         return copy_route(here, there, source, target)
     except HostError as error:

@@ -1,4 +1,7 @@
-"""Plan a migration: run, target, batch shape, route, estimate and consent. No side effects."""
+"""Plan of a migration: run, target, batch shape, route, estimate and consent.
+
+Planning has no side effects.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +104,7 @@ def _read_source(request: Request, ends: Ends, config: dict[str, Any]) -> Conten
 
 
 def _check_return(request: Request, run: RunView, here: CheckpointStore) -> None:
-    """Check that a lost run may return from its bucket to a host that has an older copy of it.
+    """Check that a lost run may return from its bucket to a host with an older copy.
 
     No standby can run beside that copy, so the mode is cold.
 

@@ -1,4 +1,7 @@
-"""Checks of a plan before the migration starts; each passes, warns or fails with a hint."""
+"""Checks of a plan before the migration starts.
+
+Each passes, warns or fails with a hint.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,10 @@ def run_checks(fleet: Fleet, hosts: HostPool, plan: Plan) -> Iterator[Check]:
 
 
 def import_checks(fleet: Fleet, hosts: HostPool, plan: Plan) -> Iterator[Check]:
-    """Run the checks of a plan whose run is not imported yet: those of the target. No side effects on any host."""
+    """Run the checks of a plan whose run is not imported yet: those of the target.
+
+    No side effects on any host.
+    """
     target_names = plan.route.target_hosts or (plan.target_host,)
     targets = yield from _reach_all(hosts, target_names, "target")
     if len(targets) < len(target_names):

@@ -132,7 +132,7 @@ def differs(before: TrainingSchedule, after: TrainingSchedule, step: int) -> boo
 
 
 def explain(before: TrainingSchedule, after: TrainingSchedule, step: int) -> tuple[Change, ...]:
-    """Return the changes of the schedule from ``step`` on; empty where nothing changes."""
+    """Return the schedule's changes from ``step`` on; empty where nothing changes."""
     if not differs(before, after, step):
         return ()
     mixed = before.then(step, after)

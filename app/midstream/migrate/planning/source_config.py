@@ -1,4 +1,6 @@
-"""Read and check the config of a run before it is copied to a target. It is a file of the source host.
+"""Reader and checks of a run's config before it is copied to a target.
+
+The config is a file of the source host.
 
 The engine on the target applies ``run.yaml``. It must therefore not include other files nor set addresses of other
 processes. A path outside of the run's directory that is written to, or that programs are read from, is shown to the

@@ -1,4 +1,7 @@
-"""Find the start of a migration: copy of the run, checkpoint store, checkpoint. No side effects."""
+"""Start of a migration: copy of the run, checkpoint store, checkpoint.
+
+The functions find it and have no side effects.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from midstream.watch.snapshot import CheckpointView, RunView, Snapshot
 
 
 def find_run(fleet: Fleet, snapshot: Snapshot, request: Request) -> RunView:
-    """Return the copy to migrate: the one with the highest fence epoch among the hosts that answer.
+    """Return the copy to migrate: that of the highest fence epoch on answering hosts.
 
     Raises:
         UsageError: There is none, or its fence names another owner that is not in the fleet or has no copy.
@@ -41,7 +44,7 @@ def find_run(fleet: Fleet, snapshot: Snapshot, request: Request) -> RunView:
 
 
 def _owned(fleet: Fleet, copies: Sequence[RunView]) -> RunView:
-    """Return the owner's copy among those with the highest epoch, also where it has just started."""
+    """Return the owner's copy among those of the highest epoch, even if just started."""
     first = copies[0]
     owner = first.fence.owner if first.fence is not None else ""
     hosts = fleet.hosts_of(owner) if owner in fleet.target_names else ()
@@ -49,7 +52,10 @@ def _owned(fleet: Fleet, copies: Sequence[RunView]) -> RunView:
 
 
 def _check_owner(fleet: Fleet, snapshot: Snapshot, run: RunView) -> None:
-    """Refuse a copy that its fence has handed to another target: it would begin a second lineage."""
+    """Refuse a copy that its fence has handed to another target.
+
+    It would begin a second lineage.
+    """
     if run.fence is None or run.fence.sealed_step is None:
         return  # never migrated: it belongs to the host that has it, under any name
     owner = run.fence.owner
@@ -92,6 +98,13 @@ def source_checkpoint_store(fleet: Fleet, source: Host, run: RunView, request: R
 
     A lost machine may have stored them in a bucket that still exists: that of the target that owned the run, or
     ``store``, the new target's.
+
+    Args:
+        fleet: The fleet.
+        source: Host of the run.
+        run: The run.
+        request: The migration that is requested; it says whether the source is lost.
+        store: URL of the new target's store; empty or ``null``: none.
     """
     own = source.call(tree.store_of)(root=source.root, run_id=run.run_id)
     if own or not request.source_lost or run.fence is None:
@@ -115,7 +128,9 @@ def with_stored_checkpoints(run: RunView, source: Host, store: CheckpointStore) 
 
 
 def choose_checkpoint(run: RunView, request: Request) -> CheckpointView | None:
-    """Return the complete, accepted checkpoint to continue from; None for a final save at the seal.
+    """Return the complete, accepted checkpoint to continue from.
+
+    None stands for a final save at the seal.
 
     Raises:
         UsageError: The request names no checkpoint that exists.
@@ -156,7 +171,10 @@ def choose_checkpoint(run: RunView, request: Request) -> CheckpointView | None:
 
 
 def _refuse_newer_damage(run: RunView, chosen: CheckpointView) -> None:
-    """Refuse ``chosen`` where a newer checkpoint is damaged: the user decides whether to use an older state."""
+    """Refuse ``chosen`` where a newer checkpoint is damaged.
+
+    The user decides whether to use an older state.
+    """
     damaged = [checkpoint for checkpoint in run.checkpoints if checkpoint.damaged and checkpoint.step > chosen.step]
     if damaged:
         newest = max(damaged, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt))

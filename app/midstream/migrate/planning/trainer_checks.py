@@ -1,4 +1,7 @@
-"""Preflight of a run of another trainer: its interpreter on the target, and what its trainer stores."""
+"""Preflight of a run of another trainer.
+
+It checks the run's interpreter on the target, and what its trainer stores.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ IMPORT_TIMEOUT = 60.0  # seconds
 
 
 def check(target: Host, plan: Plan) -> Iterator[Check]:
-    """Check the environment of the target, and report what the trainer's checkpoints do not have."""
+    """Check the target's environment; report what the trainer's checkpoints lack."""
     assert plan.trainer is not None
     run = plan.trainer.run_file
     if run.environment.requirements:

@@ -32,7 +32,17 @@ ADVICE = {
 
 
 def plan_trainer(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends, config: Mapping[str, Any]) -> Plan:
-    """Plan the migration. Errors as of `planner.make_plan`."""
+    """Plan the migration of another trainer's run.
+
+    Errors as of `planner.make_plan`.
+
+    Args:
+        fleet: The fleet.
+        snapshot: State of the fleet.
+        request: The migration that is requested.
+        ends: The run and both ends of the migration.
+        config: The run's ``run.yaml``, decoded.
+    """
     run, source = ends.run, ends.source
     try:
         described = from_value(config, f"run.yaml of {run.host}")
@@ -149,7 +159,7 @@ def _batch_note(run: RunFile, after: World) -> str:
 
 
 def _consent(ends: Ends, run: RunFile) -> tuple[str, ...]:
-    """Return what the user has to agree to: what the target executes, and what is not stored."""
+    """Return what needs consent: what the target executes, and what is not stored."""
     lines = [f"{ends.target.name} executes: {shown(' '.join(run.resume))}"]
     if run.files_digest:
         lines.append(
@@ -196,7 +206,7 @@ def _waiting(run: RunView, described: RunFile) -> str:
 
 
 def _estimate(request: Request, ends: Ends, contents: Contents, lost: int) -> Estimate:
-    """Estimate bytes and seconds, from what the run and earlier migrations have measured."""
+    """Estimate bytes and seconds from measurements of the run and earlier migrations."""
     run, size = ends.run, contents.checkpoint_bytes
     rates = measured_rates.rates_between(
         measured_rates.past_migrations(), run.run_id, run.host, ends.target.hosts[0], request.mode, size

@@ -1,4 +1,4 @@
-"""The certificate: what was checked of a migration, claim by claim, with the evidence."""
+"""Certificate: what was checked of a migration, claim by claim, with the evidence."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Certificate:
 
     @property
     def valid(self) -> bool:
-        """Whether every needed claim is verified, and none has failed that was not agreed to."""
+        """Whether all needed claims are verified and none failed without agreement."""
         return all(claim.verdict == VERIFIED for claim in self.claims if claim.needed) and all(
             claim.verdict != CLAIM_FAILED for claim in self.claims if not claim.agreed
         )

@@ -17,7 +17,7 @@ _MARKS = {VERIFIED: "✓", CLAIM_FAILED: "✗", NOT_CHECKED: "–"}
 def page(
     proof: Certificate, curve: Sequence[Mapping[str, Any]], picture: str, report: DowntimeReport | None = None
 ) -> str:
-    """Format a certificate as Markdown, with the downtime and the losses around the seam.
+    """Format a certificate as Markdown, with the downtime and losses around the seam.
 
     ``picture`` is the file name of the SVG.
     """
@@ -61,5 +61,8 @@ def page(
 
 
 def _markdown(line: str) -> str:
-    """Escape a line of the page: text from a host must not become HTML or control characters."""
+    """Escape a line of the page.
+
+    Text from a host must not become HTML or control characters.
+    """
     return printable(line).replace("<", "&lt;")

@@ -1,4 +1,6 @@
-"""Certificate of a migration that copied the state, from evidence that is read again from the hosts.
+"""Certificate of a migration that copied the state.
+
+Its evidence is read again from the hosts.
 
 It has four claims. *State*: the root digest of the restored state is that of the sealed state. *Data*: the next batch
 is the batch that the source would have used. *Reference losses*: fixed sequences have the same losses on both
@@ -108,7 +110,10 @@ def _data(step: int, restore: records.Restore, rows: Sequence[Mapping[str, Any]]
 
 
 def reference_losses(restore: records.Restore) -> Claim:
-    """Compare the recorded losses of the fixed sequences with those recomputed after the restore."""
+    """Compare the recorded losses of the fixed sequences with recomputed ones.
+
+    The latter are computed after the restore.
+    """
     pairs = list(zip(restore.recorded_losses, restore.recomputed_losses, strict=False))
     complete = bool(pairs) and len(restore.recorded_losses) == len(restore.recomputed_losses)
     worst = max((records.relative_difference(a, b) for a, b in pairs), default=float("inf"))
@@ -164,6 +169,6 @@ def _continuity(
 
 
 def precision(plan: Plan) -> str:
-    """Return ``f32`` or ``bf16``: the key of the tolerance that losses are compared with."""
+    """Return ``f32`` or ``bf16``: the key of the tolerance to compare losses with."""
     policy = next((change.after for change in plan.shape.changes if change.name == "precision"), "f32")
     return "bf16" if precision_of(policy).reduced else "f32"

@@ -124,7 +124,10 @@ def _legend(y: float, lines: Sequence[_Line]) -> list[str]:
 
 
 def thin(points: Sequence[Point], columns: int) -> list[Point]:
-    """Reduce to at most ``2 * columns`` points: the lowest and the highest of each column, in order."""
+    """Reduce to at most ``2 * columns`` points.
+
+    They are the lowest and the highest of each column, in order.
+    """
     if len(points) <= 2 * columns:
         return list(points)
     thinned: list[Point] = []
@@ -136,14 +139,17 @@ def thin(points: Sequence[Point], columns: int) -> list[Point]:
 
 
 def _scale(low: float, high: float, begin: float, end: float, margin: float) -> Callable[[float], float]:
-    """Return a map from values to pixels, with a margin. A single value is in the middle."""
+    """Return a map from values to pixels, with a margin; a single value is centred."""
     room = (high - low) * margin or abs(high) * margin or 1.0
     low, high = low - room, high + room
     return lambda value: begin + (value - low) / (high - low) * (end - begin)
 
 
 def _ticks(low: float, high: float, integer: bool = False) -> list[float]:
-    """Return about five values from ``low`` to ``high``, with a spacing of 1, 2 or 5 times a power of ten."""
+    """Return about five evenly spaced values from ``low`` to ``high``.
+
+    Their spacing is 1, 2 or 5 times a power of ten.
+    """
     if high <= low:
         return [low]
     rough = (high - low) / 5

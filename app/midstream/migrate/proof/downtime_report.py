@@ -20,7 +20,10 @@ def shown_phase(name: str) -> str:
 
 @dataclass(frozen=True)
 class DowntimeReport:
-    """Seconds from the end of the source's last step to the end of the target's first, by phase."""
+    """Seconds of a migration's downtime, by phase.
+
+    The downtime is from the end of the source's last step to the end of the target's first.
+    """
 
     predicted: Mapping[str, float]
     measured: Mapping[str, float]
@@ -83,7 +86,9 @@ def measure(
     compile_seconds: float,
     first_step_seconds: float,
 ) -> DowntimeReport:
-    """Measure the downtime of a migration. The phases add up to the total, also with skewed clocks.
+    """Measure the downtime of a migration.
+
+    The phases add up to the total, also with skewed clocks.
 
     The downtime begins with the end of the source's last step, or with the migration where the source had ended
     before. ``provision`` is the remainder: calls to the host, the start of the interpreter, imports, and any time in

@@ -1,4 +1,4 @@
-"""Certificate of a live migration, whose state was recomputed by the target, not copied.
+"""Certificate of a live migration, whose state the target recomputed, not copied.
 
 It has the four claims of `copy_certificate`, from other evidence. *State*: the replay began with the run's own state,
 by its root digest. *Data*: each batch of the replay is the source's. *Reference losses*: recomputed where the replay
@@ -34,7 +34,9 @@ def gather(
     *,
     drift_timeout: float = DRIFT_TIMEOUT,
 ) -> Certificate | None:
-    """Issue the certificate from the evidence on the hosts; None where the target has no restore evidence.
+    """Issue the certificate from the evidence on the hosts.
+
+    Return None where the target has no restore evidence.
 
     Args:
         source: Source host; None: no step is compared.

@@ -1,4 +1,4 @@
-"""Check a certificate again, from the records and checkpoints that the hosts have now."""
+"""Recheck of a certificate from the hosts' present records and checkpoints."""
 
 from __future__ import annotations
 
@@ -121,7 +121,10 @@ def _live_claims(
 
 
 def _objects(role: str, host: Host | str, proof: Certificate, hosts: HostPool, store: str) -> Check:
-    """Hash the sealed checkpoint on its host or bucket and compare with the certificate's root digest."""
+    """Hash the sealed checkpoint and compare with the certificate's root digest.
+
+    It is hashed on its host or in its bucket.
+    """
     name = f"{role}'s checkpoint"
     if isinstance(host, str):
         return Check(name, WARN, f"not checked: {host}")
@@ -169,7 +172,7 @@ def _shares(name: str, first: Host, manifest: records.Manifest, proof: Certifica
 
 
 def _lineage(target: Host | str, plan: Plan, proof: Certificate) -> Check:
-    """Check that the run's records have its continuation from the seal under the certified epoch."""
+    """Check that the run's records continue from the seal under the certified epoch."""
     if isinstance(target, str):
         return Check("lineage", WARN, f"not checked: {target}")
     described = target.call(run_state.describe)(root=target.root, run_id=plan.run_id)

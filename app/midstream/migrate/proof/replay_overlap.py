@@ -1,4 +1,4 @@
-"""Replay overlap: losses of steps that source and target both did from the same checkpoint.
+"""Replay overlap: losses of steps done by source and target from one checkpoint.
 
 It shows lost data order, optimizer state and random state of a trainer without touching the user's code. On the same
 number of processes and the same kind of device the losses are usually equal bit by bit. Else they agree in a band: a
@@ -61,7 +61,10 @@ class Overlap:
 
 
 def overlap_of(source: Sequence[Mapping[str, Any]], target: Sequence[Mapping[str, Any]]) -> Overlap:
-    """Compare the rows of both sides, step by step. ``source`` may have more: its neighbours give the band."""
+    """Compare the rows of both sides, step by step.
+
+    ``source`` may have more: its neighbours give the band.
+    """
     known = {row["global_step"]: row for row in source}
     pairs = [(known[row["global_step"]], row) for row in target if row["global_step"] in known]
     rate, batch = "optim/learning_rate", "batch_digest"

@@ -1,4 +1,4 @@
-"""Evidence of a migration on the disks of source and target, which certificates are made of."""
+"""Evidence of a migration on the disks of source and target, for certificates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from midstream_engine import records
 
 
 def restored(target: Host, run_id: str, sealed: Sealed, newest: int) -> tuple[int, records.Restore] | None:
-    """Return the target's attempt that restored the sealed checkpoint, with its restore evidence.
+    """Return the target's attempt that restored the sealed checkpoint.
+
+    Its restore evidence is returned with it.
 
     Attempts are read from ``newest`` down, because an attempt after a failed one continues from a later checkpoint.
     If none restored the sealed checkpoint, the evidence of the newest restore is returned; None where there is none.
@@ -29,7 +31,15 @@ def restored(target: Host, run_id: str, sealed: Sealed, newest: int) -> tuple[in
 def losses(
     host: Host, run_id: str, attempt: int, first: int = 0, last: int | None = None
 ) -> list[remote_losses.MetricsRow]:
-    """Read the metric rows with a loss of steps ``first`` to ``last`` of an attempt on ``host``."""
+    """Read the metric rows with a loss of steps ``first`` to ``last`` of an attempt.
+
+    Args:
+        host: The host that has them.
+        run_id: The run.
+        attempt: Number of the attempt.
+        first: First step.
+        last: Last step; None: to the end.
+    """
     return host.call(remote_losses.rows, timeout=300.0)(
         root=host.root, run_id=run_id, attempt=attempt, first=max(0, first), last=last
     )

@@ -1,4 +1,6 @@
-"""Certificate of a migration of another trainer's run: what could be checked, and what would make the rest checkable.
+"""Certificate of a migration of another trainer's run.
+
+It has what could be checked, and what would make the rest checkable.
 
 *State*: the bytes that the trainer was started from are those that the source had written, SHA-256 at both ends. *Step*
 and *learning rate* continue. *Replay overlap*: losses of the same steps on both sides. *Data*: digests of the batches,
@@ -56,7 +58,16 @@ class Evidence:
 def read_evidence(
     source: Host | None, target: Host, plan: Plan, sealed: Sealed, attempt: int, facts: Facts
 ) -> Evidence:
-    """Read the evidence from the hosts; ``source`` may be lost."""
+    """Read the evidence from the hosts; ``source`` may be lost.
+
+    Args:
+        source: Host of the source; None: lost.
+        target: Host of the target.
+        plan: The plan of the migration.
+        sealed: The state that the source was sealed with.
+        attempt: Number of the attempt on the target that restored it.
+        facts: Facts of the migration, by which the rehearsal is found.
+    """
     begun = facts.rehearsal.step if facts.rehearsal is not None else sealed.step
     first = max(0, min(begun, sealed.step) - ROWS_BEFORE)
     source_rows: Rows = ()
@@ -142,7 +153,7 @@ def _state(sealed: Sealed, restore: records.Restore) -> Claim:
 
 
 def _step(step: int, evidence: Evidence, *, complete: bool) -> Claim:
-    """Check that the first logged step is the next one, within the interval in which the trainer logs."""
+    """Check that the first logged step is the next one, within the logging interval."""
     rows = evidence.target_rows
     if complete and not rows:
         return Claim("step", VERIFIED, f"the run was complete at step {step}: nothing was left to train")
@@ -163,7 +174,10 @@ def _step(step: int, evidence: Evidence, *, complete: bool) -> Claim:
 
 
 def _learning_rate(step: int, evidence: Evidence, overlaps: Sequence[Overlap]) -> Claim:
-    """Compare the learning rates of the same steps, else the first one of the target with the source's last ones."""
+    """Compare the learning rates of the same steps.
+
+    Where there are none, compare the first one of the target with the source's last ones.
+    """
     pairs = [pair for each in overlaps for pair in each.learning_rates]
     if pairs:
         worst = max(records.relative_difference(one, other) for _, one, other in pairs)

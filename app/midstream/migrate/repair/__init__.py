@@ -1,4 +1,6 @@
-"""Repair damaged records of a run from evidence on its hosts, in its bucket and in migrations' journals.
+"""Repair of a run's damaged records from evidence.
+
+The evidence is on the run's hosts, in its bucket and in migrations' journals.
 
 Nothing is guessed: where the evidence does not determine a record, the proposal has what is missing.
 """

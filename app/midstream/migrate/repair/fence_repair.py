@@ -32,7 +32,7 @@ def lost_fence(gathered: FleetEvidence, host: str) -> Found:
 
 
 def _check_all_answer(gathered: FleetEvidence, host: str) -> None:
-    """Raise UndeterminedError where a location that cannot be read may have a higher epoch."""
+    """Raise UndeterminedError if an unreadable location may have a higher epoch."""
     if gathered.newer_fences:
         raise UndeterminedError(
             f"a newer midstream wrote the fence on {', '.join(gathered.newer_fences)}: update midstream"
@@ -72,7 +72,10 @@ def _highest_epoch(gathered: FleetEvidence) -> tuple[int, str]:
 
 
 def _from_lineage(gathered: FleetEvidence) -> Found:
-    """Rebuild a fence without a copy from the lineage, if it has the owner and the seal of each epoch."""
+    """Rebuild a fence without a copy from the lineage.
+
+    The lineage must have the owner and the seal of each epoch.
+    """
     entries = {entry.attempt: entry for lineage in gathered.lineages().values() for entry in lineage.entries}
     if not entries:
         raise UndeterminedError("there is no other copy of the fence, and no lineage has the owner of the run")
@@ -101,7 +104,10 @@ def _from_lineage(gathered: FleetEvidence) -> Found:
 
 
 def _after_migration_lock(gathered: FleetEvidence, host: str, base: records.Fence, evidence: list[str]) -> Found:
-    """Return ``base``, or the fence after the seal of a migration that had the run on this host."""
+    """Return ``base``, or the fence after the seal of a migration.
+
+    The migration had the run on this host.
+    """
     found = gathered.hosts[host]
     if "migration_lock.json" in found.damaged:
         raise UndeterminedError("migration_lock.json cannot be read either: a migration may have sealed the run")
@@ -129,7 +135,7 @@ def _after_migration_lock(gathered: FleetEvidence, host: str, base: records.Fenc
 
 
 def _acknowledged(attempt: AttemptEvidence, lock: records.MigrationLock) -> int | None:
-    """Return the step at which an engine sealed the run, by command and status; None where it has not."""
+    """Return the step of an engine's seal, by command and status; None without one."""
     command = attempt.command
     status = next((each.status for each in attempt.processes if each.process == 0), None)
     if command is None or status is None or command.action != records.STOP or command.migration != lock.migration:
@@ -139,7 +145,7 @@ def _acknowledged(attempt: AttemptEvidence, lock: records.MigrationLock) -> int 
 
 
 def _trains(attempt: AttemptEvidence, epoch: int) -> bool:
-    """Return whether an engine trains under ``epoch``; an engine whose run is sealed exits."""
+    """Return whether an engine trains under ``epoch``; that of a sealed run exits."""
     statuses = [each.status for each in attempt.processes if each.status is not None]
     running = bool(attempt.running) and any(status.state not in records.ENDED for status in statuses)
     return running and any(status.epoch == epoch for status in statuses)

@@ -83,7 +83,14 @@ def _entry(attempt: AttemptEvidence, fence: records.Fence | None) -> records.Lin
 def lost_status(
     gathered: FleetEvidence, host: str, number: int, process: int, fence: records.Fence | None
 ) -> tuple[records.Status, list[str]]:
-    """Return the last status of an exited process; a running one writes its status again.
+    """Return the last status of an exited process; a running one writes its own again.
+
+    Args:
+        gathered: Evidence of the run.
+        host: Name of the host.
+        number: Number of the attempt.
+        process: Number of the process.
+        fence: The run's fence; None: unknown.
 
     Raises:
         UndeterminedError: The process may run, or the evidence does not determine it.

@@ -94,7 +94,10 @@ def _repair(gathered: FleetEvidence, host: str, name: str, fence: records.Fence 
 
 
 def _migration_lock(gathered: FleetEvidence, host: str) -> Determined:
-    """Determine the migration lock: that of this machine's open migration, or none after its lease."""
+    """Determine the migration lock.
+
+    It is that of this machine's open migration, or none after its lease.
+    """
     left = gathered.hosts[host]
     open_views = [view for view in gathered.migrations if view.open]
     if len(open_views) == 1:
@@ -120,7 +123,10 @@ def _store(gathered: FleetEvidence, host: str) -> Determined:
 
 
 def _of_attempt(gathered: FleetEvidence, host: str, number: int, what: str) -> Determined:
-    """Determine a record of an attempt: not needed after its end, unless an open migration uses it."""
+    """Determine a record of an attempt.
+
+    It is not needed after the attempt's end, unless an open migration uses it.
+    """
     attempt = next((each for each in gathered.hosts[host].attempts if each.attempt == number), None)
     if attempt is None:
         raise UndeterminedError(f"attempt {number} has no other files")

@@ -1,4 +1,4 @@
-"""Gather the evidence of a run from its hosts, its bucket and the journals of this machine."""
+"""Evidence of a run from its hosts, its bucket and the journals of this machine."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class FleetEvidence:
 
 
 def gather(fleet: Fleet, hosts: HostPool, run_id: str) -> FleetEvidence:
-    """Read the evidence from each host of the fleet, the run's buckets and the journals."""
+    """Read the evidence from the fleet's hosts, the run's buckets and the journals."""
 
     def read(name: str) -> tuple[str, record_repair.RunEvidence | None, str]:
         try:

@@ -1,4 +1,4 @@
-"""Reasons why objects of a bucket cannot be read or written, as the app reports them."""
+"""Reasons, as the app reports them, why bucket objects cannot be read or written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receiver of a stream that creates objects in a bucket, with several requests at a time."""
+"""Receiver of a stream that creates objects in a bucket, by concurrent requests."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class _Receiver(receiver.Receiver):
             self._part(arriving)
 
     def _part(self, arriving: _Arriving) -> None:
-        """Upload a chunk of a large object; the last one after the hash of the object is verified."""
+        """Upload a chunk of a large object; the last after the object's hash is verified."""
         chunk, arriving.chunk = arriving.chunk, bytearray()
         last = arriving.received == arriving.item["size"]
         if last:
@@ -141,9 +141,17 @@ def receive(
     access: Dict[str, Any],
     peer: Optional[Dict[str, Any]] = None,
 ) -> int:
-    """Receive a stream into a bucket; ``directory`` is ``SCHEME://bucket/prefix``.
+    """Receive a stream into a bucket.
 
-    A program. Events and other arguments are those of ``copy.stream.disk_receiver.receive``.
+    A program. Events are those of ``copy.stream.disk_receiver.receive``.
+
+    Args:
+        directory: ``SCHEME://bucket/prefix``.
+        generation: Name of the staging directory of this copy; not used here.
+        kind: What the copy may contain (`allowlist`).
+        key: Key that the items were requested with (`requested_items`), in hex.
+        access: Fields of `Access`.
+        peer: The TLS peer that sends the stream; None: stdin.
     """
     try:
         return receiver.receive(

@@ -1,4 +1,4 @@
-"""Sender of a stream from a bucket: reads ahead with several requests, writes frames in order."""
+"""Sender of a stream from a bucket: several reads ahead, frames written in order."""
 
 from __future__ import annotations
 

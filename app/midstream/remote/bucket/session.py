@@ -1,4 +1,6 @@
-"""The target's side of a copy into a bucket: finds what exists, joins parts, writes the manifest last.
+"""Target's side of a copy into a bucket.
+
+It finds what exists, joins parts, and writes the manifest last.
 
 Objects up to 16 MiB are created in one request. Larger ones arrive as parts, marked temporary objects below
 ``.incoming/``, and are composed by the service. A later copy uses the parts of an interrupted one.
@@ -31,7 +33,10 @@ Chunk = Tuple[int, int, str]  # offset, length, SHA-256
 
 
 def part_path(entry: CopyObject, offset: int, length: int) -> str:
-    """Path of a part of an object. The same for every copy of the same bytes to the same name."""
+    """Return the path of a part of an object.
+
+    It is the same for every copy of the same bytes to the same name.
+    """
     return "{}/{}/{:020d}-{}".format(INCOMING, part_name(entry), offset, length)
 
 
@@ -47,10 +52,20 @@ def serve(
     access: Dict[str, Any],
     survey: bool = True,
 ) -> int:
-    """Run the target's side of a copy into a bucket; ``directory`` is ``SCHEME://bucket/prefix``.
+    """Run the target's side of a copy into a bucket.
 
-    A program. Lines and arguments are those of ``copy.target.session.serve``; ``generation``, ``root`` and ``survey``
-    are not used. ``access``: fields of `Access`.
+    A program. Lines are those of ``copy.target.session.serve``.
+
+    Args:
+        directory: ``SCHEME://bucket/prefix``.
+        generation: Not used.
+        objects: ``{path, size, sha256}`` of the objects to copy.
+        manifest: Name of the manifest; None: the tree has none.
+        text: The manifest's text.
+        root: Not used.
+        kind: What the copy may contain (`allowlist`).
+        access: Fields of `Access`.
+        survey: Not used.
     """
     lines = Lines(silence=SILENCE, last={"do": "end"})
     try:
@@ -99,7 +114,7 @@ def _served(
 def _partial(
     bucket: BucketClient, there: Dict[str, StoredObject], objects: Sequence[CopyObject]
 ) -> Iterator[Tuple[CopyObject, List[Chunk]]]:
-    """Yield each object of which parts exist with their (offset, length, SHA-256), in order."""
+    """Yield each object with parts, and their (offset, length, SHA-256), in order."""
     if not any(path.startswith(INCOMING + "/") for path in there):
         return
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -119,7 +134,7 @@ def _partial(
 
 
 class _Gathering:
-    """Objects that arrive in ranges: read back, hashed and composed once they are complete."""
+    """Objects that arrive in ranges: once complete, read back, hashed and composed."""
 
     def __init__(self, bucket: BucketClient) -> None:
         self._bucket = bucket

@@ -1,4 +1,4 @@
-"""Trees of objects in a bucket: the counterpart of `verify.objects`, which reads a disk."""
+"""Trees of objects in a bucket; `verify.objects` is the counterpart for a disk."""
 
 from __future__ import annotations
 
@@ -96,7 +96,10 @@ def _flaw(bucket: BucketClient, entry: CopyObject, version: Optional[str]) -> Op
 
 
 def recorded_hash(bucket: BucketClient, found: StoredObject) -> Optional[str]:
-    """Return the hash that was recorded with an object; a listing of S3 does not have it. None without one."""
+    """Return the hash that was recorded with an object; None without one.
+
+    A listing of S3 does not have it.
+    """
     if found.sha256 == "":
         looked = bucket.look(found.path)
         return None if looked is None or looked.version != found.version else looked.sha256
@@ -104,7 +107,10 @@ def recorded_hash(bucket: BucketClient, found: StoredObject) -> Optional[str]:
 
 
 def right(bucket: BucketClient, there: Dict[str, StoredObject], objects: Iterable[CopyObject]) -> Iterator[str]:
-    """Yield paths of objects with the right hash, by their metadata or, without it, by reading them."""
+    """Yield paths of objects with the right hash.
+
+    The hash is that of their metadata or, without it, of their bytes, which are read.
+    """
     candidates: List[Tuple[CopyObject, StoredObject]] = []
     for entry in objects:
         found = there.get(entry["path"])

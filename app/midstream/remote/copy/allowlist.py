@@ -1,4 +1,6 @@
-"""Permitted contents of each kind of copy: the receiver's own list of paths, sizes and counts.
+"""Permitted contents of each kind of copy.
+
+They are the receiver's own list of paths, sizes and counts.
 
 A source lists what it has; that list is data from another machine. Both receivers apply this one: the operator's
 program before it requests anything, and the program on the target before it writes anything. It imports little,
@@ -78,7 +80,10 @@ _NAMES = {CHECKPOINT: "a checkpoint", CHECKPOINTS: "a checkpoint", DATA: "prepar
 
 
 class NotAllowedError(ValueError):
-    """A path, size or hash that this kind of copy does not contain. ``path`` names the object, where one is known."""
+    """A path, size or hash that this kind of copy does not contain.
+
+    ``path`` names the object, where one is known.
+    """
 
     def __init__(self, message: str, path: str = "") -> None:
         super().__init__(message)
@@ -86,7 +91,10 @@ class NotAllowedError(ValueError):
 
 
 def largest(kind: str, path: Any) -> int:
-    """Bytes that the object of this path may have. NotAllowedError where the kind has no such path."""
+    """Return the largest size in bytes that the object of this path may have.
+
+    Raises NotAllowedError where the kind has no such path.
+    """
     if isinstance(path, str) and len(path) <= PATH_BYTES:
         for pattern, most in _RULES[kind]:
             if pattern.fullmatch(path):
@@ -97,7 +105,10 @@ def largest(kind: str, path: Any) -> int:
 
 
 def checked(kind: str, entry: Any) -> HistoryObject:
-    """``{path, size, sha256}`` of an entry, and ``offset`` where it has one. NotAllowedError."""
+    """Return ``{path, size, sha256}`` of an entry, and ``offset`` where it has one.
+
+    Raises NotAllowedError where this kind of copy does not contain it.
+    """
     if not isinstance(entry, dict):
         raise NotAllowedError("an entry that is no object, in the list of {}".format(_NAMES[kind]))
     fields = cast("Dict[str, Any]", entry)

@@ -1,4 +1,6 @@
-"""Objects of a tree and items of a stream: JSON that the app sends to the programs of a copy.
+"""Objects of a tree and items of a stream, as JSON.
+
+The app sends them to the programs of a copy.
 
 Dictionaries, because direct streams begin with these modules and dataclasses take time to import.
 """
@@ -17,7 +19,10 @@ class CopyObject(TypedDict):
 
 
 class HistoryObject(CopyObject, total=False):
-    """A file of a run's history; with ``offset`` it is the end of the source's file, from there on."""
+    """A file of a run's history.
+
+    With ``offset`` it is the end of the source's file, from there on.
+    """
 
     offset: int
 
@@ -28,6 +33,9 @@ class _Range(CopyObject):
 
 
 class CopyItem(_Range, total=False):
-    """A range of an object that one stream sends; ``begin``: where the object begins in the source's file."""
+    """A range of an object that one stream sends.
+
+    ``begin``: where the object begins in the source's file.
+    """
 
     begin: int

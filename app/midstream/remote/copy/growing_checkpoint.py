@@ -29,7 +29,7 @@ POLL_INTERVAL = 0.02  # seconds
 
 @dataclasses.dataclass(frozen=True)
 class Answered(run_state.ProcessState):
-    """Last line of `follow`: the attempt after the command, the run and its migration lock."""
+    """Last line of `follow`: attempt after the command, run, and its migration lock."""
 
     described: run_state.RunDescription
     migration_lock: Optional[records.MigrationLock]
@@ -37,7 +37,7 @@ class Answered(run_state.ProcessState):
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointRest:
-    """The text of a checkpoint's manifest, and the objects that were not sent ahead of it."""
+    """Text of a checkpoint's manifest, and the objects that were not sent ahead of it."""
 
     text: Text
     objects: List[records.ObjectEntry]
@@ -45,7 +45,7 @@ class CheckpointRest:
 
 @program
 def follow(root: str, run_id: str, attempt: int, sequence: int, since: int, sizes: Mapping[str, int]) -> int:
-    """Report the newest checkpoint of an attempt as it grows, until command ``sequence`` is answered.
+    """Report an attempt's growing checkpoint until command ``sequence`` is answered.
 
     A program. It ends when the attempt has carried out or rejected the command, or has exited. Its lines are ``named``
     (``name`` of the newest checkpoint, once it is begun), ``complete`` (``name``, ``objects``: ``[{path, size,
@@ -97,7 +97,10 @@ def follow(root: str, run_id: str, attempt: int, sequence: int, since: int, size
 
 @reads(limit=MANIFEST_LIMIT)
 def rest(directory: str, sent: Mapping[str, str]) -> CheckpointRest:
-    """Return a checkpoint's manifest and the objects that differ from ``sent`` (path -> SHA-256)."""
+    """Return a checkpoint's manifest and the objects that differ from ``sent``.
+
+    ``sent`` maps paths to their SHA-256.
+    """
     with open(posixpath.join(directory, records.MANIFEST), encoding="utf-8", newline="") as file:
         text = file.read()
     entries = records.Manifest.from_json(json.loads(text), directory).object_entries
@@ -106,7 +109,7 @@ def rest(directory: str, sent: Mapping[str, str]) -> CheckpointRest:
 
 @repeatable("it writes the same manifest again")
 def commit(directory: str, text: str) -> None:
-    """Write the manifest, last and atomically, once every object is on the disk with its size.
+    """Write the manifest last, atomically, once each object is on disk with its size.
 
     Raises ValueError where one is not, NotPlainError where the directory is a link.
     """
@@ -124,7 +127,7 @@ def tidy(directory: str) -> None:
 
 
 def _answered(found: run_state.ProcessState, sequence: int) -> bool:
-    """Return whether the attempt has exited, or has carried out or rejected the command."""
+    """Return whether the attempt exited, or carried out or rejected the command."""
     status = found.status
     if status is None or not found.running:
         return not found.running

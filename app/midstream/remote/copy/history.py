@@ -1,4 +1,4 @@
-"""A run's history: its config, lineage, and the records, metrics and logs of its attempts.
+"""History of a run: config, lineage, and its attempts' records, metrics and logs.
 
 Files may grow while they are read: a file is described by the bytes that it has at that time (``offset`` and
 ``size``), and exactly those are hashed, sent and compared. `allowlist.py` lists the files of a history. Symbolic links
@@ -67,7 +67,10 @@ def _entry(directory: str, path: str, tail: Optional[int] = None) -> HistoryFile
 
 @reads(limit=PAGE_LIMIT)
 def describe(root: str, run_id: str) -> HistoryDescription:
-    """Hash the files of a run's history. Commands and the fence are not part of it, TensorBoard's files are."""
+    """Hash the files of a run's history.
+
+    Commands and the fence are not part of it, TensorBoard's files are.
+    """
     paths = records.RunPaths(root, records.check_run_id(run_id))
     directory = paths.dir
     if not os.path.isdir(directory):
@@ -145,7 +148,7 @@ def digests(root: str, run_id: str, ranges: Sequence[Sequence[Any]]) -> List[str
 
 @repeatable("a second call finds the file moved")
 def set_aside(root: str, run_id: str, path: str) -> FileName:
-    """Link the file to a second name, so that it can be replaced, and return that name."""
+    """Link the file to a second name, so that it can be replaced; return that name."""
     directory = records.RunPaths(root, records.check_run_id(run_id)).dir
     name = "{}.aside-{}".format(path, object_sha256(directory, path)[:12])
     with contextlib.suppress(FileExistsError):  # an earlier call got so far

@@ -53,7 +53,10 @@ def end_with_operator() -> None:
 
 
 def descriptor_sha256(descriptor: int, offset: int = 0, size: Optional[int] = None) -> str:
-    """SHA-256 of ``size`` bytes of an open file from ``offset``, or to its end. Releases the GIL."""
+    """Return the SHA-256 of ``size`` bytes of an open file from ``offset``.
+
+    Without ``size`` it is that of the bytes to the file's end. Releases the GIL.
+    """
     digest = hashlib.sha256()
     view = memoryview(bytearray(BLOCK))
     left = size
@@ -68,7 +71,10 @@ def descriptor_sha256(descriptor: int, offset: int = 0, size: Optional[int] = No
 
 
 def inside(directory: str, path: str) -> str:
-    """Path of an object. Raises ValueError where it leaves the directory or is not normalized."""
+    """Return the path of an object.
+
+    Raises ValueError where it leaves the directory or is not normalized.
+    """
     first = path.split("/")[0]
     if path != posixpath.normpath(path) or first in ("", "..", ".", INCOMING) or "\0" in path:
         raise ValueError("object path {!r} leaves the directory".format(path))
@@ -86,7 +92,9 @@ class NotPlainError(OSError):
 
 
 def open_parent(directory: str, path: str, create: bool = False) -> Tuple[int, str]:
-    """Open the parent directory of ``path`` below ``directory``; return it and the last part of ``path``.
+    """Open the parent directory of ``path`` below ``directory``.
+
+    Return it and the last part of ``path``.
 
     ``directory`` itself may be reached through symbolic links: the user configured it. Below it none is followed.
 
@@ -124,7 +132,10 @@ def _open_folder(name: str, parent: int, create: bool) -> int:
 
 
 class LastFolder:
-    """Cache of one open folder: objects of one array follow one another. For one thread."""
+    """Cache of one open folder, for one thread.
+
+    Objects of one array follow one another.
+    """
 
     def __init__(self, directory: str, create: bool = False) -> None:
         self._directory, self._create = directory, create
@@ -167,7 +178,10 @@ def open_object(directory: str, path: str) -> int:
 
 
 def open_plain(name: str, shown: str = "", flags: int = os.O_RDONLY, dir_fd: Optional[int] = None) -> int:
-    """Open a regular file that is no symbolic link. Raises NotPlainError, which names ``shown``."""
+    """Open a regular file that is no symbolic link.
+
+    Raises NotPlainError, which names ``shown``.
+    """
     try:
         # A pipe would make the call wait for ever.
         descriptor = os.open(

@@ -1,4 +1,6 @@
-"""Survey another trainer's checkpoint without its library: format, step, configuration, sizes. Only reads.
+"""Survey of another trainer's checkpoint without its library.
+
+It finds format, step, configuration and sizes, and only reads.
 
 Standard library only; Python 3.8. The converter (``midstream_engine.convert``) recognises the same formats.
 """

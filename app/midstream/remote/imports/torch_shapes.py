@@ -1,4 +1,7 @@
-"""Shapes of the tensors in a file of torch, from its pickle. No class of the pickle is imported or called."""
+"""Shapes of the tensors in a file of torch, from its pickle.
+
+No class of the pickle is imported or called.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ class TensorShape(NamedTuple):
 
 
 class _Inert:
-    """Takes the place of an object of any class: accepts what a pickle does with it, and has no effect."""
+    """Substitute for an object of any class in a pickle.
+
+    It accepts what a pickle does with it, and has no effect.
+    """
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass

@@ -13,7 +13,10 @@ Accelerator = Dict[str, Any]  # the fields of watch.model.Accelerator
 
 
 class Accelerators:
-    """Polls the accelerators in a thread: nvidia-smi takes seconds, or hangs with its driver."""
+    """Poller of the accelerators in a thread.
+
+    nvidia-smi takes seconds, or hangs with its driver.
+    """
 
     def __init__(
         self,
@@ -40,7 +43,7 @@ class Accelerators:
         return self._found
 
     def facts(self) -> Dict[str, Any]:
-        """The driver, the newest CUDA that it supports, and the processes that use the accelerators."""
+        """Return the driver, the newest CUDA it supports, and the accelerators' processes."""
         return self._facts
 
     def _look(self) -> None:
@@ -69,7 +72,10 @@ def tpus(bus: str = "/sys/bus/pci/devices", proc: str = "/proc") -> List[Acceler
 
 
 def tpu_apps(found: List[Accelerator]) -> nvidia.Apps:
-    """Memory of the process that uses the chips, if there is one: the runtime reports memory by device."""
+    """Return the memory of the process that uses the chips, if there is one.
+
+    The runtime reports memory by device.
+    """
     pids = {pid for each in found for pid in each["pids"]}
     used = [each["memory_used"] for each in found if each.get("memory_used") is not None]
     return nvidia.Apps({}, {}, {pid: sum(used) for pid in pids} if len(pids) == 1 and used else {})

@@ -52,7 +52,10 @@ class AcceleratorKinds:
 
 @dataclasses.dataclass(frozen=True)
 class LockFile:
-    """A lock file of an accelerator's driver. Without ``pids`` (processes that have it open) it is stale."""
+    """A lock file of an accelerator's driver.
+
+    Without ``pids`` (processes that have it open) it is stale.
+    """
 
     path: FileName
     user: str
@@ -86,7 +89,7 @@ class Survey:
 
 @reads()
 def facts(root: str) -> HostFacts:
-    """Python, C library, disk and memory in bytes, and whether ``root`` could be written."""
+    """Return Python, C library, disk and memory in bytes, and if ``root`` is writable."""
     existing = root
     while not os.path.isdir(existing) and existing != os.path.dirname(existing):
         existing = os.path.dirname(existing)
@@ -132,7 +135,10 @@ def clock() -> int:
 
 
 def clock_synchronized() -> Optional[bool]:
-    """Return whether the clock follows a time server; None where timedatectl does not report it."""
+    """Return whether the clock follows a time server.
+
+    Return None where timedatectl does not report it.
+    """
     return inventory.clock_synchronized()
 
 
@@ -182,7 +188,15 @@ def engines(root: str) -> List[RunningEngine]:
 def rehearse(
     root: str, config: str, argv: Sequence[str], env: Mapping[str, str], seconds: float
 ) -> environments.CommandResult:
-    """Run the engine's rehearsal with ``config``, whose path takes the place of ``{config}`` in ``argv``."""
+    """Run the engine's rehearsal with a config.
+
+    Args:
+        root: Root directory of the host; the config is written below it for as long as the rehearsal runs.
+        config: Text of the config.
+        argv: The program and its arguments; the config's path takes the place of ``{config}``.
+        env: Variables that are added to this environment.
+        seconds: Time limit.
+    """
     os.makedirs(root, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".rehearsal-", dir=root) as directory:
         path = os.path.join(directory, "config.yaml")

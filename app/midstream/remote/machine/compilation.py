@@ -1,4 +1,7 @@
-"""Compile a run's step on this host, for accelerators that it need not have. Limits time and memory."""
+"""Compilation of a run's step on this host, with limits of time and memory.
+
+The host need not have the accelerators that the step is compiled for.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ REPORT_INTERVAL = 2.0  # seconds between two lines while it compiles
 
 @program
 def estimate(root: str, config: str, argv: Sequence[str], env: Mapping[str, str], seconds: float, memory: int) -> int:
-    """Run the engine's estimate with ``config``, whose path takes the place of ``{config}`` in ``argv``.
+    """Run the engine's estimate with ``config``.
+
+    The path of the config takes the place of ``{config}`` in ``argv``.
 
     A program. Events: ``line`` (``text``: a JSON line of the engine), ``running`` (``memory``: bytes that the compiler
     uses), then ``done`` (``code``, ``error``: the last line of stderr, ``seconds``, ``memory``: the most that it used).
@@ -112,7 +117,10 @@ def _follow(child: "subprocess.Popen[bytes]", seconds: float, memory: int) -> in
 
 
 def _operator_ended() -> bool:
-    """Whether stdin is closed: the app has exited, or cancelled this program. It sends no input."""
+    """Return whether stdin is closed: the app exited or cancelled this program.
+
+    The app sends no input.
+    """
     return bool(select.select([0], [], [], 0)[0]) and not os.read(0, 4096)
 
 

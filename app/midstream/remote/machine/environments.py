@@ -1,4 +1,7 @@
-"""Python environments on this host: finds interpreters, builds environments from lock files."""
+"""Python environments on this host.
+
+Interpreters are found, and environments are built from lock files.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ _VERSION = (
 
 @dataclasses.dataclass(frozen=True)
 class Interpreters:
-    """The paths of uv and of an interpreter that is new enough, None where there is none."""
+    """Paths of uv and of an interpreter that is new enough; None where there is none."""
 
     uv: Optional[FileName]
     python: Optional[FileName]
@@ -58,7 +61,10 @@ class InstalledEnvironment:
 
 @reads()
 def find(minimum: Sequence[int], also: Sequence[str] = ()) -> Interpreters:
-    """Look for uv and for an interpreter of version ``minimum`` or newer, by its usual names, then in ``also``."""
+    """Look for uv and for an interpreter of version ``minimum`` or newer.
+
+    The interpreter is looked for by its usual names, then in ``also``.
+    """
     path = os.pathsep.join([os.environ.get("PATH", ""), *(os.path.expanduser(folder) for folder in FOLDERS)])
     uv = shutil.which("uv", path=path)
     if uv is not None and _output([uv, "--version"]) is None:

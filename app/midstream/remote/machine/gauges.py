@@ -32,7 +32,10 @@ class Processor:
         self._before = _ticks()
 
     def used(self) -> float:
-        """Return the utilization (0..1) since the last reading; the first waits for a sample."""
+        """Return the utilization (0..1) since the last reading.
+
+        The first reading waits for a sample.
+        """
         time.sleep(max(0.0, SAMPLE - (time.monotonic() - self._at)))
         before, self._before = self._before, _ticks()
         self._at = time.monotonic()
@@ -40,7 +43,10 @@ class Processor:
 
 
 def _ticks() -> Tuple[int, int]:
-    """(busy, all) clock ticks of all processors since boot, from the first line of /proc/stat."""
+    """Return the (busy, all) clock ticks of all processors since boot.
+
+    They are read from the first line of /proc/stat.
+    """
     with open("/proc/stat", encoding="ascii") as file:
         return parse_ticks(file.readline()) or (0, 0)
 

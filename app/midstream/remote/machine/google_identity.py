@@ -1,4 +1,6 @@
-"""The Google account that programs on this machine use. Runs on the host; standard library only.
+"""The Google account that programs on this machine use.
+
+Runs on the host; standard library only.
 
 The search order is that of google-auth and TensorStore: the file that ``GOOGLE_APPLICATION_CREDENTIALS`` names, the
 file of gcloud, the machine's service account as its metadata server reports it.
@@ -21,7 +23,10 @@ GCLOUD = "~/.config/gcloud/application_default_credentials.json"
 
 @dataclasses.dataclass(frozen=True)
 class GoogleIdentity:
-    """The account that programs of a host use, and where its credentials come from; empty where there are none."""
+    """The account that programs of a host use, and the source of its credentials.
+
+    Both are empty where there are none.
+    """
 
     account: str  # an address; empty where the credentials do not name it
     source: FileName  # a file's path, or "its metadata server"
@@ -29,7 +34,10 @@ class GoogleIdentity:
 
 @reads()
 def own(env: Optional[Dict[str, str]] = None) -> GoogleIdentity:
-    """The identity of a program on this host whose environment has ``env`` beside this process' variables."""
+    """Return the identity of a program on this host.
+
+    The program's environment has ``env`` beside this process' variables.
+    """
     named = (env or {}).get(VARIABLE) or os.environ.get(VARIABLE, "")
     for path in filter(None, (named, os.path.expanduser(GCLOUD))):
         if path == named or os.path.exists(path):
@@ -39,7 +47,10 @@ def own(env: Optional[Dict[str, str]] = None) -> GoogleIdentity:
 
 
 def _account(path: str) -> str:
-    """The address in the key of a service account; empty for a user's credentials, which have none."""
+    """Return the address in the key of a service account.
+
+    It is empty for a user's credentials, which have none.
+    """
     try:
         with open(path, encoding="utf-8") as file:
             found: Any = json.load(file)

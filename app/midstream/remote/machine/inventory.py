@@ -1,4 +1,4 @@
-"""Inventory of a machine: system, disks, network, and the users of its accelerators.
+"""Inventory of a machine: system, disks, network, users of its accelerators.
 
 The parsers take any text and never raise: `watch.shell_probe` uses them for hosts without Python.
 Sizes in bytes.
@@ -75,7 +75,10 @@ def collect() -> Dict[str, Any]:
 
 
 def clock_synchronized() -> Optional[bool]:
-    """Return whether the clock follows a time server; None where timedatectl does not report it."""
+    """Return whether the clock follows a time server.
+
+    Return None where timedatectl does not report it.
+    """
     return parse_clock(_output(["timedatectl", "show", "-p", "NTPSynchronized"]))
 
 
@@ -89,7 +92,10 @@ def parse_os_release(text: str) -> str:
 
 
 def parse_glibc(text: str) -> str:
-    """``2.35``, from ``getconf GNU_LIBC_VERSION`` or ``ldd --version``; empty for another libc."""
+    """Return the version of glibc, such as ``2.35``; empty for another libc.
+
+    It is read from ``getconf GNU_LIBC_VERSION`` or ``ldd --version``.
+    """
     if "musl" in text.lower():
         return ""
     found = re.search(r"(?:glibc|GLIBC|GNU libc).{0,40}?(\d{1,3}\.\d{1,4})", text, re.ASCII)
@@ -97,7 +103,10 @@ def parse_glibc(text: str) -> str:
 
 
 def parse_cpu_model(text: str) -> str:
-    """Name of the processor from /proc/cpuinfo; empty on Arm, which has only numbers there."""
+    """Return the name of the processor from /proc/cpuinfo.
+
+    It is empty on Arm, which has only numbers there.
+    """
     found = re.search(r"^(?:model name|Model|cpu model)\s*:\s*(.+)$", text, re.MULTILINE)
     return " ".join(found.group(1).split())[:LONGEST] if found else ""
 
@@ -122,7 +131,10 @@ def parse_df(text: str) -> List[Dict[str, Any]]:
 
 
 def parse_infiniband(text: str) -> List[Dict[str, Any]]:
-    """Parse lines ``DEVICE|PORT|STATE|RATE|LINK_LAYER``: ``4: ACTIVE``, ``200 Gb/sec (4X HDR)``."""
+    """Parse lines ``DEVICE|PORT|STATE|RATE|LINK_LAYER``.
+
+    A state is ``4: ACTIVE``, a rate ``200 Gb/sec (4X HDR)``.
+    """
     found: List[Dict[str, Any]] = []
     for line in text.split("\n"):
         cells = [cell.strip() for cell in line.split("|")]
@@ -142,7 +154,10 @@ def parse_infiniband(text: str) -> List[Dict[str, Any]]:
 
 
 def parse_clock(text: str) -> Optional[bool]:
-    """Return whether the clock is synchronized by ``timedatectl``; None where it does not report it."""
+    """Return whether the clock is synchronized, from the text of ``timedatectl``.
+
+    Return None where it does not report it.
+    """
     found = re.search(r"NTPSynchronized=(yes|no)\b|^(yes|no)$", text.strip(), re.ASCII)
     return None if found is None else "yes" in found.group(0)
 
@@ -200,7 +215,10 @@ def run_of(words: Iterable[str], root: str) -> str:
 
 
 def shown(words: List[str]) -> str:
-    """Beginning of a command line up to its first option or assignment, which may be secret."""
+    """Return the beginning of a command line up to its first option or assignment.
+
+    An option or assignment may be secret.
+    """
     kept: List[str] = []
     for word in words:
         if len(kept) == WORDS or "=" in word or (kept and word.startswith("-") and word not in ("-m", "-u")):
@@ -250,7 +268,10 @@ def processes(
 
 
 def _started(stat: str) -> Optional[float]:
-    """Start of a process, UTC seconds, from /proc/PID/stat. The command in it may contain anything."""
+    """Return the start of a process, in UTC seconds, from /proc/PID/stat.
+
+    The command in it may contain anything.
+    """
     fields = stat.rpartition(")")[2].split()
     if len(fields) < 20 or not re.fullmatch(r"\d{1,19}", fields[19], re.ASCII):
         return None
@@ -259,7 +280,10 @@ def _started(stat: str) -> Optional[float]:
 
 @functools.lru_cache(maxsize=None)
 def _booted() -> int:
-    """Start of this machine, UTC seconds; computed once, because the clock is adjusted all the time."""
+    """Return the start of this machine, in UTC seconds.
+
+    It is computed once, because the clock is adjusted all the time.
+    """
     return round(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME))
 
 

@@ -32,7 +32,10 @@ class Reached:
 
 
 def addresses(proc: str = "/proc/net") -> List[str]:
-    """This host's addresses, IPv4 before IPv6 and loopback last; link-local ones are left out."""
+    """Return this host's addresses, IPv4 before IPv6 and loopback last.
+
+    Link-local ones are left out.
+    """
     found: List[str] = []
     with contextlib.suppress(OSError), open(os.path.join(proc, "fib_trie"), encoding="ascii") as file:
         last = ""
@@ -52,7 +55,7 @@ def addresses(proc: str = "/proc/net") -> List[str]:
 
 @program
 def listen(token: str, first: int = 0, last: int = 0, seconds: float = 60.0) -> int:
-    """Answer each connection with ``token`` until stdin closes, for ``seconds`` at most.
+    """Answer connections with ``token`` until stdin closes, for at most ``seconds``.
 
     A program. It listens on all addresses, on one port of ``first`` to ``last``, or on any.
 
@@ -110,7 +113,10 @@ def _greet(listener: socket.socket, token: str) -> None:
 
 @reads()
 def reach(candidates: Sequence[str], port: int, token: str, timeout: float = 3.0) -> Dict[str, Reached]:
-    """Connect to each of the ``candidates``; the host with the token is expected to answer."""
+    """Connect to each of the ``candidates``.
+
+    The host with the token is expected to answer.
+    """
     return {address: _reach(address, port, token, timeout) for address in candidates}
 
 

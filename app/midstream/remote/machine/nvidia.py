@@ -28,7 +28,10 @@ Row = Dict[str, str]
 
 
 class Apps(NamedTuple):
-    """The processes that use GPUs: uuid -> pids, pid -> name of its program, pid -> bytes on all GPUs, if known."""
+    """The processes that use GPUs.
+
+    uuid -> pids, pid -> name of its program, pid -> bytes on all GPUs, if known.
+    """
 
     pids: Dict[str, List[int]]
     names: Dict[int, str]
@@ -36,7 +39,10 @@ class Apps(NamedTuple):
 
 
 class Nvidia:
-    """Queries nvidia-smi. Unknown fields fail a query: older drivers are probed for each field once."""
+    """Queries of nvidia-smi.
+
+    Unknown fields fail a query: older drivers are probed for each field once.
+    """
 
     def __init__(self, command: str = "nvidia-smi", timeout: float = TIMEOUT) -> None:
         self.present = True
@@ -87,7 +93,10 @@ class Nvidia:
 
 
 def parse_rows(text: str, fields: Sequence[str]) -> List[Row]:
-    """Rows of ``--query-gpu``. Lines of another shape are left out: warnings, partial rows."""
+    """Parse rows of ``--query-gpu``.
+
+    Lines of another shape are left out: warnings, partial rows.
+    """
     rows: List[Row] = []
     for line in text.split("\n"):
         cells = [cell.strip() for cell in line.split(",")]
@@ -99,7 +108,10 @@ def parse_rows(text: str, fields: Sequence[str]) -> List[Row]:
 
 
 def gpu(row: Row, pids: Dict[str, List[int]]) -> Dict[str, Any]:
-    """A GPU from its row; values may be ``[N/A]``, ``[Not Supported]`` or ``[Unknown Error]``."""
+    """Return a GPU from its row.
+
+    Values may be ``[N/A]``, ``[Not Supported]`` or ``[Unknown Error]``.
+    """
     total, used, busy = (number(row.get(name)) for name in ("memory.total", "memory.used", "utilization.gpu"))
     return {
         "index": int(row["index"]),
@@ -116,7 +128,10 @@ def gpu(row: Row, pids: Dict[str, List[int]]) -> Dict[str, Any]:
 
 
 def parse_apps(text: str) -> Apps:
-    """Rows of ``--query-compute-apps`` with the fields `APPS`; a process has a row for each GPU that it uses."""
+    """Parse rows of ``--query-compute-apps`` with the fields `APPS`.
+
+    A process has a row for each GPU that it uses.
+    """
     apps = Apps({}, {}, {})
     for line in text.split("\n"):
         cells = [cell.strip() for cell in line.split(",", 3)]
@@ -143,7 +158,10 @@ def parse_cuda(text: str) -> str:
 
 
 def number(text: Optional[str]) -> Optional[float]:
-    """``"37"``; some versions ignore ``nounits``: ``"37 %"``, ``"16160 MiB"`` and ``"71.20 W"``."""
+    """Return the number in a field such as ``"37"``.
+
+    Some versions ignore ``nounits``: ``"37 %"``, ``"16160 MiB"`` and ``"71.20 W"``.
+    """
     match = _NUMBER.fullmatch(text or "")
     return float(match.group(1)) if match else None
 

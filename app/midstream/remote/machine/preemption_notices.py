@@ -1,4 +1,6 @@
-"""Notices of preemption or shutdown of this machine. Runs on the host; standard library only.
+"""Notices of preemption or shutdown of this machine.
+
+Runs on the host; standard library only.
 
 Notices come from systemd's scheduled shutdown and from the metadata servers of Google, AWS and Azure.
 """
@@ -40,18 +42,24 @@ def worker() -> Optional[int]:
 
 
 def service_account() -> str:
-    """Address of this machine's service account; empty where it has none or it is unknown."""
+    """Return the address of this machine's service account; empty if none or unknown."""
     return _instance("service-accounts/default/email")
 
 
 def _instance(what: str) -> str:
-    """Value of a metadata key of this machine; empty on machines that are not Google's."""
+    """Return the value of a metadata key of this machine.
+
+    It is empty on machines that are not Google's.
+    """
     server = metadata_server()
     return read_metadata(server, what) if server else ""
 
 
 def _shutdown(path: str) -> Optional[Notice]:
-    """Notice of a scheduled shutdown: systemd writes USEC= and MODE=, and removes the file on cancel."""
+    """Return the notice of a scheduled shutdown.
+
+    systemd writes USEC= and MODE=, and removes the file on cancel.
+    """
     try:
         with open(path, encoding="utf-8") as file:
             fields = dict(line.strip().split("=", 1) for line in file if "=" in line)

@@ -1,4 +1,6 @@
-"""Probe of a host: reports its runs and its hardware as JSON lines on stdout, until stdin closes.
+"""Probe of a host: reports its runs and its hardware until stdin closes.
+
+The reports are JSON lines on stdout:
 
 ``hello``     names of the machine, once
 ``run``       changed fields of a run: fence, lineage, store, attempts, attempt, status, running, exit (of the process

@@ -1,4 +1,4 @@
-"""Rates of network, RDMA ports and disks in bytes a second, from the kernel's counters.
+"""Rates of network, RDMA ports and disks in bytes a second, from kernel counters.
 
 The parsers take any text and never raise: `watch.shell_probe` uses them for hosts without Python.
 """
@@ -76,7 +76,9 @@ def between(before: Counters, now: Counters, seconds: float) -> Dict[str, Option
 
 
 def parse_network(text: str, physical: Collection[str]) -> Counters:
-    """Parse /proc/net/dev. Count the ``physical`` interfaces; without any (in a container) all but the loopback.
+    """Parse /proc/net/dev and count the ``physical`` interfaces.
+
+    Without any (in a container), count all but the loopback.
 
     Bridges, bonds and tunnels count bytes that a physical interface counts too.
     """
@@ -95,7 +97,10 @@ def parse_network(text: str, physical: Collection[str]) -> Counters:
 
 
 def parse_rdma(text: str) -> Counters:
-    """Parse lines ``DEVICE:PORT RECEIVED SENT``. Network interfaces do not count these bytes."""
+    """Parse lines ``DEVICE:PORT RECEIVED SENT``.
+
+    Network interfaces do not count these bytes.
+    """
     received: Dict[str, int] = {}
     sent: Dict[str, int] = {}
     for line in text.split("\n")[:MAX_DEVICES]:
@@ -106,7 +111,10 @@ def parse_rdma(text: str) -> Counters:
 
 
 def parse_disks(text: str, blocks: Collection[str]) -> Counters:
-    """Parse /proc/diskstats. ``blocks``: the names in /sys/block, which has no partitions."""
+    """Parse /proc/diskstats.
+
+    ``blocks``: the names in /sys/block, which has no partitions.
+    """
     read: Dict[str, int] = {}
     written: Dict[str, int] = {}
     complete = set(blocks)

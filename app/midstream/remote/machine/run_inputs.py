@@ -1,4 +1,7 @@
-"""Tokenizer and text of a run that is to start on this host. Runs on the host; standard library only."""
+"""Tokenizer and text of a run that is to start on this host.
+
+Runs on the host; standard library only.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclasses.dataclass(frozen=True)
 class InputProblem:
-    """An input that a run could not read. Where not ``certain``, it is a note: the engine may be able to read it."""
+    """An input that a run could not read.
+
+    Where not ``certain``, it is a note: the engine may be able to read it.
+    """
 
     field: Text
     message: Text
@@ -174,7 +180,10 @@ def _server(field: str, url: str) -> Optional[InputProblem]:
 
 
 def _bucket(field: str, url: str, patterns: Sequence[str]) -> Iterator[InputProblem]:
-    """List a bucket as this machine's service account, or as nobody: other credentials need packages."""
+    """List a bucket as this machine's service account, or without credentials.
+
+    Other credentials need packages.
+    """
     endpoint = os.environ.get("STORAGE_EMULATOR_HOST", "") or "https://storage.googleapis.com"
     endpoint = endpoint if "://" in endpoint else "http://" + endpoint
     name, _, pattern = patterns[0][len("gs://") :].partition("/")

@@ -1,4 +1,4 @@
-"""TPUs without libtpu: chips on the PCI bus, the processes that use them, metrics of their runtime."""
+"""TPUs without libtpu: chips on the PCI bus, their processes, runtime metrics."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ def devices(ids: Iterable[str], users: Iterable[int] = (), metrics: Optional[Met
 
 
 def users(proc: str = "/proc") -> List[int]:
-    """Pids that have a chip's device file open. Only root sees processes of other users."""
+    """Return the pids that have a chip's device file open.
+
+    Only root sees processes of other users.
+    """
     found: List[int] = []
     for pid in _listdir(proc):
         descriptors = os.path.join(proc, pid, "fd")

@@ -1,4 +1,4 @@
-"""Metrics of a TPU's runtime while a program uses the chips: gRPC on localhost:8431.
+"""Metrics of a TPU's runtime while a program uses it: gRPC on localhost:8431.
 
 The service is ``tpu.monitoring.runtime.RuntimeMetricService`` of libtpu; its messages (tpu_metric_service.proto of
 AI-Hypercomputer/cloud-accelerator-diagnostics): request {1: name}, answer {1: {3: repeated {1: {2: {3: device}},
@@ -124,7 +124,7 @@ def _first(message: Any, number: int, otherwise: Any) -> Any:
 
 
 def _fields(message: Any) -> Iterator[Tuple[int, Any]]:
-    """Yield (field number, value) of a protobuf message, until the bytes are malformed."""
+    """Yield (field number, value) of a protobuf message until its bytes are malformed."""
     at = 0
     while isinstance(message, bytes) and at < len(message):
         tag, at = _read_varint(message, at)

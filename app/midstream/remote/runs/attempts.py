@@ -1,4 +1,4 @@
-"""Attempts on this host: install the engine, start its processes, report their state."""
+"""Attempts on this host: engine installation, start and state of their processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ EXIT_TIMEOUT = 30.0  # seconds from a process's last status to its exit
 
 @dataclasses.dataclass(frozen=True)
 class ProcessView(run_state.ProcessState):
-    """A process of an attempt; ``supervised``: its supervisor runs and will record how it ends."""
+    """A process of an attempt.
+
+    ``supervised``: its supervisor runs and will record how it ends.
+    """
 
     process: int
     supervised: bool
@@ -47,7 +50,10 @@ class ProcessView(run_state.ProcessState):
 
 @dataclasses.dataclass(frozen=True)
 class AttemptView(run_state.ProcessState):
-    """An attempt on this host; ``status``, ``running`` and ``log`` are those of its first process here."""
+    """An attempt on this host.
+
+    ``status``, ``running`` and ``log`` are those of its first process here.
+    """
 
     now: float  # UTC seconds by this host's clock
     group: List[str]  # the hosts of its processes in their order, where there are several
@@ -280,13 +286,19 @@ def _write_inputs(
 
 
 def secrets_file(root: str, run_id: str, number: int, process: str = "") -> str:
-    """Path of the secrets of a process of an attempt; without ``process``, those of a job."""
+    """Return the path of the secrets of a process of an attempt.
+
+    Without ``process``, it is that of the secrets of a job.
+    """
     name = "{:03d}{}.json".format(number, "-" + process if process else "")
     return posixpath.join(records.RunPaths(root, run_id).dir, SECRETS, name)
 
 
 def put_secrets(path: str, secrets: Mapping[str, str]) -> None:
-    """Write secrets with mode 0600; remove those of earlier attempts, which have ended."""
+    """Write secrets with mode 0600.
+
+    Remove those of earlier attempts, which have ended.
+    """
     directory, name = posixpath.split(path)
     if os.path.islink(directory):
         os.unlink(directory)
@@ -302,7 +314,10 @@ def put_secrets(path: str, secrets: Mapping[str, str]) -> None:
 
 @repeatable("what is removed stays removed")
 def remove_secrets(root: str, run_id: str) -> None:
-    """Remove the secrets of a run unless an attempt of it runs here: its job may be requeued."""
+    """Remove the secrets of a run unless an attempt of it runs here.
+
+    Its job may be requeued.
+    """
     paths = records.RunPaths(root, records.check_run_id(run_id))
     with records.locked(paths.lock):
         if not run_state.running_attempt(root, run_id):
@@ -317,7 +332,10 @@ def release_claim(root: str, run_id: str, number: int) -> None:
 
 
 def with_setup(argv: Sequence[str], setup: Sequence[str]) -> List[str]:
-    """Return ``argv`` behind a shell that evaluates ``setup``; a line that fails is reported."""
+    """Return ``argv`` behind a shell that evaluates ``setup``.
+
+    A line that fails is reported.
+    """
     if not setup:
         return list(argv)
     lines = [
@@ -341,7 +359,10 @@ def detached(argv: Sequence[str]) -> List[str]:
 
 
 def kills_left_behind() -> bool:
-    """Return whether systemd-logind ends a user's processes at logout (KillUserProcesses)."""
+    """Return whether systemd-logind ends a user's processes at logout.
+
+    Its setting is KillUserProcesses.
+    """
     service = "org.freedesktop.login1"
     argv = ["busctl", "get-property", service, "/org/freedesktop/login1", service + ".Manager", "KillUserProcesses"]
     try:
@@ -430,7 +451,10 @@ def _become(argv: Sequence[str], env: Mapping[str, str], directory: str, output:
 
 @reads()
 def attempt(root: str, run_id: str, number: int, lines: int = 20) -> AttemptView:
-    """The processes of an attempt on this host or in its directory, with ``lines`` of their logs."""
+    """Return the processes of an attempt on this host or in its directory.
+
+    They have ``lines`` of their logs.
+    """
     paths = records.RunPaths(root, records.check_run_id(run_id)).attempt(number)
     if not os.path.isdir(paths.dir):
         raise FileNotFoundError("run {} has no attempt {}".format(run_id, number))

@@ -1,4 +1,6 @@
-"""Damaged records of a run: files that exist and cannot be read. Runs on the host; standard library only.
+"""Damaged records of a run: files that exist and cannot be read.
+
+Runs on the host; standard library only.
 
 An absent record is information: a run without a fence has never started. A damaged one is not, so that no operation on
 the run may continue: see `refuse`.
@@ -74,7 +76,10 @@ def find(paths: records.RunPaths, known: Optional[Known] = None, most: int = MOS
 
 
 def kind_of(file: str) -> Any:
-    """Type of the record in a file of a run. Raises ValueError where it cannot be repaired."""
+    """Return the type of the record in a file of a run.
+
+    Raises ValueError where it cannot be repaired.
+    """
     parts = file.split("/")
     if len(parts) == 1 and file in _IN_RUN:
         return _IN_RUN[file]
@@ -88,7 +93,10 @@ def kind_of(file: str) -> Any:
 
 
 def newer(paths: records.RunPaths, names: Iterable[str]) -> List[str]:
-    """Return those of the damaged records that a newer midstream wrote: they must not be repaired."""
+    """Return those of the damaged records that a newer midstream wrote.
+
+    They must not be repaired.
+    """
     found: List[str] = []
     for name in names:
         try:
@@ -118,7 +126,10 @@ def in_words(run_id: str, found: Dict[str, str]) -> str:
 
 
 def signature(path: str) -> Mark:
-    """Inode, size and time of the last write (ns), to detect changes. None without a file."""
+    """Return inode, size and time of the last write (ns), to detect changes.
+
+    Return None without a file.
+    """
     try:
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):

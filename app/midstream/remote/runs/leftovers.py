@@ -1,4 +1,6 @@
-"""Leftovers of killed processes in a run's directory: listed first, removed only by name.
+"""Leftovers of killed processes in a run's directory.
+
+They are listed first, and removed only by name.
 
 Runs on the host; standard library only. Three kinds: *partial* directories of checkpoints (a save or a copy that did
 not finish), *trash* (deletions that did not finish) and *temporary* files of writers that have exited. Files that a
@@ -29,7 +31,7 @@ _TEMPORARY = re.compile(r".+\.tmp-(\d+)-\d+")
 
 @dataclasses.dataclass(frozen=True)
 class Leftover:
-    """A leftover of a killed process; ``kept`` is the reason not to remove it, else empty."""
+    """Leftover of a killed process; ``kept``: the reason not to remove it, else empty."""
 
     path: FileName  # relative to the run's directory
     kind: Kind
@@ -62,7 +64,10 @@ def leftovers(root: str, run_id: str, quiet: float = QUIET) -> List[Leftover]:
 
 @once("a second call would report that nothing was removed")
 def remove(root: str, run_id: str, names: Sequence[str], quiet: float = QUIET) -> List[FileName]:
-    """Remove those of ``names`` that are still leftovers without a reason to keep them; return them."""
+    """Remove those of ``names`` that are still leftovers; return them.
+
+    Leftovers that there is a reason to keep are not removed.
+    """
     paths = records.RunPaths(root, records.check_run_id(run_id))
     removed: List[str] = []
     for entry in leftovers(root, run_id, quiet):

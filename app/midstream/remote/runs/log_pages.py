@@ -1,4 +1,7 @@
-"""Pages of a log, and the lines of it that match a search. Runs on the host; standard library only."""
+"""Pages of a log, and the lines of it that match a search.
+
+Runs on the host; standard library only.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _COLOUR = re.compile("\x1b\\[[0-9;:]*m")
 
 @dataclasses.dataclass(frozen=True)
 class LogPage:
-    """Complete lines of a log: its bytes ``begin`` to ``end``, of ``size`` that it has."""
+    """Complete lines of a log: its bytes ``begin`` to ``end``, of ``size`` in all."""
 
     text: Text
     begin: int
@@ -45,12 +48,18 @@ class LogMatches:
 
 
 def displayed(line: str) -> str:
-    """Return what a terminal would show of a line with carriage returns, such as a progress bar's."""
+    """Return what a terminal would show of a line with carriage returns.
+
+    A progress bar has such lines.
+    """
     return line.rstrip("\r").rpartition("\r")[2][:LONGEST_LINE]
 
 
 def plain(line: str) -> str:
-    """Return what a search reads of a line: what a terminal would show, without colours."""
+    """Return the text of a line that a search reads.
+
+    It is what a terminal would show, without colours.
+    """
     return _COLOUR.sub("", displayed(line))
 
 
@@ -66,7 +75,9 @@ def matcher(words: List[str], excluded: List[str], ignore_case: bool) -> Callabl
 
 @reads(limit=PAGE_LIMIT)
 def page(path: str, begin: int, end: int) -> LogPage:
-    """Return the lines between two bytes of a log, at most `LONGEST_PAGE` bytes of them from ``begin`` on.
+    """Return the lines between two bytes of a log.
+
+    They are at most `LONGEST_PAGE` bytes from ``begin`` on.
 
     A line that crosses ``begin`` or ``end`` is left out, unless the page would be empty. A negative ``begin`` counts
     from the end of the file. The last line of a file may have no end.
@@ -89,9 +100,18 @@ def page(path: str, begin: int, end: int) -> LogPage:
 def search(
     path: str, words: List[str], excluded: List[str], ignore_case: bool, place: int, seconds: float = SEARCH_TIME
 ) -> LogMatches:
-    """Count the matching lines of a log from its end to its beginning, and find those next to byte ``place``.
+    """Count the matching lines of a log, and find those next to byte ``place``.
 
-    It ends early after ``seconds``. A line longer than `BLOCK` counts in parts.
+    The log is read from its end to its beginning. The search ends early after ``seconds``. A line longer than
+    `BLOCK` counts in parts.
+
+    Args:
+        path: Path of the log.
+        words: Words that a matching line has, all of them.
+        excluded: Words of which it has none.
+        ignore_case: Whether to compare lower case; ``words`` and ``excluded`` are then in lower case.
+        place: Byte of the log.
+        seconds: Time limit.
     """
     matches = matcher(words, excluded, ignore_case)
     deadline = time.monotonic() + seconds

@@ -1,4 +1,7 @@
-"""Losses that an attempt has logged, by step. Runs on the host; standard library only."""
+"""Losses that an attempt has logged, by step.
+
+Runs on the host; standard library only.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,17 @@ def reduced(row: Mapping[str, Any]) -> MetricsRow:
 
 @reads()
 def rows(root: str, run_id: str, attempt: int, first: int = 0, last: Optional[int] = None) -> List[MetricsRow]:
-    """The rows with a loss of steps ``first`` to ``last`` (None: to the end). A partial line is left out."""
+    """Return the rows with a loss of an attempt's steps ``first`` to ``last``.
+
+    A partial line is left out.
+
+    Args:
+        root: Root directory of the host.
+        run_id: The run.
+        attempt: Number of the attempt.
+        first: First step.
+        last: Last step; None: to the end.
+    """
     found: List[MetricsRow] = []
     try:
         with records.open_regular(

@@ -51,6 +51,14 @@ def acquire(root: str, run_id: str, migration: str, epoch: int, owner: str, seco
     The lock announces a migration to ``owner`` under ``epoch``. One migration has it, until it releases it, or until it
     expires before its epoch began.
 
+    Args:
+        root: Root directory of the host.
+        run_id: The run.
+        migration: The migration.
+        epoch: The epoch that it is to begin.
+        owner: The target that the run is to pass to.
+        seconds: How long the lock is valid.
+
     Raises:
         RefusedError: Another migration has the lock, or the run has reached ``epoch`` already.
     """
@@ -91,7 +99,10 @@ def _locked_by(run_id: str, lock: records.MigrationLock) -> str:
 
 
 def _refuse_others(paths: records.RunPaths, migration: str, epoch: int) -> None:
-    """Raise RefusedError where another migration has the lock. Call with the run's lock held."""
+    """Raise RefusedError where another migration has the lock.
+
+    Call with the run's lock held.
+    """
     found = records.MigrationLock.read_or_none(paths.migration_lock)
     if found is None or found.migration == migration or found.epoch < epoch:
         return
@@ -106,6 +117,14 @@ def seal(root: str, run_id: str, epoch: int, owner: str, sealed_step: int, migra
     """Seal a run whose engine has exited: write the fence of ``epoch`` and ``owner``.
 
     Checkpoints past ``sealed_step`` are rejected from then on.
+
+    Args:
+        root: Root directory of the host.
+        run_id: The run.
+        epoch: Epoch of the new fence.
+        owner: Its owner: the target that the run passes to.
+        sealed_step: Step up to which checkpoints of older epochs are accepted.
+        migration: The migration that seals the run; empty: none.
 
     Raises:
         RefusedError: An engine runs (it seals the run itself, on a command), or another migration has the lock.

@@ -27,7 +27,10 @@ Kind = TypeVar("Kind", bound=records.JsonRecord)
 
 @dataclasses.dataclass(frozen=True)
 class ProcessEvidence:
-    """The readable records of a process; ``group`` is the number of hosts of its attempt, 0 where that is unknown."""
+    """The readable records of a process.
+
+    ``group`` is the number of hosts of its attempt, 0 where that is unknown.
+    """
 
     process: int
     status: Optional[records.Status]
@@ -132,7 +135,10 @@ def put(root: str, run_id: str, file: str, value: Optional[Mapping[str, Any]]) -
 
 
 def _keep(path: str) -> str:
-    """Link ``path`` to a second name before it is replaced; return the name, empty without a file."""
+    """Link ``path`` to a second name before it is replaced.
+
+    Return the name, empty without a file.
+    """
     if not os.path.lexists(path):
         return ""
     begin = "{}{}{}".format(path, ASIDE, time.strftime("%Y%m%dT%H%M%S", time.gmtime()))
@@ -183,7 +189,10 @@ def _process(files: records.AttemptPaths, process: int) -> ProcessEvidence:
 
 
 def _running(paths: records.RunPaths, files: records.AttemptPaths) -> str:
-    """The reason to assume a running process of the attempt on this host; empty where none runs."""
+    """Return the reason to assume a running process of the attempt on this host.
+
+    It is empty where none runs.
+    """
     if os.path.lexists(posixpath.join(files.dir, "slurm.json")):
         return "it is a job of SLURM, whose processes run on other machines"
     for process in _numbers(files):

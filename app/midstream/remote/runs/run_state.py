@@ -1,4 +1,7 @@
-"""State of the runs of this host; claims, signals, pins. Runs on the host; standard library only."""
+"""State of the runs of this host; claims, signals, pins.
+
+Runs on the host; standard library only.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ CheckpointName = Annotated[str, records.CHECKPOINT_NAME]
 
 @dataclasses.dataclass(frozen=True)
 class ProcessState:
-    """The last status of a process, None before its first, and whether that very process runs."""
+    """The last status of a process, and whether that very process runs.
+
+    The status is None before the first one.
+    """
 
     status: Optional[records.Status]
     running: bool
@@ -42,7 +48,10 @@ class MigrationAttempt(ProcessState):
 
 @dataclasses.dataclass(frozen=True)
 class ManifestSummary:
-    """The fields of a manifest that a list of checkpoints shows; the defaults where there is no manifest."""
+    """The fields of a manifest that a list of checkpoints shows.
+
+    They have the defaults where there is no manifest.
+    """
 
     complete: bool = False
     epoch: int = 0
@@ -71,7 +80,7 @@ class CheckpointSummary:
 
 @dataclasses.dataclass(frozen=True)
 class RunDescription(ProcessState):
-    """The records of a run; ``status`` and ``running`` are those of its newest attempt."""
+    """Records of a run; ``status`` and ``running`` are those of its newest attempt."""
 
     run_id: str
     fence: Optional[records.Fence]
@@ -172,7 +181,7 @@ def newest_started(paths: records.RunPaths, numbers: List[int]) -> int:
 
 
 def processes(path: records.AttemptPaths) -> List[int]:
-    """Sorted numbers of an attempt's processes that were started here or have a status."""
+    """Return the sorted numbers of an attempt's processes started here or with status."""
     found: Set[int] = set()
     for name in names_in(path.dir):
         match = re.fullmatch(r"(?:status|launch)-([0-9]{1,6})\.json", name)
@@ -185,7 +194,10 @@ def processes(path: records.AttemptPaths) -> List[int]:
 
 @reads()
 def status(root: str, run_id: str, attempt: int) -> ProcessState:
-    """The state of an attempt's first running process on this host, else of its first process here."""
+    """Return the state of an attempt's first running process on this host.
+
+    If none runs, it is that of the attempt's first process here.
+    """
     path = records.RunPaths(root, run_id).attempt(attempt)
     known = processes(path)
     first: Optional[ProcessState] = None
@@ -209,7 +221,10 @@ def status_of(path: records.AttemptPaths, process: int) -> ProcessState:
 
 
 def _launched(path: records.AttemptPaths, process: int = 0) -> Optional[records.ProcessIdentity]:
-    """The process that was started for an attempt, before it has written a status of its own."""
+    """Return the process that was started for an attempt.
+
+    It has not yet written a status of its own.
+    """
     return records.ProcessIdentity.read_or_none(path.launched(process))
 
 
@@ -228,7 +243,10 @@ def ended_without_status(path: records.AttemptPaths) -> bool:
 
 
 def first_failure(path: records.AttemptPaths) -> Optional[records.ProcessExit]:
-    """The exit record of the process of an attempt that failed first; None where no record says that one failed."""
+    """Return the exit record of an attempt's process that failed first.
+
+    Return None where no record says that one failed.
+    """
     ended = [records.ProcessExit.read_or_none(path.exit(process)) for process in processes(path)]
     return min((one for one in ended if one is not None and one.failed), key=lambda one: one.time, default=None)
 
@@ -354,7 +372,9 @@ def read_text(path: str, offset: int = 0, limit: Optional[int] = None) -> Text:
 
 @reads(limit=PAGE_LIMIT)
 def read_lines(path: str, offset: int, limit: int) -> Lines:
-    """Complete lines from a byte offset on, about ``limit`` bytes of them; no text at the end of the file.
+    """Return complete lines from a byte offset on, about ``limit`` bytes of them.
+
+    There is no text at the end of the file.
 
     The last line of a file may have no end.
     """
@@ -384,7 +404,10 @@ def claim_attempt(root: str, run_id: str, at_least: int = 1) -> int:
 
 @repeatable("the engine treats two signals as one")
 def signal(root: str, run_id: str, attempt: int, name: str) -> bool:
-    """Signal an attempt's running processes on this host; return whether there was any."""
+    """Signal an attempt's running processes on this host.
+
+    Return whether there was any.
+    """
     path = records.RunPaths(root, run_id).attempt(attempt)
     job = slurm.job_of(path)
     if job is not None:
@@ -403,7 +426,15 @@ def signal(root: str, run_id: str, attempt: int, name: str) -> bool:
 
 @repeatable("it writes the same pin again")
 def pin(root: str, run_id: str, migration: str, checkpoint: str, expires: float) -> None:
-    """Keep retention from deleting a checkpoint until ``expires`` (UTC seconds)."""
+    """Keep retention from deleting a checkpoint until ``expires``.
+
+    Args:
+        root: Root directory of the host.
+        run_id: The run.
+        migration: The migration that needs the checkpoint; it has one pin.
+        checkpoint: Name of the checkpoint.
+        expires: UTC seconds.
+    """
     paths = records.RunPaths(root, run_id)
     os.makedirs(paths.pins, exist_ok=True)
     records.Pin(checkpoint, expires).write(_pin_path(paths, migration))

@@ -1,4 +1,6 @@
-"""Times in which the processes of this host's runs ran and trained. Runs on the host; standard library only.
+"""Times in which the processes of this host's runs ran and trained.
+
+Runs on the host; standard library only.
 
 An attempt that this host started has a launch record, whose time is the start. Of an attempt that trained elsewhere
 and whose history was copied here, only status and metrics exist: its first and last step are what is known.
@@ -25,7 +27,10 @@ PROCESSES = 20_000  # of one answer, newest attempts first
 
 @dataclasses.dataclass(frozen=True)
 class ProcessTimes:
-    """One process of an attempt. Times are UTC seconds by the clock of the host that it ran on; None: not known."""
+    """Times of one process of an attempt; None: not known.
+
+    They are UTC seconds by the clock of the host that it ran on.
+    """
 
     run_id: RunId
     attempt: int
@@ -74,7 +79,10 @@ def read(root: str, since: float) -> HostTimes:
 
 
 def booted(stat: str = "/proc/stat") -> Optional[float]:
-    """Time of the machine's boot, in UTC seconds; None where the kernel does not report it."""
+    """Return the time of the machine's boot, in UTC seconds.
+
+    Return None where the kernel does not report it.
+    """
     try:
         with open(stat, encoding="ascii", errors="replace") as file:
             words = [line.split() for line in file if line.startswith("btime ")]
@@ -130,7 +138,10 @@ def _ended(attempt: records.AttemptPaths, process: int, status: Optional[records
 
 
 def step_times(metrics: str) -> Tuple[Optional[float], Optional[float]]:
-    """Begin of the first step and end of the last one in metrics.jsonl. None where no row has a time."""
+    """Return begin of the first step and end of the last one in metrics.jsonl.
+
+    They are None where no row has a time.
+    """
     try:
         with records.open_regular(metrics) as file:
             size = os.fstat(file.fileno()).st_size
@@ -147,7 +158,10 @@ def step_times(metrics: str) -> Tuple[Optional[float], Optional[float]]:
 
 
 def _row(line: bytes) -> Optional[Tuple[float, float]]:
-    """(Time, duration of the step) of a row of a step; None for a partial line and for other rows."""
+    """Return (time, duration of the step) of a row of a step.
+
+    Return None for a partial line and for other rows.
+    """
     try:
         value: Any = json.loads(line)
     except (ValueError, RecursionError):

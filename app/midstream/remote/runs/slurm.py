@@ -1,4 +1,6 @@
-"""Jobs of SLURM: submit, query, signal. Runs on the login node; standard library only.
+"""Jobs of SLURM: submit, query, signal.
+
+Runs on the login node; standard library only.
 
 An attempt that is a job has ``slurm.json`` (``{job, submitted}``) in its directory. Its processes run on other machines
 that share the file system: the state of the job shows whether they run.
@@ -32,7 +34,10 @@ RUNNING = ("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT")
 
 @dataclasses.dataclass(frozen=True)
 class JobState:
-    """State and reason of a job, in SLURM's words. Times are UTC seconds by the cluster's clock."""
+    """State and reason of a job, in SLURM's words.
+
+    Times are UTC seconds by the cluster's clock.
+    """
 
     job: str
     state: str
@@ -53,7 +58,10 @@ class JobState:
 
 @dataclasses.dataclass(frozen=True)
 class Allocation:
-    """Allocation that SLURM would make to a job now. ``gres``: generic resources of each kind of node."""
+    """Allocation that SLURM would make to a job now.
+
+    ``gres``: generic resources of each kind of node.
+    """
 
     starts: float  # UTC seconds
     nodes: str
@@ -69,7 +77,15 @@ class SlurmError(Exception):
 
 
 def submit(path: records.AttemptPaths, flags: Sequence[str], script: str, rank: str, env: Mapping[str, str]) -> str:
-    """Write the scripts of the job and its processes, submit it with ``sbatch``, return its id."""
+    """Write the scripts of a job, submit it with ``sbatch`` and return its id.
+
+    Args:
+        path: Paths of the attempt; the scripts are written into its directory.
+        flags: Flags of ``sbatch``.
+        script: Text of the job's script.
+        rank: Text of the script of its processes.
+        env: Variables that are added to this environment for ``sbatch``.
+    """
     records.write_bytes(posixpath.join(path.dir, RANK), rank.encode())
     records.write_bytes(posixpath.join(path.dir, SCRIPT), script.encode())
     output = _run(["sbatch", "--parsable", *flags, posixpath.join(path.dir, SCRIPT)], env)
@@ -87,7 +103,10 @@ def job_of(path: records.AttemptPaths) -> Optional[str]:
 
 
 def state(job: str) -> JobState:
-    """The state of a job: from the queue, then from the accounting; ``UNKNOWN`` where neither has it."""
+    """Return the state of a job: from the queue, then from the accounting.
+
+    It is ``UNKNOWN`` where neither has it.
+    """
     found = _cached.get(job)
     if found is None or time.monotonic() - found[0] > CACHE_TIME:
         found = (time.monotonic(), _query(job))
@@ -114,7 +133,10 @@ def _query(job: str) -> JobState:
 
 
 def _time(text: str) -> float:
-    """UTC seconds as `TIMES` prints them; 0 for N/A, and for the date by which SLURM means never."""
+    """Return the UTC seconds of a time as `TIMES` prints it.
+
+    It is 0 for N/A, and for the date by which SLURM means never.
+    """
     seconds = float(text) if re.fullmatch(r"[0-9]{1,12}", text.strip()) else 0.0
     return seconds if seconds < time.time() + FOREVER else 0.0
 
@@ -138,7 +160,10 @@ def is_running(path: records.AttemptPaths, status: Optional[records.Status]) -> 
 
 
 def ended_before_status(path: records.AttemptPaths) -> bool:
-    """Return whether SLURM says that the attempt's job has ended; False where it does not know the job."""
+    """Return whether the attempt's job has ended, as SLURM reports.
+
+    Return False where SLURM does not know the job.
+    """
     job = job_of(path)
     if job is None:
         return False

@@ -1,4 +1,7 @@
-"""Standby attempts of this host: their config, lease and promotion. Runs on the host; standard library only."""
+"""Standby attempts of this host: their config, lease and promotion.
+
+Runs on the host; standard library only.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ class NewestState:
 
 @dataclasses.dataclass(frozen=True)
 class CommandAnswer(run_state.ProcessState):
-    """The state of an attempt after a command; ``answered``: carried out or rejected, or the attempt has exited."""
+    """The state of an attempt after a command.
+
+    ``answered``: carried out or rejected, or the attempt has exited.
+    """
 
     answered: bool
 
@@ -55,7 +61,10 @@ class NewRows(run_state.ProcessState):
 
 @repeatable("it writes the same file again")
 def put_config(root: str, run_id: str, text: str) -> None:
-    """Write the run's config. Raises RefusedError where an attempt runs: it may be reading it."""
+    """Write the run's config.
+
+    Raises RefusedError where an attempt runs: it may be reading it.
+    """
     paths = records.RunPaths(root, records.check_run_id(run_id))
     os.makedirs(paths.attempts, exist_ok=True)
     with records.locked(paths.lock):
@@ -92,7 +101,14 @@ def newest_state(root: str, run_id: str) -> Optional[NewestState]:
 def pin_newest(root: str, run_id: str, migration: str, expires: float, name: str = "") -> Optional[CheckpointSummary]:
     """Pin the newest complete, accepted checkpoint, or the one with that name.
 
-    Retention does not delete it before ``expires`` (UTC seconds). None where there is no such checkpoint.
+    Retention does not delete it before ``expires``. None where there is no such checkpoint.
+
+    Args:
+        root: Root directory of the host.
+        run_id: The run.
+        migration: The migration that needs the checkpoint.
+        expires: UTC seconds.
+        name: Name of the checkpoint; empty: the newest.
     """
     paths = records.RunPaths(root, run_id)
     while True:
@@ -112,7 +128,10 @@ def _newest(paths: records.RunPaths, name: str) -> Optional[CheckpointSummary]:
 
 @repeatable("a lease may be renewed at any time")
 def renew(root: str, run_id: str, migration: str) -> None:
-    """Renew the lease of the standby of this migration; the standby exits when it expires."""
+    """Renew the lease of the standby of this migration.
+
+    The standby exits when the lease expires.
+    """
     paths = records.RunPaths(root, run_id)
     found = run_state.attempt_of_migration(root, run_id, migration)
     if found is not None and found.running and (found.status is None or found.status.epoch == 0):
@@ -169,7 +188,15 @@ def take_over(
 
 @reads()
 def await_answer(root: str, run_id: str, attempt: int, sequence: int, patience: float) -> CommandAnswer:
-    """Wait up to ``patience`` seconds until the attempt has carried out or rejected a command, or has exited."""
+    """Wait until an attempt has carried out or rejected a command, or has exited.
+
+    Args:
+        root: Root directory of the host.
+        run_id: The run.
+        attempt: Number of the attempt.
+        sequence: Number of the command.
+        patience: Longest wait, in seconds.
+    """
     deadline = time.monotonic() + patience
     while True:
         found = run_state.status(root, run_id, attempt)
@@ -217,6 +244,13 @@ def parameter_drift(
     """Read ``parameter_drift.json`` of an attempt; None without it.
 
     Where one is ``expected``, wait for it up to ``patience`` seconds while the attempt runs.
+
+    Args:
+        root: Root directory of the host.
+        run_id: The run.
+        attempt: Number of the attempt.
+        expected: Whether the attempt is to write one.
+        patience: Longest wait, in seconds.
     """
     path = records.RunPaths(root, run_id).attempt(attempt).parameter_drift
     deadline = time.monotonic() + patience

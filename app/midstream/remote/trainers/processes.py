@@ -1,4 +1,7 @@
-"""Processes of other trainers on this host: those of an attempt, and those that train without midstream."""
+"""Processes of other trainers on this host.
+
+They are those of an attempt, and those that train without midstream.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ SHOWN = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "NNODES", "NPROC_PER_NODE")
 
 @dataclasses.dataclass(frozen=True)
 class TrainingProcess:
-    """A process that computes in a directory, with its command line and the names in its environment.
+    """Process that computes in a directory: command line and names in its environment.
 
     ``parent``: the pid of the process that started it, where that works in the directory too; else 0.
     """
@@ -39,7 +42,10 @@ class TrainingProcess:
 
 @dataclasses.dataclass(frozen=True)
 class TrainerDirectory:
-    """A directory in which a trainer runs or ran: its processes, its files, and what its programs import."""
+    """A directory in which a trainer runs or ran.
+
+    It has its processes, its files, and what its programs import.
+    """
 
     directory: FileName
     processes: List[TrainingProcess]
@@ -50,7 +56,10 @@ class TrainerDirectory:
 
 @repeatable("what has ended stays ended")
 def end(root: str, run_id: str, attempt: int) -> List[int]:
-    """Kill every process of a trainer that an attempt of this host has started or adopted; return what still runs."""
+    """Kill every trainer process that an attempt of this host started or adopted.
+
+    Return what still runs.
+    """
     directory = records.RunPaths(root, records.check_run_id(run_id)).attempt(attempt).dir
     left: List[int] = []
     for process in range(_processes(directory)):
@@ -92,7 +101,10 @@ def look(directory: str) -> TrainerDirectory:
 
 
 def _training(directory: str) -> List[TrainingProcess]:
-    """Processes whose working directory is the directory, without shells and editors: those that run a program."""
+    """Return processes whose working directory is the directory.
+
+    They are those that run a program: shells and editors are left out.
+    """
     found: Dict[int, TrainingProcess] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -108,7 +120,10 @@ def _training(directory: str) -> List[TrainingProcess]:
 
 
 def _process(pid: int, directory: str) -> Optional[TrainingProcess]:
-    """Describe a process of this user that works in the directory and is no shell; None for any other."""
+    """Describe a process of this user that works in the directory and is no shell.
+
+    Return None for any other.
+    """
     place = "/proc/{}".format(pid)
     try:
         if os.readlink(posixpath.join(place, "cwd")) != directory:

@@ -1,4 +1,7 @@
-"""Contents of the checkpoints of another trainer's run, from their files. Standard library only; runs on the host."""
+"""Contents of the checkpoints of another trainer's run, from their files.
+
+Standard library only; runs on the host.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from midstream_engine.foreign.work_directory import WORK
 
 @dataclasses.dataclass(frozen=True)
 class StoredState:
-    """The newest recorded checkpoint, what a resume from it continues with, and checkpoints that are not complete.
+    """Newest recorded checkpoint, what a resume continues with, and incomplete ones.
 
     ``problem``: why it cannot be said what is in it. ``incomplete``: path and reason of each.
     """
@@ -38,7 +41,10 @@ class StoredState:
 
 @reads()
 def newest(root: str, run_id: str, ranks: int) -> Optional[StoredState]:
-    """Describe the newest recorded checkpoint of a run; None where it has none. Raises RecordError."""
+    """Describe the newest recorded checkpoint of a run; None where it has none.
+
+    Raises RecordError.
+    """
     paths = records.RunPaths(root, records.check_run_id(run_id))
     run = RunFile.read(paths.config)
     recorded = usable(paths)

@@ -1,4 +1,6 @@
-"""The code and data of another trainer's run as a tree of objects, named by its content.
+"""Code and data of another trainer's run as a tree of objects.
+
+The tree is named by its content.
 
 `<root>/data/<digest>/` has the files below ``files/`` and a manifest. Small files are copied, because an editor may
 write them again in place; large ones are linked where that is possible.
@@ -38,7 +40,9 @@ class TravellingFiles:
 
 @repeatable("the same files make the same tree")
 def snapshot(root: str, directory: str, patterns: Sequence[str], leave: Sequence[str] = ()) -> TravellingFiles:
-    """Make a tree of the files below ``directory`` that match the patterns, and return its digest.
+    """Make a tree of the files below ``directory`` that match the patterns.
+
+    Return its digest.
 
     A pattern that names a directory stands for all files in it. Below ``leave`` nothing is taken.
 

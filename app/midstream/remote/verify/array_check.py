@@ -1,4 +1,6 @@
-"""Check of a checkpoint's arrays on its host, by an installed engine or else by the standard library.
+"""Check of a checkpoint's arrays on its host.
+
+An installed engine does it, or else the standard library.
 
 Lines: ``array`` with ``name``, ``norm`` and ``not_finite``, ``checked`` with ``path`` and ``bytes``, at the end
 ``verified`` or ``problem`` as of ``verify.tree.verify``, with ``by``: the engine or the standard library.
@@ -55,7 +57,10 @@ def examine(directory: str, root: str, deep: bool = True, engine: bool = True) -
 
 
 def find_engine(root: str) -> Optional[Tuple[str, Optional[str]]]:
-    """Find an engine, in this interpreter or under ``root``; return (interpreter, PYTHONPATH)."""
+    """Find an engine, in this interpreter or under ``root``.
+
+    Return (interpreter, PYTHONPATH).
+    """
     for python, path in _candidates(root):
         check = [python, "-P", "-c", "import {}.loading.verify".format(ENGINE)]
         try:

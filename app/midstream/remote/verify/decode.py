@@ -1,4 +1,6 @@
-"""Check of a checkpoint's arrays with the standard library alone: slow, but available on every host.
+"""Check of a checkpoint's arrays with the standard library alone.
+
+It is slow, but available on every host.
 
 Beyond the hashes it checks that ``zarr.json`` and the packed file describe the manifest's arrays, that each chunk's
 crc32c is right, and that the arrays, encoded again, have the manifest's root digest.
@@ -29,7 +31,7 @@ _CODES = {
 
 
 def examine(directory: str) -> int:
-    """Check a checkpoint and print the lines of `array_check`. Returns the exit status."""
+    """Check a checkpoint, print lines of `array_check`, and return the exit status."""
     try:
         value = tree.manifest_value(directory, records.MANIFEST)
         manifest = records.Manifest.from_json(value, directory)
@@ -127,7 +129,10 @@ _TABLE = [_entry(value) for value in range(256)]
 
 
 def _unpack(directory: str, manifest: records.Manifest, problems: List[List[str]]) -> Dict[str, memoryview]:
-    """Bytes of the packed arrays by name; appends to ``problems`` what differs from the manifest."""
+    """Return the bytes of the packed arrays by name.
+
+    Append to ``problems`` what differs from the manifest.
+    """
     with open(posixpath.join(directory, records.PACKED), "rb") as file:
         raw = memoryview(file.read())
     try:

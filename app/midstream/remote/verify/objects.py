@@ -1,4 +1,6 @@
-"""The objects of a tree on its host: read the manifest, find and check the objects.
+"""Objects of a tree on its host.
+
+The manifest is read, and the objects are found and checked.
 
 Every copy begins with this module: it imports little.
 """
@@ -33,7 +35,9 @@ class NoTreeError(ValueError):
 
 
 class TreeDescription(TypedDict):
-    """A manifest's text, and the objects that are missing or of another size, each with what is wrong.
+    """A manifest's text, and the objects that are missing or of another size.
+
+    With each object is what is wrong with it.
 
     A dictionary, because every copy begins with this module and dataclasses take time to import.
     """
@@ -73,7 +77,10 @@ def parse_manifest(text: str, directory: str, name: str, kind: str = "") -> Tupl
 
 
 def objects_in(value: Any, directory: str, name: str, kind: str = "") -> List[CopyObject]:
-    """Return the objects in a manifest's value. Raises NoTreeError as `parse_manifest`."""
+    """Return the objects in a manifest's value.
+
+    Raises NoTreeError as `parse_manifest`.
+    """
     where = posixpath.join(directory, name)
     try:
         objects: List[CopyObject] = [
@@ -105,7 +112,10 @@ def describe(directory: str, manifest: str) -> TreeDescription:
 
 @reads(limit=MANIFEST_LIMIT)
 def missing(directory: str, objects: Sequence[CopyObject]) -> List[Tuple[FileName, Text]]:
-    """Find objects that are missing or have another size, each with what is wrong. Hashes nothing."""
+    """Find objects that are missing or have another size, each with what is wrong.
+
+    Hashes nothing.
+    """
     found: List[Tuple[FileName, Text]] = []
     for entry in objects:
         try:
@@ -123,7 +133,10 @@ def missing(directory: str, objects: Sequence[CopyObject]) -> List[Tuple[FileNam
 
 @reads(limit=MANIFEST_LIMIT)
 def digests(directory: str, ranges: Sequence[Sequence[Any]]) -> List[Optional[str]]:
-    """SHA-256 of each ``[path, offset, length]`` of the tree; None where it cannot be read."""
+    """Return the SHA-256 of each ``[path, offset, length]`` of the tree.
+
+    It is None where the range cannot be read.
+    """
 
     def one(item: Sequence[Any]) -> Optional[str]:
         try:
@@ -157,7 +170,7 @@ def check(directory: str, entry: CopyObject) -> Optional[str]:
 
 
 def checked(directory: str, objects: Iterable[CopyObject]) -> Iterator[Tuple[CopyObject, Optional[str]]]:
-    """Yield each object with what is wrong with it, in the order in which threads finish."""
+    """Yield each object with what is wrong with it, in the order threads finish."""
     with ThreadPoolExecutor(max(2, min(HASHERS, os.cpu_count() or 1))) as pool:
         running: Dict["Future[Optional[str]]", CopyObject] = {}
         queue = iter(objects)

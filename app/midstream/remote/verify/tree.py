@@ -69,7 +69,10 @@ def verify(directory: str, manifest: str) -> int:
 
 
 def _root_digest(directory: str, manifest: records.Manifest, wrong: Set[str]) -> str:
-    """Compute the root digest from the measured hashes, without those of ``wrong`` objects."""
+    """Compute the root digest from the measured hashes.
+
+    Those of ``wrong`` objects are left out.
+    """
     sha256 = {entry.path: entry.sha256 for entry in manifest.object_entries if entry.path not in wrong}
     train = records.read_json(posixpath.join(directory, records.TRAIN))
     lost = sorted({path for array in manifest.array_entries for path in array.objects} - set(sha256))

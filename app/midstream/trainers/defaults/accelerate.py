@@ -1,4 +1,7 @@
-"""Accelerate: `save_state` and `load_state` of a script of one's own. Dropout differs after a resume."""
+"""Accelerate: `save_state` and `load_state` of a script of one's own.
+
+Dropout differs after a resume.
+"""
 
 from __future__ import annotations
 

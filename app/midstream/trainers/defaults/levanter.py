@@ -1,4 +1,7 @@
-"""Levanter: its live runs; `--migrate PATH` imports its checkpoints into midstream's own engine."""
+"""Levanter: its live runs.
+
+`--migrate PATH` imports its checkpoints into midstream's own engine.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Any other program, as a training loop of nanoGPT's kind: its run file states what a default cannot know."""
+"""Any other program, as a training loop of nanoGPT's kind.
+
+Its run file states what a default cannot contain.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A script under torchrun that saves with torch.distributed.checkpoint (DCP), as torchtitan does."""
+"""Script under torchrun that saves with torch.distributed.checkpoint (DCP).
+
+torchtitan does so.
+"""
 
 from __future__ import annotations
 

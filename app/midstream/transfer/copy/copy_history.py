@@ -1,4 +1,7 @@
-"""Copy a run's history: config, lineage, and the metrics, status, restore evidence, log and events of every attempt.
+"""Copy of a run's history.
+
+The history is the config, the lineage, and the metrics, status, restore evidence, log and events of every
+attempt.
 
 A target that had the run before may have more of an attempt than the source: its metrics are never replaced by a part
 of themselves. Commands are not part of the history, and the migration writes the fence.
@@ -47,7 +50,9 @@ def copy_history(
     cancel: Event | None = None,
     settings: CopySettings | None = None,
 ) -> HistoryReport:
-    """Copy the history of a run. Every file is verified by its hash at the target. Of a log only the end is copied.
+    """Copy the history of a run.
+
+    Every file is verified by its hash at the target. Of a log only the end is copied.
 
     After an error the same call continues the copy.
 
@@ -127,7 +132,7 @@ def _requested(source: Endpoint, described: history.HistoryDescription, config: 
 
 @dataclass(frozen=True)
 class _ComparedFile:
-    """A file of the source's history, compared with the target's file of the same name.
+    """File of the source's history, compared with the target's file of the same name.
 
     Attributes:
         entry: The source's file.
@@ -194,7 +199,10 @@ def _decide(files: list[_ComparedFile]) -> tuple[list[HistoryObject], list[str],
 
 
 def _compare(source: Endpoint, target: Endpoint, run_id: str, files: list[HistoryObject]) -> list[_ComparedFile]:
-    """Compare with the target's files of the same names, by hashes. The endpoints' directories are the roots."""
+    """Compare with the target's files of the same names, by hashes.
+
+    The endpoints' directories are the roots.
+    """
 
     def checked(endpoint: Endpoint, function: str, count: int, answer: list[R]) -> list[R]:
         if len(answer) != count:

@@ -1,4 +1,6 @@
-"""Copy a tree of objects (a checkpoint, a token cache) from one endpoint to another, verified at the target.
+"""Copy of a tree of objects from one endpoint to another, verified at the target.
+
+Examples of trees are a checkpoint and a token cache.
 
 There is no journal: the target's disk shows how far a copy came. An object has its own name there only if its bytes
 once had the manifest's hash, and it is hashed again before it is skipped. Of a partial object, the chunks whose hashes
@@ -95,7 +97,18 @@ def copy_contents(
     cancel: Event | None = None,
     settings: CopySettings | None = None,
 ) -> CopyReport:
-    """Copy a tree whose manifest was read. Arguments and errors as those of `copy_tree`."""
+    """Copy a tree whose manifest was read.
+
+    Errors as those of `copy_tree`.
+
+    Args:
+        contents: The tree.
+        target: Endpoint that receives it.
+        manifest: Name of the manifest at the target.
+        progress: Called with the progress, from this thread.
+        cancel: Ends the copy when it is set.
+        settings: By default those of the fleet file.
+    """
     started = time.monotonic()
     by_source = contents.by_source()
     settings = settings or settings_of_hosts(contents.first.host, target.host)
@@ -111,7 +124,10 @@ def copy_contents(
 
 @dataclass
 class _Survey:
-    """Objects of the target: paths, and chunks ``[offset, length, sha256]`` of partial ones."""
+    """Objects of the target: paths, and chunks of partial ones.
+
+    A chunk is ``[offset, length, sha256]``.
+    """
 
     present: list[str] = field(default_factory=list[str])
     held: list[str] = field(default_factory=list[str])  # of other trees of the target
@@ -245,7 +261,10 @@ class _TreeCopy:
     def _plan(
         self, session: TargetSession, survey: _Survey, links: Mapping[str, Future[Link]], meter: Meter
     ) -> tuple[list[str], list[SendQueue]]:
-        """Return the route of each source, in words, and its items, without the chunks that the target has."""
+        """Return the route of each source, in words, and its items.
+
+        Chunks that the target has are left out.
+        """
         routes: list[str] = []
         queues: list[SendQueue] = []
         for source, entries in self.by_source:
@@ -271,7 +290,7 @@ class _TreeCopy:
     def _matching_chunks(
         self, source: Endpoint, entries: list[CopyObject], chunks: Mapping[str, Sequence[Chunk]]
     ) -> Iterator[tuple[CopyObject, list[tuple[int, int]]]]:
-        """Yield each partial object with the (offset, length) of the chunks that have the source's hashes."""
+        """Yield partial objects with (offset, length) of chunks with the source's hashes."""
         requested = [
             [entry["path"], offset, length] for entry in entries for offset, length, _ in chunks[entry["path"]]
         ]
@@ -350,7 +369,9 @@ def send_files(
     cancel: Event | None = None,
     settings: CopySettings | None = None,
 ) -> None:
-    """Send files of a run history. They replace those of the same names; there is no manifest.
+    """Send files of a run history.
+
+    They replace those of the same names; there is no manifest.
 
     Args:
         source: Run directory of the source.

@@ -30,7 +30,10 @@ SHUTDOWN_TIMEOUT = 30.0  # seconds that the thread may take to end the streams
 
 @dataclass(frozen=True)
 class _NoStaging:
-    """The staging directory of a copy without a session: the receivers name complete objects themselves."""
+    """The staging directory of a copy without a session.
+
+    The receivers name complete objects themselves.
+    """
 
     target: Endpoint
     generation: str
@@ -107,7 +110,9 @@ class IncrementalCopy:
         return self._meter.bytes_sent
 
     def wait(self, seconds: float) -> bool:
-        """Wait up to ``seconds`` until the last object is verified at the target; return whether it is.
+        """Wait up to ``seconds`` until the last object is verified at the target.
+
+        Return whether it is.
 
         Raises:
             TransferError: An object is wrong, or the disk is full.

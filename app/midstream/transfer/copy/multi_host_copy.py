@@ -94,7 +94,7 @@ def fan_out(
     settings: CopySettings | None = None,
     kind: str = CHECKPOINT,
 ) -> dict[str, CopyReport]:
-    """Copy one tree to several endpoints concurrently: all of it to each, or a share of it to each.
+    """Copy one tree to several endpoints concurrently, to each all of it or a share.
 
     The first error ends all copies and is raised; the same call continues them.
 

@@ -1,4 +1,7 @@
-"""The session of a copy at its target: this machine's end of `midstream.remote.copy.target.session`."""
+"""Session of a copy at its target.
+
+This is this machine's end of `midstream.remote.copy.target.session`.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ def new_generation() -> str:
 
 
 class TargetSession:
-    """Puts each line of the program at the target on ``events``, as `Reported`, and `Ended` at the end."""
+    """Session with the program at the target, as events.
+
+    Puts each line of the program on ``events``, as `Reported`, and `Ended` at the end.
+    """
 
     def __init__(
         self,
@@ -82,7 +88,7 @@ class TargetSession:
             thread.start()
 
     def landed(self, ranges: Sequence[Sequence[Any]]) -> None:
-        """Report ranges ``[path, offset, length]`` whose bytes are in the staging directory."""
+        """Report ranges ``[path, offset, length]`` that are in the staging directory."""
         self._write_line({"do": "landed", "ranges": list(ranges)})
 
     def commit(self) -> None:

@@ -127,7 +127,10 @@ def probe(source: Host, target: Host, settings: CopySettings | None = None) -> L
 
 
 def _probe_bucket(bucket: BucketHost, other: Host) -> Link:
-    """With the client on the host at the other end, its programs connect over the host's loopback."""
+    """Return the link between a bucket and the host at the other end.
+
+    With the client on the host at the other end, its programs connect over the host's loopback.
+    """
     if bucket.via is not None and bucket.via is other:
         return Link("bucket", 0.0, TARGET, "127.0.0.1")
     seconds = _round_trip(other) if isinstance(other, REMOTE) else 0.0

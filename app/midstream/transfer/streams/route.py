@@ -18,7 +18,10 @@ from midstream.transfer.streams.tls_certificates import TlsPeers, make_peers
 
 
 class Route:
-    """Opens streams from ``source`` to ``target`` over ``link``, for a copy of one ``kind`` of tree."""
+    """Route of the streams from ``source`` to ``target`` over ``link``.
+
+    It opens the streams, for a copy of one ``kind`` of tree.
+    """
 
     def __init__(self, source: Endpoint, target: Endpoint, link: Link, settings: CopySettings, kind: str) -> None:
         self.source, self.target, self.link, self._settings, self._kind = source, target, link, settings, kind
@@ -33,7 +36,10 @@ class Route:
 
     @property
     def favors_streams(self) -> bool:
-        """Whether further streams pay off for few bytes: their number was set, or the latency is high."""
+        """Whether further streams pay off for few bytes.
+
+        They do if their number was set, or if the latency is high.
+        """
         return bool(self._settings.streams) or self.link.seconds > HIGH_LATENCY
 
     def open(self, generation: str, events: Events, *, small: bool = False) -> Stream:

@@ -101,11 +101,17 @@ class Stream:
     # ------------------------------------------------------------------------------------------------- work
 
     def needs_items(self, queued_bytes: int = MAX_QUEUED_BYTES) -> bool:
-        """Return whether the sender needs more items to never wait. ``queued_bytes`` are enough."""
+        """Return whether the sender needs more items to never wait.
+
+        ``queued_bytes`` are enough.
+        """
         return not self.ending and (self._items < 2 or (self._bytes < queued_bytes and self._items < MAX_QUEUED_ITEMS))
 
     def send_items(self, items: Sequence[CopyItem], rate: float, *, last: bool) -> None:
-        """Request items at ``rate`` bytes per second (0: no limit). ``last``: no items follow."""
+        """Request items at ``rate`` bytes per second (0: no limit).
+
+        ``last``: no items follow.
+        """
         self._items += len(items)
         self._bytes += sum(item["length"] for item in items)
         self.ending = self.ending or last
@@ -207,7 +213,9 @@ class Stream:
 
 
 def _duplicate_descriptors(*streams: BinaryIO) -> tuple[int | None, ...]:
-    """Duplicate the descriptors of pipes, so that a descriptor that is closed and reused elsewhere gets no bytes.
+    """Duplicate the descriptors of pipes.
+
+    A descriptor that is closed and reused elsewhere then gets no bytes.
 
     Returns None for all of them if one is no pipe of the kernel, or if this system has no splice: macOS.
     """

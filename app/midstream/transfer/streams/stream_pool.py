@@ -1,4 +1,4 @@
-"""The streams of one copy: they share the items, and the first error ends all of them."""
+"""Streams of one copy: they share the items, and the first error ends them all."""
 
 from __future__ import annotations
 
@@ -65,14 +65,16 @@ def ranges(entry: CopyObject | HistoryObject, pieces: Iterable[tuple[int, int]])
 
 
 def stream_count(items: Sequence[CopyItem], streams: int, min_bytes: int = MIN_STREAM_BYTES) -> int:
-    """Return the number of streams, at most ``streams``, that move at least ``min_bytes`` each."""
+    """Return how many streams, at most ``streams``, move ``min_bytes`` or more each."""
     total = sum(item["length"] for item in items)
     return max(1, min(streams, len(items), total // min_bytes))
 
 
 @dataclass
 class SendQueue:
-    """The items of one source, and the streams that send them. Near the end a stream takes fewer bytes at a time.
+    """Items of one source, and the streams that send them.
+
+    Near the end a stream takes fewer bytes at a time.
 
     Attributes:
         route: The route of its streams.
@@ -113,7 +115,10 @@ class SendQueue:
         return max(MIN_QUEUED_BYTES, min(MAX_QUEUED_BYTES, self.left // self._stream_count))
 
     def take(self) -> list[CopyItem]:
-        """Remove and return the next items: about a chunk of bytes, near the end a range of one object."""
+        """Remove and return the next items: about a chunk of bytes.
+
+        Near the end it is a range of one object.
+        """
         most = CHUNK
         if self._stream_count > 1:
             most = max(MIN_RANGE, min(CHUNK, self.left // (4 * self._stream_count) & ~0xFFFF))
@@ -158,7 +163,10 @@ class Added:
 
 
 class EarlyStream:
-    """A stream that is opened while the target is surveyed: logins and interpreters take as long as the survey."""
+    """Stream that is opened while the target is surveyed.
+
+    Logins and interpreters take as long as the survey.
+    """
 
     def __init__(self, begin: Callable[[], Stream | None]) -> None:
         self._begin = begin
@@ -238,7 +246,7 @@ class StreamPool:
         self.bytes_on_link = 0
 
     def run(self, waiting: set[str]) -> None:
-        """Send everything, and return once each path of ``waiting`` is verified at the target.
+        """Send everything; return once each path of ``waiting`` is verified at the target.
 
         Raises:
             TransferError: An object is wrong, or the disk is full.
@@ -263,7 +271,10 @@ class StreamPool:
                 stream.close()
 
     def add(self, queue: SendQueue, objects: Sequence[CopyObject], *, last: bool = False) -> None:
-        """Add objects to a queue while `run` runs, from any thread. ``last``: no objects follow."""
+        """Add objects to a queue while `run` runs, from any thread.
+
+        ``last``: no objects follow.
+        """
         self._events.put(Added(queue, split(objects, 1), last))
 
     def _unclaimed(self) -> Iterator[Stream]:
@@ -372,7 +383,7 @@ class StreamPool:
         return next(queue for queue in self._queues if stream in queue.streams)
 
     def _share(self, queue: SendQueue) -> None:
-        """Send items to the streams that need them, and divide the bandwidth limit among all streams."""
+        """Send items to streams that need them; divide the bandwidth limit among all."""
         busy = [stream for each in self._queues for stream in each.streams if not stream.done]
         rate = self._limit / max(1, len(busy)) if self._limit else 0.0
         for stream in queue.streams:
@@ -419,7 +430,10 @@ def unrequested(source: Endpoint, path: str, message: str) -> TransferError:
 
 
 def problem_message(target: Endpoint, report: CopyProblem) -> str:
-    """Return a reported problem in one line. The messages of a bucket name the bucket themselves."""
+    """Return a reported problem in one line.
+
+    The messages of a bucket name the bucket themselves.
+    """
     return report.message if target.in_bucket else f"{target}: {report.message}"
 
 

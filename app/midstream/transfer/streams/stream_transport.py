@@ -1,4 +1,4 @@
-"""Transports for programs that move many bytes: each program has a connection of its own.
+"""Transports for programs that move many bytes, each with its own connection.
 
 One SSH connection encrypts on one core, and paramiko on that of the Python interpreter. If the ``ssh`` program is
 installed here it moves the bytes, with the settings that midstream resolved: its pipes belong to the kernel, which can
@@ -48,7 +48,10 @@ _no_ssh_program_lock = threading.Lock()
 
 
 def start(host: Host, program: Callable[P, Any], *, window: int | None = None) -> Callable[P, Process]:
-    """Return ``program`` as `start_program` does, also for a bucket. Errors of libraries are ConnectionLostError."""
+    """Return ``program`` as `start_program` does, also for a bucket.
+
+    Errors of libraries are ConnectionLostError.
+    """
 
     def started(*positional: P.args, **named: P.kwargs) -> Process:
         try:
@@ -106,7 +109,10 @@ def _ssh_program() -> str | None:
 
 @functools.cache
 def fast_ciphers() -> bool:
-    """Return whether the processor has AES instructions: then AES-GCM is the fastest cipher by far."""
+    """Return whether the processor has AES instructions.
+
+    With them AES-GCM is the fastest cipher by far.
+    """
     if platform.system() == "Darwin":
         return True  # every Mac that Python 3.11 runs on has them
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
@@ -117,7 +123,10 @@ def fast_ciphers() -> bool:
 
 
 def ssh_argv(config: SshHostConfig, settings: SshSettings, command: str) -> list[str]:
-    """Return the command line of ssh with a host's resolved settings. It never prompts and accepts no new host key."""
+    """Return the command line of ssh with a host's resolved settings.
+
+    It never prompts and accepts no new host key.
+    """
     user, alias, port = parse_address(config.address, "address")
     options: list[str] = [*OPTIONS]
     if fast_ciphers():

@@ -1,4 +1,4 @@
-"""TLS certificates of one copy: each end has its own, and trusts the other end's alone."""
+"""TLS certificates of one copy: each end has one and trusts only the other's."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ class TlsPeers:
     dials: Certificate
 
     def listener(self, ports: tuple[int, int] | None) -> dict[str, Any]:
-        """Return the listening program's ``peer`` argument. ``ports``: first and last that it may use."""
+        """Return the listening program's ``peer`` argument.
+
+        ``ports``: first and last that it may use.
+        """
         return {
             "role": "listen",
             "certificate": self.listens.certificate,

@@ -1,4 +1,6 @@
-"""Limits the pauses in which the UI answers no key: garbage collection, and threads that hold the interpreter.
+"""Limiter of the pauses in which the UI answers no key.
+
+The causes are garbage collection, and threads that hold the interpreter.
 
 A full collection visits every object: with thousands of runs it takes 0.2 s. It runs while no key is pressed, and the
 surviving objects are frozen so that the next collections skip them.

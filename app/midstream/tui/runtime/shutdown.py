@@ -1,4 +1,7 @@
-"""Ends the terminal UI on a signal or when its terminal closes, even while the screen is stalled."""
+"""Shutdown of the terminal UI on a signal or when its terminal closes.
+
+It also works while the screen is stalled.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ class Shutdown:
                 return
 
     def _end(self, code: int) -> None:
-        """Close the screen; exit the process after `CLOSE_TIMEOUT` if the screen has not closed."""
+        """Close the screen; exit the process if that takes more than `CLOSE_TIMEOUT`."""
         if self._deadline is not None:
             return
         self._deadline = threading.Timer(CLOSE_TIMEOUT, os._exit, (code,))

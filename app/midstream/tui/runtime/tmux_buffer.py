@@ -13,7 +13,10 @@ TIMEOUT = 5.0  # seconds
 
 
 def copy(text: str) -> None:
-    """Set tmux' buffer, if this process runs in tmux. A failure is ignored: the terminal has the text as well."""
+    """Set the buffer of tmux, if this process runs in tmux.
+
+    A failure is ignored: the terminal has the text as well.
+    """
     if not os.environ.get("TMUX"):
         return
     for flags in (["-w"], []):  # -w since tmux 3.2

@@ -25,7 +25,9 @@ CONTINUE_DELAY = 0.02  # seconds; keys are handled in between
 
 
 class MidstreamScreen(Screen[None]):
-    """A screen between breadcrumbs and hint line. ``SCOPE`` is its name in the command table.
+    """Screen between breadcrumbs and hint line.
+
+    ``SCOPE`` is its name in the command table.
 
     ``body`` yields its widgets. ``show`` is called after a change of the state, at most four times a second, and when
     the screen comes to the front.
@@ -99,7 +101,10 @@ class MidstreamScreen(Screen[None]):
             self.refresh_state()
 
     def update_text(self, selector: str, text: Text) -> None:
-        """Show an unwrapped text. The layout is updated only if its number of lines has changed."""
+        """Show an unwrapped text.
+
+        The layout is updated only if the number of lines of the text has changed.
+        """
         count = text.plain.count("\n")
         self.query_one(selector, Static).update(text, layout=count != self._lines.get(selector))
         self._lines[selector] = count
@@ -175,7 +180,10 @@ class MidstreamScreen(Screen[None]):
             self.notify(f"{type(error).__name__}: {error}", title="internal error", severity="error", markup=False)
 
     def _fleet_state(self, screen_state: ScreenState, words: bool) -> Text:
-        """Return ``● 3 live  ✗ 1 down``, open migrations and the mode of the screen; without words ``● 3  ✗ 1``."""
+        """Return ``● 3 live  ✗ 1 down``, open migrations and the mode of the screen.
+
+        Without words it is ``● 3  ✗ 1``.
+        """
         text = Text(no_wrap=True)
         links = [host.link for host in screen_state.snapshot.hosts]
         glyphs = self.glyphs

@@ -1,4 +1,7 @@
-"""Base class of screens with a main curve and small multiples: choice of the metric, zoom and style."""
+"""Base class of screens with a main curve and small multiples.
+
+It has the choice of the metric, zoom and style.
+"""
 
 from __future__ import annotations
 

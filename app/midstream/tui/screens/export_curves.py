@@ -1,4 +1,7 @@
-"""Export what a curve view shows: ask for a file name, then write it in the background."""
+"""Export of what a curve view shows.
+
+The user enters a file name, then the file is written in the background.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,10 @@ def ask(screen: MidstreamScreen, curve: CurveView, name: str, lines: Callable[[s
 
 
 def drawn_lines(drawn: Sequence[Drawn], run: str = "") -> list[Line]:
-    """Return series as lines, one for each attempt of a series without a name. Values are those of a float32."""
+    """Return series as lines, one for each attempt of a series without a name.
+
+    Values are those of a float32.
+    """
     found: list[Line] = []
     for number, each in enumerate(drawn):
         series = each.series

@@ -1,4 +1,6 @@
-"""Import the screens that are opened most, once the first frame is shown: opening them then takes no longer.
+"""Import of the screens that are opened most, once the first frame is shown.
+
+Opening them then takes no longer.
 
 The fleet screen imports a screen when it opens it, so that the first frame does not wait for all of them.
 """

@@ -16,7 +16,7 @@ Severity = Literal["information", "warning", "error"]
 
 @dataclass(frozen=True)
 class Notification:
-    """A toast: text, severity, and the migration that it is about (or an empty string).
+    """Toast: text, severity, and the migration it is about (or an empty string).
 
     ``alert`` also rings the bell: a migration is certified, has failed or needs someone.
     """
@@ -28,7 +28,10 @@ class Notification:
 
 
 def between(before: ScreenState, after: ScreenState) -> list[Notification]:
-    """Return toasts for ended runs, changed links and changed migrations; new runs, hosts and migrations have none."""
+    """Return toasts for ended runs, changed links and changed migrations.
+
+    New runs, hosts and migrations have none.
+    """
     found = []
     if before.snapshot is not after.snapshot:
         found += _runs(before, after) + _hosts(before, after)

@@ -1,4 +1,4 @@
-"""The layout of the screens, saved between starts in `$MIDSTREAM_STATE/screen.json`."""
+"""Layout of the screens, saved between starts in `$MIDSTREAM_STATE/screen.json`."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def asdict_views(views: Mapping[str, ListLayout]) -> dict[str, Any]:
 
 
 def _fill(layout: Any, values: Any) -> list[str]:
-    """Set the fields that ``values`` has with the right type. Return the names of the others."""
+    """Set the fields that ``values`` has with the right type; return the other names."""
     if not isinstance(values, dict):
         return ["it is no object"]
     damaged = []

@@ -22,7 +22,10 @@ class SnapshotSource(Protocol):
     def snapshot(self) -> Snapshot: ...
 
     def subscribe(self, callback: Callable[..., Any], /) -> Callable[[], Any]:
-        """Call ``callback``, on any thread, after each change. Return a function that unsubscribes it."""
+        """Call ``callback``, on any thread, after each change.
+
+        Return a function that unsubscribes it.
+        """
         ...
 
 
@@ -49,7 +52,10 @@ class ScreenState(FleetMoment):
 
 
 def attempt_hues(run: RunView) -> dict[int, int]:
-    """Map each attempt to the number of its colour; attempts on the same hardware share one."""
+    """Map each attempt to the number of its colour.
+
+    Attempts on the same hardware share one.
+    """
     hues: dict[tuple[str, int, str], int] = {}
     return {
         entry.attempt: hues.setdefault((entry.target, entry.devices, entry.device_kind), len(hues))

@@ -1,4 +1,6 @@
-"""A growing curve that can be drawn at any width: summaries of blocks of 16, 256, 4096, ... points.
+"""Growing curve that can be drawn at any width.
+
+It has summaries of blocks of 16, 256, 4096, ... points.
 
 Each block has its extremes, sum and count, so that a summary of any range reads about 16 values per level. Extremes
 preserve every spike. A point takes about 14 bytes; appending one takes about 1 µs.
@@ -42,7 +44,10 @@ class _Level:
 
 
 class Pyramid:
-    """Summaries of any range of the values appended so far. Non-finite values are ignored."""
+    """Summaries of any range of the values appended so far.
+
+    Non-finite values are ignored.
+    """
 
     def __init__(self) -> None:
         self._values = array("f")
@@ -64,7 +69,7 @@ class Pyramid:
             self._close(start)
 
     def _close(self, start: int) -> None:
-        """Summarize the complete block at ``start``, and each higher block that it completes."""
+        """Summarize the complete block at ``start``, and each higher one it completes."""
         low, high, total, count = _summarize(self._values[start : start + FACTOR])
         level = 0
         while True:
@@ -106,7 +111,10 @@ class Pyramid:
         return Summary(min(lows), max(highs), sum(totals), count)
 
     def extent(self, start: int, stop: int) -> tuple[float, float] | None:
-        """Return (minimum, maximum) of the values ``start <= i < stop``; None if none is finite."""
+        """Return (minimum, maximum) of the values ``start <= i < stop``.
+
+        The result is None if none is finite.
+        """
         found = self.summary(start, stop)
         return (found.low, found.high) if found else None
 
@@ -120,7 +128,10 @@ class Pyramid:
 
 
 def _summarize(values: Sequence[float]) -> tuple[float, float, float, int]:
-    """Return (low, high, sum, count) of the finite values; (inf, -inf, 0, 0) if there is none."""
+    """Return (low, high, sum, count) of the finite values.
+
+    The result is (inf, -inf, 0, 0) if there is none.
+    """
     total = sum(values)
     if not math.isfinite(total):
         values = [value for value in values if math.isfinite(value)]
@@ -159,7 +170,7 @@ class Series:
             self.attempts.append((len(self.x), attempt))
 
     def mean(self, start: int, stop: int) -> float:
-        """Return the mean of the finite values ``start <= i < stop``; NaN if there is none."""
+        """Return the mean of the finite values ``start <= i < stop``; NaN without any."""
         found = self.values.summary(start, stop)
         return found.mean if found else math.nan
 

@@ -24,7 +24,10 @@ class _Entry:
 
 
 class SeriesCache:
-    """Series by run, metric and axis. Long runs are added in steps of ``rows_at_once`` rows per `begin`."""
+    """Series by run, metric and axis.
+
+    Long runs are added in steps of ``rows_at_once`` rows per `begin`.
+    """
 
     def __init__(self, rows_at_once: int | None = None) -> None:
         self._entries: dict[Hashable, _Entry] = {}
@@ -38,7 +41,9 @@ class SeriesCache:
     def series(
         self, key: Hashable, rows: Sequence[Mapping[str, Any]], metric: str, axis: str = STEP
     ) -> tuple[Series, bool]:
-        """Return the series of a metric over an axis, and True if it was rebuilt instead of extended.
+        """Return the series of a metric over an axis, and whether it was rebuilt.
+
+        The second value is True if it was rebuilt instead of extended.
 
         ``key`` identifies the run that the rows belong to.
         """

@@ -1,4 +1,7 @@
-"""Series of hosts' system metrics for drawing: of a host over time, of a run over its steps, tokens or time."""
+"""Series of hosts' system metrics for drawing.
+
+Those of a host are over time, those of a run over its steps, tokens or time.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,10 @@ class SystemCurves:
         return self._names(snapshot, (host,))
 
     def names_of_run(self, snapshot: Snapshot, run: RunView) -> list[str]:
-        """Return the metrics of which the hosts of a run's newest attempt have values, accelerators first."""
+        """Return the metrics that the hosts of a run's newest attempt have values of.
+
+        Those of accelerators are first.
+        """
         return self._names(snapshot, hosts_of(snapshot, run, run.attempt))
 
     def _names(self, snapshot: Snapshot, hosts: Sequence[str]) -> list[str]:
@@ -61,7 +67,10 @@ class SystemCurves:
     # ------------------------------------------------------------------------------------------ a host
 
     def of_host(self, snapshot: Snapshot, host: str, name: str) -> Sequence[NamedSeries]:
-        """Return a metric of a host over UTC seconds: a series for each accelerator, or one."""
+        """Return a metric of a host over UTC seconds.
+
+        The result has a series for each accelerator, or one.
+        """
         metric, stored = metric_of(name), snapshot.system.get(host)
         if metric is None or stored is None:
             return ()
@@ -116,7 +125,10 @@ class SystemCurves:
         return self._remember(("run", run.key, name, axis), version, build)
 
     def _used(self, snapshot: Snapshot, run: RunView, host: str, attempt: int) -> frozenset[int]:
-        """Return the accelerators of a host that a run's processes use or used; empty if that is not known."""
+        """Return the accelerators of a host that a run's processes use or used.
+
+        The result is empty if that is not known.
+        """
         key = (host, run.run_id, attempt)
         view = snapshot.host(host)
         if run.running and attempt == run.attempt and view is not None and view.machine is not None:
@@ -129,7 +141,9 @@ class SystemCurves:
     def _total(
         self, snapshot: Snapshot, host: str, metric: SystemMetric, used: frozenset[int], origin: float
     ) -> Points:
-        """Return one value of a host for each time, in the metric's unit; NaN where there is none.
+        """Return one value of a host for each time, in the metric's unit.
+
+        It is NaN where there is none.
 
         Args:
             snapshot: The fleet.
@@ -182,7 +196,10 @@ def _combined(values: Sequence[float], metric: SystemMetric) -> float:
 
 
 def _merged(parts: Sequence[Points], metric: SystemMetric) -> Points:
-    """Merge the points of several hosts. In a sum, a host without a value at some time counts as the others' mean."""
+    """Merge the points of several hosts.
+
+    In a sum, a host without a value at some time counts as the others' mean.
+    """
     if len(parts) <= 1:
         return parts[0] if parts else ((), ())
     found: dict[int, list[tuple[float, float]]] = {}
@@ -200,7 +217,9 @@ def _merged(parts: Sequence[Points], metric: SystemMetric) -> Points:
 
 
 def _at(rows: Series, times: Sequence[float], first: int, end: int) -> array[float]:
-    """Return the steps (or tokens) of a run at some times, interpolated between its rows; none after the last row.
+    """Return a run's steps (or tokens) at some times, interpolated between its rows.
+
+    There are none after the last row.
 
     Args:
         rows: Steps over seconds since the run's first row.
@@ -222,7 +241,10 @@ def _at(rows: Series, times: Sequence[float], first: int, end: int) -> array[flo
 
 
 def _extend(series: Series, x: array[float], values: Sequence[float], attempt: int) -> None:
-    """Append points in the order of their x: a clock that was set back leaves points at one x."""
+    """Append points in the order of their x.
+
+    A clock that was set back leaves points at one x.
+    """
     last = series.x[-1] if len(series) else -math.inf
     for index, value in enumerate(x):
         last = x[index] = max(last, value) if math.isfinite(value) else max(last, 0.0)

@@ -118,7 +118,7 @@ def migration_state(glyphs: Glyphs, state: str) -> tuple[str, str]:
 
 
 def check_state(glyphs: Glyphs, state: str) -> tuple[str, str]:
-    """Return (glyph, colour) of a check, of a claim's verdict, or of an event of a phase."""
+    """Return (glyph, colour) of a check, of a claim's verdict, or of a phase's event."""
     if state in (PASS, VERIFIED, phase_names.DONE):
         return glyphs.passed, palette.GOOD
     if state == WARN:

@@ -75,7 +75,10 @@ def age(value: float | None) -> str:
 
 
 def moment(value: float | None, now: float) -> str:
-    """Format a time of today as ``10:31``, one of the last half year as ``Nov 20 10:31``, others as ``2025-11-20``."""
+    """Format a time by its distance from ``now``.
+
+    A time of today is ``10:31``, one of the last half year ``Nov 20 10:31``, others are ``2025-11-20``.
+    """
     if value is None:
         return NONE
     try:
@@ -90,7 +93,10 @@ def moment(value: float | None, now: float) -> str:
 
 
 def quantity(value: float | None, unit: str) -> str:
-    """Format a number in its unit with three digits: ``93%``, ``61.2 GB``, ``0.13 MB/s``."""
+    """Format a number in its unit with three digits.
+
+    Examples: ``93%``, ``61.2 GB``, ``0.13 MB/s``.
+    """
     if value is None or not math.isfinite(value):
         return NONE
     if unit == "%":
@@ -105,6 +111,9 @@ def digest(value: str | None, length: int = 12) -> str:
 
 
 def folded(text: str, width: int, indent: int) -> str:
-    """Wrap text to ``width`` cells; lines after the first are indented by ``indent`` cells."""
+    """Wrap text to ``width`` cells, and indent lines after the first.
+
+    They are indented by ``indent`` cells.
+    """
     lines = textwrap.wrap(text, max(20, width - indent), break_on_hyphens=False)
     return ("\n" + " " * indent).join(lines)

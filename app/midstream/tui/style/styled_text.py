@@ -1,4 +1,7 @@
-"""Styled text of the terminal UI: control characters are shown as escapes, markup is not interpreted."""
+"""Styled text of the terminal UI.
+
+Control characters are shown as escapes, markup is not interpreted.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ class Text(rich.text.Text):
 
 
 def cut_to(text: Text, height: int, hint: str) -> Text:
-    """Return a text that has at most ``height`` lines: the last one says how many are left out, and ``hint``.
+    """Return a text that has at most ``height`` lines.
+
+    The last one says how many are left out, and ``hint``.
 
     A height of less than two cuts nothing: the place of the text is not laid out yet.
     """
@@ -47,7 +52,7 @@ def cut_to(text: Text, height: int, hint: str) -> Text:
 
 
 class ControlFilter(LineFilter):
-    """Removes control characters and links from every line before it reaches the terminal.
+    """Filter that removes control characters and links from each terminal line.
 
     They have no width, so that columns stay aligned.
     """

@@ -1,4 +1,6 @@
-"""Colours of terminals with 256 or 16 colours: the nearest colour of the terminal that keeps text readable.
+"""Colours of terminals with 256 or 16 colours.
+
+A colour becomes the nearest one of the terminal that keeps text readable.
 
 A terminal inside tmux, or over ssh without COLORTERM, shows 256 colours. The nearest colour of each alone would lower
 the contrast of text, and would show the dark backgrounds as green or blue.
@@ -75,7 +77,10 @@ _SERIES_16 = ((14, 11, 10, 13, 15, 9), (4, 5, 0, 5, 0, 1))
 
 
 def _chosen_16() -> dict[RGB, int]:
-    """Map the colours of the themes to the 16 colours; a colour with two roles has that of its first."""
+    """Map the colours of the themes to the 16 colours.
+
+    A colour with two roles has that of its first.
+    """
     found: dict[RGB, int] = {}
     for colours in PALETTES.values():
         light = not colours.dark
@@ -95,7 +100,10 @@ _SYSTEMS = {
 
 
 class TerminalColors(LineFilter):
-    """Replaces colours by those of a terminal with fewer: ``system`` is ``256`` or ``standard`` (16 colours)."""
+    """Replacement of colours by those of a terminal with fewer.
+
+    ``system`` is ``256`` or ``standard`` (16 colours).
+    """
 
     def __init__(self, system: str) -> None:
         super().__init__(enabled=system in _SYSTEMS)
@@ -113,7 +121,10 @@ class TerminalColors(LineFilter):
 
 @lru_cache(maxsize=4096)
 def reduced_style(system: str, style: Style) -> Style:
-    """Return a style in the colours of the terminal. Text without a background keeps its nearest colour."""
+    """Return a style in the colours of the terminal.
+
+    Text without a background keeps its nearest colour.
+    """
     front, back = _value(style.color), _value(style.bgcolor)
     if front is None and back is None:
         return style
@@ -193,7 +204,10 @@ def _linear(value: int) -> float:
 
 @lru_cache(maxsize=4096)
 def oklab(colour: RGB) -> Lab:
-    """Return a colour in OKLab, where distances are those that people see (https://bottosson.github.io/posts/oklab/)."""
+    """Return a colour in OKLab, where distances are those that people see.
+
+    See https://bottosson.github.io/posts/oklab/.
+    """
     red, green, blue = map(_linear, colour)
     long = (0.4122214708 * red + 0.5363325363 * green + 0.0514459929 * blue) ** (1 / 3)
     medium = (0.2119034982 * red + 0.6806995451 * green + 0.1073969566 * blue) ** (1 / 3)

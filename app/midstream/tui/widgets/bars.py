@@ -25,7 +25,9 @@ def bar(glyphs: Glyphs, share: float, width: int, colour: str = "") -> Text:
 
 
 def copy_progress(glyphs: Glyphs, details: Sequence[Mapping[str, Any]], width: int) -> list[Text]:
-    """Draw the progress of copies: ``checkpoint [████░░░] 64%  9.1 MB of 14.2 MB  412 MB/s  12s left``.
+    """Draw the progress of copies.
+
+    A line is ``checkpoint [████░░░] 64%  9.1 MB of 14.2 MB  412 MB/s  12s left``.
 
     The bars are below each other and equally long. Details that leave less than 16 cells for them are omitted.
     """
@@ -64,7 +66,10 @@ def _copy_numbers(detail: Mapping[str, Any], room: int) -> str:
 
 
 def downtime(glyphs: Glyphs, report: DowntimeReport | None, predicted: Mapping[str, float], width: int) -> Text:
-    """Draw the parts of the downtime, one per line: predicted and measured, as bars on one scale."""
+    """Draw the predicted and measured parts of the downtime, one part per line.
+
+    They are bars on one scale.
+    """
     measured = dict(report.measured) if report else {}
     names = [name for name in DOWNTIME_PHASES if predicted.get(name) or measured.get(name)]
     longest = max([*predicted.values(), *measured.values(), 1e-9])

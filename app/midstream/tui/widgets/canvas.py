@@ -8,7 +8,10 @@ _BITS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 
 
 class Canvas:
-    """``width`` x ``height`` cells, (2*width) x (4*height) dots; dot (0, 0) is at the top left."""
+    """Canvas of ``width`` x ``height`` cells, (2*width) x (4*height) dots.
+
+    Dot (0, 0) is at the top left.
+    """
 
     def __init__(self, width: int, height: int) -> None:
         self.width = width
@@ -17,7 +20,10 @@ class Canvas:
         self._colours: list[list[str]] = [[""] * width for _ in range(height)]
 
     def column(self, x: int, top: int, bottom: int, colour: str) -> None:
-        """Set the dots of column ``x`` from ``top`` to ``bottom``, inclusive, in either order."""
+        """Set the dots of column ``x`` from ``top`` to ``bottom``, inclusive.
+
+        The two may be in either order.
+        """
         if top > bottom:
             top, bottom = bottom, top
         cell, bits = x >> 1, _BITS[x & 1]
@@ -29,7 +35,15 @@ class Canvas:
             self._colours[row][cell] = colour
 
     def line(self, x0: int, y0: int, x1: int, y1: int, colour: str) -> None:
-        """Draw a connected straight line, ``x0 < x1``."""
+        """Draw a connected straight line, ``x0 < x1``.
+
+        Args:
+            x0: Column of its start, in dots.
+            y0: Row of its start, in dots.
+            x1: Column of its end, in dots.
+            y1: Row of its end, in dots.
+            colour: Colour of the line.
+        """
         last = y0
         for x in range(x0 + 1, x1 + 1):
             y = round(y0 + (y1 - y0) * (x - x0) / (x1 - x0))

@@ -34,7 +34,10 @@ class Breadcrumbs(Static):
         self._states: tuple[Text, ...] = ()
 
     def show(self, crumbs: Sequence[str], *states: Text) -> None:
-        """Show the crumbs, and on the right the first of ``states`` that leaves room for the last crumb."""
+        """Show the crumbs, and on the right the first of ``states`` that fits.
+
+        A state fits if it leaves room for the last crumb.
+        """
         if (tuple(crumbs), states) != (self._crumbs, self._states):
             self._crumbs, self._states = tuple(crumbs), states
             self.refresh()
@@ -59,7 +62,10 @@ class Breadcrumbs(Static):
 
 
 class Views(Static):
-    """The targets of the digits: views of a screen, and screens beside it: ``1 Hosts  2 Runs  5 Costs``."""
+    """Targets of the digits: views of a screen, and screens beside it.
+
+    For example ``1 Hosts  2 Runs  5 Costs``.
+    """
 
     DEFAULT_CSS = "Views { height: 1; background: $surface; }"
 
@@ -71,14 +77,20 @@ class Views(Static):
         self._notes: dict[str, str] = {}
 
     def show(self, now: str, notes: dict[str, str] | None = None) -> None:
-        """Mark the view ``now`` (the argument of its action); ``notes`` are short texts after the views' names."""
+        """Mark the view ``now`` (the argument of its action).
+
+        ``notes`` are short texts after the views' names.
+        """
         notes = notes or {}
         if (now, notes) != (self._now, self._notes):
             self._now, self._notes = now, notes
             self.refresh()
 
     def render(self) -> Text:
-        """Draw all views; with little room without notes, then without the names of the others."""
+        """Draw all views.
+
+        With little room they are drawn without notes, then without the names of the others.
+        """
         for notes, names in ((True, True), (False, True), (False, False)):
             line = self._line(notes, names)
             if line.cell_len <= self.size.width:
@@ -127,7 +139,10 @@ class Hints(Static):
             self.refresh()
 
     def follow(self, view: str, parts: Sequence[str], *, typing: bool = False) -> None:
-        """Show the keys of a view, and of the widget that has the focus. ``typing``: keys go to an input."""
+        """Show the keys of a view, and of the widget that has the focus.
+
+        ``typing``: keys go to an input.
+        """
         if (view, tuple(parts), typing) != self._focus:
             self._focus = view, tuple(parts), typing
             self.refresh()

@@ -1,4 +1,7 @@
-"""CurveView: braille curves, a bright moving average over the dim envelope of the values."""
+"""CurveView: braille curves with a moving average over the values' envelope.
+
+The moving average is bright, the envelope dim.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,9 @@ class CurveStyle:
 
 
 class CurveView(Widget, can_focus=True, inherit_bindings=False):
-    """One or several curves of any length, with zoom, pan and crosshair by keys and mouse.
+    """One or several curves of any length, with zoom, pan and crosshair.
+
+    These are controlled by keys and mouse.
 
     ``compact`` draws without axes and keys; a click on it posts `Picked`.
     """
@@ -152,7 +157,10 @@ class CurveView(Widget, can_focus=True, inherit_bindings=False):
         self._redraw()
 
     def compare(self, drawn: Sequence[Drawn], *, window: tuple[float, float] | None, empty: str = "") -> None:
-        """Draw several series in a window of the x axis (None: all of it), which zoom and pan may leave."""
+        """Draw several series in a window of the x axis (None: all of it).
+
+        Zoom and pan may leave the window.
+        """
         home = Viewport(fixed=window)
         if home != self.home:
             if self.viewport == self.home:
@@ -335,7 +343,10 @@ class CurveView(Widget, can_focus=True, inherit_bindings=False):
 
     @property
     def _y_range(self) -> Range:
-        """The chosen range of the values; for shares 0 to 100%: a change of 0.1% would else fill the plot."""
+        """Chosen range of the values; for shares 0 to 100%.
+
+        With another range for shares, a change of 0.1% would fill the plot.
+        """
         chosen = self.style_options.y_range
         system = metric_of(self.metric)
         is_share = system is not None and system.unit == "%" and not self.style_options.log

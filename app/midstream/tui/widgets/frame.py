@@ -23,7 +23,10 @@ from midstream.watch.system.system_metrics import metric_of
 
 @dataclass(frozen=True)
 class Picture:
-    """Content of one picture. ``span`` is the visible x range; ``smoothing`` is a share of it, 0 for none."""
+    """Content of one picture.
+
+    ``span`` is the visible x range; ``smoothing`` is a share of it, 0 for none.
+    """
 
     shown: Sequence[Drawn]
     metric: str
@@ -54,7 +57,15 @@ Line = list[Segment]
 
 
 def paint(picture: Picture, width: int, height: int, glyphs: Glyphs, base: Style) -> tuple[Frame, list[Line]]:
-    """Draw a picture. Return the position of its plot, and its lines."""
+    """Draw a picture; return the position of its plot, and its lines.
+
+    Args:
+        picture: The picture.
+        width: Width in cells.
+        height: Height in lines.
+        glyphs: Characters to draw with.
+        base: Style of the background.
+    """
     rows = height - (1 if picture.compact else 3)
     scale = plot.scale(picture.shown, *picture.span, log=picture.log, robust=picture.robust, limits=picture.y_range)
     labels: dict[int, str] = {}
@@ -114,7 +125,7 @@ def x_words(value: float, axis: str) -> str:
 
 
 def _seams(picture: Picture, columns: int) -> list[tuple[int, str, str]]:
-    """Return (column, label, colour) of every visible change of attempt and every mark."""
+    """Return (column, label, colour) of the visible changes of attempt and the marks."""
     found: list[tuple[float, str, str]] = [(x, label, palette.TEXT) for x, label in picture.marks]
     for drawn in picture.shown:
         for number, (index, attempt) in enumerate(drawn.series.attempts):

@@ -1,4 +1,7 @@
-"""LogView: up to a million log lines, following the newest until the user scrolls up."""
+"""LogView: up to a million log lines.
+
+It follows the newest line until the user scrolls up.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def clean(line: str) -> str:
-    """Return a line without colours and overwritten text; other control characters are escaped."""
+    """Return a line without colours and overwritten text.
+
+    Other control characters are escaped.
+    """
     if line.isprintable():
         return line
     return printable(_COLOUR.sub("", line.expandtabs(4).rstrip("\r\n").rsplit("\r", 1)[-1]))
@@ -187,7 +193,10 @@ class LogView(ScrollView, can_focus=True, inherit_bindings=False):
         self._shown, self._examined = shown, len(self._lines)
 
     def _since(self) -> str:
-        """Return the timestamp at which the time window begins, counted back from the newest line."""
+        """Return the timestamp at which the time window begins.
+
+        It is counted back from the newest line.
+        """
         if not self.minutes:
             return ""
         newest = next((line[:20] for line in reversed(self._lines) if _STAMP.match(line)), "")
@@ -197,7 +206,10 @@ class LogView(ScrollView, can_focus=True, inherit_bindings=False):
         return time.strftime(STAMP, time.gmtime(seconds))
 
     def _matcher(self) -> Callable[[str], bool]:
-        """Return a predicate for lines that match the search; a lower-case search ignores case."""
+        """Return a predicate for lines that match the search.
+
+        A lower-case search ignores case.
+        """
         return LogQuery.parse(self.query_words).matcher()
 
     def _text(self, shown: int) -> str:
@@ -255,7 +267,7 @@ class LogView(ScrollView, can_focus=True, inherit_bindings=False):
         self.post_message(self.Changed())
 
     def go_to(self, from_end: int) -> None:
-        """Mark the shown line that is ``from_end`` lines before the last one, and scroll to it."""
+        """Mark the shown line ``from_end`` lines before the last one, and scroll to it."""
         if self.count:
             self._go_to(max(0, self.count - 1 - from_end))
 
@@ -359,7 +371,10 @@ class LogView(ScrollView, can_focus=True, inherit_bindings=False):
 
 
 def new_lines(before: Sequence[str], now: Sequence[str]) -> Sequence[str] | None:
-    """Return the lines of ``now`` after those of ``before``; None if ``now`` does not continue it."""
+    """Return the lines of ``now`` after those of ``before``.
+
+    The result is None if ``now`` does not continue ``before``.
+    """
     if not before:
         return None
     last = before[-1]

@@ -1,4 +1,4 @@
-"""PagedLogView: the end of a log, of which earlier parts are read while one scrolls or searches."""
+"""PagedLogView: the end of a log, with earlier parts read on scroll or search."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ UNKNOWN = LogRange()
 
 @dataclass(frozen=True)
 class PageRequest:
-    """A part of the log: the page ``BEFORE`` or ``AFTER`` byte ``place``, those around it (AT), or the last one."""
+    """Request for a part of the log.
+
+    It is the page ``BEFORE`` or ``AFTER`` byte ``place``, those around it (AT), or the last one.
+    """
 
     where: str
     place: int
@@ -79,7 +82,10 @@ class PagedLogView(LogView):
     # ------------------------------------------------------------------------------------------ content
 
     def show(self, lines: Sequence[str], known: LogRange = UNKNOWN) -> None:
-        """Show the reported lines, bytes ``known`` of the log, after the lines shown so far."""
+        """Show the reported lines after the lines shown so far.
+
+        They are the bytes ``known`` of the log.
+        """
         self._known = known
         if lines is self._source:
             return
@@ -117,7 +123,10 @@ class PagedLogView(LogView):
         self.replace(())
 
     def take(self, request: PageRequest, pages: Sequence[LogLines], marked: int | None = None) -> None:
-        """Show the parts that were read. ``marked`` is the line to mark; by default that at the requested byte."""
+        """Show the parts that were read.
+
+        ``marked`` is the line to mark; by default that at the requested byte.
+        """
         self._reading = False
         if request.where == BEFORE and request.place == self._begin:
             self._prepend(pages[0])
@@ -188,7 +197,10 @@ class PagedLogView(LogView):
             self.post_message(self.Changed())
 
     def _post(self, message: Message) -> None:
-        """Post a message to the screen, also while a message of the pane is handled: it would end there."""
+        """Post a message to the screen, even while a message of the pane is handled.
+
+        Otherwise it would end there.
+        """
         self.post_message(message.set_sender(self))
 
     def want_end(self) -> None:

@@ -45,7 +45,10 @@ class Scale:
     log: bool = False
 
     def place(self, value: float) -> float | None:
-        """Map a value to 0 (top) .. 1 (bottom), beyond them if clipped; None for a value without a logarithm."""
+        """Map a value to 0 (top) .. 1 (bottom), beyond them if clipped.
+
+        The result is None for a value without a logarithm.
+        """
         if self.log:
             if value <= 0:
                 return None
@@ -72,8 +75,13 @@ def scale(
 ) -> Scale:
     """Return the scale from the lowest visible value to the highest.
 
-    With ``robust`` its top is a high percentile, so that a spike does not flatten the rest. ``limits`` are ends that
-    the user has chosen.
+    Args:
+        shown: The series that are drawn.
+        first: Lowest visible x.
+        last: Highest visible x.
+        log: Whether the scale is logarithmic.
+        robust: Whether its top is a high percentile, so that a spike does not flatten the rest.
+        limits: Ends that the user has chosen.
     """
     return _limited(_by_values(shown, first, last, log, robust), limits)
 
@@ -117,7 +125,9 @@ def draw(
     smoothing: float,
     log_x: bool = False,
 ) -> float | None:
-    """Draw one series: extremes on ``envelope``, average on ``line``. Return the last value of the average.
+    """Draw one series, and return the last value of its average.
+
+    The extremes are drawn on ``envelope``, the average on ``line``.
 
     The average is exponential over the columns, with the time constant ``smoothing`` as a share of the visible range,
     so that smoothing and lag look the same at any length and zoom. It is normalised by the sum of its weights, which

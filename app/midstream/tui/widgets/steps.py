@@ -33,7 +33,10 @@ def at(step: str) -> dict[str, str]:
 
 
 def of_migration(view: MigrationView) -> dict[str, str]:
-    """Return the states of all phases according to a migration's journal, and of the rollback if there is one."""
+    """Return the states of all phases, and of the rollback if there is one.
+
+    They are those of a migration's journal.
+    """
     states = {phase_names.PLAN: phase_names.DONE, phase_names.PREFLIGHT: phase_names.DONE}
     for event in view.events:
         if event.event == "phase" and event.phase in (*STEPS[2:], phase_names.ROLLBACK):
@@ -49,7 +52,9 @@ def of_migration(view: MigrationView) -> dict[str, str]:
 
 
 def line(glyphs: Glyphs, states: Mapping[str, str], width: int) -> Text:
-    """Draw the phases: ``✓ plan ── ✓ preflight ── ▶ prepare``; with little room, the glyphs and the current name.
+    """Draw the phases: ``✓ plan ── ✓ preflight ── ▶ prepare``.
+
+    With little room, draw the glyphs and the current name.
 
     With a rollback, the phases that had not begun are left out: none follows.
     """

@@ -30,7 +30,9 @@ EMPTY_INDENT = 3
 
 @dataclass(frozen=True)
 class Column:
-    """A column: ``widest`` cuts long cells; ``rest`` marks the last column, which gets the remaining width.
+    """Column of a table.
+
+    ``widest`` cuts long cells; ``rest`` marks the last column, which gets the remaining width.
 
     ``optional`` omits the column while all its cells are empty, ``extra`` until it was chosen. ``field`` names what the
     column is sorted by.
@@ -195,7 +197,10 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
             self._move_to(self._keys.index(key))
 
     def _beside_heading(self, index: int, by: int) -> int:
-        """Return ``index``, or where a heading is there the nearest row in the direction ``by``, or else the other."""
+        """Return ``index``, or the nearest row to it if a heading is there.
+
+        The nearest row is in the direction ``by``, or else in the other.
+        """
         for step in (by, -by):
             place = index
             while 0 <= place < len(self._keys) and isinstance(self._keys[place], Heading):
@@ -242,7 +247,10 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
     # ------------------------------------------------------------------------------------------ painting
 
     def _widths(self, room: int) -> dict[int, int]:
-        """Return column index -> width. Long columns shrink first, then columns are dropped."""
+        """Return column index -> width.
+
+        Long columns shrink first, then columns are dropped.
+        """
         self._measure()
         natural = {
             index: min(column.widest, max(self._widest.get(index, 0), cell_len(self._title(index))))
@@ -279,7 +287,10 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         return widths
 
     def _measure(self) -> None:
-        """Measure the visible rows, or all rows of a short table. Widths never shrink, so that columns do not jump."""
+        """Measure the visible rows, or all rows of a short table.
+
+        Widths never shrink, so that columns do not jump.
+        """
         top = self.scroll_offset.y
         if self._measured == (top, self.size.height):
             return
@@ -355,7 +366,10 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         return Strip(segments).adjust_cell_length(width, base)
 
     def _render_empty(self, y: int, width: int, base: Style) -> Strip:
-        """Draw a line of the text for an empty table; two leading spaces mark a command to type."""
+        """Draw a line of the text for an empty table.
+
+        Two leading spaces mark a command to type.
+        """
         if not 0 <= y - 1 < len(self._empty):
             return Strip.blank(width, base)
         text = self._empty[y - 1]

@@ -9,7 +9,10 @@ MIN_SPAN = 4.0  # units of the x axis
 
 @dataclass(frozen=True)
 class Viewport:
-    """Either the last share ``tail`` (0..1] of the axis, which follows its end, or a ``fixed`` range."""
+    """Last share ``tail`` (0..1] of the axis, or a ``fixed`` range.
+
+    The share follows the end of the axis.
+    """
 
     tail: float = 1.0
     fixed: tuple[float, float] | None = None
@@ -21,9 +24,16 @@ class Viewport:
         return last - (last - first) * self.tail, last
 
     def zoomed(self, factor: float, at: float | None, first: float, last: float, least: float = MIN_SPAN) -> Viewport:
-        """Zoom in by ``factor`` (out below 1) around ``at``, to ``least`` units of the axis at most.
+        """Zoom in around ``at``, to ``least`` units of the axis at most.
 
         A view that follows the newest point, zoomed without ``at`` or near that point, keeps following it.
+
+        Args:
+            factor: Zoom factor; below 1 it zooms out.
+            at: Value that stays in its place; None: the middle.
+            first: First value of the axis.
+            last: Last value of the axis.
+            least: Shortest span, in units of the axis.
         """
         low, high = self.span(first, last)
         if self.fixed is None and (at is None or at >= high - (high - low) * 0.02):
@@ -42,7 +52,10 @@ class Viewport:
 
 
 def _within(low: float, width: float, first: float, last: float) -> Viewport:
-    """Return a view of this width within the axis; at the end of the axis it follows the newest point."""
+    """Return a view of this width within the axis.
+
+    At the end of the axis it follows the newest point.
+    """
     if width >= last - first:
         return Viewport()
     low = min(max(low, first), last - width)

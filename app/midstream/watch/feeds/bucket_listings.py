@@ -1,4 +1,4 @@
-"""List the checkpoints that runs store in buckets, with one thread for each bucket prefix.
+"""Listings of runs' checkpoints in buckets, with one thread per bucket prefix.
 
 A bucket that does not answer delays no other bucket.
 """
@@ -20,7 +20,10 @@ RETRY_INTERVAL = 10.0  # seconds; the same, after a failure
 
 
 class BucketListings:
-    """Lists the checkpoints of runs with a ``store.json``, and reports them to the snapshot store."""
+    """Listings of the checkpoints of runs with a ``store.json``.
+
+    They are reported to the snapshot store.
+    """
 
     def __init__(self, fleet: Fleet, store: SnapshotStore) -> None:
         self._fleet = fleet
@@ -40,7 +43,10 @@ class BucketListings:
             self._threads[url].set_runs(wanted.get(url, {}))
 
     def stop(self) -> None:
-        """Request the threads to end. A thread that waits for its bucket cannot be interrupted and ends later."""
+        """Request the threads to end.
+
+        A thread that waits for its bucket cannot be interrupted and ends later.
+        """
         self._stopped.set()
         for thread in self._threads.values():
             thread.set_runs({})

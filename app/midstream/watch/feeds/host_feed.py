@@ -1,4 +1,7 @@
-"""Feed of one host: a thread that keeps its probe running and merges its events into the snapshot store."""
+"""Feed of one host, in a thread.
+
+It keeps the host's probe running and merges its events into the snapshot store.
+"""
 
 from __future__ import annotations
 
@@ -203,7 +206,10 @@ class HostFeed:
             stdin.flush()
 
     def _measure_skew(self, event: Mapping[str, Any]) -> None:
-        """Compare the host's clock with the middle of the round trip: the error is at most half of it."""
+        """Compare the host's clock with the middle of the round trip.
+
+        The error is at most half of the round trip.
+        """
         sent, now = self._sent.pop(event["ping"], None), time.time()
         if sent is None:
             return
@@ -228,5 +234,8 @@ def _reason(error: Exception, was_connected: bool) -> tuple[str, str]:
 
 
 def _in_background(close: Callable[[], None]) -> None:
-    """Close in a thread of its own: closing waits for the other end, and the caller must not wait."""
+    """Close in a thread of its own.
+
+    Closing waits for the other end, and the caller must not wait.
+    """
     threading.Thread(target=close, name="watch-close", daemon=True).start()

@@ -1,4 +1,7 @@
-"""Limits on the reports of one host's probe. `read_line` limits each line; this module limits their sum."""
+"""Limits on the reports of one host's probe.
+
+`read_line` limits each line; this module limits their sum.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Probe of a host without Python: parse the output of ``probe.sh`` into the events of the Python probe.
+"""Probe of a host without Python.
+
+It parses the output of ``probe.sh`` into the events of the Python probe.
 
 The parsers of its sections are those of hosts with Python. Malformed text is left out.
 """
@@ -140,7 +142,10 @@ class ShellProbeParser:
         }
 
     def _rates(self, began: float) -> Mapping[str, int | None]:
-        """Return the rates since the poll before, by the host's clock, which may have been set."""
+        """Return the rates since the poll before, by the host's clock.
+
+        The clock may have been set.
+        """
         counters = {
             **rates.parse_network(self._text("net"), self._text("interfaces").split()),
             **rates.parse_rdma(self._text("rdma")),

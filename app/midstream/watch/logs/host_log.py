@@ -44,7 +44,10 @@ class LogFollower:
         self._offset: int | None = None  # of the next line; None: nothing was read yet
 
     def new_lines(self) -> Iterator[str]:
-        """Yield the lines since the call before; in the first call the last lines. Errors as of `read_log`."""
+        """Yield the lines since the call before; in the first call the last lines.
+
+        Errors are those of `read_log`.
+        """
         if self._offset is not None:
             yield from self._lines()
             return
@@ -68,7 +71,9 @@ class LogLines:
 
 
 def read_page(host: Host, path: str, begin: int, end: int) -> LogLines:
-    """Return the lines between two bytes of a log; a negative ``begin`` counts from its end.
+    """Return the lines between two bytes of a log.
+
+    A negative ``begin`` counts from the end of the log.
 
     Raises:
         RemoteError: The host returns another part of the file: a view would show lines twice, or without end.

@@ -1,4 +1,4 @@
-"""The last lines of a log as its host reports them, and which bytes of the file they are."""
+"""Last lines of a log as its host reports them, and their bytes in the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Read the resolved configuration of an attempt from the beginning of its log, and compare two of them."""
+"""Resolved configurations of attempts, read from the beginning of their logs.
+
+Two of them can be compared.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class Change:
-    """A field that differs, by its dotted name. ``kind``: ``added``, ``removed`` or ``changed``."""
+    """Field that differs, by its dotted name.
+
+    ``kind``: ``added``, ``removed`` or ``changed``.
+    """
 
     name: str
     kind: str
@@ -33,7 +39,10 @@ class Change:
 
 
 def parse_log(log: str) -> str:
-    """Return the configuration in a log as YAML: the lines up to the next timestamp. Empty if there is none."""
+    """Return the configuration in a log as YAML; empty if there is none.
+
+    It is the lines up to the next timestamp.
+    """
     _, found, rest = log.partition(_HEADING)
     if not found:
         return ""
@@ -43,7 +52,10 @@ def parse_log(log: str) -> str:
 
 
 def read(hosts: HostPool, run: RunView, attempt: int) -> str:
-    """Read an attempt's configuration as YAML. MidstreamError if its log does not contain it."""
+    """Read an attempt's configuration as YAML.
+
+    Raises MidstreamError if its log does not contain it.
+    """
     host = hosts.get(run.host)
     path = records.RunPaths(host.root, run.run_id).attempt(attempt).log(0)
     text = parse_log(host.call(run_state.read_text)(path=path, limit=HEADER_SIZE))
@@ -80,7 +92,10 @@ def changes(before: str, after: str) -> list[Change]:
 
 
 def line(change: Change, arrow: str = "->") -> str:
-    """Format a change: ``~ trainer.per_device_parallelism 16 -> 8``, ``+ name after``, ``- name before``."""
+    """Format a change in one line.
+
+    The forms are ``~ trainer.per_device_parallelism 16 -> 8``, ``+ name after`` and ``- name before``.
+    """
     if change.kind == "changed":
         return f"~ {change.name} {change.before} {arrow} {change.after}"
     return f"+ {change.name} {change.after}" if change.kind == "added" else f"- {change.name} {change.before}"

@@ -1,4 +1,6 @@
-"""A run's spliced loss curve, updated row by row: every step from the newest accepted attempt that has it.
+"""Spliced loss curve of a run, updated row by row.
+
+Every step is from the newest accepted attempt that has it.
 
 Row ``k`` of an attempt is accepted where the fence accepts the state that it led to, ``step-<k+1>``.
 Each attempt's rows are stored once, by column (see `metric_columns`); the splice consists of references to them.
@@ -19,7 +21,7 @@ Row = Mapping[str, Any]
 
 
 class _Splice:
-    """The rows of the curve by position, as stretches of consecutive rows of an attempt."""
+    """Rows of the curve by position, as stretches of an attempt's consecutive rows."""
 
     def __init__(self, attempts: Mapping[int, MetricColumns]) -> None:
         self.attempts = dict(attempts)
@@ -81,7 +83,10 @@ class _Splice:
             self.origins.insert(stretch, origin)
 
     def _join(self, position: int) -> None:
-        """Join the stretch that begins at the position with the one before, if it continues it."""
+        """Join the stretch at the position with the one before, if it continues it.
+
+        The stretch is the one that begins at the position.
+        """
         stretch = bisect_left(self.starts, position)
         if stretch:
             attempt, index = self.origins[stretch - 1]
@@ -90,7 +95,9 @@ class _Splice:
 
 
 class CurveRows(Sequence[Row]):
-    """The first ``length`` rows of a splice that only grows: an immutable value without a copy.
+    """First ``length`` rows of a splice that only grows.
+
+    They are an immutable value without a copy.
 
     Each access builds its row; `numbers` returns a column of many rows.
     """
@@ -131,7 +138,10 @@ class CurveRows(Sequence[Row]):
         return f"<{count(self._length, 'row')}>"
 
     def continues(self, before: object) -> bool:
-        """Return True if ``before`` is a prefix of these rows, so that values derived from it are still valid."""
+        """Return True if ``before`` is a prefix of these rows.
+
+        Values derived from it are then still valid.
+        """
         return isinstance(before, CurveRows) and before.is_prefix(self._splice, self._length)
 
     def is_prefix(self, splice: _Splice, length: int) -> bool:
@@ -147,7 +157,10 @@ class CurveRows(Sequence[Row]):
         return self._splice.steps[start:stop]
 
     def stretches(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (attempt, first position, position after the last) of each stretch of rows of one attempt."""
+        """Yield (attempt, first position, position after the last) of each stretch.
+
+        A stretch has rows of one attempt.
+        """
         splice = self._splice
         while start < stop:
             stretch = bisect_right(splice.starts, start)
@@ -156,7 +169,9 @@ class CurveRows(Sequence[Row]):
             start = end
 
     def numbers(self, name: str, start: int, stop: int) -> tuple[array[float], bytes]:
-        """Return column ``name`` of the rows ``start <= i < stop``, and one byte for each: not 0 if the row has it.
+        """Return column ``name`` of the rows ``start <= i < stop``, and which have it.
+
+        The latter is one byte for each row: not 0 if the row has it.
 
         Values that are no numbers are NaN.
         """
@@ -236,7 +251,10 @@ class LossCurve:
         return step if self._fence is None or self._fence.accepts(epoch, step + 1) else None
 
     def _place(self, attempt: int, step: int, index: int) -> None:
-        """Place a row of the newest attempt at a step before the end. Rows of the newest attempt take precedence."""
+        """Place a row of the newest attempt at a step before the end.
+
+        Rows of the newest attempt take precedence.
+        """
         position = bisect_left(self._spliced.steps, step)
         if position < self._shared:
             self._spliced, self._shared = self._spliced.copy(), 0

@@ -1,4 +1,7 @@
-"""Rows of metrics, stored by column: nine bytes a value, where a dict with floats takes about a hundred."""
+"""Rows of metrics, stored by column.
+
+A value takes nine bytes, where a dict with floats takes about a hundred.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ class _Column:
         self.others: dict[int, Any] = {}
 
     def put(self, index: int, value: Any) -> None:
-        """Store the value of row ``index``, which is not below the current length; skipped rows have no value."""
+        """Store the value of row ``index``, which is not below the current length.
+
+        Skipped rows have no value.
+        """
         kind, number = _kind(value)
         missing = index - len(self.kinds)
         self.kinds += bytes(missing)
@@ -113,7 +119,9 @@ class MetricColumns:
         return [name for name, column in tuple(self._columns.items()) if column.numeric]
 
     def numbers(self, name: str, start: int, stop: int) -> tuple[array[float], bytes]:
-        """Return the values of rows ``start <= i < stop``, and one byte for each: not 0 if the row has the name.
+        """Return the values of rows ``start <= i < stop``, and which rows have the name.
+
+        The latter is one byte for each row: not 0 if the row has the name.
 
         Values that are no numbers are NaN.
         """

@@ -1,4 +1,7 @@
-"""Failure of a run: the reason in one line, the last words of its process, and their place in its log."""
+"""Failure of a run: the reason in one line, and the last lines of its process.
+
+It also has the place of these lines in the log of the process.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,9 @@ def has_failed(run: RunView) -> bool:
 
 
 def failure_of(members: Sequence[RunView]) -> RunFailure | None:
-    """Return the failure of an attempt from its copies on all its hosts, process 0 first; None without one.
+    """Return an attempt's failure from its copies on all its hosts; None without one.
+
+    ``members`` begins with process 0.
 
     Of several it is the one that ended first: the others lost their peer.
     """
@@ -59,7 +64,7 @@ def failure_of(members: Sequence[RunView]) -> RunFailure | None:
 
 
 def _message(run: RunView, process: int, last_line: str) -> str:
-    """Return why a process failed: from its status, its exit record, else from its log."""
+    """Return why a process failed: from its status, its exit record, else its log."""
     status = run.status
     if status is not None and status.process == process and status.state == records.FAILED and status.message:
         return status.message

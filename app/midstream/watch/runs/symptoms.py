@@ -1,4 +1,7 @@
-"""Detect symptoms of a running run: it has stalled, or its loss is NaN or diverges, compared with its own history."""
+"""Detection of symptoms of a running run.
+
+It has stalled, or its loss is NaN or diverges, compared with its own history.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,9 @@ def _stalled(run: RunView, rows: Sequence[Mapping[str, Any]], now: float) -> str
 
 
 def _diverging(losses: Sequence[float]) -> str:
-    """Compare the median of the last losses with the median of those before, in units of their spread.
+    """Compare the median of the last losses with the median of those before.
+
+    The difference is in units of their spread.
 
     The spread is the median absolute deviation, which single spikes do not change.
     """

@@ -1,4 +1,6 @@
-"""The hosts' metrics over the last day in `$MIDSTREAM_STATE/system/`, so that a later session begins with them.
+"""Hosts' metrics over the last day, in files of `$MIDSTREAM_STATE/system/`.
+
+A later session begins with them.
 
 One file for each host of a fleet file: a line of JSON, then the numbers. A cache: it may be deleted, and a file that is
 partial, damaged or of another version counts as absent. Files that have not been written for a day are removed.
@@ -41,7 +43,10 @@ def directory_of(fleet_path: str) -> Path:
 
 
 class SeriesFiles:
-    """Reads the files of all hosts once, then writes each from time to time and at the end, in a thread of its own."""
+    """Reader and writer of the files of all hosts.
+
+    It reads them once, then writes each from time to time and at the end, in a thread of its own.
+    """
 
     def __init__(self, fleet_path: str, system: Mapping[str, SystemSeries]) -> None:
         """Prepare to keep ``system``, the series by host; nothing is read before `start`."""
@@ -146,7 +151,10 @@ def _key(value: Any) -> Key:
 
 
 def remove_old(directory: Path, now: float | None = None) -> None:
-    """Remove the files below ``directory`` that have not been written for a day, and what they leave empty."""
+    """Remove old files below ``directory``, and what they leave empty.
+
+    Old files have not been written for a day.
+    """
     oldest = (time.time() if now is None else now) - DAY
     for folder in [each for each in directory.glob("*") if each.is_dir()]:
         with suppress(OSError):  # another session may remove them at the same time

@@ -1,4 +1,7 @@
-"""The metrics of a host over time: their names, units, plausible values, and how several become one."""
+"""Metrics of a host over time.
+
+The module has their names, units and plausible values, and how several become one.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,10 @@ def host_values(gauges: Mapping[str, Any]) -> list[tuple[Key, float]]:
 
 
 def accelerator_values(accelerators: Any) -> list[tuple[Key, float]]:
-    """Return the plausible values of the first `MAX_ACCELERATORS` accelerators, numbered as the host numbers them."""
+    """Return the plausible values of the first `MAX_ACCELERATORS` accelerators.
+
+    The accelerators are numbered as the host numbers them.
+    """
     found: list[tuple[Key, float]] = []
     for entry in cast("list[Any]", accelerators)[:MAX_ACCELERATORS] if isinstance(accelerators, list) else ():
         fields = cast("Mapping[str, Any]", entry) if isinstance(entry, dict) else {}

@@ -1,4 +1,6 @@
-"""A host's metrics over the last day, in three resolutions: the older, the coarser.
+"""Metrics of a host over the last day, in three resolutions.
+
+The older the values, the coarser the resolution.
 
 The times are those of this machine's clock, at which a report arrived: a host cannot place a value in the past or in
 the future. A value takes 4 bytes; a host with eight accelerators about 200 kB after a day.
@@ -26,7 +28,10 @@ CLOCK_JITTER = 60.0  # seconds that the clock may be set back without a loss of 
 
 @dataclass(frozen=True)
 class StoredTier:
-    """The points of one resolution, as a file has them: times (UTC seconds, ascending) and values by series."""
+    """Points of one resolution, as a file has them.
+
+    They are times (UTC seconds, ascending) and values by series.
+    """
 
     times: array[float]
     columns: dict[Key, array[float]]
@@ -96,7 +101,7 @@ class _Tier:
         return StoredTier(self.times[:], {key: column[:] for key, column in self.columns.items()})
 
     def prepend(self, stored: StoredTier, now: float) -> None:
-        """Add older points before the present ones, as far as they belong to this tier at ``now``."""
+        """Prepend older points, as far as they belong to this tier at ``now``."""
         first = self.times[0] if self.times else now if self._at is None else self._at
         start = bisect_left(stored.times, now - self.resolution * self.capacity)
         stop = bisect_left(stored.times, first - self.resolution / 2)
@@ -194,7 +199,9 @@ class SystemSeries:
             return sorted({key for tier in self._tiers for key in tier.columns})
 
     def read(self, keys: Sequence[Key]) -> tuple[array[float], list[array[float]]]:
-        """Return the times (UTC seconds of this machine, ascending) and the values of each key, or NaN.
+        """Return the times and the values of each key, or NaN.
+
+        The times are UTC seconds of this machine, ascending.
 
         The older times have the points of the coarser tiers.
         """

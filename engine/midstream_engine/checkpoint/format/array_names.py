@@ -1,4 +1,6 @@
-"""Logical names: a pytree of arrays as a flat dict that is the same on every mesh and process.
+"""Logical names: a pytree of arrays as a flat dict.
+
+The dict is the same on every mesh and process.
 
 ``model/blocks/attn/qkv/weight`` is made of field names, dict keys and indices on the way from the root to the leaf. A
 haliax NamedArray is one leaf and keeps its axis names; the axes of a plain array are ``dim_0, dim_1, ...``. A typed
@@ -63,7 +65,9 @@ def flatten(tree: Any) -> dict[str, LogicalArray]:
 
 
 def unflatten(template: Any, arrays: Mapping[str, Any]) -> Any:
-    """Return ``template`` with every array leaf replaced by ``arrays[name]``; key data becomes typed keys.
+    """Return ``template`` with every array leaf replaced by ``arrays[name]``.
+
+    Key data becomes typed keys.
 
     Raises:
         KeyError: ``arrays`` lacks a name.

@@ -47,12 +47,15 @@ def overlap(a: Box, b: Box) -> Box | None:
 
 
 def within(part: Box, outer: Box) -> tuple[slice, ...]:
-    """Return the slices that select ``part`` from an array with the contents of ``outer``."""
+    """Return the slices that select ``part`` from an array of ``outer``'s contents."""
     return tuple(slice(start - origin, stop - origin) for (start, stop), (origin, _) in zip(part, outer, strict=True))
 
 
 def slabs(box: Box, most: int) -> Iterator[Box]:
-    """Yield ``box`` in consecutive parts of at most ``most`` elements, each without gaps in row-major order."""
+    """Yield ``box`` in consecutive parts of at most ``most`` elements.
+
+    Each part is without gaps in row-major order.
+    """
     if volume(box) <= most or not box:
         if volume(box):
             yield box
@@ -69,7 +72,9 @@ def slabs(box: Box, most: int) -> Iterator[Box]:
 
 
 def gather(box: Box, pieces: Sequence[tuple[Box, np.ndarray]], out: np.ndarray | None = None) -> np.ndarray | None:
-    """Return the contents of ``box`` from disjoint ``pieces``, None if they do not cover the box.
+    """Return the contents of ``box`` from disjoint ``pieces``.
+
+    The result is None if they do not cover the box.
 
     The result is a view if one piece has all of it, else a copy. ``out``, an array of the box's extent, receives what
     would not be contiguous.
@@ -109,7 +114,9 @@ def copy_rows(target: np.ndarray, source: np.ndarray) -> None:
 
 
 def _copy_transposed(target: np.ndarray, source: np.ndarray, near: int) -> None:
-    """Copy a source whose neighbours in memory are along the axis ``near``, not along the last axis.
+    """Copy a source whose neighbours in memory are along the axis ``near``.
+
+    They are not along the last axis.
 
     Each tile fits the cache: it is read in the source's order and written in the target's.
     """

@@ -1,4 +1,6 @@
-"""The grid that divides an array into chunks: a pure function of its axes, shape and dtype, never of the mesh.
+"""Grid that divides an array into chunks.
+
+It is a pure function of the array's axes, shape and dtype, never of the mesh.
 
 Therefore the same state is the same bytes on every mesh, and two checkpoints can be compared by their hashes.
 
@@ -70,7 +72,7 @@ def grid_of(axes: Sequence[str], shape: Sequence[int], dtype: str) -> tuple[int,
 
 
 def _layer_parts(layers: int, size: int) -> int:
-    """Return the number of equal parts of the layers, which have ``size`` bytes in all."""
+    """Return the number of equal parts of the layers, of ``size`` bytes in all."""
     parts = [n for n in range(1, layers + 1) if layers % n == 0 and (n == 1 or size // n >= SMALLEST)]
     return next((n for n in parts if size // n <= LARGEST), parts[-1])
 
@@ -78,7 +80,10 @@ def _layer_parts(layers: int, size: int) -> int:
 def _halve(
     chunks: list[int], axes: Sequence[int], shape: Sequence[int], size: int, *, most: int, smallest: int
 ) -> None:
-    """Halve the chunks along ``axes`` in turn while the limits allow it and lengths stay integers."""
+    """Halve the chunks along ``axes`` in turn.
+
+    This goes on while the limits allow it and lengths stay integers.
+    """
     progress = True
     while progress:
         progress = False
@@ -102,7 +107,10 @@ def chunk_shape(shape: Sequence[int], grid: Sequence[int]) -> tuple[int, ...]:
 
 
 def chunks_of(shape: Sequence[int], grid: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Box]]:
-    """Yield every chunk's index in the grid and the part of the array that it covers, in row-major order."""
+    """Yield every chunk's index in the grid and the part of the array it covers.
+
+    The order is row-major.
+    """
     lengths = chunk_shape(shape, grid)
     for index in product(*map(range, grid)):
         yield index, tuple((i * length, (i + 1) * length) for i, length in zip(index, lengths, strict=True))

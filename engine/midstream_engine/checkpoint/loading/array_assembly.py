@@ -1,4 +1,7 @@
-"""Assembly of an array on the devices: chunks are read into the devices' parts, which are sent when complete."""
+"""Assembly of an array on the devices from its chunks.
+
+Chunks are read into the devices' parts, which are sent when complete.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ from midstream_engine.records import ArrayEntry
 
 
 class ArrayAssembly:
-    """One array of a checkpoint under one sharding. Chunks may arrive in any order and from any thread."""
+    """One array of a checkpoint under one sharding.
+
+    Chunks may arrive in any order and from any thread.
+    """
 
     def __init__(self, entry: ArrayEntry, sharding: Sharding) -> None:
         self.shape = tuple(entry.shape)
@@ -67,7 +73,7 @@ class ArrayAssembly:
                 self._scatter(slab, raw.view(self.dtype).reshape(extent(slab)), targets)
 
     def accept(self, chunk: Box) -> None:
-        """Accept the verified bytes of ``chunk`` and send the parts that it completes to their devices."""
+        """Accept verified bytes of ``chunk``; send completed parts to their devices."""
         for part in self._devices:
             shared = overlap(part, chunk)
             if shared is None:
@@ -97,7 +103,7 @@ class ArrayAssembly:
             return self._open[part]
 
     def _direct(self, slab: Box, targets: list[tuple[Box, Box]]) -> memoryview | None:
-        """Return the memory of ``slab`` in the one part that needs it, if it is contiguous there."""
+        """Return the memory of ``slab`` in the only part that needs it, if contiguous."""
         wanting = [part for part, shared in targets if overlap(shared, slab) is not None]
         if len(wanting) != 1 or overlap(wanting[0], slab) != slab:
             return None

@@ -37,7 +37,10 @@ class FoundCheckpoint:
 
 
 def list_checkpoints(paths: RunPaths) -> list[FoundCheckpoint]:
-    """Return every checkpoint directory of the run, by step, then attempt. Other names are skipped."""
+    """Return every checkpoint directory of the run, by step, then attempt.
+
+    Other names are skipped.
+    """
     found = []
     for name in open_checkpoints(paths.checkpoints).names():
         key = parse_checkpoint_name(name)
@@ -60,7 +63,9 @@ def _manifest(directory: str, name: str) -> tuple[Manifest | None, str]:
 
 
 def newest_complete(paths: RunPaths, fence: Fence | None) -> str | None:
-    """Return the name of the newest (by step, then attempt) complete checkpoint that the fence accepts, or None.
+    """Return the name of the newest complete checkpoint that the fence accepts.
+
+    The newest is by step, then attempt; None if there is none.
 
     A partial directory is skipped. An unreadable manifest is damage, not an interrupted save: the run must not continue
     silently from an older state.

@@ -1,4 +1,7 @@
-"""Completeness of a manifest: every array has all objects of its grid, and every object belongs to an array."""
+"""Completeness of a manifest: arrays and objects match.
+
+Every array has all objects of its grid, and every object belongs to an array.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Restore a checkpoint onto any mesh: every object is read once, checked, and sent to the devices in parts."""
+"""Restore of a checkpoint onto any mesh.
+
+Every object is read once, checked, and sent to the devices in parts.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +110,9 @@ def restore_checkpoint(directory: str, template: Any, shardings: Any, *, only: s
 
 
 def check_fit(where: str, manifest: Manifest, wanted: dict[str, LogicalArray], only: str = "") -> None:
-    """Check that the manifest has exactly the ``wanted`` arrays among those whose names begin with ``only``.
+    """Check that the manifest has exactly the ``wanted`` arrays.
+
+    Only arrays whose names begin with ``only`` are compared.
 
     Raises:
         CheckpointMismatchError: It has others; the message has a diff.
@@ -200,7 +205,10 @@ def _read_arrays(
 
 
 def _announced(tasks: Iterable[Task], store: ObjectStore, paths: Iterable[str]) -> Iterator[Task]:
-    """Yield the tasks; with each, start the read-ahead of the object that is ``AHEAD`` objects further."""
+    """Yield the tasks; with each, start the read-ahead of a later object.
+
+    That object is ``AHEAD`` objects further.
+    """
     upcoming = iter(paths)
     for path in islice(upcoming, AHEAD):
         store.expect(path)

@@ -1,4 +1,4 @@
-"""Checkpoints whose objects are stored on several hosts: which objects are missing here."""
+"""Checkpoints whose objects are on several hosts: the objects missing here."""
 
 from __future__ import annotations
 

@@ -57,7 +57,9 @@ class Report:
 
 
 def verify_checkpoint(directory: str, *, deep: bool = False) -> Report:
-    """Read every object once and check its size, SHA-256 and crc32c, then the root digest that they make.
+    """Read every object once and check its size, SHA-256 and crc32c.
+
+    Then check the root digest that they make.
 
     ``deep`` also decodes every array and measures norms. It checks that ``zarr.json`` and the packed file agree with
     the manifest, that each chunk's own crc32c matches its data, and that the decoded arrays, encoded again, make the
@@ -136,7 +138,10 @@ class _Verification:
         self._encoded[path] = write_object(Discard(), path, memoryview(text)).sha256
 
     def root_digest(self) -> str | None:
-        """Return the root digest of what was read; None if an object is missing. Records a difference as a flaw."""
+        """Return the root digest of the objects read; None if an object is missing.
+
+        Records a difference as a flaw.
+        """
         state, recorded = self._train.get("state"), self._manifest.root_digest
         if len(self._hashes) != len(self._manifest.objects) or not isinstance(state, dict):
             return None
@@ -213,7 +218,10 @@ def lines(report: Report) -> Iterator[dict[str, Any]]:
 
 
 def describe(report: Report) -> str:
-    """Return the arrays as a tree: name, axes with lengths, dtype, bytes, objects; norms if they were measured."""
+    """Return the arrays as a tree.
+
+    Each has its name, axes with lengths, dtype, bytes and objects, and norms if they were measured.
+    """
     manifest = report.manifest
     lines = [
         f"{manifest.name} of run {manifest.run_id}, epoch {manifest.epoch}",

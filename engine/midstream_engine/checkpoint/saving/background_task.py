@@ -29,7 +29,7 @@ class BackgroundTask(Generic[Label]):
 
     @property
     def error(self) -> BaseException | None:
-        """Exception of a task that has ended and has not been collected yet, if it raised one."""
+        """Exception that an ended task raised, if any, until the task is collected."""
         return self._future.exception() if self._future is not None and self._future.done() else None
 
     def start(self, label: Label, work: Callable[[], None]) -> None:
@@ -43,7 +43,10 @@ class BackgroundTask(Generic[Label]):
         self._label, self._future = label, self._pool.submit(work)
 
     def collect(self) -> tuple[Label, BaseException | None] | None:
-        """Wait for the task; return its label and its exception, if any. None if there is no task."""
+        """Wait for the task; return its label and its exception, if any.
+
+        None if there is no task.
+        """
         if self._future is None or self._label is None:
             return None
         label, error = self._label, self._future.exception()

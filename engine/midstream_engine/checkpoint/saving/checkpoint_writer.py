@@ -1,4 +1,7 @@
-"""Write the objects of a checkpoint: chunks, packed arrays, metadata and ``train.json``."""
+"""Writing of a checkpoint's objects.
+
+The objects are chunks, packed arrays, metadata and ``train.json``.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,9 @@ class _Target(Protocol):
 def train_document(
     state: Mapping[str, Any], provenance: Mapping[str, Any], reference_losses: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return ``train.json``, with values as JSON reads them back, so that hashes are reproducible.
+    """Return ``train.json``, with values as JSON reads them back.
+
+    This makes hashes reproducible.
 
     Raises:
         CheckpointError: JSON has no such value (NaN and infinity included).
@@ -66,7 +71,10 @@ def train_document(
 
 
 def write(directory: str, arrays: list[HostArray], document: dict[str, Any]) -> Written:
-    """Write everything but the manifest to ``directory``; what an interrupted save left there is replaced."""
+    """Write everything but the manifest to ``directory``.
+
+    What an interrupted save left there is replaced.
+    """
     store = open_store(directory)
     store.prepare(stored_bytes(arrays))
     try:
@@ -78,12 +86,18 @@ def write(directory: str, arrays: list[HostArray], document: dict[str, Any]) -> 
 
 
 def stored_bytes(arrays: list[HostArray]) -> int:
-    """Return about how many bytes the arrays need on the disk, with headers and file system blocks."""
+    """Return about how many bytes the arrays need on the disk.
+
+    Headers and file system blocks are included.
+    """
     return sum(math.prod(array.shape) * numpy_dtype(array.dtype).itemsize for array in arrays) + (1 << 16)
 
 
 def write_objects(store: _Target, arrays: list[HostArray], document: dict[str, Any]) -> Written:
-    """Write arrays and ``train.json`` to ``store``, in threads, with a limit on bytes in memory."""
+    """Write arrays and ``train.json`` to ``store``, in threads.
+
+    The bytes in memory are limited.
+    """
     objects = [*write_chunks(store, arrays), *write_rest(store, arrays, document)]
     return written_of(describe_arrays(arrays), objects, document)
 
@@ -110,7 +124,10 @@ def describe_arrays(arrays: list[HostArray]) -> list[ArrayEntry]:
 def write_chunks(
     store: _Target, arrays: list[HostArray], mine: Callable[[HostArray, int, Box], bool] | None = None
 ) -> list[ObjectEntry]:
-    """Write the chunks of arrays for which ``mine(array, number of the chunk, box)`` is true; None: all."""
+    """Write the chunks of arrays that ``mine`` selects.
+
+    A chunk is written if ``mine(array, number of the chunk, box)`` is true; None: all.
+    """
     blocks = BufferPool()
     work: list[tuple[int, Callable[[], ObjectEntry]]] = []
     for array in arrays:
@@ -127,7 +144,10 @@ def write_chunks(
 
 
 def write_rest(store: _Target, arrays: list[HostArray], document: dict[str, Any]) -> list[ObjectEntry]:
-    """Write the objects that are no chunks: metadata of chunked arrays, packed arrays, ``train.json``."""
+    """Write the objects that are no chunks.
+
+    These are the metadata of chunked arrays, packed arrays and ``train.json``.
+    """
     texts: dict[str, bytes] = {}
     small: dict[str, np.ndarray] = {}
     for array in arrays:
@@ -158,7 +178,10 @@ def _write_chunk(store: _Target, array: HostArray, path: str, box: Box, blocks: 
 
 
 def _bytes_of_chunk(array: HostArray, box: Box, buffer: np.ndarray) -> Iterator[memoryview]:
-    """Yield the elements of ``box`` in row-major order, in blocks; each is valid until the next is requested."""
+    """Yield the elements of ``box`` in row-major order, in blocks.
+
+    Each block is valid until the next is requested.
+    """
     dtype = numpy_dtype(array.dtype)
     for slab in slabs(box, max(1, len(buffer) // dtype.itemsize)):
         out = buffer[: volume(slab) * dtype.itemsize].view(dtype).reshape(extent(slab))

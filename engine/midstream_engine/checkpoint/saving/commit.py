@@ -33,7 +33,9 @@ def commit(
     hosts: Sequence[SpreadHost] = (),
     host: str = "",
 ) -> Manifest:
-    """Write the manifest, which makes the written objects a checkpoint, while the fence accepts it.
+    """Write the manifest, which makes the written objects a checkpoint.
+
+    It is written while the fence accepts it.
 
     Args:
         paths: The run.

@@ -1,4 +1,7 @@
-"""A save by several processes, which commit or fail together; :mod:`save_group` has the roles."""
+"""A save by several processes, which commit or fail together.
+
+:mod:`save_group` has the roles.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,9 @@ def finish_with_consensus(
     attempt: int,
     epoch: int,
 ) -> Manifest:
-    """Write this process's share of a save; return the manifest, on every process, when it is durable.
+    """Write this process's share of a save; return the manifest when it is durable.
+
+    Every process returns the manifest.
 
     Args:
         paths: The run.
@@ -73,7 +78,10 @@ def finish_with_consensus(
 def _lead(
     directory: str, arrays: list[HostArray], document: dict[str, Any], group: SaveGroup, rendezvous: SaveRendezvous
 ) -> tuple[checkpoint_writer.Written, ObjectStore]:
-    """Write process 0's share and everything that no other process writes; return all objects of the checkpoint."""
+    """Write process 0's share and all that no other process writes.
+
+    Returns all objects of the checkpoint.
+    """
     store = _prepared(directory, arrays, group, rendezvous)
     objects, _ = _write_share(store, arrays, group)
     others, received = rendezvous.receive_parts()
@@ -96,7 +104,10 @@ def _lead(
 
 
 def _follow(directory: str, arrays: list[HostArray], group: SaveGroup, rendezvous: SaveRendezvous) -> Manifest:
-    """Write this process's chunks and send the list; the first process of a file system stores the small objects."""
+    """Write this process's chunks and send the list of them.
+
+    The first process of a file system stores the small objects.
+    """
     if group.leads_locally:
         store = _prepared(directory, arrays, group, rendezvous)
     else:
@@ -121,7 +132,7 @@ def _follow(directory: str, arrays: list[HostArray], group: SaveGroup, rendezvou
 
 
 def _prepared(directory: str, arrays: list[HostArray], group: SaveGroup, rendezvous: SaveRendezvous) -> ObjectStore:
-    """Empty the directory of this file system and report that to the processes that share it."""
+    """Empty this file system's directory and report that to processes sharing it."""
     store = open_store(directory)
     if store.exists(MANIFEST):
         raise CheckpointError(f"{directory} is complete: a checkpoint is never overwritten")
@@ -191,7 +202,10 @@ def _listed(
 
 
 def _hosts(directory: str, group: SaveGroup) -> tuple[list[SpreadHost], str]:
-    """Return all hosts and this one, as the manifest lists them; nothing if all processes share a file system."""
+    """Return all hosts and this one, as the manifest lists them.
+
+    Returns nothing if all processes share a file system.
+    """
     systems = group.file_systems
     if systems is None or not systems.spread:
         return [], ""

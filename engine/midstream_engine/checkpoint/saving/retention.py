@@ -32,7 +32,9 @@ class Saved:
 
 
 def to_delete(policy: KeepPolicy, saved: Collection[Saved], fence: Fence | None, pinned: Collection[str]) -> list[str]:
-    """Return the names to delete, oldest first: temporary, accepted by the fence, not pinned, not the newest accepted.
+    """Return the names to delete, oldest first.
+
+    These are temporary, accepted by the fence, not pinned, and not the newest accepted.
 
     A checkpoint that the fence does not accept is not in this lineage; only the user deletes it.
     """
@@ -42,7 +44,10 @@ def to_delete(policy: KeepPolicy, saved: Collection[Saved], fence: Fence | None,
 
 
 class Retention:
-    """Applies a policy to one run and remembers the time of the last save. Times are seconds of the caller's clock."""
+    """A retention policy applied to one run, with the time of the last save.
+
+    Times are seconds of the caller's clock.
+    """
 
     def __init__(self, policy: KeepPolicy, started: float) -> None:
         """Start at ``started``; the first temporary save is due ``save_interval`` later."""
@@ -58,7 +63,9 @@ class Retention:
         self._last_saved = now
 
     def prune(self, paths: RunPaths, now: float | None = None) -> list[str]:
-        """Delete what need not be kept; return the names. ``now``: UTC seconds, for the expiry of pins.
+        """Delete the checkpoints that need not be retained; return their names.
+
+        ``now``: UTC seconds, for the expiry of pins.
 
         A checkpoint is moved to the trash first, and the pins are read again. So a pin that is set at any moment either
         keeps its checkpoint or does not find it: the process that sets a pin checks afterwards that it exists.
@@ -95,7 +102,9 @@ class Retention:
 
 
 def read_pins(paths: RunPaths, now: float) -> set[str]:
-    """Return the names of the checkpoints that are pinned at ``now`` (UTC seconds), on this host or in their bucket.
+    """Return the names of the checkpoints that are pinned at ``now`` (UTC seconds).
+
+    Pins are on this host or in the checkpoints' bucket.
 
     Raises:
         CheckpointError: A pin cannot be read, so its checkpoint is unknown and nothing may be deleted.

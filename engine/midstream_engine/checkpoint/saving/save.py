@@ -1,4 +1,7 @@
-"""Save a state: snapshot (device to host), write (hashed in threads), commit (under the fence, manifest last).
+"""Saving of a state: snapshot, write, commit.
+
+The snapshot copies from device to host, the write hashes in threads, and the commit is under the fence,
+with the manifest last.
 
 The training loop waits only for :func:`begin_save`, which takes the snapshot.
 """
@@ -50,7 +53,9 @@ class PendingSave:
         self._attempt, self._epoch, self._group = attempt, epoch, group
 
     def finish(self) -> Manifest:
-        """Write and commit, once; return the manifest when it is durable. Releases the snapshot's memory.
+        """Write and commit, once; return the manifest when it is durable.
+
+        Releases the snapshot's memory.
 
         A complete checkpoint is never overwritten: saving the same state again returns the existing manifest. A partial
         checkpoint of the same name is replaced. In a bucket, where another process might use it, objects with the same

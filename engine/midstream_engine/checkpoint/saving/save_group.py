@@ -72,7 +72,9 @@ class SaveGroup:
 
 
 def owner(array: HostArray, ordinal: int, chunk: Box, among: Collection[int] | None = None) -> int | None:
-    """Return the process that writes chunk ``ordinal``, in turn one of those (of ``among``) that have all of it.
+    """Return the process that writes chunk ``ordinal``.
+
+    It is in turn one of those (of ``among``) that have all of the chunk.
 
     None if no process has all of it.
     """

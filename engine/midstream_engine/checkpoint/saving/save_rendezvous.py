@@ -19,7 +19,10 @@ from midstream_engine.records import Manifest, ObjectEntry
 
 
 class SaveRendezvous:
-    """The messages of one save of a group. A failure of one process is raised by all, with the number of that one."""
+    """The messages of one save of a group.
+
+    A failure of one process is raised by all, with the number of that one.
+    """
 
     def __init__(self, directory: str, group: SaveGroup) -> None:
         self._directory, self._group, self._client = directory, group, group.client
@@ -27,7 +30,10 @@ class SaveRendezvous:
         self._failure_received = False
 
     def send_ready(self) -> None:
-        """Report that the directory of this file system is empty, so that the others may write to it."""
+        """Report that the directory of this file system is empty.
+
+        The others may then write to it.
+        """
         for process in self._group.local_processes:
             if process != self._group.process:
                 self._send("ready", b"", process)
@@ -37,7 +43,7 @@ class SaveRendezvous:
         self._receive("ready", self._group.local_processes[0])
 
     def send_part(self, objects: Sequence[ObjectEntry], pieces: Sequence[tuple[str, Box, np.ndarray]]) -> None:
-        """Send the list of objects that this process wrote, and its pieces of other arrays, to process 0."""
+        """Send process 0 the list of objects written here and pieces of other arrays."""
         packed = {f"{number}": data for number, (_, _, data) in enumerate(pieces)}
         listed = {
             "objects": [entry.to_json() for entry in objects],
@@ -46,7 +52,10 @@ class SaveRendezvous:
         self._send("part", _joined(listed, pack(packed)), 0)
 
     def receive_parts(self) -> tuple[dict[int, list[ObjectEntry]], list[tuple[str, Box, np.ndarray]]]:
-        """Return what each other process wrote, and the pieces that they sent. For process 0."""
+        """Return what each other process wrote, and the pieces that they sent.
+
+        For process 0.
+        """
         objects: dict[int, list[ObjectEntry]] = {}
         pieces: list[tuple[str, Box, np.ndarray]] = []
         for process in range(1, self._group.count):
@@ -58,7 +67,10 @@ class SaveRendezvous:
         return objects, pieces
 
     def share(self, files: Mapping[str, bytes]) -> None:
-        """Send the small objects to the first process of each file system; return when all have stored them."""
+        """Send the small objects to the first process of each file system.
+
+        Returns when all have stored them.
+        """
         others = self._group.leaders[1:]
         payload = _joined({"sizes": {path: len(data) for path, data in files.items()}}, b"".join(files.values()))
         for process in others:
@@ -135,7 +147,10 @@ class SaveRendezvous:
 
 
 def abort_save(group: SaveGroup, error: BaseException) -> None:
-    """Report to the others that this process cannot begin its share of a save, and raise ``error``."""
+    """Report that this process cannot begin its share of a save; raise ``error``.
+
+    The report goes to the other processes of the group.
+    """
     SaveRendezvous("", group).abort(error)
     raise error
 

@@ -1,4 +1,7 @@
-"""The snapshot: a state's arrays in host memory. The training loop waits for no other part of a save."""
+"""The snapshot: a state's arrays in host memory.
+
+The training loop waits for no other part of a save.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,10 @@ class HostArray:
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """A part of an array on a device or host. ``lasting``: its numpy array is a copy that does not change."""
+    """A part of an array on a device or host.
+
+    ``lasting``: its numpy array is a copy that does not change.
+    """
 
     name: str
     box: Box
@@ -62,7 +68,9 @@ class _Part:
 
 
 def snapshot(tree: Any, *, copy: bool = False) -> list[HostArray]:
-    """Return every array of ``tree`` in host memory, sorted by name; replicated parts once.
+    """Return every array of ``tree`` in host memory, sorted by name.
+
+    Replicated parts are returned once.
 
     On the CPU backend the pieces are views of the device buffers; with ``copy`` they are independent, so that the state
     may change or be donated while they are written. From other devices they are always copies; at most ``AHEAD`` bytes
@@ -130,7 +138,10 @@ def _fetch(parts: list[_Part]) -> Iterator[tuple[_Part, np.ndarray]]:
 
 
 def _copy(copies: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Copy each second array to the first, in threads; the calling thread is one of them."""
+    """Copy each second array to the first, in threads.
+
+    The calling thread is one of them.
+    """
     pieces = deque(piece for target, source in copies for piece in _pieces(target, source))
 
     def work() -> None:
@@ -149,7 +160,10 @@ def _copy(copies: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
 
 
 def _pieces(target: np.ndarray, source: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the copy in parts of at most ``COPY_SIZE`` bytes, if the source is contiguous."""
+    """Yield the copy in parts of at most ``COPY_SIZE`` bytes.
+
+    Only a contiguous source is divided.
+    """
     if not source.flags.c_contiguous or source.nbytes <= COPY_SIZE:
         yield target, source
         return

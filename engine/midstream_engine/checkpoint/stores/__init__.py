@@ -1,4 +1,7 @@
-"""Checkpoint stores: a directory or a prefix in a bucket. A checkpoint's bytes are the same in both."""
+"""Checkpoint stores: a directory or a prefix in a bucket.
+
+A checkpoint's bytes are the same in both.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,20 @@ __all__ = ["CheckpointStore", "ObjectStore", "in_bucket", "open_checkpoints", "o
 
 
 def open_store(where: str) -> ObjectStore:
-    """Return the objects of the checkpoint at ``where``, a directory or a prefix in a bucket. It need not exist."""
+    """Return the objects of the checkpoint at ``where``.
+
+    ``where`` is a directory or a prefix in a bucket. It need not exist.
+    """
     if not in_bucket(where):
         return DirectoryObjects(where)
     return BucketObjects(where)
 
 
 def open_checkpoints(where: str) -> CheckpointStore:
-    """Return the store of a run's checkpoints, a directory or a prefix in a bucket. It need not exist."""
+    """Return the store of a run's checkpoints, a directory or a prefix in a bucket.
+
+    It need not exist.
+    """
     if not in_bucket(where):
         return DirectoryCheckpoints(where)
     return BucketCheckpoints(where)

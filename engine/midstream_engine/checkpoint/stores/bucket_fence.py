@@ -30,7 +30,9 @@ def _bucket(paths: RunPaths) -> RunBucket:
 
 
 def read_fence(paths: RunPaths) -> tuple[Fence | None, str]:
-    """Return the fence in the bucket and its version, None and ABSENT if there is none yet.
+    """Return the fence in the bucket and its version.
+
+    These are None and ABSENT if there is none yet.
 
     Raises:
         FenceUnreadableError: The fence exists and cannot be read.
@@ -81,7 +83,10 @@ def newest_fence(paths: RunPaths, local: Fence | None) -> Fence | None:
 
 
 def claim_attempt(paths: RunPaths, number: int) -> bool:
-    """Reserve an attempt number, which is part of checkpoints' names, for this host; False if another has it."""
+    """Reserve an attempt number for this host; False if another has it.
+
+    The number is part of checkpoints' names.
+    """
     data = json.dumps({"host": socket.gethostname(), "time": time.time()}).encode()
     try:
         _bucket(paths).put(f"attempts/{number:03d}.json", data, ABSENT)
@@ -91,7 +96,9 @@ def claim_attempt(paths: RunPaths, number: int) -> bool:
 
 
 def read_pins(paths: RunPaths, now: float) -> set[str]:
-    """Return the names of the checkpoints that are pinned in the bucket at ``now`` (UTC seconds).
+    """Return the names of the checkpoints that are pinned in the bucket at ``now``.
+
+    ``now`` is in UTC seconds.
 
     Raises:
         RecordError: A pin is damaged.

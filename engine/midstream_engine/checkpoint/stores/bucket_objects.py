@@ -103,7 +103,10 @@ class BucketObjects:
         self._bucket.put(path, data, ABSENT)
 
     def abandon(self) -> None:
-        """Do nothing: another process may use what was written. ``midstream --clean`` removes it."""
+        """Do nothing: another process may use what was written.
+
+        ``midstream --clean`` removes it.
+        """
 
     def tidy(self, listed: Collection[str]) -> None:
         self._delete([found for path, found in self._bucket.entries().items() if path not in {*listed, MANIFEST}])
@@ -112,7 +115,10 @@ class BucketObjects:
         return self._bucket.look(path) is not None
 
     def size(self, path: str) -> int:
-        """Return the object's bytes. One listing serves all objects: they no longer change."""
+        """Return the object's bytes.
+
+        One listing serves all objects: they no longer change.
+        """
         with self._lock:
             if self._listed is None:
                 self._listed = self._bucket.entries()

@@ -10,7 +10,10 @@ from midstream_engine.records import MANIFEST
 
 
 class DirectoryCheckpoints:
-    """Checkpoints as folders of a directory; the trash is a renamed folder. See :class:`CheckpointStore`."""
+    """Checkpoints as folders of a directory; the trash is a renamed folder.
+
+    See :class:`CheckpointStore`.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path

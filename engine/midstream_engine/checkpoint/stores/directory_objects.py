@@ -88,7 +88,10 @@ class DirectoryObjects:
         sync_directory(os.path.dirname(self.where))
 
     def commit(self, path: str, data: bytes) -> None:
-        """Create an object. The caller has the run's lock, so that no process writes between check and rename."""
+        """Create an object.
+
+        The caller has the run's lock, so that no process writes between check and rename.
+        """
         if os.path.exists(self._at(path)):
             raise FileExistsError(self._at(path))
         write_bytes(self._at(path), data)
@@ -163,7 +166,10 @@ def _fetch_soon(descriptor: int) -> None:
 
 
 def _start_writing(descriptor: int) -> None:
-    """Start writing the file's pages to the disk, without waiting. A failure is left to the final sync."""
+    """Start writing the file's pages to the disk, without waiting.
+
+    A failure is left to the final sync.
+    """
     if _sync_file_range is not None:
         _sync_file_range(descriptor, 0, 0, 2)  # SYNC_FILE_RANGE_WRITE
 

@@ -1,4 +1,4 @@
-"""Write and read objects, the files of a checkpoint, with hashes computed in passing."""
+"""Writing and reading of a checkpoint's objects (files), hashed in passing."""
 
 from __future__ import annotations
 
@@ -75,7 +75,10 @@ def write_object(store: _Writes, path: str, data: memoryview) -> ObjectEntry:
 
 
 def write_chunk(store: _Writes, path: str, data: Iterable[memoryview]) -> ObjectEntry:
-    """Write ``data`` and its little-endian crc32c, as zarr's codec ``crc32c`` does; return the manifest entry."""
+    """Write ``data`` and its little-endian crc32c; return the manifest entry.
+
+    The bytes are written as zarr's codec ``crc32c`` does it.
+    """
     hasher = Hasher()
 
     def blocks() -> Iterator[memoryview]:

@@ -22,7 +22,9 @@ _suitable: set[int] = set()  # devices that passed the probe
 
 
 def check_mount(directory: str) -> None:
-    """Check that a file in the existing ``directory`` can be replaced and created atomically.
+    """Check that a file in ``directory`` can be replaced and created atomically.
+
+    The directory exists.
 
     Each file system is probed once per process.
 
@@ -42,7 +44,10 @@ def check_mount(directory: str) -> None:
 
 
 def bucket_of(directory: str, table: str | None = None) -> str:
-    """Return the kind of mounted bucket that ``directory`` is on; empty if it is no known one."""
+    """Return the kind of mounted bucket that ``directory`` is on.
+
+    Empty if it is no known one.
+    """
     mounted = _mount_of(os.path.realpath(directory), table or _mounts())
     if mounted is None:
         return ""
@@ -54,7 +59,10 @@ def bucket_of(directory: str, table: str | None = None) -> str:
 
 
 def probe(directory: str) -> str:
-    """Return what the file system of ``directory`` lacks for a commit; empty if it lacks nothing."""
+    """Return what the file system of ``directory`` lacks for a commit.
+
+    Empty if it lacks nothing.
+    """
     stem = os.path.join(directory, f".probe-{os.getpid()}-{secrets.token_hex(4)}")
     first, second = f"{stem}-a", f"{stem}-b"
     try:
@@ -108,7 +116,10 @@ def _mounts() -> str:
 
 
 def _mount_of(path: str, table: str) -> tuple[str, str] | None:
-    """Return (source, type) of the mount that ``path`` is on; of two on the same directory the later one."""
+    """Return (source, type) of the mount that ``path`` is on.
+
+    Of two mounts on the same directory it is the later one.
+    """
     found: tuple[int, str, str] | None = None
     for line in table.splitlines():
         source, target, kind, *_ = [*line.split(" "), "", "", ""]

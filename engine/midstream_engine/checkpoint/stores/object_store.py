@@ -18,7 +18,9 @@ class ObjectStore(Protocol):
         ...
 
     def prepare(self, needed: int) -> None:
-        """Prepare the store for ``needed`` bytes and remove an interrupted save, unless another process may use it.
+        """Prepare the store for ``needed`` bytes and remove an interrupted save.
+
+        The interrupted save stays if another process may use it.
 
         Raises:
             CheckpointFullError: There is no room.
@@ -48,7 +50,9 @@ class ObjectStore(Protocol):
         ...
 
     def commit(self, path: str, data: bytes) -> None:
-        """Create an object atomically and durably: at most one of two concurrent calls succeeds.
+        """Create an object atomically and durably.
+
+        At most one of two concurrent calls succeeds.
 
         Raises:
             FileExistsError: The object exists.
@@ -60,7 +64,10 @@ class ObjectStore(Protocol):
         ...
 
     def tidy(self, listed: Collection[str]) -> None:
-        """Remove everything but the ``listed`` objects and the manifest of a committed checkpoint."""
+        """Remove everything but the ``listed`` objects and the manifest.
+
+        The checkpoint is a committed one.
+        """
         ...
 
     def exists(self, path: str) -> bool:
@@ -82,7 +89,7 @@ class ObjectStore(Protocol):
     def read(
         self, path: str, into: Iterable[memoryview], each: Callable[[memoryview], object], crc32c: str = ""
     ) -> int:
-        """Fill one buffer after the other from the start of the object; return the bytes read.
+        """Fill each buffer in turn from the start of the object; return the bytes read.
 
         ``each`` is called with each block that was read. The next buffer is requested when the previous one is full.
         A bucket is read again if the bytes do not have ``crc32c`` (base64); those of the last time count.

@@ -1,4 +1,7 @@
-"""Small objects of a run in its bucket (manifests, pins, the fence), with errors of checkpoints."""
+"""Small objects of a run in its bucket, with errors of checkpoints.
+
+The objects are manifests, pins and the fence.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from midstream_engine.object_store.open_bucket import engine_bucket
 
 @contextlib.contextmanager
 def checkpoint_errors() -> Iterator[None]:
-    """Raise FileExistsError for a condition that failed, and CheckpointError for any other failure of a bucket."""
+    """Raise a bucket's failures as checkpoint errors.
+
+    FileExistsError for a condition that failed, and CheckpointError for any other failure of a bucket.
+    """
     try:
         yield
     except ObjectExistsError as error:
@@ -23,7 +29,10 @@ def checkpoint_errors() -> Iterator[None]:
 
 
 class RunBucket:
-    """The objects below a URL. FileNotFoundError for a missing object; other errors as of `checkpoint_errors`."""
+    """The objects below a URL.
+
+    Raises FileNotFoundError for a missing object; other errors as of `checkpoint_errors`.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -44,7 +53,10 @@ class RunBucket:
             return self.client.look(path)
 
     def put(self, path: str, data: bytes, replaces: str | None) -> None:
-        """Create an object (``replaces`` ABSENT), replace one version of it, or replace whatever exists (None)."""
+        """Create or replace an object.
+
+        ``replaces``: ABSENT to create it, a version to replace that one, None to replace whatever exists.
+        """
         with checkpoint_errors():
             self.client.put(path, data, replaces=replaces)
 

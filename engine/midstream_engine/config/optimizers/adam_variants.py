@@ -10,7 +10,10 @@ from midstream_engine.config.optimizer import OptimizerConfig, check_ranges
 @OptimizerConfig.register_subclass("adopt")
 @dataclass(frozen=True)
 class AdoptConfig(OptimizerConfig):
-    """ADOPT in Levanter's form: a gradient is divided by the root of the squares before it (Taniguchi et al. 2024)."""
+    """ADOPT in Levanter's form (Taniguchi et al. 2024).
+
+    A gradient is divided by the root of the squares before it.
+    """
 
     beta1: float = 0.9  # decay of the mean of divided gradients
     beta2: float = 0.95  # decay of the mean of squares
@@ -25,7 +28,10 @@ class AdoptConfig(OptimizerConfig):
 @OptimizerConfig.register_subclass("cautious")
 @dataclass(frozen=True)
 class CautiousConfig(OptimizerConfig):
-    """Adam whose update is zero where its sign is not the gradient's (Cautious AdamW, Liang et al. 2024)."""
+    """Cautious AdamW (Liang et al. 2024).
+
+    Adam whose update is zero where its sign is not the gradient's.
+    """
 
     beta1: float = 0.95  # decay of the mean of gradients
     beta2: float = 0.95  # decay of the mean of their squares

@@ -10,7 +10,10 @@ from midstream_engine.config.optimizer import OptimizerConfig, check_ranges
 @OptimizerConfig.register_subclass("lion")
 @dataclass(frozen=True)
 class LionConfig(OptimizerConfig):
-    """Lion: updates are signs, so the learning rate is a third to a tenth of Adam's (Chen et al. 2023)."""
+    """Lion (Chen et al. 2023), whose updates are signs.
+
+    So the learning rate is a third to a tenth of Adam's.
+    """
 
     beta1: float = 0.9  # weight of the momentum in the update
     beta2: float = 0.95  # decay of the momentum

@@ -25,7 +25,7 @@ COEFFICIENTS: dict[str, tuple[tuple[float, float, float], ...]] = {
 @OptimizerConfig.register_subclass("muon")
 @dataclass(frozen=True)
 class MuonConfig(OptimizerConfig):
-    """Muon for the matrices of the blocks (Jordan et al. 2024), Adam for everything else.
+    """Muon for the blocks' matrices (Jordan et al. 2024), Adam for everything else.
 
     The momentum of a matrix is made orthogonal by Newton-Schulz iterations. ``learning_rate`` and ``weight_decay`` are
     those of the matrices.

@@ -1,1 +1,4 @@
-"""Reading of configurations: YAML files, command-line flags, and the keys of other trainers."""
+"""Reading of configurations: YAML files, flags, keys of other trainers.
+
+The flags are those of the command line.
+"""

@@ -1,4 +1,7 @@
-"""The keys of a configuration: aliases, Levanter's fields without a counterpart, and the nearest known key."""
+"""The keys of a configuration: aliases, Levanter's fields, the nearest known key.
+
+Levanter's fields are those without a counterpart.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,9 @@ _DEFAULT_PLACES = ("cache", "cache/", "checkpoints", "checkpoints/")
 
 
 def normalise(cls: type, value: Any, notes: list[str], path: str = "") -> Any:
-    """Return ``value`` with aliases replaced, single strings as lists where a list is expected, and every key checked.
+    """Return ``value`` with aliases and lists normalised and every key checked.
+
+    Aliases are replaced, and single strings become lists where a list is expected.
 
     ``notes`` gets one line for each key that is accepted without effect.
 
@@ -82,7 +87,7 @@ def normalise(cls: type, value: Any, notes: list[str], path: str = "") -> Any:
 
 
 def _is_local(full: str, item: Any, where: str, notes: list[str]) -> bool:
-    """Return whether a field that takes a URL has a path of this machine, which is not used.
+    """Return whether a URL field has a path of this machine, which is not used.
 
     Raises:
         ConfigError: Checkpoints were to be stored there.
@@ -104,7 +109,9 @@ def _is_local(full: str, item: Any, where: str, notes: list[str]) -> bool:
 
 
 def _renamed(value: Mapping[str, Any], path: str) -> tuple[yaml_file.Mapping, dict[str, str]]:
-    """Return ``value`` with our keys, and the name by which each is given. A null beside another name counts as absent.
+    """Return ``value`` with our keys, and the name by which each is given.
+
+    A null beside another name counts as absent.
 
     Raises:
         ConfigError: A field is given by two names.

@@ -1,4 +1,4 @@
-"""Values that Levanter's own dumps of a configuration have where users write others."""
+"""Values that Levanter's own configuration dumps have where users write others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from midstream_engine.config.reading import levanter_fields
 
 
 def kind_of(value: Mapping[str, Any], choices: Mapping[str, type], default: str, path: str) -> str:
-    """Return the ``type`` of a value without one: ``default``, unless only one other has all of its fields.
+    """Return the ``type`` of a value without one.
+
+    It is ``default``, unless only one other has all of its fields.
 
     Levanter writes the members of a list of trackers without their types.
     """
@@ -20,14 +22,20 @@ def kind_of(value: Mapping[str, Any], choices: Mapping[str, type], default: str,
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two values are one tracker, which Levanter writes twice, once without its type."""
+    """Return whether two values are one tracker.
+
+    Levanter writes it twice, once without its type.
+    """
     if not isinstance(one, Mapping) or not isinstance(other, Mapping):
         return False
     return {**one, "type": None} == {**other, "type": None}
 
 
 def gradient_checkpointing(policy: Mapping[str, Any]) -> bool | str:
-    """Return the nearest value for the fields of Haliax's ``ScanCheckpointPolicy``, which select memory and speed."""
+    """Return the nearest value for the fields of Haliax's ``ScanCheckpointPolicy``.
+
+    The fields select memory and speed.
+    """
     if policy.get("disable"):
         return False
     if policy.get("nested"):

@@ -37,7 +37,10 @@ def _refused(reason: str, *neutral: Any) -> LeftOut:
 
 
 def _unreported(reason: str) -> LeftOut:
-    """Return a field with nothing but details of how something is observed or stored: every value is neutral."""
+    """Return a field that only concerns observation or storage.
+
+    It has nothing but details of how something is observed or stored: every value is neutral.
+    """
     return LeftOut(reason, ())
 
 
@@ -201,7 +204,10 @@ def left_out(name: str, value: Any, where: str = "") -> Iterator[str]:
 
 
 def canonical(name: str) -> str:
-    """Return a field's name in ``FIELDS``: a dataset of a mixture has the fields of data, W&B those of the tracker."""
+    """Return a field's name in ``FIELDS``.
+
+    A dataset of a mixture has the fields of data, W&B those of the tracker.
+    """
     return _DATASET.sub("data.", name).replace("trainer.wandb.", "trainer.tracker.")
 
 

@@ -27,7 +27,9 @@ class Loaded:
 
 
 def load_config(arguments: Sequence[str]) -> Loaded:
-    """Load the configuration of ``--config_path FILE --a.b VALUE ...``; values are YAML.
+    """Load the configuration of ``--config_path FILE --a.b VALUE ...``.
+
+    Values are YAML.
 
     Raises:
         ConfigError: The configuration is wrong; one line with file, line and key if they are known.
@@ -70,7 +72,7 @@ _INTERNALS = re.compile(r": decode_\w+\(\) .*")
 
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[str | None, list[tuple[str, Any]]]:
-    """Return ``--config_path``'s value, and the other flags with their values in order.
+    """Return ``--config_path``'s value, and the other flags with values, in order.
 
     Raises:
         ConfigError: An argument is no flag, or its value is missing or no YAML.

@@ -1,4 +1,7 @@
-"""Levanter's newer spelling of the device mesh, ``trainer.mesh``, as far as it is supported."""
+"""Levanter's newer spelling of the device mesh, ``trainer.mesh``.
+
+It is read as far as it is supported.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _TENSOR_PARALLEL = ["mlp", "heads"]  # axes that are sharded over `model` by def
 
 
 def without_replicas(nested: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return ``trainer.mesh`` without the axes of size 1, and with ``axes.model`` as a key.
+    """Return ``trainer.mesh`` without axes of size 1, and with a key ``axes.model``.
 
     Raises:
         ConfigError: An axis has a size that is unsupported here.

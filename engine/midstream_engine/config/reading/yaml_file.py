@@ -19,7 +19,10 @@ _SHOWN = 40  # characters of a value in a message
 
 
 class Mapping(dict):
-    """A mapping read from a file. ``places`` has file and line of each key: ``"file.yaml:12"``."""
+    """A mapping read from a file.
+
+    ``places`` has file and line of each key: ``"file.yaml:12"``.
+    """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -27,7 +30,9 @@ class Mapping(dict):
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader of plain values, with YAML 1.2's spelling of floats: ``6E-4`` is a number, and ``2024-05-01`` a text.
+    """SafeLoader of plain values, with YAML 1.2's spelling of floats.
+
+    ``6E-4`` is a number, and ``2024-05-01`` a text.
 
     Raises ConfigError with the place of a value that has the wrong form for its tag.
     """
@@ -103,7 +108,10 @@ _PACKAGES = ("levanter.", "haliax.")
 
 
 def _enumeration(loader: _Loader, name: str, node: yaml.Node) -> Any:
-    """Return the value of an enumeration of Levanter's, ``!!python/object/apply:CLASS [value]``, as a string."""
+    """Return the value of an enumeration of Levanter's as a string.
+
+    In YAML it is ``!!python/object/apply:CLASS [value]``.
+    """
     if not isinstance(node, yaml.SequenceNode) or [type(one) for one in node.value] != [yaml.ScalarNode]:
         raise _not_constructed(name, node)
     return loader.construct_scalar(node.value[0])

@@ -42,12 +42,18 @@ class Batch:
 
     @property
     def digest(self) -> str:
-        """Digest over its examples' digests, in global order; for a batch of which all rows were read."""
+        """Digest over its examples' digests, in global order.
+
+        For a batch of which all rows were read.
+        """
         return records.batch_digest(self.digests[row] for row in range(self.size))
 
 
 def example_digest(tokens: np.ndarray, loss_mask: np.ndarray) -> bytes:
-    """Return the SHA-256 of one example: tokens as little-endian int32, then the loss mask, a byte each."""
+    """Return the SHA-256 of one example.
+
+    It is over tokens as little-endian int32, then the loss mask, a byte each.
+    """
     digest = hashlib.sha256(np.ascontiguousarray(tokens, "<i4").data)
     digest.update(np.ascontiguousarray(loss_mask, np.uint8).data)
     return digest.digest()
@@ -107,7 +113,10 @@ class TrainingBatches:
         self.sequences = sum(examples.sequences for examples in self._examples)
 
     def locate(self, sample: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the number of the dataset and the example of each sample (from 0). int64 [n] -> two int64 [n]."""
+        """Return the number of the dataset and the example of each sample (from 0).
+
+        int64 [n] -> two int64 [n].
+        """
         sample = np.asarray(sample, np.int64)
         if self._mixed is None:
             return np.zeros_like(sample), self._orders[0](sample)
@@ -158,13 +167,19 @@ class TrainingBatches:
 
 @dataclass(frozen=True)
 class Validation:
-    """The validation set of each dataset, by name. The name of a single dataset is empty."""
+    """The validation set of each dataset, by name.
+
+    The name of a single dataset is empty.
+    """
 
     sets: Mapping[str, TokenCache]
     requests: Mapping[str, str] = field(default_factory=dict)  # name -> request for its text
 
     def to_json(self) -> dict[str, dict[str, str]]:
-        """Return the cache's digest and the request by name, for a checkpoint's provenance."""
+        """Return each set's cache digest and request by name, for provenance.
+
+        The provenance is a checkpoint's.
+        """
         return {
             name: {"digest": cache.digest, "request": self.requests.get(name, "")} for name, cache in self.sets.items()
         }
@@ -212,7 +227,10 @@ def evaluation_batches(
 
 
 def _without(ignored: int | None, tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Return ``mask`` without the positions whose next token is ``ignored``. [batch, position]; changed in place."""
+    """Return ``mask`` without the positions whose next token is ``ignored``.
+
+    ``mask`` is [batch, position] and changed in place.
+    """
     if ignored is not None:
         mask[:, :-1] &= tokens[:, 1:] != ignored
     return mask

@@ -38,7 +38,10 @@ class MixtureDataset:
 
 
 class Mixture:
-    """An open mixture. ``block``: examples of a block; ``pack``: tokens of a packed example, or None."""
+    """An open mixture.
+
+    ``block``: examples of a block; ``pack``: tokens of a packed example, or None.
+    """
 
     def __init__(self, directory: str, manifest: Mapping[str, Any], datasets: Sequence[MixtureDataset]) -> None:
         self.directory = directory
@@ -112,7 +115,9 @@ def datasets_of(data: TokenCache | Mixture | Imported, seq_len: int) -> tuple[li
 def assemble(
     data_root: str, caches: Mapping[str, TokenCache], shares: Mapping[str, int], block: int, pack: int | None
 ) -> Mixture:
-    """Make the mixture of ``caches`` under ``data_root``, or, if a dataset is remote, in memory alone.
+    """Make the mixture of ``caches`` under ``data_root``.
+
+    If a dataset is remote, the mixture is made in memory alone.
 
     Both have the same digest and the same order.
 
@@ -149,7 +154,10 @@ def assemble(
 def _describe(
     caches: Mapping[str, TokenCache], shares: Mapping[str, int], block: int, pack: int | None
 ) -> dict[str, Any]:
-    """Return the manifest without its objects. It determines the order and has the datasets' digests."""
+    """Return the manifest without its objects.
+
+    It determines the order and has the datasets' digests.
+    """
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -173,7 +181,7 @@ def _gathered(caches: Mapping[str, TokenCache], manifest: Mapping[str, Any], pac
 def check_same_order(
     data: TokenCache | Mixture | Imported, shares: Mapping[str, int], block: int, pack: int | None
 ) -> None:
-    """Check that the configuration has the proportions and the packing of the run's data.
+    """Check that the configuration has the proportions and packing of the run's data.
 
     Raises:
         DataError: It has others.

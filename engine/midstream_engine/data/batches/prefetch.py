@@ -13,7 +13,10 @@ DEPTH = 16
 
 
 class Prefetch(Generic[T]):
-    """Calls ``make(first)``, ``make(first + 1)``, ... in a thread, at most ``depth`` ahead of ``next``."""
+    """Calls of ``make`` in a thread, ahead of their use.
+
+    Calls ``make(first)``, ``make(first + 1)``, ..., at most ``depth`` ahead of ``next``.
+    """
 
     def __init__(self, make: Callable[[int], T], first: int, depth: int = DEPTH) -> None:
         self._make = make

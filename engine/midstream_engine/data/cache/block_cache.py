@@ -1,4 +1,6 @@
-"""The local block cache: objects of remote token caches on this machine's disk, by their SHA-256.
+"""The local block cache: objects of remote token caches on this machine's disk.
+
+Objects are found by their SHA-256.
 
 The cache has a size limit and removes the least recently used objects. An object is fetched into a file of another
 name, hashed, and renamed, so it is complete or absent. Each process hashes a file once before it uses it, because a
@@ -47,7 +49,9 @@ class BlockCache:
         self._lock = threading.Lock()
 
     def get(self, entry: ObjectEntry, source: Open, name: str) -> np.ndarray:
-        """Return the content of ``entry``, uint8 [size], from the disk or through ``source``.
+        """Return the content of ``entry``, from the disk or through ``source``.
+
+        The content is uint8 [size].
 
         ``name`` is for messages.
 
@@ -136,7 +140,10 @@ class BlockCache:
             raise DataError(f"{name}: cannot be stored in {self.directory}: {error}") from None
 
     def _make_room(self, size: int) -> None:
-        """Remove the least recently used objects until ``size`` bytes fit, and abandoned partial files."""
+        """Remove the least recently used objects until ``size`` bytes fit.
+
+        Abandoned partial files are removed as well.
+        """
         found: list[tuple[float, int, str]] = []
         for item in os.scandir(self.directory):
             with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,7 @@
-"""The directory of token caches: find one by its content, or by the request that it was built for."""
+"""The directory of token caches, found by content or by request.
+
+The request is the one that a cache was built for.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def data_root(root: str) -> str:
 
 
 def request_of(what: Sequence[Any], config: DataConfig, tokenizer: Tokenizer) -> str:
-    """Return the name of a request for tokens of listed files, or of URLs as they are written."""
+    """Return the name of a request for tokens of listed files, or of URLs as written."""
     request = {
         "sources": list(what), "tokenizer": tokenizer.id, "max_bytes": config.max_bytes, "text_key": config.text_key,
     }  # fmt: skip
@@ -33,7 +36,10 @@ def request_of(what: Sequence[Any], config: DataConfig, tokenizer: Tokenizer) ->
 
 
 class CacheDirectory:
-    """Token caches of this host and those under ``data.cache_dir``, each with an index of requests."""
+    """Token caches of this host and those under ``data.cache_dir``.
+
+    Each of both places has an index of requests.
+    """
 
     def __init__(self, root: str, config: DataConfig) -> None:
         self.path = data_root(root)
@@ -51,7 +57,7 @@ class CacheDirectory:
         return self._remote.find(digest) if self._remote else None
 
     def find_request(self, request: str, wanted: str | None) -> TokenCache | None:
-        """Return the cache that was built for a request, unless its digest is not ``wanted``.
+        """Return the cache built for a request, unless its digest is not ``wanted``.
 
         Raises:
             DataError: It has a token id beyond its vocabulary.
@@ -67,19 +73,22 @@ class CacheDirectory:
         return found
 
     def find_remote_request(self, request: str, wanted: str | None) -> TokenCache | None:
-        """Return the cache under ``data.cache_dir`` that another host built for the same URLs."""
+        """Return another host's cache under ``data.cache_dir`` for the same URLs."""
         return self._acceptable(self._remote.digest_of(request), wanted) if self._remote else None
 
     def _acceptable(self, digest: str | None, wanted: str | None) -> TokenCache | None:
         return None if digest is None or wanted not in (None, digest) else self.find(digest)
 
     def remember(self, built: TokenCache, request: str) -> None:
-        """Record the request that a cache was built for, and that its token ids were checked."""
+        """Record the request of a built cache, and that its token ids were checked."""
         os.makedirs(os.path.dirname(self._index(request)), exist_ok=True)
         records.write_json(self._index(request), {"digest": built.digest, "ids_checked": True})
 
     def share(self, found: TokenCache, requests: list[str]) -> TokenCache:
-        """Store a cache of this host under ``data.cache_dir``; log it if nothing can be written there."""
+        """Store a cache of this host under ``data.cache_dir``.
+
+        Logs it if nothing can be written there.
+        """
         if self._remote is not None and found.local:
             if self._remote.server.writable:
                 self._remote.publish(found, requests)

@@ -47,7 +47,10 @@ class Server(Protocol):
         ...
 
     def create(self, url: str, path: str, sha256: str) -> None:
-        """Store the file ``path``, which has that SHA-256, unless an object with the same content exists."""
+        """Store the file ``path``, unless an object with the same content exists.
+
+        The file has the given SHA-256.
+        """
         ...
 
     def put(self, url: str, data: bytes) -> None:
@@ -102,7 +105,7 @@ class RemoteCache:
         self.server: Server = Bucket() if urls.in_bucket(url) else Web()
 
     def digest_of(self, request: str) -> str | None:
-        """Return the digest of the cache that was built for ``request``, None if there is none."""
+        """Return the digest of the cache built for ``request``, None if there is none."""
         try:
             data = self.server.get(f"{self.url}/.requests/{request}.json")
         except SourceNotFoundError:
@@ -126,7 +129,10 @@ class RemoteCache:
             return None
 
     def publish(self, cache: TokenCache, requests: list[str]) -> None:
-        """Store a cache of this host, unless it exists, and record the requests that it was built for."""
+        """Store a cache of this host, unless it exists, and record its requests.
+
+        The requests are those that it was built for.
+        """
         url = f"{self.url}/{cache.digest}"
         if self.find(cache.digest) is None:
             entries = [ObjectEntry(**entry) for entry in cache.manifest["objects"]]

@@ -1,4 +1,6 @@
-"""The token cache: documents as one sequence of token ids, in fixed-size objects, addressed by content.
+"""The token cache: documents as one sequence of token ids in objects.
+
+The objects have a fixed size and are addressed by content.
 
 ``<root>/data/<digest>/`` has ``tokens-00000.bin`` ... (each full but the last), ``offsets.bin`` (int64: where each
 document begins, and the end) and ``manifest.json``. It is built in a temporary directory and renamed, so it is complete
@@ -35,7 +37,10 @@ _BUILDING = ".building-"
 
 
 class CacheObjects:
-    """The objects of one cache in a directory; ``remote_cache`` has those behind a URL."""
+    """The objects of one cache in a directory.
+
+    ``remote_cache`` has those behind a URL.
+    """
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -100,7 +105,10 @@ class TokenCache:
         return type(self._objects) is CacheObjects
 
     def offsets(self) -> np.ndarray:
-        """Return where each document begins, and the end of the last. int64 [documents + 1]."""
+        """Return where each document begins, and the end of the last.
+
+        int64 [documents + 1].
+        """
         return np.array(self._objects.read(self._index).view("<i8"))
 
     def read(self, start: int, count: int) -> np.ndarray:
@@ -133,7 +141,10 @@ class TokenCache:
                 raise unknown_id(f"{self.directory}: document {document}", int(block[at]), self.vocab_size)
 
     def prefetch(self, starts: np.ndarray, count: int) -> None:
-        """Fetch the tokens [start, start + count) of each of ``starts`` (int64 [n]), several objects at a time."""
+        """Fetch the tokens [start, start + count) of each of ``starts``.
+
+        ``starts`` is int64 [n]. Several objects are fetched at a time.
+        """
         if self._blocks is None and len(starts):
             first, last = (np.searchsorted(self._starts, starts + more, "right") - 1 for more in (0, count - 1))
             wanted = np.unique(np.concatenate([first, last]))
@@ -159,7 +170,7 @@ def check_sizes(directory: str, entries: Iterable[dict[str, Any]]) -> None:
 
 
 class ObjectWriter:
-    """Writes a stream of bytes as objects of ``limit`` bytes and computes their hashes."""
+    """Writer of a byte stream as objects of ``limit`` bytes, with their hashes."""
 
     def __init__(self, directory: str, pattern: str, limit: int) -> None:
         self.entries: list[records.ObjectEntry] = []
@@ -199,7 +210,9 @@ def build_from_tokens(
     tokenizer: Tokenizer,
     object_bytes: int = OBJECT_BYTES,
 ) -> TokenCache:
-    """Build a cache of parts: (tokens of some documents with their EOS, number of tokens of each document).
+    """Build a cache of parts.
+
+    A part is (tokens of some documents with their EOS, number of tokens of each document).
 
     The result does not depend on how documents are divided into parts. Peak memory: one object, one part, and eight
     bytes per document.
@@ -229,7 +242,10 @@ def building(data_root: str) -> Iterator[str]:
 
 
 def commit(directory: str, data_root: str, manifest: dict[str, Any]) -> str:
-    """Write the manifest into a built directory and rename it to its digest. Return its path."""
+    """Write the manifest into a built directory and rename it to its digest.
+
+    Returns its path.
+    """
     records.write_json(os.path.join(directory, records.MANIFEST), manifest)
     final = os.path.join(data_root, manifest["digest"])
     os.chmod(directory, 0o755)

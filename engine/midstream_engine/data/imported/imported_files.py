@@ -57,7 +57,10 @@ def write_imported(data_root: str, files: Mapping[str, str | bytes], about: Mapp
 
 
 def tokenizer_path(name: str, root: str) -> str:
-    """Return ``data.tokenizer``; if it names files that were imported with a run, link them and return their path."""
+    """Return ``data.tokenizer``, linking the files of an imported tokenizer.
+
+    If it names files that were imported with a run, they are linked and their path is returned.
+    """
     if not name.startswith(SCHEME):
         return name
     place = os.path.join(root, "data")
@@ -65,12 +68,14 @@ def tokenizer_path(name: str, root: str) -> str:
 
 
 def vocabulary_of(tokenizer: str) -> int | None:
-    """Return the size of the vocabulary of a tokenizer ``ids:SIZE[:EOS]``, None for any other."""
+    """Return the vocabulary size of a tokenizer ``ids:SIZE[:EOS]``, None for others."""
     return IdTokenizer(tokenizer).vocab_size if tokenizer.startswith(IDS) else None
 
 
 def link_imported(url: str, data_root: str, field: str = "data.train_urls") -> str:
-    """Link the imported data of ``url`` into ``data_root``, unless it is there; return its digest.
+    """Link the imported data of ``url`` into ``data_root``; return its digest.
+
+    Data that is already there is not linked again.
 
     Raises:
         DataError: There is no such data, or it is not that of its digest.

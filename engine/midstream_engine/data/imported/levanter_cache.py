@@ -272,7 +272,9 @@ def import_levanter(
     tokenizer: str,
     beside: Mapping[str, str] | None = None,
 ) -> str:
-    """Link ``caches`` into a directory under ``data_root``; return its path. Caches in a bucket stay there.
+    """Link ``caches`` into a directory under ``data_root``; return its path.
+
+    Caches in a bucket stay there.
 
     Args:
         data_root: Directory of the host's token caches.

@@ -1,4 +1,6 @@
-"""Levanter's order: dataset and example of the n-th sample, computed from one key that was drawn with jax.
+"""Levanter's order: dataset and example of the n-th sample, from one key.
+
+The key was drawn with jax.
 
 Each dataset is shuffled by one permutation of all examples (``full``), of each stretch of it (``eras``), or of its
 blocks and then of the examples of some blocks (``blocks``). Datasets are mixed in blocks that have each one's share
@@ -27,7 +29,10 @@ def _generator(key: np.ndarray) -> np.random.Generator:
 
 
 def feistel(length: int, key: np.ndarray) -> Order:
-    """Return a Feistel network over the next power of two of ``length``, applied until the value is below it."""
+    """Return a Feistel network over the next power of two of ``length``.
+
+    It is applied until the value is below ``length``.
+    """
     size = (length - 1).bit_length()
     right_bits = size - size // 2
     mask = (1 << right_bits) - 1
@@ -47,7 +52,10 @@ def feistel(length: int, key: np.ndarray) -> Order:
 
 
 def linear(length: int, key: np.ndarray) -> Order:
-    """Return a * x + b modulo ``length``, in double precision as in Levanter: no permutation of very long datasets."""
+    """Return a * x + b modulo ``length``, in double precision as in Levanter.
+
+    So it is no permutation of very long datasets.
+    """
     if length == 1:
         return lambda place: place
     generator = _generator(key)
@@ -62,7 +70,10 @@ PERMUTATIONS: dict[str, Callable[[int, np.ndarray], Order]] = {"feistel": feiste
 
 
 def shuffled(length: int, how: Mapping[str, Any], key: np.ndarray) -> Order:
-    """Return the order of one dataset of ``length`` examples. ``how``: ``kind`` and its parameters."""
+    """Return the order of one dataset of ``length`` examples.
+
+    ``how``: ``kind`` and its parameters.
+    """
     match how["kind"]:
         case "none":
             return lambda place: place
@@ -84,7 +95,10 @@ def _eras(length: int, era: int, make: Callable[[int, np.ndarray], Order], key: 
 
 
 def _blocks(length: int, block: int, window: int, make: Callable[[int, np.ndarray], Order], key: np.ndarray) -> Order:
-    """Full blocks permuted, then the examples of each ``window`` of them; what fills no block comes last."""
+    """Return an order that permutes full blocks, then the examples of each window.
+
+    A window is ``window`` of the permuted blocks. Examples that fill no block come last.
+    """
     block_key, full_key, tail_key = threefry.split(key, 3)
     blocks, tail = divmod(length, block)
     total = blocks + (tail > 0)
@@ -131,7 +145,10 @@ class LevanterMixture:
         self._plan = functools.lru_cache(_CACHED)(self._make_plan)
 
     def _share(self, names: Sequence[str], weights: Mapping[str, float]) -> np.ndarray:
-        """Return each dataset's samples of a block: rounded down, the rest to the largest. int64 [datasets]."""
+        """Return each dataset's samples of a block, int64 [datasets].
+
+        They are rounded down, the rest to the largest.
+        """
         total = sum(weights.values())
         share = np.array([int(weights.get(name, 0.0) / total * self._block) for name in names], np.int64)
         share[np.argmax(share)] += self._block - share.sum()
@@ -141,7 +158,10 @@ class LevanterMixture:
         return max(0, int(np.searchsorted(self._starts, block * self._block, side="right")) - 1)
 
     def _make_plan(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the dataset of each position in a block, and its rank among that dataset's. Two int64 [block]."""
+        """Return the dataset of each position in a block, and its rank in that dataset.
+
+        Two int64 [block]. The rank is among that dataset's positions.
+        """
         share = self._shares[self._stage(block)]
         datasets = np.repeat(np.arange(len(share)), share)
         ranks = np.concatenate([np.arange(one) for one in share])

@@ -1,4 +1,6 @@
-"""GPT-NeoX's datasets, read unchanged: ``.bin`` and ``.idx`` files and NeoX's index maps.
+"""GPT-NeoX's datasets, read unchanged.
+
+These are ``.bin`` and ``.idx`` files and NeoX's index maps.
 
 ``.idx``: magic, version (u64), element type (u8), number of documents and of the document index (u64 each), then sizes
 (int32), byte offsets (int64) and the document index (int64), all little-endian. The index maps are ``doc_idx`` (the
@@ -96,7 +98,10 @@ class Samples:
         return min(len(self._shuffle), len(self._sample) - 1) - 1
 
     def read(self, number: int, length: int) -> np.ndarray:
-        """Return sample ``number`` in the order of training: int32 [length], padded with zeros."""
+        """Return sample ``number`` in the order of training.
+
+        int32 [length], padded with zeros.
+        """
         index = int(self._shuffle[number])
         (first, start), (last, end) = self._sample[index].tolist(), self._sample[index + 1].tolist()
         if first == last:
@@ -112,7 +117,10 @@ class Samples:
 
 
 class NeoxExamples:
-    """Example i is the run's sample i: ``seq_len + 1`` tokens, the last of which is only a target."""
+    """Examples of a NeoX dataset: example i is the run's sample i.
+
+    It has ``seq_len + 1`` tokens, the last of which is only a target.
+    """
 
     def __init__(self, directory: str, manifest: Mapping[str, Any]) -> None:
         self.key = manifest["digest"]
@@ -168,7 +176,9 @@ def import_neox(
     tokenizer: str,
     beside: Mapping[str, str] | None = None,
 ) -> str:
-    """Link datasets and NeoX's index maps into a directory under ``data_root``; return its path.
+    """Link datasets and NeoX's index maps into a directory; return its path.
+
+    The directory is under ``data_root``.
 
     Args:
         data_root: Directory of the host's token caches.
@@ -214,7 +224,10 @@ def import_neox(
 
 
 def _maps(start: str) -> list[str]:
-    """Return the three index maps whose names begin with ``start``; newer versions append the kind of packing."""
+    """Return the three index maps whose names begin with ``start``.
+
+    Newer versions append the kind of packing.
+    """
     names = sorted(glob.glob(f"{glob.escape(start)}*_{MAPS[0]}.npy"))
     if len(names) != 1:
         what = "there is no such file" if not names else f"there are {len(names)} such files"

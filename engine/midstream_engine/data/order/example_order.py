@@ -1,4 +1,7 @@
-"""The order of examples: a stateless function from a run's n-th sample to an example, in constant time."""
+"""The order of examples: a stateless function from a sample to an example.
+
+It maps a run's n-th sample in constant time.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ T = TypeVar("T")
 
 
 class Shuffle:
-    """The endless order of ``count`` examples, permuted again in each epoch. ``key`` None: in stored order."""
+    """The endless order of ``count`` examples, permuted again in each epoch.
+
+    ``key`` None: in stored order.
+    """
 
     def __init__(self, count: int, key: str | None) -> None:
         self.count = count
@@ -28,7 +34,9 @@ class Shuffle:
 
 
 class Interleave:
-    """Samples of several datasets, ``shares[i]`` of dataset i in every block, in an order of each block's own.
+    """Samples of several datasets, in fixed proportions in every block.
+
+    A block has ``shares[i]`` of dataset i, in an order of its own.
 
     So after any number of complete blocks the proportions hold exactly, without any stored position. Each dataset's
     samples keep their order: one epoch of it ends before the next begins.
@@ -41,14 +49,20 @@ class Interleave:
         self._plans: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def __call__(self, sample: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return dataset and number within it of each sample (from 0). int64 [n] -> two int64 [n]."""
+        """Return dataset and number within it of each sample (from 0).
+
+        int64 [n] -> two int64 [n].
+        """
         blocks, inside = np.divmod(np.asarray(sample, np.int64), self.block)
         dataset = _grouped(blocks, lambda block, chosen: self._plan(block)[0][inside[chosen]])
         rank = _grouped(blocks, lambda block, chosen: self._plan(block)[1][inside[chosen]])
         return dataset, blocks * self.shares[dataset] + rank
 
     def _plan(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the dataset of each position in a block, and its rank among that dataset's. Two int64 [block]."""
+        """Return the dataset of each position in a block, and its rank in that dataset.
+
+        Two int64 [block]. The rank is among that dataset's positions.
+        """
         found = self._plans.get(block)
         if found is None:
             slots = self._permutation(block)(np.arange(self.block))
@@ -76,12 +90,18 @@ class _Permutations:
 
 
 def _latest_two(old: Mapping[int, T], number: int, found: T) -> dict[int, T]:
-    """Return the last two entries: a batch is in one block or in two. A new mapping, because other threads read it."""
+    """Return the last two entries in a new mapping.
+
+    Two, because a batch is in one block or in two; new, because other threads read the old one.
+    """
     return {**dict(list(old.items())[-1:]), number: found}
 
 
 def _grouped(groups: np.ndarray, function: Callable[[int, np.ndarray], np.ndarray]) -> np.ndarray:
-    """Return the joined results of ``function(group, where)`` for each group. ``where`` is bool [n]."""
+    """Return the joined results of ``function(group, where)`` for each group.
+
+    ``where`` is bool [n].
+    """
     result = np.empty(groups.shape, np.int64)
     for group in np.unique(groups):
         chosen = groups == group

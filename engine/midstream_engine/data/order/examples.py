@@ -1,4 +1,7 @@
-"""Numbered examples of one dataset: consecutive stretches of its tokens, or packed documents."""
+"""Numbered examples of one dataset: stretches of tokens, or packed documents.
+
+The stretches are consecutive.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ class Examples(Protocol):
     sequences: int
 
     def read(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return tokens int32 [position] and loss mask uint8 [position] of example ``number``."""
+        """Return tokens and loss mask of example ``number``.
+
+        They are int32 [position] and uint8 [position].
+        """
         ...
 
     def prefetch(self, numbers: np.ndarray) -> None:
@@ -31,14 +37,20 @@ class Examples(Protocol):
 
 
 def sequence_mask(seq_len: int) -> np.ndarray:
-    """Return the loss mask of a full sequence: all positions but the last, whose next token is in another sequence."""
+    """Return the loss mask of a full sequence: all positions but the last.
+
+    The last one's next token is in another sequence.
+    """
     mask = np.ones(seq_len, np.uint8)
     mask[-1] = 0
     return mask
 
 
 class Stretches:
-    """Example i is tokens [i * seq_len, (i + 1) * seq_len): documents continue in the next example."""
+    """Examples of consecutive tokens: documents continue in the next example.
+
+    Example i is tokens [i * seq_len, (i + 1) * seq_len).
+    """
 
     def __init__(self, cache: TokenCache, seq_len: int) -> None:
         self.key = f"{cache.digest}\0{seq_len}"

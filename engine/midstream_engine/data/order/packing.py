@@ -21,7 +21,10 @@ METHOD = "best-fit-decreasing-1"
 
 @dataclass(frozen=True)
 class Packs:
-    """Example i has the pieces ``rows[i]`` to ``rows[i + 1]``; a piece is the tokens [start, start + length)."""
+    """Packed examples as lists of pieces.
+
+    Example i has the pieces ``rows[i]`` to ``rows[i + 1]``; a piece is the tokens [start, start + length).
+    """
 
     rows: np.ndarray  # int64 [examples + 1]
     starts: np.ndarray  # int64 [pieces]
@@ -64,7 +67,10 @@ def pack(offsets: np.ndarray, seq_len: int) -> Packs:
 
 
 def _cut(offsets: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return starts and lengths of the documents' pieces, each of two to ``seq_len`` tokens."""
+    """Return starts and lengths of the documents' pieces.
+
+    A piece has two to ``seq_len`` tokens.
+    """
     lengths = np.diff(offsets)
     counts = -(-lengths // seq_len)
     document = np.repeat(np.arange(len(lengths)), counts)
@@ -76,7 +82,10 @@ def _cut(offsets: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write(packs: Packs, directory: str) -> list[records.ObjectEntry]:
-    """Write ``packs-{rows,starts,lengths}.bin`` (int64); return their manifest entries."""
+    """Write ``packs-{rows,starts,lengths}.bin`` (int64).
+
+    Returns their manifest entries.
+    """
     entries: list[records.ObjectEntry] = []
     for name in ("rows", "starts", "lengths"):
         writer = ObjectWriter(directory, f"packs-{name}.bin", 1 << 62)

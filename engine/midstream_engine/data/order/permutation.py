@@ -25,7 +25,10 @@ class Permutation:
         self._keys = np.frombuffer(hashlib.shake_256(key).digest(8 * ROUNDS), "<u8").astype(np.uint64)
 
     def __call__(self, index: np.ndarray) -> np.ndarray:
-        """Return the image of each ``index`` (integers in [0, n), any shape): int64 of the same shape."""
+        """Return the image of each ``index`` (integers in [0, n), any shape).
+
+        int64 of the same shape.
+        """
         values = np.asarray(index, np.uint64)
         if values.size and int(values.max()) >= self.n:
             raise IndexError(f"index {int(values.max())} of a permutation of {self.n}")
@@ -44,7 +47,10 @@ class Permutation:
 
 
 def _mix(values: np.ndarray, key: np.uint64) -> np.ndarray:
-    """Return SplitMix64's finalizer (Steele, Lea & Flood 2014) of ``values`` + ``key``, modulo 2^64."""
+    """Return SplitMix64's finalizer of ``values`` + ``key``, modulo 2^64.
+
+    See Steele, Lea & Flood 2014.
+    """
     with np.errstate(over="ignore"):
         values = values * np.uint64(0x9E3779B97F4A7C15) + key
         values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,4 +1,6 @@
-"""jax's random numbers in numpy, to reproduce data orders that were drawn with jax without a device.
+"""Random numbers of jax in numpy, to reproduce data orders drawn with jax.
+
+No device is needed.
 
 Threefry-2x32 of 20 rounds (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011), used as jax does it
 with ``jax_threefry_partitionable``. A key is uint32 [2].

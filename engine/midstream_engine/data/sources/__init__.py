@@ -1,1 +1,4 @@
-"""Text sources: local files, HTTP, buckets, datasets on Hugging Face, and their formats."""
+"""Text sources and their formats.
+
+The sources are local files, HTTP, buckets, and datasets on Hugging Face.
+"""

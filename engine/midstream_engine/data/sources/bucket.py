@@ -19,7 +19,10 @@ READ_SIZE = 8 << 20  # bytes of one request of a file
 
 
 def list_objects(url: str) -> list[Source]:
-    """Return the objects that a URL matches, sorted; ``*`` stays within a folder, ``**`` does not."""
+    """Return the objects that a URL matches, sorted.
+
+    ``*`` stays within a folder, ``**`` does not.
+    """
     with _errors(url):
         client, pattern = _split(url)
         literal = re.match(r"[^*?\[]*", pattern)
@@ -35,7 +38,7 @@ def list_objects(url: str) -> list[Source]:
 
 @contextlib.contextmanager
 def open_object(source: Source) -> Iterator[IO[bytes]]:
-    """Open an object in the version that was listed, if one is known, as a seekable file."""
+    """Open an object as a seekable file, in the version that was listed, if known."""
     with _errors(source.path):
         client, name = _split(source.path)
         size = source.size
@@ -60,7 +63,9 @@ def get(url: str) -> bytes:
 
 
 def create(url: str, path: str, sha256: str) -> None:
-    """Create an object from the file ``path``, which has that hash; an existing object must have it, too.
+    """Create an object from the file ``path``.
+
+    The file has the given hash; an existing object must have it, too.
 
     Raises:
         DataError: Another object has that name.
@@ -81,7 +86,10 @@ def put(url: str, data: bytes) -> None:
 
 
 def _split(url: str) -> tuple[BucketClient, str]:
-    """Return the client of a URL's bucket, and the object's name. Raises StoreError, DataError."""
+    """Return the client of a URL's bucket, and the object's name.
+
+    Raises StoreError, DataError.
+    """
     scheme, bucket, name = split_url(url)
     if not name:
         raise DataError(f"data: {url!r} names no object (hint: write {scheme}BUCKET/NAME)")

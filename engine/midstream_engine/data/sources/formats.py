@@ -1,4 +1,7 @@
-"""Documents of a file: one per line, one per row, or the complete file; plain or compressed."""
+"""Documents of a file, plain or compressed.
+
+A document is a line, a row, or the complete file.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,10 @@ def documents(piece: Piece, text_key: str) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def open_source(source: Source) -> Iterator[IO[bytes]]:
-    """Context manager: the stored bytes of ``source``. Local files and objects in buckets are seekable."""
+    """Open the stored bytes of ``source``, as a context manager.
+
+    Local files and objects in buckets are seekable.
+    """
     if source.local:
         with open(source.path, "rb") as file:
             yield file
@@ -111,7 +117,10 @@ def _decompressed(raw: IO[bytes], compression: str) -> Iterator[IO[bytes]]:
 
 
 class _Zstandard(io.RawIOBase):
-    """Consecutive frames. Unlike the package's own reader it rejects a file that ends within a frame."""
+    """Reader of consecutive Zstandard frames.
+
+    Unlike the package's own reader it rejects a file that ends within a frame.
+    """
 
     def __init__(self, raw: IO[bytes]) -> None:
         try:

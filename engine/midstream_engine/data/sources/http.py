@@ -60,7 +60,10 @@ def _version(response: http.client.HTTPResponse) -> str:
 
 
 def _request(url: str, headers: dict[str, str], method: str = "GET") -> http.client.HTTPResponse | None:
-    """Return the response after at most ``ATTEMPTS`` requests, None if the server does not support the method."""
+    """Return the response after at most ``ATTEMPTS`` requests.
+
+    None if the server does not support the method.
+    """
     delay = FIRST_DELAY
     for attempt in range(ATTEMPTS):
         try:
@@ -86,7 +89,10 @@ def _request(url: str, headers: dict[str, str], method: str = "GET") -> http.cli
 
 
 class _Stream(io.RawIOBase):
-    """Continues at the same position after a lost connection, if the file has not changed."""
+    """HTTP stream that continues at the same position after a lost connection.
+
+    It continues only if the file has not changed.
+    """
 
     def __init__(self, source: Source) -> None:
         self._source, self._position = source, 0

@@ -73,7 +73,10 @@ def _load(url: str) -> Any:
 
 
 def _saved(found: Any, dataset: str, split: str) -> Any:
-    """Return a split of what ``save_to_disk`` wrote; a single set is its training split."""
+    """Return a split of the output of ``save_to_disk``.
+
+    A single set is its training split.
+    """
     splits = found if isinstance(found, dict) else {"train": found}
     if split not in splits:
         raise NoSplitError(f"data.id: {dataset!r} has no split {split}; it has {', '.join(splits)}")

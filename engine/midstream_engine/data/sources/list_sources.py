@@ -19,7 +19,10 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
 def expand_braces(url: str) -> list[str]:
-    """Expand ``a.{1..3}.{x,y}`` to every combination, in order. Numbers have the width of a zero-padded first one."""
+    """Expand ``a.{1..3}.{x,y}`` to every combination, in order.
+
+    Numbers have the width of a zero-padded first one.
+    """
     match = _BRACES.search(url)
     if match is None:
         return [url]
@@ -34,7 +37,9 @@ def expand_braces(url: str) -> list[str]:
 
 
 def list_sources(urls: Sequence[str]) -> list[Source]:
-    """Return the files of ``urls``: URLs in order, the matches of a glob sorted by name.
+    """Return the files of ``urls``.
+
+    URLs are in order, the matches of a glob sorted by name.
 
     Raises:
         DataError: A URL matches nothing, is unreachable, or has an unknown scheme.
@@ -52,7 +57,10 @@ def list_sources(urls: Sequence[str]) -> list[Source]:
 
 
 def documents(sources: Sequence[Source], *, text_key: str, max_bytes: int | None) -> Iterator[bytes]:
-    """Yield the text of each document, UTF-8, up to ``max_bytes`` in total; the first one always."""
+    """Yield the text of each document, UTF-8, up to ``max_bytes`` in total.
+
+    The first one is always yielded.
+    """
     total = 0
     for source in sources:
         for text in formats.documents(formats.Piece(source), text_key):

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Source:
-    """One listed file. ``path``: absolute local path or URL. ``name`` is the same on every machine if possible."""
+    """One listed file.
+
+    ``path``: absolute local path or URL. ``name`` is the same on every machine if possible.
+    """
 
     path: str
     name: str

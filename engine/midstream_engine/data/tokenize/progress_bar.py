@@ -1,4 +1,7 @@
-"""Progress of tokenizing: a bar if stderr is a terminal, else a line in the log every few seconds."""
+"""Progress of tokenizing: a bar on a terminal, else lines in the log.
+
+The bar is shown if stderr is a terminal; a line is logged every few seconds.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ class ProgressBar:
             log.info("tokenizing: %s", self.text(now))
 
     def text(self, now: float) -> str:
-        """Return ``12 of 340 shards, 1.2 of 30.1 GB, 8.5 MB/s, 310.2 M tokens, 58 min left``."""
+        """Return the progress as one line of text.
+
+        For example ``12 of 340 shards, 1.2 of 30.1 GB, 8.5 MB/s, 310.2 M tokens, 58 min left``.
+        """
         parts = [f"{self.done} of {self.units} shards"]
         rate = self._fresh / max(now - self._began, 1e-9)
         if self.size:

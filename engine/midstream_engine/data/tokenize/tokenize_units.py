@@ -1,4 +1,7 @@
-"""Tokenize units in order, with one process per CPU. The result does not depend on the number of processes."""
+"""Tokenizing of units in order, with one process per CPU.
+
+The result does not depend on the number of processes.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ _WORTH = 64 << 20  # bytes of text from which several processes are faster than 
 
 @dataclass(frozen=True)
 class Task:
-    """Settings of all units. ``name`` and ``eos_token`` load ``tokenizer`` in another process."""
+    """Settings of all units.
+
+    ``name`` and ``eos_token`` load ``tokenizer`` in another process.
+    """
 
     directory: str  # of the finished units
     tokenizer: Tokenizer
@@ -53,7 +59,10 @@ class Task:
 
 
 def processes_for(work: Sequence[Unit], task: Task, wanted: int) -> int:
-    """Return the number of processes: ``wanted``, or for 0 one per CPU if that is faster; 0 means this process."""
+    """Return the number of processes; 0 means this process.
+
+    It is ``wanted``, or for 0 one per CPU if that is faster.
+    """
     if wanted:
         return min(wanted, len(work))
     size = sum(unit.size for unit in work) or _WORTH
@@ -63,7 +72,9 @@ def processes_for(work: Sequence[Unit], task: Task, wanted: int) -> int:
 
 
 def tokenize(work: Sequence[Unit], task: Task, wanted: int = 0) -> Generator[tuple[np.ndarray, np.ndarray], None, None]:
-    """Yield (tokens [tokens], tokens of each document int64 [documents]) of each unit, in order, up to ``max_bytes``.
+    """Yield the tokens and document lengths of each unit, in order.
+
+    They are (tokens [tokens], tokens of each document int64 [documents]), up to ``max_bytes``.
 
     Finished units are read, not tokenized again.
 

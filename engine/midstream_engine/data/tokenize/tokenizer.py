@@ -34,7 +34,10 @@ IDS = "ids:"
 
 
 class ByteTokenizer:
-    """One token per byte: id = the byte's value. EOS is id 256, which no text contains."""
+    """Tokenizer with one token per byte: id = the byte's value.
+
+    EOS is id 256, which no text contains.
+    """
 
     id = "bytes-v1"
     vocab_size = 257
@@ -48,7 +51,10 @@ class ByteTokenizer:
 
 
 class IdTokenizer:
-    """Text that is already tokenized: ``ids:SIZE``, the size of the vocabulary, or ``ids:SIZE:EOS``."""
+    """Text that is already tokenized: ``ids:SIZE`` or ``ids:SIZE:EOS``.
+
+    ``SIZE`` is the size of the vocabulary.
+    """
 
     def __init__(self, name: str) -> None:
         size, _, eos = name.removeprefix(IDS).partition(":")
@@ -66,7 +72,10 @@ class IdTokenizer:
 
 
 class FileTokenizer:
-    """A Hugging Face ``tokenizer.json``. Text that is not UTF-8 is read with replacement characters."""
+    """A Hugging Face ``tokenizer.json``.
+
+    Text that is not UTF-8 is read with replacement characters.
+    """
 
     def __init__(self, path: str, eos_token: str) -> None:
         try:
@@ -98,7 +107,9 @@ class FileTokenizer:
 
 
 def load_tokenizer(name: str, eos_token: str) -> Tokenizer:
-    """Load ``bytes``, ``ids:SIZE[:EOS]``, or the path of a ``tokenizer.json`` or of its folder.
+    """Load a tokenizer by its name or path.
+
+    The name is ``bytes``, ``ids:SIZE[:EOS]``, or the path of a ``tokenizer.json`` or of its folder.
 
     Raises:
         DataError: There is no such tokenizer.

@@ -31,7 +31,10 @@ _GROUP = 1 << 20  # bytes of text handed to the tokenizer at a time
 
 @dataclass(frozen=True)
 class Unit:
-    """Pieces of sources that are tokenized together. ``size``: stored bytes, 0 if unknown; for progress alone."""
+    """Pieces of sources that are tokenized together.
+
+    ``size``: stored bytes, 0 if unknown; for progress alone.
+    """
 
     number: int
     pieces: tuple[Piece, ...]
@@ -59,7 +62,10 @@ class Finished:
 
 
 def cut(sources: Sequence[Source], unit_bytes: int = UNIT_BYTES) -> list[Unit]:
-    """Divide sources into units of about ``unit_bytes`` of text, in order: large files divided, small ones joined."""
+    """Divide sources into units of about ``unit_bytes`` of text, in order.
+
+    Large files are divided, small ones joined.
+    """
     units: list[Unit] = []
     pieces: list[Piece] = []
     gathered = stored = 0
@@ -107,7 +113,10 @@ def _pieces(source: Source, unit_bytes: int) -> Iterator[tuple[Piece, int, int]]
 
 
 def token_dtype(tokenizer: Tokenizer) -> np.dtype:
-    """Return the stored type of ids: uint16 if it represents all, else uint32, little-endian."""
+    """Return the stored type of ids, little-endian.
+
+    It is uint16 if that represents all, else uint32.
+    """
     return np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
 
 
@@ -118,7 +127,16 @@ def finished(directory: str, number: int) -> Finished | None:
 
 
 def tokenize(unit: Unit, directory: str, tokenizer: Tokenizer, text_key: str, max_bytes: int | None) -> Finished:
-    """Tokenize a unit and write its files, up to the document whose text exceeds ``max_bytes``.
+    """Tokenize a unit and write its files.
+
+    They end with the document whose text exceeds ``max_bytes``.
+
+    Args:
+        unit: The unit.
+        directory: Directory of the files.
+        tokenizer: The tokenizer.
+        text_key: Field of a document that has its text.
+        max_bytes: Bytes of all texts together; None: no limit.
 
     Raises:
         DataError: The tokenizer returned an id beyond its vocabulary.
@@ -164,7 +182,10 @@ def _document(unit: Unit, text_key: str, number: int) -> str:
 
 
 def _groups(texts: Iterable[bytes], limit: int | None) -> Iterator[list[bytes]]:
-    """Yield documents to be tokenized together, up to the one with which their bytes exceed ``limit``."""
+    """Yield documents to be tokenized together, up to a limit.
+
+    The last is the one with which their bytes exceed ``limit``.
+    """
     group: list[bytes] = []
     gathered = total = 0
     for text in texts:

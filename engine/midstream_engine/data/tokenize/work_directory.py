@@ -1,4 +1,7 @@
-"""The directory of unfinished tokenizing, used by one process at a time; the next one continues in it."""
+"""The directory of unfinished tokenizing, used by one process at a time.
+
+The next process continues in it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ _ABANDONED = 14 * 86400.0  # seconds after which unfinished work is removed
 
 @contextlib.contextmanager
 def work_directory(data_root: str, name: str) -> Iterator[str]:
-    """Context manager: the directory of one request's finished units, until the cache is built.
+    """Open the directory of one request's finished units, as a context manager.
+
+    The directory exists until the cache is built.
 
     One process at a time has it. It stays if the process fails or is killed, so that the next one continues.
     """
@@ -51,7 +56,10 @@ def work_directory(data_root: str, name: str) -> Iterator[str]:
 
 
 def lock_file(directory: str) -> str:
-    """Return the path of the lock, a separate file: network file systems lock only files that are open for writing."""
+    """Return the path of the lock, a separate file.
+
+    Network file systems lock only files that are open for writing.
+    """
     return os.path.join(directory, ".lock")
 
 

@@ -1,4 +1,7 @@
-"""Checkpoints of ``Accelerator.save_state``: a directory with model, optimizer and random states."""
+"""Checkpoints of ``Accelerator.save_state``.
+
+A checkpoint is a directory with model, optimizer and random states.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ _COUNTED = re.compile(r"checkpoint_\d+")  # automatic names count the checkpoint
 
 
 def named_step(name: str) -> Optional[int]:
-    """Step at the end of a name that the user gave; automatic names count the checkpoints."""
+    """Return the step at the end of a name that the user gave.
+
+    Automatic names count the checkpoints.
+    """
     return None if _COUNTED.fullmatch(name) else number_in(name, _NAME)
 
 
@@ -73,7 +79,10 @@ def saved_state(tree: CheckpointTree) -> SavedState:
 
 
 def _optimizer_step(tree: CheckpointTree) -> Optional[int]:
-    """Number of updates that the optimizer counts for its parameters; None where it counts none."""
+    """Return the number of updates that the optimizer counts for its parameters.
+
+    None where it counts none.
+    """
     if not tree.has("optimizer.bin"):
         return None
     with tree.archive("optimizer.bin") as archive:

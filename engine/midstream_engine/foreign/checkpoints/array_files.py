@@ -12,7 +12,7 @@ ARRAY = ".zarray"
 
 
 def check_arrays(tree: CheckpointTree) -> int:
-    """Check every store of OCDBT and every array of zarr 2 in a tree; return their number.
+    """Check every store of OCDBT and every array of zarr 2; return their number.
 
     Data files of OCDBT have no sizes outside of them: that one is there and has bytes is all that is checked of them.
 
@@ -46,5 +46,5 @@ def check_arrays(tree: CheckpointTree) -> int:
 
 
 def _is_array(tree: CheckpointTree, folder: str) -> bool:
-    """Return whether a folder with the name ``d`` in it belongs to arrays and not to OCDBT."""
+    """Return whether a folder with ``d`` in it belongs to arrays and not to OCDBT."""
     return any(posixpath.basename(path) == ARRAY for path in tree.below(posixpath.join(folder, "d")))

@@ -10,7 +10,10 @@ RuleName = Literal["huggingface", "lightning", "dcp", "accelerate", "deepspeed",
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointFile:
-    """A file of a checkpoint. ``path``: relative to the directory that was searched. ``size``: bytes."""
+    """A file of a checkpoint.
+
+    ``path``: relative to the directory that was searched. ``size``: bytes.
+    """
 
     path: str
     size: int
@@ -53,7 +56,10 @@ class SavedState:
 
 
 class IncompleteError(Exception):
-    """A checkpoint is not complete; the message is the reason, in plain words. ``step``: where it is known."""
+    """Error for a checkpoint that is not complete.
+
+    The message is the reason, in plain words. ``step``: where it is known.
+    """
 
     def __init__(self, reason: str, step: Optional[int] = None) -> None:
         super().__init__(reason[:400])

@@ -1,4 +1,7 @@
-"""The checkpoints of a run of another trainer: which are complete, and why the others are not. Only reads."""
+"""The checkpoints of a run of another trainer, complete or not.
+
+Finds which are complete, and why the others are not. Only reads.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,9 @@ class _Known(NamedTuple):
 
 
 class CheckpointFinder:
-    """Finds a run's checkpoints, again and again: one whose files did not change is not read again.
+    """Finder of a run's checkpoints, for repeated use.
+
+    One whose files did not change is not read again.
 
     Args:
         rule: Name in `RULES`.
@@ -65,7 +70,7 @@ class CheckpointFinder:
         self._known: Dict[str, _Known] = {}
 
     def find(self) -> List[Checkpoint]:
-        """Return the newest checkpoints, in order of their steps, those without a step first.
+        """Return the newest checkpoints, by step, those without a step first.
 
         One that is still being written, or that is being deleted, is incomplete and no error.
 
@@ -79,7 +84,10 @@ class CheckpointFinder:
         return found
 
     def _is_own(self, path: str) -> bool:
-        """Leave out links to other checkpoints (``last.ckpt``), which have their files twice."""
+        """Return whether ``path`` is no link to another checkpoint (``last.ckpt``).
+
+        A link would have the same files a second time.
+        """
         return not os.path.islink(posixpath.join(self._directory, path))
 
     def _newest(self, paths: List[str]) -> List[str]:

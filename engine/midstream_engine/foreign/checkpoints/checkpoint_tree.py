@@ -1,4 +1,7 @@
-"""The files of one checkpoint, as a rule looks at them. Reads only, and a bounded part of each file."""
+"""The files of one checkpoint, as a rule looks at them.
+
+Reads only, and a bounded part of each file.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,10 @@ class CheckpointTree:
             raise IncompleteError("{}: {}".format(path, str(error).rpartition(": ")[2])) from None
 
     def json(self, path: str) -> Dict[str, Any]:
-        """The JSON object of a file. Raises IncompleteError where it is missing, partial or another value."""
+        """Return the JSON object of a file.
+
+        Raises IncompleteError where it is missing, partial or another value.
+        """
         text = self.text(path)
         try:
             value: Any = records.parse_json(text, path)
@@ -115,7 +121,7 @@ class CheckpointTree:
         return cast("Dict[Any, Any]", value)
 
     def check_file(self, path: str) -> None:
-        """Raise IncompleteError where a file of torch or safetensors is missing or partial."""
+        """Raise IncompleteError if a torch or safetensors file is missing or partial."""
         self.require(path)
         if path.endswith(".safetensors") or (not path and self.name.endswith(".safetensors")):
             self.checked(path, lambda: safetensors_file.check(self.full(path)))
@@ -161,6 +167,9 @@ class CheckpointTree:
 
 
 def number_in(name: str, pattern: Pattern[str]) -> Optional[int]:
-    """The number that a name has where ``pattern`` has its group; None where it has none, or one of many digits."""
+    """Return the number that a name has where ``pattern`` has its group.
+
+    None where it has none, or one of many digits.
+    """
     found = pattern.search(name)
     return int(found.group(1)) if found and len(found.group(1)) <= 18 else None

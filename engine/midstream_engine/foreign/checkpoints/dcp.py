@@ -1,4 +1,7 @@
-"""Distributed checkpoints of torch (torchrun with FSDP2, torchtitan): a directory with ``.metadata``."""
+"""Distributed checkpoints of torch: a directory with ``.metadata``.
+
+They come from torchrun with FSDP2, and torchtitan.
+"""
 
 from __future__ import annotations
 

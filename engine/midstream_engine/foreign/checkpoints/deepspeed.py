@@ -1,4 +1,7 @@
-"""Checkpoints of DeepSpeed: ``TAG/`` beside the file ``latest``, which names the newest and is written last."""
+"""Checkpoints of DeepSpeed: ``TAG/`` beside the file ``latest``.
+
+``latest`` names the newest and is written last.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
 
 
 def tag_in(tree: CheckpointTree) -> str:
-    """Folder of DeepSpeed's state in another trainer's checkpoint; empty where there is none. Raises as `check`."""
+    """Return the folder of DeepSpeed's state in another trainer's checkpoint.
+
+    Empty where there is none. Raises as `check`.
+    """
     if not tree.has(LATEST):
         folders = {path.split("/")[0] for path in tree.sizes if _MODEL.search(path) and "/" in path}
         if folders:
@@ -55,7 +61,10 @@ def tag_in(tree: CheckpointTree) -> str:
 
 
 def check_tag(tree: CheckpointTree, folder: str, ranks: Optional[int]) -> Optional[int]:
-    """Check the files of every rank in a folder of a tree; return the step. Raises IncompleteError."""
+    """Check the files of every rank in a folder of a tree; return the step.
+
+    Raises IncompleteError.
+    """
     prefix = folder + "/" if folder else ""
     names = sorted(tree.below(folder)) if folder else sorted(tree.sizes)
     models = {int(found.group(1)) for found in map(_MODEL.fullmatch, names) if found}
@@ -143,7 +152,10 @@ def _require(prefix: str, wanted: Dict[Tuple[int, int], str], present: Set[Tuple
 
 
 def _check_layers(tree: CheckpointTree, prefix: str, names: List[str], models: Set[int]) -> None:
-    """Check that every layer with parameters has a file of each tensor-parallel rank (of a pipeline)."""
+    """Check that every layer with parameters has a file of each rank.
+
+    The layers are of a pipeline, the ranks tensor-parallel.
+    """
     layers = {_pair(found) for found in map(_LAYER.fullmatch, names) if found}
     parts = 1 + max((part for _, part in layers), default=0)
     needed: Set[int] = set()

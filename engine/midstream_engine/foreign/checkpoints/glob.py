@@ -1,4 +1,7 @@
-"""Checkpoints of scripts that have a format of their own: files or directories that match a pattern."""
+"""Checkpoints of scripts that have a format of their own.
+
+They are files or directories that match a pattern.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ def named_step(name: str) -> Optional[int]:
 
 
 def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:  # noqa: ARG001  the files have no ranks
-    """Return the step; see `Rule.check`: files of torch and of safetensors have to be complete, others have bytes."""
+    """Return the step; see `Rule.check`.
+
+    Files of torch and of safetensors have to be complete, others have bytes.
+    """
     tree.refuse_partial()
     if not tree.sizes:
         raise IncompleteError("it has no files")

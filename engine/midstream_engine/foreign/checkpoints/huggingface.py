@@ -103,7 +103,10 @@ def _check_optimizer(tree: CheckpointTree) -> None:
 
 
 def _check_random_states(tree: CheckpointTree, ranks: Optional[int]) -> None:
-    """Check the random state of every rank: one file without a number where there is one process."""
+    """Check the random state of every rank.
+
+    It is one file without a number where there is one process.
+    """
     single = tree.has("rng_state.pth")
     if (ranks is None and single) or ranks == 1:
         tree.require("rng_state.pth", "the random state")

@@ -1,4 +1,4 @@
-"""Checkpoints of Levanter: ``step-N/`` with ``metadata.json``, which is written last."""
+"""Checkpoints of Levanter: ``step-N/`` with ``metadata.json``, written last."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _NAME = re.compile(r"^step-(\d+)$")
 
 
 def named_step(name: str) -> Optional[int]:
-    """Number of updates of a checkpoint, from its name: ``step-N`` is written after update N, counted from 0."""
+    """Return a checkpoint's number of updates, from its name.
+
+    ``step-N`` is written after update N, counted from 0.
+    """
     found = number_in(name, _NAME)
     return None if found is None else found + 1
 

@@ -1,4 +1,7 @@
-"""Checkpoints of Lightning: a file ``*.ckpt``, or a directory of that name where the state is sharded."""
+"""Checkpoints of Lightning: a file ``*.ckpt``, or a directory of that name.
+
+It is a directory where the state is sharded.
+"""
 
 from __future__ import annotations
 

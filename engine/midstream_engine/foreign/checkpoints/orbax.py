@@ -1,4 +1,7 @@
-"""Checkpoints of Orbax (MaxText and other trainers in JAX): ``N/`` or ``NAME_N/``, renamed when it is complete."""
+"""Orbax checkpoints: ``N/`` or ``NAME_N/``, renamed when complete.
+
+They are those of MaxText and other trainers in JAX.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ def named_step(name: str) -> Optional[int]:
 
 
 def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
-    """Return the step; see `Rule.check`. ``ranks``: processes that save, each of which has a store of its own."""
+    """Return the step; see `Rule.check`.
+
+    ``ranks``: processes that save, each of which has a store of its own.
+    """
     if UNFINISHED in tree.name:
         raise IncompleteError("its name has {}: it is renamed when it is complete".format(UNFINISHED))
     for path in tree.sizes:

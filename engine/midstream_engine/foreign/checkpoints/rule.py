@@ -21,7 +21,9 @@ class Rule(Protocol):
         ...
 
     def check(self, tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
-        """Return the step of a complete checkpoint. ``ranks``: of the run, None where it is not known.
+        """Return the step of a complete checkpoint.
+
+        ``ranks``: those of the run, None where the number is not known.
 
         Raises:
             IncompleteError: It is not complete.

@@ -1,4 +1,4 @@
-"""Paths below a directory that match a pattern, in a bounded search that follows no links."""
+"""Bounded pattern search for paths below a directory; it follows no links."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class SearchError(ValueError):
 
 
 def search(directory: str, pattern: str) -> List[str]:
-    """Return the relative paths that match, sorted; none where the directory is missing.
+    """Return the matching relative paths, sorted; none if the directory is missing.
 
     ``**`` stands for any number of folders, none of them hidden; ``*``, ``?`` and ``[...]`` are within a name.
 

@@ -1,4 +1,7 @@
-"""Files that several trainers use: weights in parts, distributed checkpoints, a file for each rank."""
+"""Files that several trainers use.
+
+They are weights in parts, distributed checkpoints, and a file for each rank.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ _INDEX = re.compile(r"(?:pytorch_)?model\.(?:safetensors|bin)\.index\.json")
 
 
 def check_weights(tree: CheckpointTree) -> bool:
-    """Check the files of the model's weights; False where there are none. Raises IncompleteError."""
+    """Check the files of the model's weights; return False where there are none.
+
+    Raises IncompleteError.
+    """
     names = [found.group(0) for found in tree.match(_WEIGHTS)]
     indexes = [found.group(0) for found in tree.match(_INDEX)]
     for index in indexes:
@@ -55,7 +61,7 @@ def check_distributed(tree: CheckpointTree, folder: str = "") -> DcpMetadata:
 
 
 def check_ranks(tree: CheckpointTree, template: str, ranks: Optional[int], what: str) -> int:
-    """Check the torch files ``template.format(rank)`` of all ranks; return how many there are.
+    """Check all ranks' torch files ``template.format(rank)``; return their number.
 
     ``ranks``: None where it is not known; the files that are there must then be those of ranks 0 to the highest.
 

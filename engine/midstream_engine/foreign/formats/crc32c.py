@@ -1,4 +1,7 @@
-"""CRC-32C (Castagnoli), which the standard library does not have: frames of TensorBoard's and TensorStore's files."""
+"""CRC-32C (Castagnoli) for frames of TensorBoard's and TensorStore's files.
+
+The standard library does not have it.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,9 @@ def crc32c(data: bytes, crc: int = 0) -> int:
 
 
 def masked(data: bytes) -> int:
-    """Return the CRC in the form that TFRecord and LevelDB store: CRCs of data that has CRCs are bad ones."""
+    """Return the masked CRC that TFRecord and LevelDB store.
+
+    It is masked because CRCs of data that has CRCs are bad ones.
+    """
     crc = crc32c(data)
     return (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF

@@ -1,4 +1,7 @@
-"""The ``.metadata`` of a distributed checkpoint of torch: which file has which bytes, and the names of the state."""
+"""The ``.metadata`` of a distributed checkpoint of torch.
+
+It says which file has which bytes, and has the names of the state.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ _STORAGE = ("torch.distributed.checkpoint.filesystem", "_StorageInfo")
 
 
 class DcpMetadata(NamedTuple):
-    """Contents of a checkpoint. ``ends``: by file, the bytes that it has at least; ``names``: of the state."""
+    """Contents of a checkpoint.
+
+    ``ends``: by file, the bytes that it has at least; ``names``: those of the state.
+    """
 
     ends: Dict[str, int]
     names: List[str]

@@ -4,4 +4,7 @@ from __future__ import annotations
 
 
 class FormatError(ValueError):
-    """A file is partial, or not of its format; the message says why, without the file's name."""
+    """Error of a file that is partial or not of its format.
+
+    The message says why, without the file's name.
+    """

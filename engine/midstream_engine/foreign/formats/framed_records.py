@@ -1,4 +1,4 @@
-"""Records in the frames of TFRecord (TensorBoard's event files) and of LevelDB's log (files of W&B)."""
+"""Framed records: TFRecord (TensorBoard's events) and LevelDB's log (W&B's files)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ WANDB_HEADER = b":W&B\xe1\xbe\x00"
 
 
 def tf_records(data: bytes) -> Iterator[Tuple[bytes, int]]:
-    """Yield (record, position after it) of the complete records in ``data``, which begins with one.
+    """Yield (record, position after it) of the complete records in ``data``.
+
+    ``data`` begins with a record.
 
     A record that ends after ``data`` is left for the next read.
 
@@ -44,7 +46,9 @@ def tf_records(data: bytes) -> Iterator[Tuple[bytes, int]]:
 
 
 def wandb_records(data: bytes, offset: int) -> Iterator[Tuple[bytes, int]]:
-    """Yield (record, position after it in ``data``) of a ``.wandb`` file; ``offset``: of ``data`` in the file.
+    """Yield (record, position after it in ``data``) of a ``.wandb`` file.
+
+    ``offset``: position of ``data`` in the file.
 
     Raises:
         FormatError: A part of a record is damaged, or the file is none of W&B; records before it were yielded.

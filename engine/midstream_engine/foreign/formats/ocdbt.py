@@ -1,4 +1,7 @@
-"""TensorStore's OCDBT key-value store: whether the manifest, which is written last, is complete."""
+"""Completeness of TensorStore's OCDBT key-value store, by its manifest.
+
+The manifest is written last.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Fields of protobuf messages on the wire, for the few messages that are read here: no schema, no generated code."""
+"""Fields of protobuf messages on the wire, without schema or generated code.
+
+It is for the few messages that are read here.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ Value = Union[int, bytes]
 
 
 def fields(data: bytes) -> Iterator[Tuple[int, int, Value]]:
-    """Yield (number, wire type, value) of each field: an int of a varint, the bytes of any other.
+    """Yield (number, wire type, value) of each field.
+
+    The value is an int for a varint, the bytes for any other type.
 
     Raises:
         FormatError: The message is malformed.

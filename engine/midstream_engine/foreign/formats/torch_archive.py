@@ -1,4 +1,6 @@
-"""Archives of ``torch.save``: whether one is complete, and the plain values in it. Nothing in it is executed.
+"""Archives of ``torch.save``: whether one is complete, and its plain values.
+
+Nothing in an archive is executed.
 
 The archive is a zip of stored members whose directory is written last, so a file that is still being written has none.
 A member's own header is looked at too: bytes that are missing in the middle of a file shift the ones after them.
@@ -51,7 +53,7 @@ class PlainValues(Vocabulary):
         return True
 
     def call(self, function: Global, arguments: Tuple[Any, ...]) -> Any:
-        """Return dicts, sets, bytes, shapes and tensors as such, anything else as a record."""
+        """Return dicts, sets, bytes, shapes and tensors as such, all else as records."""
         pair = (function.module, function.name)
         if pair in _MAPPINGS:
             return self._mapping(arguments)
@@ -86,7 +88,10 @@ class PlainValues(Vocabulary):
         return super().key(value)
 
     def _mapping(self, arguments: Tuple[Any, ...]) -> Dict[Any, Any]:
-        """Return the pairs of an ordered dict of protocol 1; a defaultdict's argument is its factory."""
+        """Return the pairs of an ordered dict of protocol 1.
+
+        A defaultdict's argument is its factory.
+        """
         pairs = cast("List[Any]", arguments[0]) if arguments and type(arguments[0]) is list else []
         found: Dict[Any, Any] = {}
         for pair in pairs:
@@ -150,7 +155,7 @@ class TorchArchive:
             raise FormatError("its pickle cannot be read: {}".format(error)) from None
 
     def number(self, value: Any) -> Optional[float]:
-        """Return a number: a plain one, or that of a tensor with one element; None where it is neither."""
+        """Return a plain number, or that of a one-element tensor; None for neither."""
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return float(value)
         if type(value) is not Tensor or value.storage is None or any(size != 1 for size in value.shape):
@@ -202,7 +207,10 @@ class TorchArchive:
 
 
 class _LimitedReads(io.RawIOBase):
-    """A file that refuses to read more than a directory has at once: its sizes come from the file itself."""
+    """File that refuses to read more at once than a directory has.
+
+    The sizes of reads come from the file itself.
+    """
 
     def __init__(self, path: str) -> None:
         super().__init__()

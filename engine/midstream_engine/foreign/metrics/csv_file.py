@@ -1,4 +1,7 @@
-"""Metrics in a CSV file with a header. Lightning's CSVLogger writes it again from its beginning for a new column."""
+"""Metrics in a CSV file with a header.
+
+Lightning's CSVLogger writes the file again from its beginning for a new column.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ class CsvParser:
             self._rows, self._skip = parts[1], parts[2]
 
     def rewritten(self, data: bytes) -> bool:
-        """Return whether the header has all old columns and more, so that the old lines are in the file again."""
+        """Return whether the header has all old columns and more.
+
+        The old lines are then in the file again.
+        """
         first = next((line for line, _ in complete_lines(data)), "")
         header = _cells(first)
         if not self._header or not set(self._header) < set(header):

@@ -1,4 +1,7 @@
-"""Metrics in growing files that match a pattern: followed by identity and offset, across replaced and new files."""
+"""Metrics in growing files that match a pattern.
+
+Files are followed by identity and offset, across replaced and new files.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,9 @@ class FileReader:
         return {"parts": self._parts, "files": {path: dataclasses.asdict(file) for path, file in self._files.items()}}
 
     def poll(self) -> List[RowsOfPart]:
-        """Return the new rows of each file that has some, or that waits; call it again until there are none.
+        """Return the new rows of each file that has some, or that waits.
+
+        Call it again until there are none.
 
         The last row of a file is returned once the next poll has found nothing more: values of its step may follow.
 
@@ -113,7 +118,10 @@ class FileReader:
         return found
 
     def _paths(self) -> List[str]:
-        """Known files in the order of their parts, then new ones, the oldest first; the newest of them all."""
+        """Return known files in the order of their parts, then new ones, oldest first.
+
+        Of them all, only the newest ``MOST_FILES`` are returned.
+        """
         ages: Dict[str, Tuple[int, float, str]] = {}
         for path in search(self._directory, self._pattern):
             try:
@@ -148,7 +156,10 @@ class FileReader:
         return RowsOfPart(path, followed.part, self._rows(points), problem)
 
     def _position(self, path: str, file: BinaryIO) -> Tuple[_Followed, Parser]:
-        """Where to read on, and the parser; a file that was replaced or truncated is a new part."""
+        """Return where to read on, and the parser.
+
+        A file that was replaced or truncated is a new part.
+        """
         found = os.fstat(file.fileno())
         parser = self._make()
         followed = self._files.get(path)

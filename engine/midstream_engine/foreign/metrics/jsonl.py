@@ -13,7 +13,10 @@ PATTERN = "**/*.jsonl"
 
 
 class JsonlParser:
-    """Parses lines of JSON; see `Parser`. Lines that are no object with a step are left out."""
+    """Parser of lines of JSON; see `Parser`.
+
+    Lines that are no object with a step are left out.
+    """
 
     def __init__(self, columns: Columns) -> None:
         """``columns``: names of the step and the time."""

@@ -1,4 +1,7 @@
-"""Readers of other trainers' metrics, by name: each poll returns the rows that are new. Only reads."""
+"""Readers of other trainers' metrics, by name; they only read.
+
+Each poll returns the rows that are new.
+"""
 
 from __future__ import annotations
 

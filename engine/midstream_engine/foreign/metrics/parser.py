@@ -8,7 +8,10 @@ from midstream_engine.foreign.metrics.rows import Point
 
 
 class Parsed(NamedTuple):
-    """Result of one read. ``consumed``: bytes that are not read again. ``problem``: why the rest waits."""
+    """Result of one read.
+
+    ``consumed``: bytes that are not read again. ``problem``: why the rest waits.
+    """
 
     points: List[Point]
     consumed: int
@@ -28,11 +31,13 @@ class Parser(Protocol):
         ...
 
     def parse(self, data: bytes, offset: int) -> Parsed:
-        """Parse bytes from ``offset`` of the file on; an incomplete end is left for the next read."""
+        """Parse bytes from file ``offset`` on; leave an incomplete end for the next read."""
         ...
 
     def rewritten(self, data: bytes) -> bool:
-        """Return whether a file that begins with ``data`` now has what it had before, written again with more columns.
+        """Return whether a file now has its earlier content, written with more columns.
+
+        The file begins with ``data``.
 
         The parser then leaves out what it has had. Otherwise the file is a new part.
         """

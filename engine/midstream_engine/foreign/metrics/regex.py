@@ -15,14 +15,19 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class RegexParser:
-    """Parses lines of text; see `Parser`. Progress bars that overwrite their line count by what is last in it.
+    """Parser of lines of text; see `Parser`.
+
+    Progress bars that overwrite their line count by the last text in it.
 
     Raises:
         ValueError: The expression is none, or has no group ``step``.
     """
 
     def __init__(self, expression: str, columns: Columns) -> None:
-        """``expression``: with the groups ``step``, ``loss``, ``learning_rate``, and others by their names."""
+        """Create a parser of lines that match ``expression``.
+
+        It has the groups ``step``, ``loss``, ``learning_rate``, and others by their names.
+        """
         try:
             self._expression = re.compile(expression)
         except (re.error, RecursionError, OverflowError) as error:

@@ -55,7 +55,10 @@ class Columns:
         return (self.names["time"],) if "time" in self.names else TIME_NAMES
 
     def point(self, values: Mapping[str, Any]) -> Optional[Point]:
-        """Return the numbers of a mapping that has its step among them; None where it has no step."""
+        """Return the point of a mapping's numbers; None where it has no step.
+
+        The step is one of the mapping's values.
+        """
         name = next((name for name in self.step_names if integer(values.get(name)) is not None), None)
         if name is None:
             return None
@@ -69,7 +72,7 @@ class Columns:
         )
 
     def row(self, point: Point) -> Row:
-        """Return the row of a point: its step counted from 0, its names as ``metrics.jsonl`` has them."""
+        """Return a point's row: step counted from 0, names as in ``metrics.jsonl``."""
         row: Row = {"global_step": max(0, point.step - self.first_step)}
         if point.time is not None:
             row["time"] = point.time
@@ -138,7 +141,10 @@ def finite(value: float) -> Optional[float]:
 
 
 class PointMerger:
-    """Makes one point of consecutive ones of the same step: sources write loss and learning rate apart."""
+    """Merger of consecutive points of the same step into one.
+
+    Sources write loss and learning rate apart.
+    """
 
     def __init__(self, state: Any = None) -> None:
         """Continue with the point of ``state`` (see `state`), which was not complete."""

@@ -16,7 +16,10 @@ _DTYPES = {1: "<f", 2: "<d"}  # of a tensor: float, double
 
 
 class TensorBoardParser:
-    """Parses an event file; see `Parser`. A damaged record is waited for: it may be one that is being written."""
+    """Parser of an event file; see `Parser`.
+
+    A damaged record is waited for: it may be one that is being written.
+    """
 
     def __init__(self, columns: Columns) -> None:
         """``columns`` are not needed: events have their step and their time."""
@@ -78,7 +81,7 @@ def _add_scalar(values: Dict[str, float], summary: bytes) -> None:
 
 
 def _tensor_scalar(tensor: bytes) -> Optional[float]:
-    """The number in a tensor with one element; None where it has another kind or more elements."""
+    """Return a one-element tensor's number; None for another kind or more elements."""
     dtype, content, found = 0, b"", None
     for number, wire, value in protobuf.fields(tensor):
         if number == 1 and isinstance(value, int):

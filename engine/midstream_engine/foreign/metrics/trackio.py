@@ -24,7 +24,10 @@ QUERY_TIMEOUT = 10.0  # seconds
 
 
 class TrackioReader:
-    """Reads the new rows of each run in each database; a run is a part. Opens them for reading only."""
+    """Reader of the new rows of each run in each database; a run is a part.
+
+    Databases are opened for reading only.
+    """
 
     def __init__(self, directory: str, pattern: str, columns: Columns, state: Any = None) -> None:
         """Continue where ``state`` of an earlier reader was; see `FileReader`."""
@@ -90,7 +93,10 @@ class TrackioReader:
 
 
 def _query(path: str, after: int) -> List[Tuple[int, str, Any, Any, Any]]:
-    """Rows of ``metrics`` with a larger id. Raises sqlite3.Error, also where it takes too long."""
+    """Return the rows of ``metrics`` with a larger id than ``after``.
+
+    Raises sqlite3.Error, also where it takes too long.
+    """
     uri = "file:{}?mode=ro".format(urllib.parse.quote(path))
     deadline = time.monotonic() + QUERY_TIMEOUT
     with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=1.0)) as database:

@@ -1,4 +1,4 @@
-"""The log history in the newest ``trainer_state.json`` of the Trainer of transformers."""
+"""The log history in the newest ``trainer_state.json`` of transformers' Trainer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ class TrainerStateReader:
         return {"part": self._part, "count": self._count, "digest": self._digest}
 
     def poll(self) -> List[RowsOfPart]:
-        """Return the new rows; see `FileReader.poll`. A file that is being written is waited for.
+        """Return the new rows; see `FileReader.poll`.
+
+        A file that is being written is waited for.
 
         Raises:
             SearchError: The pattern is no relative one, or the directory has too many entries.

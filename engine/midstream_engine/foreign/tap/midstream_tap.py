@@ -1,4 +1,4 @@
-"""Optional digests of batches from within a trainer: three lines of a training script.
+"""Optional digests of batches in a trainer: three lines of a training script.
 
     import midstream_tap                    # stays importable without midstream: see docs/how-to/trainers.md
     tap = midstream_tap.Tap()
@@ -25,7 +25,10 @@ class Tap:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) if path else -1
 
     def batch(self, step: int, batch: Any) -> None:
-        """Record what update ``step`` (from 0) consumes: tensors, arrays, numbers, texts, lists or mappings of them."""
+        """Record what update ``step`` (from 0) consumes.
+
+        ``batch``: tensors, arrays, numbers, texts, lists or mappings of them.
+        """
         if self._file < 0:
             return
         total = hashlib.sha256()

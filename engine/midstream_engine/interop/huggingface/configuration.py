@@ -1,4 +1,7 @@
-"""Translate between Hugging Face's ``config.json`` and our model configuration; unknown features are rejected."""
+"""Translation between Hugging Face's ``config.json`` and our model configuration.
+
+Unknown features are rejected.
+"""
 
 from __future__ import annotations
 
@@ -172,7 +175,10 @@ def _neox(found: dict[str, Any]) -> NeoxConfig:
 
 
 def _rope_from(found: dict[str, Any], theta: float) -> tuple[RopeConfig, float | None]:
-    """Return rotary positions, and the rotated part of a head if ``rope_parameters`` has it."""
+    """Return rotary positions, and a head's rotated part.
+
+    The part is there if ``rope_parameters`` has it.
+    """
     scaling = found.get("rope_parameters") or found.get("rope_scaling") or {}
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     theta = float(scaling.get("rope_theta") or found.get("rope_theta") or theta)

@@ -1,4 +1,6 @@
-"""Import and export of Hugging Face model directories: checkpoints of step 0, and weights of any checkpoint.
+"""Import and export of Hugging Face model directories.
+
+Import makes checkpoints of step 0; export writes the weights of any checkpoint.
 
 Arrays are streamed: memory has the chunks that are being written, or on export one tensor.
 """
@@ -91,7 +93,9 @@ class _Converted(HostArray):
 
 
 def import_model(source: str, directory: str, final: str, parameters: str | None = None) -> Manifest:
-    """Import the Hugging Face model ``source`` as a checkpoint of step 0 with a fresh optimizer.
+    """Import the Hugging Face model ``source`` as a checkpoint of step 0.
+
+    The optimizer is fresh.
 
     Writes ``directory``: ``checkpoints/step-0-a000``, the tokenizer's files, and ``train.yaml``, a configuration that
     starts from it.
@@ -139,7 +143,10 @@ def import_model(source: str, directory: str, final: str, parameters: str | None
 
 
 def described(source: str) -> tuple[dict[str, Any], LmConfig, int]:
-    """Return a model directory's config.json, our model configuration, and the size of its vocabulary."""
+    """Return config.json, our model configuration, and the size of the vocabulary.
+
+    ``source``: a model directory.
+    """
     found = _read_json(os.path.join(source, "config.json"))
     model, vocab_size = from_huggingface(found)
     # The embedding has this many rows, whatever the size of the tokenizer.
@@ -149,7 +156,9 @@ def described(source: str) -> tuple[dict[str, Any], LmConfig, int]:
 def export_model(
     source: str, directory: str, *, vocab_size: int | None, tokenizer: str | None, dtype: str, largest: int
 ) -> list[str]:
-    """Export a checkpoint: config.json, safetensors files and the tokenizer's files; return the weights' file names.
+    """Export a checkpoint as a model directory; return the weights' file names.
+
+    The directory has config.json, safetensors files and the tokenizer's files.
 
     Args:
         source: The checkpoint, its run, or its folder.
@@ -187,7 +196,9 @@ def export_model(
 
 
 def newest_checkpoint(path: str) -> str:
-    """Return the checkpoint at ``path``, or the newest complete one of the run or folder there.
+    """Return the checkpoint at ``path``, or the newest complete one there.
+
+    ``path``: a checkpoint, a run, or a folder.
 
     Raises:
         ConversionError: There is none.
@@ -265,7 +276,10 @@ def converted(
 
 
 def _with_prefix(config: LmConfig, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Add the prefix ``transformer.`` to OpenAI's GPT-2, which was saved without its head and without the prefix."""
+    """Add the prefix ``transformer.`` to the names of OpenAI's GPT-2.
+
+    It was saved without its head and without the prefix.
+    """
     first = rules_of(config)[0].theirs
     prefix = first.split(".")[0] + "."
     if first in tensors or first.removeprefix(prefix) not in tensors:
@@ -274,7 +288,7 @@ def _with_prefix(config: LmConfig, tensors: dict[str, np.ndarray]) -> dict[str, 
 
 
 def _check_tied(config: LmConfig, tensors: dict[str, np.ndarray]) -> set[str]:
-    """Return the name of a tied head that is stored twice, after a check that both are equal."""
+    """Return the name of a tied head that is stored twice; check that both are equal."""
     tied = tied_head(config)
     if tied is None or tied[0] not in tensors or tied[1] not in tensors:
         return set()

@@ -16,7 +16,10 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Form:
-    """Hugging Face's layout of an array of ours (of one layer, if it is stacked). Views if numpy can."""
+    """Hugging Face's layout of an array of ours (of one layer, if it is stacked).
+
+    Arrays are views if numpy can make them.
+    """
 
     shape: Callable[[Shape], Shape]  # ours -> theirs
     ours: Callable[[np.ndarray, Shape], np.ndarray]  # their array, our shape -> our array
@@ -24,7 +27,10 @@ class Form:
 
 
 def _linear(inputs: int) -> Form:
-    """Return the layout [out, in] of theirs, [in..., out...] of ours with ``inputs`` axes of input."""
+    """Return the form of a linear layer with ``inputs`` axes of input.
+
+    Its layout is [out, in] for theirs, [in..., out...] for ours.
+    """
     return Form(
         lambda shape: (math.prod(shape[inputs:]), math.prod(shape[:inputs])),
         lambda array, shape: array.T.reshape(shape),
@@ -61,7 +67,10 @@ _QKV_BIAS = Form(
 
 @dataclass(frozen=True)
 class Rule:
-    """Our array ``model/<ours>`` and their tensor; ``{}`` in its name is the layer of a stacked array."""
+    """Our array ``model/<ours>`` and Hugging Face's tensor.
+
+    ``{}`` in the tensor's name is the layer of a stacked array.
+    """
 
     ours: str
     theirs: str
@@ -80,7 +89,10 @@ def _both(ours: str, theirs: str, form: Form, bias: bool = True, bias_form: Form
 
 
 def rules_of(config: LmConfig) -> list[Rule]:
-    """Return the rules of every array of a model of this kind, in the order of Hugging Face's files."""
+    """Return the rules of every array of a model of this kind.
+
+    They are in the order of Hugging Face's files.
+    """
     match config:
         case Gpt2Config():
             layer, ours = "transformer.h.{}.", "blocks/stacked/"
@@ -130,7 +142,10 @@ def rules_of(config: LmConfig) -> list[Rule]:
 
 
 def tied_head(config: LmConfig) -> tuple[str, str] | None:
-    """Return (head, embedding) of theirs if both are one array, which some files have twice; else None."""
+    """Return Hugging Face's (head, embedding) if both are one array; else None.
+
+    Some files have this array twice.
+    """
     match config:
         case Gpt2Config():
             return "lm_head.weight", "transformer.wte.weight"

@@ -1,4 +1,6 @@
-"""Import a Hugging Face model as a run: the model, a fresh optimizer, and the data of the configuration.
+"""Import of a Hugging Face model as a run: the model, a fresh optimizer, and data.
+
+The data is that of the configuration.
 
 A model directory has no data or training configuration: those are given by flags of the engine.
 """
@@ -106,7 +108,7 @@ def _incoming(array: HostArray) -> ImportedArray:
 
 
 def _tokenized(config: TrainLmConfig, tokenizer: Tokenizer, place: str, given: Sequence[str]) -> str:
-    """Tokenize the configuration's text under ``place``; return the directory of the tokens."""
+    """Tokenize the configuration's text under ``place``; return the tokens' directory."""
     if given:
         raise ConversionError("--data names data of another trainer (hint: a model's is in data.train_urls)")
     return open_training(os.path.dirname(place), config.data, tokenizer, seq_len=config.model.seq_len).directory

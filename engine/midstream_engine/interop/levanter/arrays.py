@@ -50,7 +50,9 @@ class Stored:
 
 
 def find(path: str) -> str:
-    """Return the checkpoint at ``path``: its own directory, or the newest by step in the run's directory.
+    """Return the checkpoint at ``path``, or the newest one by step of the run there.
+
+    ``path``: the checkpoint's own directory, or the run's directory.
 
     Raises:
         ConversionError: There is no finished one.

@@ -39,7 +39,9 @@ _PLACES = ("config.yaml", "train_lm.yaml", "../config.yaml", "../../config.yaml"
 
 
 def read_config(directory: str, given: str | None) -> tuple[dict[str, Any], str]:
-    """Return the run's YAML and its path: ``given``, or in the directory of the checkpoint or the run.
+    """Return the run's YAML and its path.
+
+    The path is ``given``, or in the directory of the checkpoint or the run.
 
     Raises:
         ConversionError: There is none.
@@ -120,7 +122,9 @@ def translate(found: dict[str, Any], rows: int, notes: list[str], *, ordered: bo
 
 
 def _schedule_notes(resolved: dict[str, Any]) -> list[str]:
-    """Return a line on the rules of the learning-rate schedule if other rules give these settings other rates.
+    """Return a line on the schedule's rules if other rules give other rates.
+
+    The rules are those of the learning-rate schedule; the settings are the same.
 
     Raises:
         ConversionError: The settings have no schedule.
@@ -195,7 +199,10 @@ def _without_unknown(mapping: dict[str, Any], notes: list[str]) -> dict[str, Any
 
 
 def _remove(mapping: dict[str, Any], name: str) -> Any:
-    """Remove a field, given by its dotted name, and return its value. Mappings on the way to it are copied."""
+    """Remove a field, given by its dotted name, and return its value.
+
+    Mappings on the way to it are copied.
+    """
     first, _, rest = name.partition(".")
     if not rest:
         return mapping.pop(first, None)

@@ -153,7 +153,7 @@ def _place(name: str, dataset: Mapping[str, Any], data: Mapping[str, Any]) -> st
 
 
 def _resolved(place: str, near: Sequence[str]) -> str:
-    """Resolve a path of the configuration: a relative one in the first directory that has it."""
+    """Resolve a configured path: a relative one in the first directory that has it."""
     if in_bucket(place):
         return place
     place = os.path.expanduser(place)

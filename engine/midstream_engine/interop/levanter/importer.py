@@ -1,4 +1,4 @@
-"""Import of Levanter checkpoints: weights, moments, averages, counts, schedule and key."""
+"""Levanter checkpoint import: weights, moments, averages, counts, schedule, key."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ _AVERAGE = "model_averaging/model/"
 
 @dataclass(frozen=True)
 class Rule:
-    """The source of one of our arrays, and the function from a layer of theirs (or all of it) to ours."""
+    """The source of one of our arrays, and the function from theirs to ours.
+
+    The function maps a layer of theirs, or all of it.
+    """
 
     theirs: str
     turn: Callable[[np.ndarray, tuple[int, ...]], np.ndarray]
@@ -53,7 +56,9 @@ class Rule:
 def open_levanter(
     path: str, config_path: str | None = None, caches: Sequence[str] = (), *, without_data: bool = False
 ) -> ForeignRun:
-    """Open the checkpoint at ``path`` (one, or a run's newest) and its data, which is in ``caches`` if any are given.
+    """Open the checkpoint at ``path`` (one, or a run's newest) and its data.
+
+    The data is in ``caches`` if any are given.
 
     Raises:
         ConversionError: An array is unused, missing or has another shape, or configuration or data are missing.
@@ -150,7 +155,10 @@ def open_levanter(
 
 @dataclass
 class _Matched:
-    """Our arrays with their sources; names of Levanter's arrays that are used, missing, or of another shape."""
+    """Our arrays with their sources, and names of Levanter's arrays.
+
+    The names are of arrays that are used, missing, or of another shape.
+    """
 
     arrays: list[ImportedArray] = field(default_factory=list[ImportedArray])
     used: set[str] = field(default_factory=set[str])
@@ -161,7 +169,10 @@ class _Matched:
 def _match(
     model: LmConfig, wanted: Mapping[str, LogicalArray], found: Mapping[str, Stored], places: Mapping[str, str]
 ) -> _Matched:
-    """Find the source of each array of model, average and moments. ``places``: prefix of our names -> of theirs."""
+    """Find the source of each array of model, average and moments.
+
+    ``places``: prefix of our names -> of theirs.
+    """
     matched = _Matched()
     for name, array in wanted.items():
         prefix = next((one for one in places if name.startswith(one)), None)

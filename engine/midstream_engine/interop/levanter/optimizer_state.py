@@ -1,4 +1,7 @@
-"""Levanter's optimizer state: where its moments are, counts, SkipStep's window, the norms that limit updates."""
+"""Levanter's optimizer state: moments, counts, SkipStep's window, norms.
+
+Moments are given by their place; the norms are those that limit updates.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,10 @@ def moments_place(directory: str, found: Mapping[str, Stored]) -> str:
 
 
 def moments_sources(kind: str, place: str) -> dict[str, str]:
-    """Return the beginnings of the names of moments: ours to Levanter's, whose part of the chain is at ``place``."""
+    """Return the prefixes of moments' names: ours to Levanter's.
+
+    Levanter's part of the chain is at ``place``.
+    """
     part, moments = MOMENTS[kind]
     sources = {f"optimizer/{part}/{moment}/": f"{place}{moment}/" for moment in moments}
     return {**sources, f"optimizer/{MUON}/momentum/": _MOMENTUM} if kind == MUON else sources
@@ -55,19 +61,24 @@ def moments_sources(kind: str, place: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Counts:
-    """Updates that the schedule has counted, and those without the updates that SkipStep skipped."""
+    """Updates that the schedule has counted, with and without SkipStep's skipped ones."""
 
     steps: int
     taken: int
 
 
 def is_count(name: str) -> bool:
-    """Return whether an array is a count of updates, or a learning rate, which follows from it."""
+    """Return whether an array is a count of updates, or a learning rate.
+
+    A learning rate follows from the count.
+    """
     return name.startswith(ROOT) and (name.endswith("/count") or name.startswith(_RATES))
 
 
 def read_counts(directory: str, found: Mapping[str, Stored], clip: str | None) -> Counts:
-    """Return the numbers of updates done. ``clip``: of ``clip_place``, whose count is another.
+    """Return the numbers of updates done.
+
+    ``clip``: that of ``clip_place``, whose count is another.
 
     Raises:
         ConversionError: Counts differ that are equal in every checkpoint of Levanter's.
@@ -93,7 +104,10 @@ def _of_rate(name: str) -> bool:
 
 
 def never_skips(optimizer: Mapping[str, Any]) -> bool:
-    """Return whether Levanter's SkipStep has a window of one update, which it makes of ``skip_bad_steps: true``."""
+    """Return whether Levanter's SkipStep has a window of one update.
+
+    Levanter makes such a window of ``skip_bad_steps: true``.
+    """
     return optimizer.get("skip_bad_steps") == 1 and optimizer["skip_bad_steps"] is not True
 
 
@@ -105,7 +119,9 @@ def skip_step_names(found: Mapping[str, Stored]) -> set[str]:
 def skip_step_arrays(
     directory: str, found: Mapping[str, Stored], wanted: Mapping[str, LogicalArray], counts: Counts
 ) -> list[ImportedArray]:
-    """Return SkipStep's window: losses and gradient norms [window], the number seen, and the number skipped.
+    """Return SkipStep's window, the number seen, and the number skipped.
+
+    The window has losses and gradient norms [window].
 
     Levanter counts what it has seen up to the window's length, and keeps the next slot; here the slot is the number
     seen modulo the window.
@@ -148,7 +164,9 @@ def clip_place(found: Mapping[str, Stored]) -> str | None:
 
 
 def clip_arrays(found: Mapping[str, Stored], wanted: Mapping[str, LogicalArray], place: str) -> list[ImportedArray]:
-    """Return the norms of the last updates [window], and the number seen, counted as SkipStep's is.
+    """Return the norms of the last updates [window], and the number seen.
+
+    The number is counted as SkipStep's is.
 
     Raises:
         ConversionError: The window has another length than in the configuration.

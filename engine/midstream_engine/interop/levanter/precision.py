@@ -1,4 +1,6 @@
-"""Element types of an imported state: those of the checkpoint's arrays, not those of its configuration.
+"""Element types of an imported state: those of the checkpoint's arrays.
+
+They are not those of its configuration.
 
 Under ``mp: bfloat16`` the first update of Levanter 1.2 makes parameters and the mean of gradients float32, because the
 learning rate is; the mean of their squares stays bfloat16. marin-levanter 0.2 rounds the rate, and all stay bfloat16.
@@ -18,7 +20,7 @@ from midstream_engine.shared.precision import Precision
 
 
 def apply_stored_types(mapping: dict[str, Any], found: dict[str, Stored], place: str, notes: list[str]) -> None:
-    """Set the types of parameters and of Adam's moments in ``mapping`` to those of the arrays.
+    """Set types of parameters and Adam's moments in ``mapping`` to the arrays' types.
 
     The moments of other optimizers are float32 here.
 

@@ -1,4 +1,6 @@
-"""Gradients of several micro-batches: DeepSpeed's pipeline added them up instead of averaging them in some versions.
+"""Gradients of several micro-batches: their sum or mean, by DeepSpeed's version.
+
+In some versions DeepSpeed's pipeline added them up instead of averaging them.
 
 Where gradients are accumulated (``gradient_accumulation_steps`` N > 1) in a pipeline (``pipe_parallel_size`` >= 1):
 
@@ -33,7 +35,10 @@ class GradientScale:
     factor: int = 1
 
     def apply(self, kind: str, numbers: np.ndarray) -> np.ndarray:
-        """Return masters (``fp32``) or moments (``exp_avg``, ``exp_avg_sq``) as those of mean gradients."""
+        """Return masters or moments as those of mean gradients.
+
+        ``kind``: ``fp32`` for masters; ``exp_avg`` or ``exp_avg_sq`` for moments.
+        """
         power = {"exp_avg": 1, "exp_avg_sq": 2}.get(kind, 0)
         if self.factor == 1 or not power:
             return numbers

@@ -1,4 +1,6 @@
-"""Translate NeoX's configuration to ours: model and training. What has no counterpart is rejected or noted.
+"""Translation of NeoX's configuration to ours: model and training.
+
+Settings that have no counterpart are rejected or noted.
 
 Missing names have NeoX's defaults. Shapes are those of the tensors, not of the file: the meaning of
 ``intermediate_size`` has changed between versions.
@@ -32,7 +34,10 @@ _ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"}
 
 @dataclass(frozen=True)
 class Choices:
-    """The user's statement about the NeoX that wrote a checkpoint (``revision``); None: as the checkpoint shows."""
+    """The user's statement about the NeoX that wrote a checkpoint (``revision``).
+
+    None: as the checkpoint shows.
+    """
 
     gqa_layout: str | None = None
     rms_epsilon: str | None = None
@@ -43,7 +48,10 @@ AS_FOUND = Choices()
 
 @dataclass(frozen=True)
 class Shapes:
-    """Shapes of the tensors. ``mlp``: rows of the first product of an MLP, of all ranks, with the gate."""
+    """Shapes of the tensors.
+
+    ``mlp``: rows of the first product of an MLP, of all ranks, with the gate.
+    """
 
     layers: int
     hidden: int
@@ -78,6 +86,13 @@ def model_of(
     settings: Settings, shapes: Shapes, revision: Revision, choices: Choices, notes: list[str]
 ) -> tuple[LmConfig, str]:
     """Return our model configuration and the layout of grouped queries.
+
+    Args:
+        settings: The stored configuration with NeoX's defaults.
+        shapes: Shapes of the tensors.
+        revision: The possible periods of the NeoX that wrote the checkpoint.
+        choices: The user's statement about that NeoX.
+        notes: Receives lines on what was decided.
 
     Raises:
         ConversionError: Ours lacks a feature, or two models are possible; the message names it.
@@ -230,7 +245,7 @@ def precision_of(settings: Settings, notes: list[str]) -> str:
 
 
 def _check_attention(found: Any) -> None:
-    """Check for ``[[["global"], 12]]``: dense attention in every layer, with any kernel."""
+    """Check for ``[[["global"], 12]]``: dense attention in all layers, any kernel."""
     kinds = {kind for entry in found or [] for kind in (entry[0] if isinstance(entry, list) else [entry])}
     strange = sorted(str(kind) for kind in kinds - {"global", "flash"})
     if strange:

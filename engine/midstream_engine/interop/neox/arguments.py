@@ -18,7 +18,9 @@ CARRIED, CHECKED, ELSEWHERE, NO_EFFECT = "carried over", "only this value", "set
 
 @dataclass(frozen=True)
 class Argument:
-    """Treatment of an argument by an import. ``accepted``: the values that can be imported, if not all can.
+    """Treatment of an argument by an import.
+
+    ``accepted``: the values that can be imported, if not all can.
 
     ``about``: what it becomes, why other values are refused, where it is set here, or why it has no effect.
     """
@@ -28,7 +30,10 @@ class Argument:
     accepted: tuple[Any, ...] = ()
 
     def accepts(self, value: Any) -> bool:
-        """Return whether a value can be imported. A section with ``enabled: false`` is one that is not there."""
+        """Return whether a value can be imported.
+
+        A section with ``enabled: false`` is one that is not there.
+        """
         if self.treatment != CHECKED:
             return True
         if isinstance(value, Mapping) and not value.get("enabled", bool(value)):
@@ -219,7 +224,9 @@ ADAM: dict[str, Argument] = {
 
 
 def check_arguments(found: Mapping[str, Any], unset: Mapping[str, Any], notes: list[str]) -> None:
-    """Check that the configuration trains what can be imported; add notes of what is set elsewhere here, or unknown.
+    """Check that the configuration trains what can be imported; add notes.
+
+    Notes name what is set elsewhere here, or unknown.
 
     Args:
         found: The settings, with underscores.

@@ -1,4 +1,7 @@
-"""Write the page ``docs/reference/neox-arguments.md``: ``python -m midstream_engine.interop.neox.arguments_page``."""
+"""Writer of the page ``docs/reference/neox-arguments.md``.
+
+The command is ``python -m midstream_engine.interop.neox.arguments_page``.
+"""
 
 from __future__ import annotations
 

@@ -55,7 +55,10 @@ class Files:
 
 
 def is_checkpoint(path: str) -> bool:
-    """Return whether ``path`` looks like NeoX's: a folder of ``load:`` or one checkpoint in it."""
+    """Return whether ``path`` looks like NeoX's.
+
+    That is a folder of ``load:`` or one checkpoint in it.
+    """
     names = os.listdir(path) if os.path.isdir(path) else []
     return any(_MODEL.fullmatch(name) for name in names) or (
         "latest" in names and any(name.startswith("global_step") for name in names)
@@ -63,7 +66,9 @@ def is_checkpoint(path: str) -> bool:
 
 
 def find(path: str) -> Files:
-    """Return the checkpoint at ``path``: its own directory, or the ``load:`` directory whose ``latest`` names it.
+    """Return the checkpoint at ``path``, or the one that ``latest`` there names.
+
+    ``path``: the checkpoint's own directory, or the ``load:`` directory that has ``latest``.
 
     Raises:
         ConversionError: It is no checkpoint, or files are missing.
@@ -123,7 +128,9 @@ def _check_complete(files: Files) -> None:
 
 
 def read_configs(directory: str) -> dict[str, Any]:
-    """Return the run's configuration: all ``configs/*.yml`` merged, with NeoX's names in their underscore form.
+    """Return the run's configuration: all ``configs/*.yml`` merged.
+
+    NeoX's names are in their underscore form.
 
     Raises:
         ConversionError: There is none, or two files differ.

@@ -1,4 +1,7 @@
-"""Import of NeoX checkpoints: weights, masters, moments, counts, schedule, and the position in the data."""
+"""Import of NeoX checkpoints.
+
+It covers weights, masters, moments, counts, schedule, and the position in the data.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,9 @@ _KINDS = {_MODEL: "fp32", _MU: "exp_avg", _NU: "exp_avg_sq"}
 
 
 def open_neox(path: str, choices: Choices = AS_FOUND) -> ForeignRun:
-    """Open the checkpoint at ``path`` (one, or a ``load:`` directory) with the configuration that continues it.
+    """Open the checkpoint at ``path`` with the configuration that continues it.
+
+    ``path``: a checkpoint, or a ``load:`` directory.
 
     ``choices``: what the user says of the NeoX that wrote it.
 
@@ -311,7 +316,7 @@ class _Build:
     def _pieces(
         self, form: Form, source: Source, shape: tuple[int, ...], plane: int, read: list[np.ndarray]
     ) -> list[Piece]:
-        """Return the parameter as ours: views of what was read, or a copy if it must be joined."""
+        """Return the parameter as ours: views of what was read, or a copy if joined."""
         if source[1] in ROWS:
             return _rows(read, shape, 0 if source[1] == ROWS[0] else 1)
         pick: Callable[[np.ndarray], np.ndarray] | None = source[2]
@@ -348,7 +353,7 @@ class _Build:
 
 
 def _rows(blocks: list[np.ndarray], shape: tuple[int, ...], axis: int) -> list[Piece]:
-    """Return rows [vocab, embed], block after block and rank after rank, along ``axis`` of ours."""
+    """Return rows [vocab, embed], block by block, rank by rank, along our ``axis``."""
     pieces: list[Piece] = []
     first = 0
     for block in blocks:

@@ -20,7 +20,10 @@ Source = tuple[int | None, str, Callable[[np.ndarray], np.ndarray] | None]  # la
 
 
 def sources_of(config: LmConfig, mlp: MlpNames, gqa_layout: str) -> list[tuple[Form, Source]]:
-    """Return every array of the model and its source. ``gqa_layout``: of ``revision.LAYOUTS``."""
+    """Return every array of the model and its source.
+
+    ``gqa_layout``: one of ``revision.LAYOUTS``.
+    """
     return [(rule, _source(config, rule, mlp, gqa_layout)) for rule in rules_of(config)]
 
 

@@ -1,4 +1,6 @@
-"""DeepSpeed's optimizer files: fp32 masters and moments as rows of numbers, cut over the data-parallel ranks.
+"""DeepSpeed's optimizer files: fp32 masters and moments, cut over ranks.
+
+They are rows of numbers; the ranks are the data-parallel ones.
 
 A parameter group is one row: its parameters end to end in the order of ``param_shapes``, zeros at the end, cut into
 equal parts, one a rank. A parameter may span ranks, and the zeros may fill the last ranks altogether. Which class wrote
@@ -24,13 +26,16 @@ KINDS = ("fp32", "exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class Row:
-    """Numbers [start, stop) of consecutive flat tensors, to be shaped as one parameter."""
+    """Numbers [start, stop) of consecutive flat tensors, to shape as one parameter."""
 
     parts: tuple[tuple[Tensor, int, int], ...]
     shape: tuple[int, ...]
 
     def load(self) -> list[np.ndarray]:
-        """Its numbers from the disk: a flat array for each tensor that has a part of it, in order."""
+        """Read the row's numbers from the disk.
+
+        The result is a flat array for each tensor that has a part of the row, in order.
+        """
         return [tensor.stretch(start, stop) for tensor, start, stop in self.parts]
 
     def read(self) -> np.ndarray:
@@ -43,7 +48,10 @@ class Row:
         return row.reshape(self.shape)
 
     def blocks(self, loaded: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """The parameter's rows [n, ...] one block after the other: views, but for a row that two tensors share."""
+        """Yield the parameter's rows [n, ...], one block after the other.
+
+        Blocks are views, but for a row that two tensors share.
+        """
         width = math.prod(self.shape[1:])
         rest = np.empty(0, np.float32)
         for flat in loaded:
@@ -73,7 +81,9 @@ class Masters:
 
 
 def from_partitions(name: str, model: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> Masters:
-    """Read one model-parallel rank's state from the optimizer files of its data-parallel ranks, in order.
+    """Read one model-parallel rank's state from its optimizer files.
+
+    ``files``: those of its data-parallel ranks, in order.
 
     ``name``: for messages.
 
@@ -115,7 +125,9 @@ def is_legacy(file: Any) -> bool:
 def from_sub_partitions(
     name: str, files: Sequence[Mapping[str, Any]], order: Sequence[Mapping[str, tuple[int, ...]]]
 ) -> Masters:
-    """Read DeeperSpeed 1.0's ZeRO 1, implemented from its description and not tested on a real file.
+    """Read DeeperSpeed 1.0's ZeRO 1.
+
+    The code follows its description and is not tested on a real file.
 
     A group's numbers are divided into intervals, each of them over all ranks. ``order``: each group's parameters in the
     module's order, which no file has; comparing masters with weights finds a wrong order.
@@ -165,7 +177,10 @@ def _checked(name: str, state: Mapping[str, Any]) -> Any:
 def from_flat_groups(
     name: str, optimizer: Mapping[str, Any], order: Sequence[Mapping[str, tuple[int, ...]]]
 ) -> Masters:
-    """FP16_Optimizer (ZeRO 0): ``fp32_groups_flat``, one row a group. ``order``: each group's parameters in order."""
+    """Read FP16_Optimizer (ZeRO 0): ``fp32_groups_flat``, one row a group.
+
+    ``order``: each group's parameters in order.
+    """
     flats, inner = optimizer["fp32_groups_flat"], optimizer.get("optimizer_state_dict")
     if not isinstance(inner, Mapping) or not inner.get("state"):
         raise ConversionError(f"{name}: the optimizer's state is not in it (only the parameters are)")
@@ -187,7 +202,10 @@ def from_parameters(
     order: Sequence[Mapping[str, tuple[int, ...]]],
     module: Mapping[str, Tensor],
 ) -> Masters:
-    """A plain optimizer (float32, ZeRO 0): a state for each parameter; the parameters themselves are the masters."""
+    """Read a plain optimizer (float32, ZeRO 0), with a state for each parameter.
+
+    The parameters themselves are the masters.
+    """
     state, groups = optimizer.get("state"), optimizer.get("param_groups")
     if not isinstance(state, Mapping) or not isinstance(groups, list) or not state:
         raise ConversionError(
@@ -230,7 +248,10 @@ def _moment(name: str, state: Mapping[str, Any], group: int, kind: str) -> Tenso
 
 
 def _cut(name: str, masters: Masters, kind: str, named: Mapping[str, Sequence[int]], row: Sequence[Any]) -> None:
-    """Cut a row, stored in consecutive tensors, into parameters. What is left at its end has to be zeros."""
+    """Cut a row, stored in consecutive tensors, into parameters.
+
+    The rest at its end has to be zeros.
+    """
     ends = [0]
     for tensor in row:
         ends.append(ends[-1] + _size(tensor))
@@ -258,7 +279,10 @@ def _cut(name: str, masters: Masters, kind: str, named: Mapping[str, Sequence[in
 def _check_slices(
     name: str, state: Mapping[str, Any], group: int, named: Mapping[str, Sequence[int]], sizes: Sequence[int], rank: int
 ) -> None:
-    """Where DeepSpeed itself says which part of a rank's row is whose, that has to agree."""
+    """Check that DeepSpeed's own record of a rank's row agrees, where there is one.
+
+    The record says which part of the row is which parameter's.
+    """
     mappings = state.get("param_slice_mappings")
     if not isinstance(mappings, list) or group >= len(mappings):
         return

@@ -1,4 +1,7 @@
-"""Reader of NeoX checkpoints: every parameter with its masters and moments, not in memory yet."""
+"""Reader of NeoX checkpoints: every parameter with its masters and moments.
+
+They are not in memory yet.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ from midstream_engine.interop.torchfile.calls import Tensor
 
 @dataclass
 class Read:
-    """Contents of the files. ``state``: the fields of the first rank that are the same in all."""
+    """Contents of the files.
+
+    ``state``: the fields of the first rank that are the same in all.
+    """
 
     files: Files
     state: dict[str, Any]
@@ -41,7 +47,9 @@ class Read:
 
     @property
     def clipping(self) -> float | None:
-        """The norm that DeepSpeed clipped gradients to, 0 if it did not; None: there is no record.
+        """Return the norm to which DeepSpeed clipped gradients.
+
+        It is 0 if DeepSpeed did not clip them, None if there is no record.
 
         Raises:
             ConversionError: The records differ.
@@ -109,7 +117,10 @@ def _mapping(file: TorchFile) -> dict[str, Any]:
 
 
 def _weights(found: Read, state: Mapping[str, Any], rank: int) -> dict[str, Tensor]:
-    """Return a model-parallel rank's parameters by their names in the optimizer, in the module's order."""
+    """Return a model-parallel rank's parameters by their names in the optimizer.
+
+    They are in the module's order.
+    """
     files = found.files
     if not files.pipeline:
         module = state.get("module")
@@ -137,7 +148,10 @@ def _weights(found: Read, state: Mapping[str, Any], rank: int) -> dict[str, Tens
 
 
 def _stage_names(state: Mapping[str, Any]) -> dict[Key, str] | None:
-    """Return a pipeline stage's names of its parameters; None if only their order in the files is known."""
+    """Return a pipeline stage's parameter names; None if only their order is known.
+
+    The order is that in the files.
+    """
     shapes = state.get("param_shapes")
     if not isinstance(shapes, list):
         return None

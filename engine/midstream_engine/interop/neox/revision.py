@@ -1,4 +1,6 @@
-"""Computations of the NeoX that wrote a checkpoint, where NeoX has changed while names and shapes stayed.
+"""Computations of the NeoX that wrote a checkpoint.
+
+They are those that NeoX has changed while names and shapes stayed.
 
 A checkpoint has no record of NeoX's version: ``save_ds_checkpoint`` stores the iteration, eight arguments and the
 configuration files of the user. Evidence is what these have: a ``git_hash``, settings that only some versions accept
@@ -71,7 +73,10 @@ class Heads:
 
     @property
     def can_interleave(self) -> bool:
-        """Whether NeoX's code of the first period, which computed in floats, could split the rows at all."""
+        """Return whether NeoX's code of the first period could split the rows at all.
+
+        That code computed in floats.
+        """
         share = self.keys / self.queries
         part = int(share * self.size)
         return int(self.size * (1 + 2 * share)) == self.size + 2 * part and part * self.queries == self.keys * self.size
@@ -79,7 +84,9 @@ class Heads:
 
 @dataclass
 class Revision:
-    """The possible periods of the NeoX that wrote a checkpoint, and the findings that leave these.
+    """The possible periods of the NeoX that wrote a checkpoint.
+
+    ``findings``: the findings that leave these periods.
 
     ``writer``: DeepSpeed's version, for messages.
     """
@@ -94,7 +101,7 @@ class Revision:
         self.findings.append(finding)
 
     def gqa_layout(self, heads: Heads, given: str | None, notes: list[str]) -> str:
-        """Return the layout of grouped queries, and add a note that names it with its reason.
+        """Return the layout of grouped queries; add a note of it with its reason.
 
         Raises:
             ConversionError: Nothing shows the layout, or ``given`` is impossible.
@@ -123,7 +130,7 @@ class Revision:
         return taken
 
     def rms_epsilon(self, epsilon: float, fused: bool, given: str | None, notes: list[str]) -> str:
-        """Return where RMSNorm's epsilon is added, and add a note that names it with its reason.
+        """Return where RMSNorm's epsilon is added; add a note of it with its reason.
 
         Raises:
             ConversionError: Nothing shows it, and it matters.

@@ -9,7 +9,10 @@ _BLOCK = 1 << 16  # numbers at a time, which fit the L2 cache
 
 
 def rounded_to(numbers: np.ndarray, rounded: np.ndarray) -> bool:
-    """Return whether ``rounded`` is float32 ``numbers`` in its own dtype, bit for bit. Both [n]."""
+    """Return whether ``rounded`` is float32 ``numbers`` in its own dtype, bit for bit.
+
+    Both are [n].
+    """
     if rounded.dtype != ml_dtypes.bfloat16:
         return np.array_equal(numbers if rounded.dtype == np.float32 else numbers.astype(rounded.dtype), rounded)
     return all(

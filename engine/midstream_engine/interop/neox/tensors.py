@@ -1,4 +1,4 @@
-"""NeoX's parameters by layer and name, and joining the parts of tensor-parallel ranks."""
+"""NeoX's parameters by layer and name; joining parts of tensor-parallel ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ _SUMMED = ("attention.dense.bias", *(f"{name}.bias" for name in _DOWN))
 
 @dataclass(frozen=True)
 class MlpNames:
-    """Names of an MLP's products. ``gate`` is ``up`` if one matrix has both, the gate below."""
+    """Names of an MLP's products.
+
+    ``gate`` is ``up`` if one matrix has both, the gate below.
+    """
 
     up: str
     gate: str
@@ -45,7 +48,10 @@ MLPS = (
 
 
 def key_of(name: str) -> Key:
-    """Return the key of a parameter's name in a module, a layer file (after its layer) or an optimizer."""
+    """Return the key of a parameter's name.
+
+    The name is one in a module, a layer file (after its layer) or an optimizer.
+    """
     if name == _TIED:
         return 0, "word_embeddings.weight"
     found = _NAME.fullmatch(name)

@@ -1,1 +1,4 @@
-"""Files that ``torch.save`` wrote, read without torch: nothing in them is executed, storages are mapped, CRCs hold."""
+"""Files that ``torch.save`` wrote, read without torch.
+
+Nothing in them is executed, storages are mapped, CRCs hold.
+"""

@@ -41,7 +41,10 @@ class _Member:
 
 
 class TorchFile:
-    """One file of ``torch.save``. ``value``: the saved object, with tensors as views of the mapped file."""
+    """One file of ``torch.save``.
+
+    ``value``: the saved object, with tensors as views of the mapped file.
+    """
 
     def __init__(self, path: str) -> None:
         """Open the file.
@@ -77,6 +80,13 @@ class TorchFile:
         """Return bytes [start, end) of a member in memory of their own (uint8).
 
         None if an overlapping part was read before: their CRCs cannot be combined to that of the member.
+
+        Args:
+            member: The member.
+            parts: Its parts that were read; this one is added.
+            name: Name of the member in messages.
+            start: First byte, from the member's beginning.
+            end: Byte after the last one.
         """
         crc = 0
 
@@ -180,7 +190,10 @@ class TorchFile:
         return self.member(member, name).tobytes()
 
     def _persistent(self, key: Any) -> Storage:
-        """Return the storage of ``("storage", class, key, location, number of elements)``; reject any other id."""
+        """Return the storage of a persistent id; reject any other id.
+
+        The id is ``("storage", class, key, location, number of elements)``.
+        """
         if type(key) is not tuple or len(key) != 5 or key[0] != "storage" or type(key[1]) is not Global:
             raise PickleRejectedError("a persistent id that is no storage")
         _, kind, name, _, count = key

@@ -1,4 +1,7 @@
-"""The names that a checkpoint's pickle may use, and their meaning here: a table, without lookup in any module."""
+"""Names that a checkpoint's pickle may use, and their meaning here.
+
+They are a table, without lookup in any module.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,9 @@ class Storage:
         raise NotImplementedError
 
     def stretch(self, start: int, stop: int) -> np.ndarray:
-        """Return numbers [start, stop), read-only, in memory that is freed with the last reference.
+        """Return numbers [start, stop), read-only.
+
+        Their memory is freed with the last reference.
 
         Damage is found when the file is verified.
         """
@@ -70,7 +75,7 @@ class Tensor:
         return np.lib.stride_tricks.as_strided(row[self.offset :], self.shape, strides, writeable=False)
 
     def stretch(self, start: int, stop: int) -> np.ndarray:
-        """Return elements [start, stop) in row-major order, as :meth:`Storage.stretch` does."""
+        """Return elements [start, stop) in row-major order, like :meth:`Storage.stretch`."""
         without_gaps = [math.prod(self.shape[axis + 1 :]) for axis in range(len(self.shape))]
         if any(size > 1 and a != b for size, a, b in zip(self.shape, self.stride, without_gaps, strict=True)):
             return self.read().reshape(-1)[start:stop]
@@ -105,7 +110,10 @@ def _encoded(text: Any, encoding: Any = "latin1") -> bytes:
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> Tensor:
-    """Make a tensor of ``_rebuild_tensor_v2``; other arguments are requires_grad, hooks (never run) and metadata."""
+    """Make a tensor of ``_rebuild_tensor_v2``.
+
+    Other arguments are requires_grad, hooks (never run) and metadata.
+    """
     if not isinstance(storage, Storage):
         raise ConversionError("broken pickle: a tensor without a storage")
     shape, stride = _sizes(shape), _sizes(stride)

@@ -1,4 +1,4 @@
-"""CRC-32 of a member that is read in parts, in any order, without reading anything twice."""
+"""CRC-32 of a member that is read in parts, in any order, and nothing twice."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ _POWERS = _powers()
 
 
 def combined(first: int, second: int, size: int) -> int:
-    """Return the CRC-32 of two consecutive parts from that of each; ``size``: bytes of the second."""
+    """Return the CRC-32 of two consecutive parts from that of each.
+
+    ``size``: bytes of the second.
+    """
     exponent = 0
     while size:
         if size & 1:
@@ -49,7 +52,10 @@ class Parts:
         self._lock = threading.Lock()
 
     def add(self, start: int, end: int, crc: int) -> bool | None:
-        """Record a part; return whether its CRC is that of the last read, None if it overlaps with another part."""
+        """Record a part; return whether its CRC is that of the last read.
+
+        None: the part overlaps with another one.
+        """
         with self._lock:
             known = self._known.get(start)
             if known is not None and known[0] == end:

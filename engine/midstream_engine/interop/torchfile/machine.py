@@ -1,4 +1,7 @@
-"""Pickles of checkpoints that are imported: plain values, tensors and records, by the names in ``calls``."""
+"""Pickles of imported checkpoints: plain values, tensors and records.
+
+They are made by the names in ``calls``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from midstream_engine.restricted_pickle import Global, Vocabulary
 
 
 def load(data: bytes, persistent: Callable[[Any], Any]) -> Any:
-    """Return the object of ``data`` (a pickle of any protocol), made of plain values, tensors and records.
+    """Return the object of a pickle, made of plain values, tensors and records.
+
+    ``data``: a pickle of any protocol.
 
     ``persistent`` returns the objects of persistent ids.
 

@@ -39,11 +39,17 @@ def choose_backend(
     documents: bool = False,
     platform: str | None = None,
 ) -> str:
-    """Return the implementation of attention in ``dtype`` on ``platform`` (None: that of the active mesh).
+    """Choose the implementation of attention.
 
     ``model.attn_backend`` decides, with two exceptions: dropout needs ``vanilla``, and ``xla`` replaces the kernels for
-    GPUs in float32, which cuDNN lacks and in which reference losses are measured. ``documents``: attention stops at
-    their ends.
+    GPUs in float32, which cuDNN lacks and in which reference losses are measured.
+
+    Args:
+        config: The model.
+        dtype: Dtype of the computation.
+        dropout: Whether attention has dropout.
+        documents: Attention stops at the ends of documents.
+        platform: Platform of the devices; None: that of the active mesh.
     """
     platform = mesh_platform() if platform is None else platform
     wanted = config.attn_backend or "default"
@@ -66,7 +72,7 @@ def choose_backend(
 
 
 class View(eqx.Module):
-    """The positions that each position attends to: itself and those before it, in its own segment."""
+    """Positions that each attends to: itself and those before, in its own segment."""
 
     segments: NamedArray | None  # int32 [batch, position]; None: one segment
     mask: NamedArray | None  # bool [(batch,) position, key_position], if the backend needs it

@@ -1,4 +1,6 @@
-"""Causal attention within documents, as kernels for GPUs. Elsewhere they run in interpret mode, for tests.
+"""Causal attention within documents, as kernels for GPUs.
+
+Elsewhere they run in interpret mode, for tests.
 
 A row is several documents, one after the other. Each position attends to those from the start of its document to
 itself. A kernel visits only the blocks in which such positions are, so short documents cost less than one long one, and
@@ -81,7 +83,10 @@ def document_attention(q: NamedArray, k: NamedArray, v: NamedArray, segments: Na
 
 
 def document_bounds(segments: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the first position of each position's document, and the first behind it: int32 [batch, position]."""
+    """Return the first position of each position's document, and the first behind it.
+
+    Both are int32 [batch, position].
+    """
     positions = jnp.arange(segments.shape[1], dtype=jnp.int32)
     begins = jnp.diff(segments, axis=1, prepend=segments[:, :1] - 1) != 0
     ends = jnp.roll(begins, -1, axis=1).at[:, -1].set(True)
@@ -142,7 +147,10 @@ def _blocks(positions: int, head_size: int, outer: int, inner: int, *, interpret
 def _forward(
     interpret: bool, q: jax.Array, k: jax.Array, v: jax.Array, starts: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the result, and the logarithm of each softmax's normaliser: float32 [batch, heads, position]."""
+    """Return the result, and the logarithm of each softmax's normaliser.
+
+    The logarithm is float32 [batch, heads, position].
+    """
     batch, positions, heads, size = q.shape
     part = _blocks(positions, size, _OUTER, _INNER, interpret=interpret)
     copies = heads // k.shape[2]
@@ -226,7 +234,7 @@ def _query_gradient(interpret: bool, given: _Backward) -> jax.Array:
 
 
 def _key_gradients(interpret: bool, given: _Backward, stops: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the gradients of keys and values, each summed over the heads that share them."""
+    """Return the gradients of keys and of values, summed over the heads sharing them."""
     batch, positions, heads, size = given.q.shape
     part = _blocks(positions, size, _OUTER_BACKWARD, _INNER_BACKWARD, interpret=interpret)
     copies = heads // given.k.shape[2]
@@ -276,7 +284,10 @@ def _key_gradients(interpret: bool, given: _Backward, stops: jax.Array) -> tuple
 
 
 def _visited(start: jax.Array, number: jax.Array, part: _Part) -> tuple[jax.Array, jax.Array]:
-    """Return the blocks of keys for block ``number`` of queries, whose first document begins at ``start``."""
+    """Return the blocks of keys for block ``number`` of queries.
+
+    The first document of this block begins at ``start``.
+    """
     return start // part.inner, pl.cdiv((number + 1) * part.outer, part.inner)
 
 

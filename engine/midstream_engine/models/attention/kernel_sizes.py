@@ -7,5 +7,5 @@ HEADS = (16, 32, 64, 128)  # sizes of a head
 
 
 def document_kernels_fit(positions: int, head_size: int) -> bool:
-    """Return whether there are kernels for rows of so many positions and heads of this size."""
+    """Return whether kernels exist for this number of positions and this head size."""
     return positions % BLOCK == 0 and head_size in HEADS

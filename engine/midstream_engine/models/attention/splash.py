@@ -1,4 +1,6 @@
-"""Splash attention: jax's flash attention kernel for TPUs. Elsewhere it runs in interpret mode, for tests.
+"""Splash attention: jax's flash attention kernel for TPUs.
+
+Elsewhere it runs in interpret mode, for tests.
 
 The compiler does not shard a kernel: each device runs it on its own part of the batch and the heads.
 """

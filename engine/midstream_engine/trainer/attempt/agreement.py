@@ -1,4 +1,6 @@
-"""Consensus at the start of an attempt: process 0 decides on the command and the checkpoint for all processes.
+"""Consensus of all processes at the start of an attempt.
+
+Process 0 decides on the command and the checkpoint for all processes.
 
 Hosts may lack files that others have; all processes start from the same state.
 """
@@ -35,7 +37,10 @@ def agree_on_command(processes: Processes, commands: CommandFile) -> None:
 
 
 def agree_on_origin(attempt: Attempt, find: Callable[[], Origin | None]) -> Origin | None:
-    """Return the checkpoint that process 0 found, with the path under this process's own root."""
+    """Return the checkpoint that process 0 found.
+
+    Its path is the one under this process's own root.
+    """
     processes = attempt.processes
     if processes.client is None:
         return find()
@@ -70,7 +75,10 @@ def _complete_share(attempt: Attempt, origin: Origin, manifest: records.Manifest
 
 
 def in_turn(attempt: Attempt, work: Callable[[], T]) -> T:
-    """Call ``work``, which leaves files, on the leader of each file system first, then on the others."""
+    """Call ``work`` on the leader of each file system first, then on the others.
+
+    ``work`` leaves files.
+    """
     client, file_systems = attempt.processes.client, attempt.file_systems
     if client is None or file_systems is None:
         return work()
@@ -85,7 +93,10 @@ def in_turn(attempt: Attempt, work: Callable[[], T]) -> T:
 
 
 def check_alike(processes: Processes, what: str, value: str) -> None:
-    """Raise EngineError that names a process whose ``value`` differs from that of process 0."""
+    """Raise EngineError if a process has another ``value`` than process 0.
+
+    The error names the process.
+    """
     if processes.client is None:
         return
     values = [text.decode() for text in processes.client.exchange(f"alike-{what}", value.encode())]

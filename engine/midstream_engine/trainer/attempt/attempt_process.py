@@ -1,4 +1,7 @@
-"""One process of an attempt: read the configuration, open the attempt, run it, record how it ended."""
+"""One process of an attempt, from its configuration to the record of its end.
+
+It reads the configuration, opens the attempt, runs it and records how it ended.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +97,10 @@ def run_process(arguments: Sequence[str], signals: Signals) -> int:
 
 
 def _end(code: int, processes: Processes) -> int:
-    """Return the exit code. After a failure in an attempt of several processes, exit immediately."""
+    """Return the exit code.
+
+    After a failure in an attempt of several processes, exit immediately.
+    """
     if code and processes.client is not None:
         logging.shutdown()
         os._exit(code)  # jax's exit handler would wait for the other processes
@@ -184,7 +190,10 @@ def _import_run() -> Callable[..., str]:
 
 
 def _report_failure(failure: str, status: StatusFile) -> None:
-    """Report the failure of another process, without which this one cannot continue; its main thread may be blocked."""
+    """Report the failure of another process, without which this one cannot continue.
+
+    Its main thread may be blocked.
+    """
     line = f"{failure}; this process ends at step {status.value.step}"
     log.error(line)
     status.update(state=records.FAILED, message=line)
@@ -210,13 +219,16 @@ def _record_signal(status: StatusFile, processes: Processes, name: str, updates_
 
 
 def _stop_too(stop: str, status: StatusFile) -> None:
-    """Stop at once, because another process has before the first update; the main thread may be blocked."""
+    """Stop at once, because another process has before the first update.
+
+    The main thread may be blocked.
+    """
     log.info(stop)
     status.update(state=records.STOPPED, message=stop)
 
 
 def _log_copy(config: TrainerConfig, attempt: Attempt, process: int) -> str | None:
-    """Return the path of the log's copy in ``trainer.log_dir``; None where it is not set."""
+    """Return the path of the log's copy in ``trainer.log_dir``; None if it is not set."""
     if not config.log_dir:
         return None
     directory = os.path.join(resolved_path(config.log_dir), attempt.paths.run_id)
@@ -246,7 +258,10 @@ def _refuse(error: Exception, code: int, arguments: Sequence[str]) -> int:
 
 
 def _leave_status(message: str, number: int, arguments: Sequence[str]) -> None:
-    """Write a failed status for the launcher, which reads the status and not the exit code."""
+    """Write a failed status for the launcher.
+
+    The launcher reads the status and not the exit code.
+    """
     try:
         flags = dict(parse_arguments(arguments)[1])
         trainer = TrainerConfig(root=flags.get("trainer.root"))

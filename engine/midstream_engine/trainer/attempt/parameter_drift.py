@@ -1,4 +1,7 @@
-"""Parameter drift: distance of a replica's parameters from those that the source saved."""
+"""Parameter drift: distance of a replica's parameters from the saved ones.
+
+The source saved the latter.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,9 @@ def keep(state: TrainState) -> list[HostArray]:
 
 
 def measure(directory: str, kept: list[HostArray]) -> records.ParameterDrift:
-    """Measure the distance of ``kept`` from the checkpoint in ``directory``, relative to the checkpoint's norm.
+    """Measure the distance of ``kept`` from the checkpoint in ``directory``.
+
+    It is relative to the checkpoint's norm.
 
     Euclidean norms in float64. Raises CheckpointError where the checkpoint is not complete, OSError where it cannot be
     read.
@@ -76,7 +81,10 @@ def _squares(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
 
 
 def measure_later(attempt: Attempt, checkpoint: str, kept: list[HostArray]) -> threading.Thread:
-    """Start a thread that writes ``parameter_drift.json`` once the run's ``checkpoint`` is complete."""
+    """Start a thread that writes ``parameter_drift.json``.
+
+    It does so once the run's ``checkpoint`` is complete.
+    """
 
     def wait_and_measure() -> None:
         directory = attempt.paths.checkpoint(checkpoint)

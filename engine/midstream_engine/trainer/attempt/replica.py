@@ -1,4 +1,6 @@
-"""A replica: it trains on from an earlier checkpoint while the source still trains, and may become the run.
+"""Replica that trains on from an earlier checkpoint while the source still trains.
+
+It may become the run.
 
 Until it is promoted it is not part of the run: it writes no checkpoint, has no trackers, and writes its metrics to
 ``replay.jsonl``. It consumes the run's batches, so the two can be compared step by step.
@@ -42,7 +44,10 @@ class _Unsaved:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a replay: the command that ended it (None: the process is to exit) and its state."""
+    """Result of a replay: the command that ended it, and its state.
+
+    Without a command (None) the process is to exit.
+    """
 
     command: records.Command | None
     state: TrainState | None = None
@@ -52,7 +57,10 @@ class Outcome:
 
 
 class Replay(Loop):
-    """Trains from ``step`` as a replica until a command promotes it, restores another state, or stops it."""
+    """Training from ``step`` as a replica.
+
+    It lasts until a command promotes the replica, restores another state, or stops it.
+    """
 
     def __init__(
         self,

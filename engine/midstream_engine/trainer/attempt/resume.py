@@ -1,4 +1,7 @@
-"""Resume a run: find the checkpoint, restore it, and write the evidence that it is the intended one."""
+"""Resumption of a run: its checkpoint, the restore, and the evidence.
+
+The evidence shows that the checkpoint is the intended one.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,10 @@ _PATHS = ("data.cache_dir", "trainer.id", "trainer.jax_compilation_cache_dir", "
 
 @dataclass(frozen=True)
 class Origin:
-    """A checkpoint to start from. ``root_digest`` is the required one; None where none is given."""
+    """Checkpoint to start from.
+
+    ``root_digest`` is the required one; None where none is given.
+    """
 
     directory: str
     own: bool  # it is in the run's own directory
@@ -155,7 +161,7 @@ def _origin(
 
 
 def _resolve(path: str, name: str) -> str:
-    """Return a checkpoint's directory from its path, or from that of its folder or run.
+    """Return a checkpoint's directory from its path, or its folder's or run's.
 
     Raises EngineError where there is no complete checkpoint.
     """
@@ -175,7 +181,9 @@ def _resolve(path: str, name: str) -> str:
 
 
 def batch_schedule_from(origin: Origin | None, config: TrainLmConfig) -> BatchSchedule:
-    """Return the run's batch sizes: as trained up to ``origin``, as configured from there on.
+    """Return the run's batch sizes.
+
+    They are as trained up to ``origin``, as configured from there on.
 
     A changed ``trainer.train_batch_size`` therefore neither repeats nor skips data.
     """
@@ -190,7 +198,10 @@ def batch_schedule_from(origin: Origin | None, config: TrainLmConfig) -> BatchSc
 
 
 def check_same_data(origin: Origin, config: TrainLmConfig, tokenizer: str) -> None:
-    """Raise EngineError where the configuration would read other batches than the run, or in another order."""
+    """Raise EngineError where the configuration would read other batches than the run.
+
+    Another order of the batches is an error, too.
+    """
     trainer, state = config.trainer, origin.state
     wanted = {
         "trainer.seed": (state["seed"], trainer.seed),
@@ -206,7 +217,10 @@ def check_same_data(origin: Origin, config: TrainLmConfig, tokenizer: str) -> No
 
 
 def report_changes(origin: Origin, config: TrainLmConfig) -> None:
-    """Log one line with the differences from the configuration that ``origin`` was trained with, if any."""
+    """Log the differences from the configuration of ``origin``, if any, in one line.
+
+    That is the configuration that ``origin`` was trained with.
+    """
     if not origin.same_run or not origin.config:
         return
     before, now = (_flat(json.loads(json.dumps(each))) for each in (origin.config, config.resolved()))
@@ -259,7 +273,7 @@ _TYPES = {
 
 @contextlib.contextmanager
 def _named_types(origin: Origin, setup: Plan) -> Iterator[None]:
-    """Report arrays that differ in their dtypes alone by the settings that decide them.
+    """Report arrays that differ in dtype alone by the settings that decide them.
 
     Raises:
         EngineError: They do.
@@ -282,7 +296,10 @@ def _named_types(origin: Origin, setup: Plan) -> Iterator[None]:
 
 
 def _begin_with_model(origin: Origin, setup: Plan) -> tuple[Resumed, dict[str, Any]]:
-    """Return the state of step 0 with the model of ``origin``. Nothing else of it is read."""
+    """Return the state of step 0 with the model of ``origin``.
+
+    Nothing else of it is read.
+    """
     fresh = setup.fresh_state()
     optimizer, key = fresh.optimizer, fresh.key
     del fresh  # free its model before the other is read: peak memory is that of a fresh start
@@ -311,7 +328,9 @@ def prove(
     reference_losses: ReferenceLosses,
     seconds: dict[str, float],
 ) -> records.Restore:
-    """Measure the evidence that the restored state is the saved one and that the next batch is the expected one.
+    """Measure the evidence that the restored state is the saved one.
+
+    It also shows that the next batch is the expected one.
 
     Args:
         origin: The checkpoint that was restored.

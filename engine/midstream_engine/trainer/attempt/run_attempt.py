@@ -90,7 +90,16 @@ class Beginning:
 
 
 def run(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, signals: Signals) -> str:
-    """Train and return FINISHED or STOPPED. The caller closes ``status``.
+    """Train and return FINISHED or STOPPED.
+
+    The caller closes ``status``.
+
+    Args:
+        config: The configuration.
+        root: Root directory of the host.
+        attempt: The attempt.
+        status: Its status.
+        signals: Requests to save and to stop.
 
     Raises:
         ConfigError: The configuration is invalid on these devices.
@@ -130,7 +139,9 @@ def run(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, 
 
 
 def report_finished(config: TrainLmConfig, origin: Origin, status: StatusFile) -> str:
-    """Report that the run was finished before this attempt, without its data or a compiled program.
+    """Report that the run was finished before this attempt.
+
+    It needs neither the run's data nor a compiled program.
 
     Raises EngineError where the configuration is not the run's.
     """
@@ -148,7 +159,7 @@ def report_finished(config: TrainLmConfig, origin: Origin, status: StatusFile) -
 def stand_by(
     attempt: Attempt, ready: CompiledRun, origin: Origin, requests: Requests, status: StatusFile, *, replica: bool
 ) -> Outcome:
-    """Rehearse on ``origin``, then wait for the run's state, or replay its batches as a ``replica``.
+    """Rehearse on ``origin``, then wait for the run's state, or replay its batches.
 
     Args:
         attempt: The standby attempt.
@@ -173,7 +184,9 @@ def get_ready(
     status: StatusFile,
     known: CompiledRun | None = None,
 ) -> CompiledRun:
-    """Set up for ``origin`` and start to compile; return ``known`` if its schedule and data are the same.
+    """Set up for ``origin`` and start to compile.
+
+    Return ``known`` if its schedule and data are the same.
 
     Args:
         config: The configuration.
@@ -206,7 +219,10 @@ def get_ready(
 
 
 def begin(attempt: Attempt, ready: CompiledRun, origin: Origin | None, status: StatusFile) -> Beginning:
-    """Restore the state of ``origin`` and write ``restore.json``; without an origin, make the state of step 0."""
+    """Restore the state of ``origin`` and write ``restore.json``.
+
+    Without an origin, make the state of step 0.
+    """
     setup, programs = ready.setup, ready.programs
     if origin is None:
         log.info("fresh start")
@@ -245,7 +261,9 @@ def train(
     requests: Requests,
     beginning: Beginning,
 ) -> str:
-    """Record the attempt in the lineage and train to its end; return FINISHED or STOPPED.
+    """Record the attempt in the lineage and train to its end.
+
+    Returns FINISHED or STOPPED.
 
     Args:
         config: The configuration.
@@ -296,7 +314,7 @@ def train(
 
 
 def promote(attempt: Attempt, replayed: Outcome, saver: Saver, metrics: Recorder) -> None:
-    """Make a replica's results the run's: write its rows of metrics and save its state."""
+    """Make a replica's results the run's: write its metric rows, save its state."""
     assert replayed.command is not None
     assert replayed.state is not None
     for row in replayed.rows:

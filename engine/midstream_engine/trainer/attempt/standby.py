@@ -1,4 +1,6 @@
-"""A standby: an attempt that is compiled and rehearsed, and waits for a state that is still trained elsewhere.
+"""Standby: compiled, rehearsed attempt that waits for a state.
+
+The state is still trained elsewhere.
 
 It is not part of the run: no fence, lineage, checkpoint or metrics. Whatever it leaves undone would add to the
 downtime, so it runs a step of every program, computes the reference losses, and allocates the memory for both.
@@ -33,7 +35,9 @@ POLL_INTERVAL = 0.02  # seconds
 
 
 def rehearse(origin: Origin, setup: Setup, programs: Programs, status: StatusFile) -> float:
-    """Run a few updates on ``origin``'s state, then drop it. Returns the seconds of the last update.
+    """Run a few updates on ``origin``'s state, then drop it.
+
+    Returns the seconds of the last update.
 
     Raises EngineError where these devices compute other losses than the checkpoint's writer did, or a loss that is not
     finite: found while the source still trains.
@@ -71,7 +75,9 @@ def rehearse(origin: Origin, setup: Setup, programs: Programs, status: StatusFil
 
 
 def wait_on_standby(attempt: Attempt, requests: Requests, status: StatusFile) -> records.Command | None:
-    """Wait for a command to restore, and return it; None after a stop, or once the lease has expired.
+    """Wait for a command to restore, and return it.
+
+    None after a stop, or once the lease has expired.
 
     A command that does not fit (another epoch, a missing checkpoint, a fence with another owner) is rejected, and the
     standby waits on. Raises FencedError where the run has passed this attempt's epoch.
@@ -100,7 +106,10 @@ def wait_on_standby(attempt: Attempt, requests: Requests, status: StatusFile) ->
 
 
 def _agreed(attempt: Attempt, sequence: int, refusal: str) -> str:
-    """Return the reason of the first process that rejects; hosts may lack files, and all go on or none does."""
+    """Return the reason of the first process that rejects.
+
+    Hosts may lack files, and all go on or none does.
+    """
     client = attempt.processes.client
     if client is None:
         return refusal
@@ -138,7 +147,7 @@ def unowned(attempt: Attempt) -> str:
 
 
 def check_not_passed(attempt: Attempt) -> None:
-    """Raise FencedError where the run has passed the epoch that this attempt waits for."""
+    """Raise FencedError if the run has passed the epoch that this attempt waits for."""
     try:
         fence = read_fence(attempt.paths)
     except FenceUnreadableError:

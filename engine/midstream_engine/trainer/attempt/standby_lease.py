@@ -14,7 +14,9 @@ POLL_INTERVAL = 1.0  # seconds
 
 
 class Lease:
-    """Lease that is renewed by rewriting the attempt's ``lease`` file; the attempt exits when it expires.
+    """Lease that is renewed by rewriting the attempt's ``lease`` file.
+
+    The attempt exits when it expires.
 
     Time is counted by this process's clock from when it reads the change: clocks of different machines are not
     compared. An attempt with a lease is not part of the run, so its exit loses nothing, and a migration that continues

@@ -1,1 +1,1 @@
-"""Programs compiled for a run: its setup, train step and reference losses, and their cache."""
+"""Programs compiled for a run: setup, train step, reference losses; their cache."""

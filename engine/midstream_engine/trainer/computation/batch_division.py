@@ -43,7 +43,7 @@ class Cut:
         return Axis(MICRO, self.micro), Axis(BATCH, self.size), Axis(POSITION, positions)
 
     def put(self, array: np.ndarray, dtype: type = np.int32) -> NamedArray:
-        """Put a batch [batch, position] of this host on the devices as [micro, batch, position]."""
+        """Put this host's batch [batch, position] on devices as [micro, batch, position]."""
         cut = np.ascontiguousarray(array.reshape(self.micro, self.size, -1), dtype)
         return NamedArray(place(cut, self.sharding), self.axes(array.shape[-1]))
 
@@ -54,7 +54,7 @@ class Cut:
         return NamedArray(struct, axes)  # pyright: ignore[reportArgumentType]
 
     def rows(self, process: int) -> np.ndarray:
-        """Return the examples of a batch that the devices of ``process`` have, in order. int64 [n]."""
+        """Return a batch's examples on the devices of ``process``, in order, int64 [n]."""
         return _rows(self)[process]
 
     def owned(self, process: int) -> np.ndarray:
@@ -74,14 +74,20 @@ def _rows(cut: Cut) -> dict[int, np.ndarray]:
 
 
 class ScheduledBatches:
-    """Batches of a run whose batch size may change. Batch k begins where batch k - 1 ends."""
+    """Batches of a run whose batch size may change.
+
+    Batch k begins where batch k - 1 ends.
+    """
 
     def __init__(self, samples: TrainingBatches, schedule: BatchSchedule) -> None:
         self.cache, self.sequences = samples.cache, samples.sequences
         self._samples, self._schedule = samples, schedule
 
     def batch(self, index: int, rows: np.ndarray | None = None) -> Batch:
-        """Read batch ``index``, or only its ``rows`` (int64 [n]). The time does not depend on ``index``."""
+        """Read batch ``index``, or only its ``rows`` (int64 [n]).
+
+        The time does not depend on ``index``.
+        """
         return self._samples.samples(index, self._schedule.first_sample(index), self._schedule.size(index), rows)
 
     def epoch(self, index: int) -> float:

@@ -1,4 +1,6 @@
-"""Options of the compiler by accelerator and mesh, and what ``trainer.compiler_options`` changes in them.
+"""Options of the compiler by accelerator and mesh.
+
+``trainer.compiler_options`` changes them.
 
 The effects in ``_TPU`` are those on the compiled step of a Llama with 1.24 billion parameters: what a device sends in
 a step, what of it nothing hides, and cycles by the compiler's estimate (benchmarks/aot.py, libtpu 0.0.42.1).
@@ -61,7 +63,10 @@ def compile_options(layout: Layout, given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def unknown_option(error: Exception, given: Mapping[str, Any]) -> ConfigError | None:
-    """Return the error in ``trainer.compiler_options`` that a compiler's ``error`` reports; None if it is another."""
+    """Return the error in ``trainer.compiler_options`` that ``error`` reports.
+
+    ``error`` is a compiler's. None if it is another one.
+    """
     text = " ".join(str(error).split())
     names = [name for name, value in given.items() if value is not None and name in text]
     if not names or not re.search(r"No such compile option|While setting option|Failed to parse", text):

@@ -1,4 +1,4 @@
-"""Whether the numbers of a state are finite: by array, inside the update's program."""
+"""Finiteness of the numbers of a state, by array, inside the update's program."""
 
 from __future__ import annotations
 
@@ -19,20 +19,26 @@ _SCALE = 2.0**-90
 
 
 def number_kinds(tree: Any) -> jax.Array:
-    """Return the kind of each array of floats in ``tree``, int32 [arrays], in the order of `float_names`. Traceable.
+    """Return the kind of each array of floats in ``tree``, int32 [arrays]. Traceable.
 
-    It is NAN where an array has both NaN and infinity.
+    The order is that of `float_names`. The kind is NAN where an array has both NaN and infinity.
     """
     return _kinds([array.value for array in flatten(tree).values() if _is_float(array.value)])
 
 
 def float_names(tree: Any) -> list[str]:
-    """Return the names in a checkpoint of the arrays of floats in ``tree``: arrays, or their shapes."""
+    """Return the names in a checkpoint of the arrays of floats in ``tree``.
+
+    ``tree`` has arrays, or their shapes.
+    """
     return [name for name, array in flatten(tree).items() if _is_float(array.value)]
 
 
 def names_by_kind(names: Sequence[str], kinds: np.ndarray) -> dict[str, list[str]]:
-    """Return the names of the arrays that are not finite: ``{"NaN": [...], "infinity": [...]}``."""
+    """Return the names of the arrays that are not finite.
+
+    They are returned by kind: ``{"NaN": [...], "infinity": [...]}``.
+    """
     return {
         word: [name for name, found in zip(names, kinds, strict=True) if found == kind]
         for word, kind in (("NaN", NAN), ("infinity", INFINITE))
@@ -40,7 +46,10 @@ def names_by_kind(names: Sequence[str], kinds: np.ndarray) -> dict[str, list[str
 
 
 def find_not_finite(tree: Any) -> dict[str, list[str]]:
-    """Return `names_by_kind` of a state that came from no update. All processes of the arrays have to call it."""
+    """Return `names_by_kind` of a state that came from no update.
+
+    All processes of the arrays have to call it.
+    """
     arrays = {name: array.value for name, array in flatten(tree).items() if _is_float(array.value)}
     return names_by_kind(list(arrays), np.asarray(jax.jit(_kinds)(list(arrays.values()))))
 
@@ -65,7 +74,9 @@ def _kinds(values: Sequence[jax.Array]) -> jax.Array:
 
 
 def _sum(value: jax.Array) -> jax.Array:
-    """Return a sum that is NaN or infinite exactly where one of the numbers is. float32 [].
+    """Return a sum that is NaN or infinite exactly where one of the numbers is.
+
+    float32 [].
 
     Sums of squares, because XLA for CPUs vectorises these, and not reductions of comparisons, which take four times as
     long; and because every collective library adds NaN correctly, while some drop it from a maximum.

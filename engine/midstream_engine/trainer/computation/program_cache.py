@@ -1,4 +1,6 @@
-"""Program cache on disk, keyed by the inputs of a program, so that a restart traces nothing.
+"""Program cache on disk, keyed by the inputs of a program.
+
+A restart therefore traces nothing.
 
 jax's own cache needs the traced and lowered program for its key, which takes longer than the rest of a restart with a
 small model. Here the key has the inputs: the engine's code, the configuration, the versions, the devices. It leaves out
@@ -76,7 +78,10 @@ def cached_program(setup: Plan, name: str, make: Callable[[], Any], arguments: t
 
 @cache
 def _hit_list() -> list[str]:
-    """Return a list that grows by one with each program that jax finds in its own cache, in any thread."""
+    """Return a list that grows by one with each program that jax finds in its cache.
+
+    It counts programs that any thread finds in jax's own cache.
+    """
     found: list[str] = []
     monitoring.register_event_listener(lambda event, **_: found.append(event) if event == _HIT else None)
     return found
@@ -169,7 +174,10 @@ def engine_digest() -> str:
 
 @cache
 def _processor() -> str:
-    """Return the features of this machine's processor, for which programs for CPUs are compiled."""
+    """Return the features of this machine's processor.
+
+    Programs for CPUs are compiled for them.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

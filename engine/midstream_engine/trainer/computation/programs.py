@@ -1,4 +1,7 @@
-"""Compiled programs of a run, made before the state exists and while it is restored."""
+"""Compiled programs of a run.
+
+They are made before the state exists and while it is restored.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ class Programs:
         return self._ready.result()
 
     def wait(self) -> float:
-        """Wait until the first update can be computed, and return the seconds that this took.
+        """Wait until the first update can be computed; return the seconds that this took.
 
         Raises the compiler's error. The evaluation may take longer; reading ``evaluate`` waits for it.
         """
@@ -84,7 +87,7 @@ class Programs:
 
 @dataclass(frozen=True)
 class CompiledRun:
-    """Setup and programs, made before a state exists and valid for any state of the run."""
+    """Setup and programs, made before a state exists, for any state of the run."""
 
     setup: Setup
     programs: Programs
@@ -92,7 +95,10 @@ class CompiledRun:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[ThreadPoolExecutor]:
-    """Context with a thread that ends after the work submitted in it; leaving does not wait for that."""
+    """Yield a thread that ends after the work submitted in it.
+
+    Leaving the context does not wait for that.
+    """
     thread = ThreadPoolExecutor(1, thread_name_prefix="compile")
     try:
         yield thread
@@ -115,7 +121,9 @@ def compile_steps(setup: Plan, processes: Processes = ALONE) -> Step:
 
 
 def compile_step(setup: Plan, cut: Cut | None = None, options: Mapping[str, Any] | None = None) -> Any:
-    """Compile the update of a batch that is divided as in ``cut`` (None: as the first batch).
+    """Compile the update of a batch that is divided as in ``cut``.
+
+    ``cut`` None: as the first batch.
 
     Args:
         setup: The plan of the run.

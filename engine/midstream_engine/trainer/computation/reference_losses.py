@@ -1,4 +1,7 @@
-"""Reference losses: losses of fixed sequences at a saved state, which the target recomputes and compares."""
+"""Reference losses: losses of fixed sequences at a saved state.
+
+The target recomputes and compares them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ TOLERANCE = 1e-4  # relative
 
 
 def losses_of(model: LmModel, tokens: NamedArray, mask: NamedArray, *, eos: int | None) -> NamedArray:
-    """Return the mean loss of each sequence, float32 [batch]: highest matmul precision, no dropout."""
+    """Return the mean loss of each sequence, float32 [batch].
+
+    It is computed with the highest matmul precision and no dropout.
+    """
     with jax.default_matmul_precision("highest"):
         wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), model)
         losses = hax.sum(token_losses(wide, tokens, mask, eos=eos), POSITION)
@@ -47,7 +53,10 @@ class Measured:
 
 
 class ReferenceLosses:
-    """Measures reference losses on a layout; compiled once, separately from the train step."""
+    """Measurement of reference losses on a layout.
+
+    It is compiled once, separately from the train step.
+    """
 
     def __init__(self, setup: Plan, processes: Processes = ALONE) -> None:
         layout, seq_len, eos = setup.layout, setup.positions, setup.eos
@@ -87,7 +96,10 @@ class ReferenceLosses:
 
 
 def worst_error(recorded: list[float], recomputed: list[float]) -> float:
-    """Return the largest relative difference; infinity where the numbers of losses differ."""
+    """Return the largest relative difference.
+
+    Infinity where the numbers of losses differ.
+    """
     if len(recorded) != len(recomputed):
         return float("inf")
     return max((records.relative_difference(a, b) for a, b in zip(recorded, recomputed, strict=True)), default=0.0)

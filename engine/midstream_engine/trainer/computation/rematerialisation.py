@@ -1,4 +1,6 @@
-"""``model.gradient_checkpointing: auto``: what each layer stores, by the memory of the devices.
+"""Choice of each layer's stored arrays by the memory of the devices.
+
+``model.gradient_checkpointing: auto`` selects it.
 
 Stored are the arrays that save most time for their memory: first the result of attention, whose kernel would run again,
 then queries, keys and values, then the inner products of the MLP. The arithmetic is that of the arrays' sizes; the
@@ -21,7 +23,9 @@ _LOGITS = 1 / 16  # of the memory, at most: see `models.loss.positions_a_block`
 
 
 def by_memory(config: LmConfig, device: Any, *, state: float, gradients: float, tokens: int, width: int) -> bool | str:
-    """Return the value of ``gradient_checkpointing`` with the most stored that fits; True if nothing more does.
+    """Return the value of ``gradient_checkpointing`` with the most stored that fits.
+
+    It is True if nothing more fits.
 
     Args:
         config: The model.
@@ -53,7 +57,10 @@ def layer_width(config: LmConfig, value: str) -> int:
 
 
 def memory_of(device: Any) -> int | None:
-    """Return the bytes that a program may use on a device; None where they are not known."""
+    """Return the bytes that a program may use on a device.
+
+    None where they are not known.
+    """
     if device.platform == "cpu":
         return None
     try:

@@ -1,4 +1,7 @@
-"""Setup of a run from its configuration, devices and data, before any state exists."""
+"""Setup of a run from its configuration, devices and data.
+
+It is made before any state exists.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Plan:
-    """Consequences of the configuration and the devices: all that compiling needs, without the data."""
+    """Consequences of the configuration and the devices: all that compiling needs.
+
+    The data is not needed.
+    """
 
     config: TrainLmConfig
     tokenizer: Tokenizer
@@ -63,12 +69,15 @@ class Plan:
 
     @property
     def eos(self) -> int | None:
-        """The token at which attention stops looking back; None if it crosses the ends of documents."""
+        """Token at which attention stops looking back.
+
+        None if it crosses the ends of documents.
+        """
         return self.tokenizer.eos if self.config.data.block_cross_document_attention else None
 
     @property
     def positions(self) -> int:
-        """Tokens of an example: ``seq_len``, and one more if the last position's target is included."""
+        """Tokens of an example: ``seq_len``, and one more with the last position's target."""
         return self.config.model.seq_len + self.config.data.next_token
 
     @property
@@ -125,7 +134,7 @@ class Setup(Plan):
 
     @property
     def data_digests(self) -> list[str]:
-        """Digests of the token caches and the tokenizer that are read from this host's data directory."""
+        """Digests of the token caches and tokenizer read from this host's data directory."""
         read = [self.batches.cache, *(self.validation.sets.values() if self.validation else ())]
         stored = records.tokenizer_digests(self.config.data.given_tokenizer)
         return list(dict.fromkeys([*(cache.digest for cache in read if cache.local), *stored]))
@@ -181,7 +190,10 @@ def make_plan(
 
 
 def _with_remat(config: TrainLmConfig, layout: Layout, template: TrainState, cut: Cut) -> TrainLmConfig:
-    """Return the configuration with what each layer stores, chosen to the memory of the devices."""
+    """Return the configuration with what each layer stores.
+
+    This is chosen by the memory of the devices.
+    """
     devices = layout.mesh.size
     numbers = sum(leaf.size for leaf in jax.tree.leaves(template.model))
     chosen = by_memory(

@@ -24,7 +24,10 @@ from midstream_engine.trainer.runtime.mesh import Layout, place
 
 
 class TrainState(eqx.Module):
-    """All arrays of a checkpoint. ``key`` never changes: randomness is a function of it and of the example."""
+    """All arrays of a checkpoint.
+
+    ``key`` never changes: randomness is a function of it and of the example.
+    """
 
     model: LmModel
     optimizer: Any  # optax state: moments like the model, counts int32 []
@@ -66,14 +69,19 @@ def initializer(
 
 
 def abstract_state(init: Callable[[PRNGKeyArray], TrainState]) -> TrainState:
-    """Return the state's shapes, NamedArrays of ShapeDtypeStruct, without allocating arrays."""
+    """Return the state's shapes without allocating arrays.
+
+    They are NamedArrays of ShapeDtypeStruct.
+    """
     return eqx.filter_eval_shape(lambda: init(jax.random.key(0)))
 
 
 def fresh_state(
     init: Callable[[PRNGKeyArray], TrainState], layout: Layout, seed: int, processes: Processes = ALONE
 ) -> TrainState:
-    """Make the state before the first update in place: no device ever has more than its shards.
+    """Make the state before the first update in place.
+
+    No device ever has more than its shards.
 
     Bit-identical on any mesh: jax's default generator is partitionable, and see ``models.layers.normal``.
     """
@@ -83,12 +91,18 @@ def fresh_state(
 
 
 def run_key(seed: int) -> np.ndarray:
-    """Return the raw key (uint32 [2]) from which a run's state is drawn. Jax compiles two small programs for it."""
+    """Return the raw key (uint32 [2]) from which a run's state is drawn.
+
+    Jax compiles two small programs for it.
+    """
     return np.asarray(jax.random.key_data(jax.random.key(seed)))
 
 
 def compile_fresh_state(init: Callable[[PRNGKeyArray], TrainState], layout: Layout) -> Any:
-    """Compile ``init`` to a program that makes the state in place, from the raw key (uint32 [2])."""
+    """Compile ``init`` to a program that makes the state from the raw key, in place.
+
+    The key is uint32 [2].
+    """
     # The program runs once: LLVM's optimisation would take ten times as long as it saves.
     options = {"xla_backend_optimization_level": 0} if layout.platform == "cpu" else None
     key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
@@ -102,7 +116,7 @@ def compile_fresh_state(init: Callable[[PRNGKeyArray], TrainState], layout: Layo
 
 
 def with_shardings(template: Any, shardings: Any) -> Any:
-    """Attach each array's sharding to ``template`` (shapes), for lowering ahead of time."""
+    """Attach each array's sharding to ``template`` (shapes), to lower ahead of time."""
 
     def attach(leaf: Any, sharding: Any) -> Any:
         if isinstance(leaf, NamedArray):

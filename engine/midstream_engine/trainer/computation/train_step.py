@@ -47,7 +47,9 @@ def train_step(
     averaging: ModelAveragingConfig | None = None,
     z_loss: float = 0.0,
 ) -> Callable[[TrainState, jax.Array, NamedArray, NamedArray], tuple[TrainState, StepResult]]:
-    """Return the function (state, step int32 [], tokens and loss mask [micro, batch, position]) -> (state, result).
+    """Return the function that trains a step.
+
+    It maps (state, step int32 [], tokens and loss mask [micro, batch, position]) to (state, result).
 
     The loss is the sum over all counted tokens of the batch divided by their number, so neither the number of
     micro-batches nor an uneven mask changes the gradient. Dropout keys depend on the example's index in the global
@@ -114,14 +116,19 @@ def train_step(
 
 
 def _at_least(dtype: DTypeLike, model: LmModel) -> LmModel:
-    """Return the model in ``dtype`` where its own precision is lower: its gradient is then not rounded to its own."""
+    """Return the model in ``dtype`` where its own precision is lower.
+
+    The gradient is then not rounded to the model's own precision.
+    """
     return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, dtype)), model)
 
 
 def evaluation_step(
     policy: jmp.Policy, *, eos: int | None
 ) -> Callable[[LmModel, NamedArray, NamedArray], tuple[jax.Array, jax.Array]]:
-    """Return the function (model, tokens and loss mask [micro, batch, position]) -> (summed loss, counted tokens).
+    """Return the function that evaluates micro-batches.
+
+    It maps (model, tokens and loss mask [micro, batch, position]) to (summed loss, counted tokens).
 
     Results are float32 [].
     """

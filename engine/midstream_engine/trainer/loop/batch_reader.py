@@ -20,7 +20,10 @@ _readers = itertools.count()  # numbers in keys: every process makes the same re
 
 
 class BatchReader:
-    """Reads one batch after another. ``batch`` may be called on another thread than ``digest``."""
+    """Reader of one batch after another.
+
+    ``batch`` may be called on another thread than ``digest``.
+    """
 
     def __init__(self, setup: Setup, processes: Processes) -> None:
         self._setup, self._processes = setup, processes

@@ -7,13 +7,18 @@ from midstream_engine.shared.accelerators import find_accelerator
 
 
 def peak(device_kind: str) -> float | None:
-    """Return the peak FLOP/s of one device in 16-bit arithmetic; None if it is unknown."""
+    """Return the peak FLOP/s of one device in 16-bit arithmetic.
+
+    None if it is unknown.
+    """
     found = find_accelerator(device_kind)
     return None if found is None else found.peak_flops
 
 
 def forward_flops_per_token(config: LmConfig, vocab_size: int, *, causal: bool = False) -> float:
-    """Return the FLOPs of the forward pass for one token. ``vocab_size``: without padding.
+    """Return the FLOPs of the forward pass for one token.
+
+    ``vocab_size``: without padding.
 
     Two for every weight in a matrix product, and the two products of attention. There are two conventions: with all
     ``seq_len`` keys, as in Chowdhery et al., "PaLM", 2022, appendix B, or ``causal``, with half of them, as MaxText
@@ -28,12 +33,18 @@ def forward_flops_per_token(config: LmConfig, vocab_size: int, *, causal: bool =
 
 
 def flops_per_token(config: LmConfig, vocab_size: int, *, causal: bool = False) -> float:
-    """Return the FLOPs of one token forward and backward, with two products backward for each one forward."""
+    """Return the FLOPs of one token forward and backward.
+
+    There are two products backward for each one forward.
+    """
     return 3.0 * forward_flops_per_token(config, vocab_size, causal=causal)
 
 
 def utilisation_columns(config: LmConfig, vocab_size: int) -> dict[str, float]:
-    """Return the FLOPs of one token by the metric in which they are divided by seconds and peak, one a convention."""
+    """Return the FLOPs of one token by metric, with one metric for each convention.
+
+    In the metric they are divided by seconds and peak.
+    """
     return {
         "throughput/mfu_full_attention": flops_per_token(config, vocab_size),
         "throughput/mfu_causal_attention": flops_per_token(config, vocab_size, causal=True),

@@ -15,7 +15,9 @@ log = logging.getLogger(__name__)
 
 
 class Profile:
-    """Writes one trace per attempt, for TensorBoard and Perfetto: ``plugins/profile/<time>/*`` under ``directory``.
+    """Writer of one trace per attempt, for TensorBoard and Perfetto.
+
+    The files are ``plugins/profile/<time>/*`` under ``directory``.
 
     An error of the profiler is a warning, and training continues without a trace.
     """
@@ -30,7 +32,10 @@ class Profile:
         self._running = False
 
     def changes(self, step: int) -> bool:
-        """Return whether `before` starts or ends the trace at ``step``; no update may be running then."""
+        """Return whether `before` starts or ends the trace at ``step``.
+
+        No update may be running then.
+        """
         return step >= self._end if self._running else self._wanted and step >= self._begin
 
     def before(self, step: int) -> None:
@@ -60,7 +65,10 @@ class Profile:
 
 
 def profile_directory(config: TrainerConfig, attempt: Attempt) -> str:
-    """Return the directory of traces: under ``trainer.log_dir`` if that is given, else in the attempt's directory."""
+    """Return the directory of traces.
+
+    It is under ``trainer.log_dir`` if that is given, else in the attempt's directory.
+    """
     if config.log_dir:
         return os.path.join(resolved_path(config.log_dir), attempt.paths.run_id, "profiler")
     return os.path.join(attempt.files.dir, "profiler")

@@ -1,4 +1,6 @@
-"""Requests to the running engine, by signal or command, and the consensus of its processes on them.
+"""Requests to the running engine, and the consensus of its processes on them.
+
+They come by signal or command.
 
 Each process has a vector of int32 with its view at a step boundary. All processes act on the element-wise maximum over
 these vectors at the same step. Whatever differs between processes (signals, clocks, the progress of a save) is part of
@@ -26,7 +28,10 @@ SAVES, STOPS, COMMAND, EPOCH, DUE, BUSY, FAILED, UNREADABLE = range(8)
 
 
 class CommandFile:
-    """``command.json``, polled once per step: one stat, and a read only after a change."""
+    """``command.json``, polled once per step.
+
+    It takes one stat, and a read only after a change.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -51,14 +56,20 @@ class CommandFile:
         return self.command
 
     def take(self, command: records.Command) -> None:
-        """Accept a command, possibly read by another process, unless it is older than the present one."""
+        """Accept a command unless it is older than the present one.
+
+        Another process may have read it.
+        """
         if self.command is None or command.sequence > self.command.sequence:
             self.command = command
 
 
 @dataclass(frozen=True)
 class Known:
-    """View of one process at a step boundary, or the consensus: the maximum of each field."""
+    """View of one process at a step boundary, or the consensus.
+
+    The consensus is the maximum of each field.
+    """
 
     epoch: int = 0  # of the fence, as the process reads it
     due: bool = False  # the checkpointer's interval has passed, by the clock of process 0
@@ -78,7 +89,10 @@ class Wanted:
 
 
 class Requests:
-    """Collects requests and returns the actions of each step boundary; each request is returned once."""
+    """Collector of requests, with the actions of each step boundary.
+
+    Each request is returned once.
+    """
 
     def __init__(self, signals: Signals, commands: CommandFile, processes: Processes = ALONE) -> None:
         self._signals, self._commands = signals, commands
@@ -93,7 +107,10 @@ class Requests:
         self._consensus: Consensus | None = None
 
     def ahead(self, known: Known) -> None:
-        """With several processes: start the consensus for the next boundary, before the update that precedes it."""
+        """With several processes, start the consensus for the next boundary.
+
+        It is started before the update that precedes the boundary.
+        """
         if self._processes.count > 1:
             self._ahead = self._submit(known)
 
@@ -148,7 +165,10 @@ class Requests:
         return self._consensus.begin(mine), signals
 
     def _command(self, sequence: int) -> records.Command | None:
-        """Return the consensus command, from this host's file or from a process whose host has it."""
+        """Return the consensus command, from this host's file or a process that has it.
+
+        Such a process is one whose host has the command.
+        """
         command, client = self._commands.command, self._processes.client
         if client is not None and (command is None or command.sequence != sequence):
             command = records.Command.from_json(
@@ -160,7 +180,10 @@ class Requests:
 
 
 class Consensus:
-    """Element-wise maximum of vectors (int32 [length]) over all processes, as a compiled program of its own."""
+    """Element-wise maximum of vectors (int32 [length]) over all processes.
+
+    It is a compiled program of its own.
+    """
 
     def __init__(self, length: int, processes: Processes) -> None:
         import jax

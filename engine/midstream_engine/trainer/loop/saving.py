@@ -1,4 +1,7 @@
-"""Saver of the training loop: when it saves, and the records beside the arrays of a checkpoint."""
+"""Saver of the training loop, and the records beside the arrays of a checkpoint.
+
+The module also decides when it saves.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,9 @@ NOT_SAVED, FENCED = 1, 2  # outcomes of a failed save in the consensus of the pr
 
 
 def train_state(setup: Setup, step: int, optimizer: Any) -> dict[str, Any]:
-    """Return the state in ``train.json``, which does not depend on the mesh. Part of the root digest.
+    """Return the state in ``train.json``, which does not depend on the mesh.
+
+    It is part of the root digest.
 
     The counts are the ``optimizer``'s own: Adam does not count updates that SkipStep skips, and an imported run's
     counts may differ from its steps.
@@ -58,7 +63,10 @@ def train_state(setup: Setup, step: int, optimizer: Any) -> dict[str, Any]:
 
 
 class NotSavedError(CheckpointError):
-    """A state was not saved; the message has the step and the reason. Training can continue."""
+    """Error of a state that was not saved. Training can continue.
+
+    The message has the step and the reason.
+    """
 
 
 class Saver:
@@ -90,7 +98,7 @@ class Saver:
         self._metrics: Recorder | None = None
 
     def sync_before_saving(self, metrics: Recorder) -> None:
-        """Write the rows of ``metrics`` to disk before a checkpoint that includes their steps."""
+        """Write the rows of ``metrics`` to disk before a checkpoint includes their steps."""
         self._metrics = metrics
 
     def mark_saved(self, step: int) -> None:
@@ -104,12 +112,17 @@ class Saver:
 
     @property
     def failed(self) -> int:
-        """Outcome of the save that has not been collected yet: 0 saved, else NOT_SAVED or FENCED."""
+        """Outcome of the save that has not been collected yet.
+
+        0 saved, else NOT_SAVED or FENCED.
+        """
         error = self._task.error
         return 0 if error is None else FENCED if isinstance(error, FenceRejectedError) else NOT_SAVED
 
     def due(self, step: int, now: float) -> bool:
-        """Return whether a save is due by the checkpointer's policy and can start. Of several processes, 0 decides.
+        """Return whether a save is due by the checkpointer's policy and can start.
+
+        Of several processes, 0 decides.
 
         A temporary checkpoint is skipped while another one is being written; a permanent one waits for it.
         """
@@ -187,7 +200,10 @@ class Saver:
             self._collect(failed)
 
     def close(self) -> None:
-        """Wait for the running save, also when the loop ends with an error. Errors of the save are logged."""
+        """Wait for the running save, also when the loop ends with an error.
+
+        Errors of the save are logged.
+        """
         try:
             self._wait()
         except FenceRejectedError as error:
@@ -233,7 +249,9 @@ class Saver:
         self._task.start(step, lambda: self._finish(pending, reason, began, stall))
 
     def _check_losses(self, measured: Measured, state: TrainState, step: int) -> None:
-        """Check the losses of a state that came from no update of this attempt, and was therefore not checked.
+        """Check the losses of a state that came from no update of this attempt.
+
+        Such a state was not checked before.
 
         Raises:
             NotSavedError: One is not finite.
@@ -269,7 +287,10 @@ class Saver:
             self._processes.client.send(f"removed-{self._sequence}", json.dumps(removed).encode())
 
     def _sync_metrics(self) -> None:
-        """Sync the metrics to disk before the commit: after it, their steps are not repeated."""
+        """Sync the metrics to disk before the commit.
+
+        After it, their steps are not repeated.
+        """
         try:
             if self._metrics is not None:
                 self._metrics.sync()
@@ -279,7 +300,10 @@ class Saver:
             log.error("rows of metrics may not be on the disk: %s", error)  # the others continue the same save
 
     def _remove_pruned_shares(self) -> None:
-        """Remove this host's shares of the checkpoints that process 0, which has the pins, has pruned."""
+        """Remove this host's shares of the checkpoints that process 0 has pruned.
+
+        Process 0 has the pins.
+        """
         client, file_systems = self._processes.client, self._file_systems
         assert client is not None
         names = json.loads(client.receive(f"removed-{self._sequence}", 0))
@@ -306,7 +330,10 @@ class Saver:
             return self._collect()
 
     def _collect(self, failed: int = 0) -> NotSavedError | None:
-        """Collect a finished save. ``failed``: the worst outcome of all processes, so that all act alike."""
+        """Collect a finished save.
+
+        ``failed``: the worst outcome of all processes, so that all act alike.
+        """
         outcome = self._task.collect()
         if outcome is None:
             return None

@@ -1,4 +1,6 @@
-"""The training loop: one update after another, and the requests at the boundaries between them.
+"""The training loop: updates one after another, and requests at the boundaries.
+
+The boundaries are those between updates.
 
 One update is in flight while the results of the one before are handled: update k is dispatched, then the loop waits for
 update k - 1, checks it and writes its row. The update is *settled* then. A boundary that has something to do with the
@@ -186,7 +188,10 @@ class Loop:
             self._complete(running)
 
     def _complete(self, running: Running) -> None:
-        """Wait for an update, check it, and write its row. With an evaluation due, ``state`` is the one after it."""
+        """Wait for an update, check it, and write its row.
+
+        With an evaluation due, ``state`` is the one after it.
+        """
         index, result = running.index, running.result
         loss = float(result.loss)  # waits for the update
         completed, now = time.monotonic(), time.time()
@@ -204,7 +209,10 @@ class Loop:
             log.info("step %d: loss %.4f, %.0f ms", index, loss, 1000 * duration)
 
     def _row(self, running: Running, loss: float, duration: float, now: float) -> dict[str, Any]:
-        """Return the row of metrics of an update that was complete at ``now`` (UTC seconds)."""
+        """Return the row of metrics of an update that was complete at ``now``.
+
+        ``now`` is in UTC seconds.
+        """
         setup, index, result = self._setup, running.index, running.result
         tokens, samples = setup.tokens_at(index), setup.batch_schedule.first_sample(index + 1)
         row = {
@@ -237,7 +245,10 @@ class Loop:
         return self.step + (self._running is not None)
 
     def _wait_for_boundary(self, source: Prefetch[tuple[Batch, NamedArray, NamedArray]]) -> None:
-        """Wait until the running update is done, or ends soon and the next one's batch is ready."""
+        """Wait until the running update is done, or ends soon.
+
+        In the second case the next one's batch is ready, too.
+        """
         running = self._running
         if running is None:
             return
@@ -246,7 +257,10 @@ class Loop:
             time.sleep(DISPATCH_POLL_INTERVAL)
 
     def _acts(self, wanted: Wanted) -> bool:
-        """Return whether this boundary needs the results of the running update, or its state unchanged."""
+        """Return whether this boundary needs the running update's results or its state.
+
+        The state is needed unchanged.
+        """
         known, step = wanted.known, self._boundary
         return (
             wanted.stop or wanted.save or wanted.command is not None
@@ -263,7 +277,10 @@ class Loop:
         return Known(epoch=epoch, due=due, busy=busy, failed=0 if busy else failed, unreadable=unreadable)
 
     def _fence_epoch(self) -> int:
-        """Return the epoch of the fence on this host: one stat per step, and a read only after a change or an error."""
+        """Return the epoch of the fence on this host.
+
+        It takes one stat per step, and a read only after a change or an error.
+        """
         path, reason = self._attempt.paths.fence, ""
         try:
             status = os.stat(path)
@@ -282,7 +299,10 @@ class Loop:
         return self._epoch
 
     def _report_unreadable(self, reason: str) -> None:
-        """Report in the log and the status, once; clear the status when the fence is readable."""
+        """Report an unreadable fence in the log and the status, once.
+
+        The status is cleared when the fence is readable.
+        """
         before, self._unreadable = self._unreadable, reason
         if reason:
             log.error("%s", reason)
@@ -293,7 +313,10 @@ class Loop:
                 self._status.update(message="")
 
     def _check_fence(self, epoch: int) -> None:
-        """Raise FencedError if the run belongs to another attempt. ``epoch``: the highest that any process has read."""
+        """Raise FencedError if the run belongs to another attempt.
+
+        ``epoch``: the highest that any process has read.
+        """
         if epoch <= self._attempt.epoch:
             return
         owner = f"epoch {epoch}"
@@ -305,7 +328,7 @@ class Loop:
         raise FencedError(f"the run belongs to {owner}: this attempt ends at step {self.step}")
 
     def _hold_back(self, wanted: Wanted) -> Wanted:
-        """Return the requests, with a command to stop at a later step held back until then.
+        """Return the requests; hold back a command to stop at a later step until then.
 
         A newer command replaces it.
         """
@@ -333,7 +356,9 @@ class Loop:
             )
 
     def _stop(self, wanted: Wanted) -> bool:
-        """Save, seal if the command has a higher epoch, and return whether the attempt ends.
+        """Save, seal if the command has a higher epoch.
+
+        Return whether the attempt ends.
 
         If the save fails after a signal, the attempt ends, because the sender of the signal will not wait. A command
         can be sent again: training continues, and the status has the reason.

@@ -1,1 +1,4 @@
-"""Surroundings of an attempt: devices, memory, log, compile cache, status file, and record of the attempt."""
+"""Surroundings of an attempt: devices, memory, log, cache, status and record.
+
+They are the compile cache, the status file, and the record of the attempt.
+"""

@@ -25,7 +25,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt as the launcher describes it, or as the engine found it without a launcher."""
+    """Attempt as the launcher describes it.
+
+    Without a launcher, it is as the engine found it.
+    """
 
     paths: records.RunPaths
     number: int
@@ -52,7 +55,9 @@ class Attempt:
 
 
 def open_attempt(root: str, run_id: str, environment: Mapping[str, str], store: str = "") -> Attempt:
-    """Open the attempt that ``MIDSTREAM_ATTEMPT``, ``MIDSTREAM_EPOCH`` and ``MIDSTREAM_TARGET`` describe.
+    """Open the attempt that the environment's variables describe.
+
+    The variables are ``MIDSTREAM_ATTEMPT``, ``MIDSTREAM_EPOCH`` and ``MIDSTREAM_TARGET``.
 
     What the variables leave open is claimed here: the next free attempt number, the fence's epoch, a first fence for a
     new run. An attempt that starts as a standby or replica writes no fence. ``store`` is the URL of its
@@ -124,7 +129,9 @@ def _is_standby(files: records.AttemptPaths) -> bool:
 
 
 def claim_attempt(paths: records.RunPaths) -> int:
-    """Claim the next attempt number by creating its directory, which only one process can.
+    """Claim the next attempt number by creating its directory.
+
+    Only one process can create it.
 
     Raises:
         EngineError: The number cannot be claimed in the run's bucket.
@@ -224,7 +231,10 @@ def read_config(paths: records.RunPaths) -> bytes | None:
 
 
 def restore_config(paths: records.RunPaths, resolved: Mapping[str, Any], before: bytes) -> None:
-    """Write ``run.yaml`` as it was ``before``, if it is still what this attempt has written."""
+    """Write ``run.yaml`` as it was ``before``.
+
+    It is written only if it is still what this attempt has written.
+    """
     with records.locked(paths.lock):
         if read_config(paths) == _config_text(resolved):
             records.write_bytes(paths.config, before)

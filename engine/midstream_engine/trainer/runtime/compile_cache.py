@@ -1,8 +1,10 @@
-"""Compile cache in a bucket, shared by hosts: fetched before compiling, and new programs are uploaded.
+"""Compile cache in a bucket, shared by hosts.
+
+Programs are fetched before compiling, and new ones are uploaded.
 
 jax works in a local directory, so a slow or unreachable bucket delays no step: errors are logged and have no other
 consequence. A program's name is derived from what it was compiled from and for, so its content never changes, and the
-first upload of a name is kept.
+first upload of a name remains.
 """
 
 from __future__ import annotations
@@ -66,7 +68,10 @@ class SharedCache:
         return len(missing)
 
     def upload(self) -> int:
-        """Upload missing programs whose size has not changed since the last call; return their number."""
+        """Upload missing programs whose size has not changed since the last call.
+
+        Return their number.
+        """
         sizes = self._local()
         new = [name for name, size in sizes.items() if name not in self._uploaded and self._sizes.get(name) == size]
         self._sizes = sizes

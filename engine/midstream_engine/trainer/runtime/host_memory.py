@@ -1,4 +1,6 @@
-"""Allocator settings for training on a CPU, where the devices' memory is the process's own.
+"""Allocator settings for training on a CPU.
+
+The devices' memory is the process's own there.
 
 XLA allocates a program's temporary buffers for each call. By default glibc returns blocks of that size to the system
 immediately, and every step faults all of its pages in again, which took a quarter of the processor's time.
@@ -30,7 +32,9 @@ _keeps = threading.Event()  # this process keeps freed memory
 
 
 def keep_host_memory(environment: Mapping[str, str] = os.environ) -> bool:
-    """Keep freed memory in the process if jax trains on the CPU; return whether. Call before any thread starts.
+    """Keep freed memory in the process if jax trains on the CPU; return whether.
+
+    Call it before any thread starts.
 
     The process keeps its largest size until `release_free_memory`.
     """
@@ -47,13 +51,15 @@ def keep_host_memory(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def release_free_memory() -> None:
-    """Return the free pages of the heap to the system, where `keep_host_memory` keeps them."""
+    """Return the heap's free pages to the system, where `keep_host_memory` keeps them."""
     if _keeps.is_set():
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def devices_are_cpus(environment: Mapping[str, str]) -> bool:
-    """Return whether jax will train on the CPU. Does not import jax, which starts threads.
+    """Return whether jax will train on the CPU.
+
+    Does not import jax, which starts threads.
 
     ``JAX_PLATFORMS`` decides if it is set. Else jax takes an accelerator if this host has the device's file and a
     package for it.
@@ -67,5 +73,8 @@ def devices_are_cpus(environment: Mapping[str, str]) -> bool:
 
 
 def tunables() -> str:
-    """Return the same settings as the value of ``GLIBC_TUNABLES``, for programs that do not set them themselves."""
+    """Return the same settings as the value of ``GLIBC_TUNABLES``.
+
+    They are for programs that do not set them themselves.
+    """
     return ":".join(f"glibc.malloc.{name.removeprefix('M_').lower()}={value}" for name, (_, value) in _OPTIONS.items())

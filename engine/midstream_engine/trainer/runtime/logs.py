@@ -1,4 +1,7 @@
-"""Log output: stderr, and the attempt's file if no launcher has redirected stderr to it."""
+"""Log output: stderr, and the attempt's file.
+
+The file is included if no launcher has redirected stderr to it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ FORMAT = "%(asctime)s %(levelname).1s %(message)s"
 
 
 def start_logging(*paths: str | None) -> None:
-    """Log to stderr and to ``paths`` (None is skipped), in UTC. A path that cannot be written is a warning."""
+    """Log to stderr and to ``paths`` (None is skipped), in UTC.
+
+    A path that cannot be written is a warning.
+    """
     formatter = logging.Formatter(FORMAT, "%Y-%m-%dT%H:%M:%SZ")
     formatter.converter = time.gmtime
     root = logging.getLogger()

@@ -40,7 +40,10 @@ _ACTIVATIONS = (
 
 @dataclass(frozen=True)
 class Layout:
-    """The mesh, and the mesh axes that shard each named axis: at rest (``parameters``) and in ``compute``."""
+    """Mesh, and the mesh axes that shard each named axis.
+
+    There are two mappings: at rest (``parameters``) and in ``compute``.
+    """
 
     mesh: Mesh
     parameters: AxisMapping
@@ -66,7 +69,7 @@ class Layout:
 
     @property
     def phases(self) -> tuple[int, ...]:
-        """The factors of ``batch_shards`` over which a TPU slice sums gradients, one after the other.
+        """Factors of ``batch_shards`` over which a TPU slice sums gradients in turn.
 
         Over a plane or a cube of chips at once its compiler makes an all-reduce of a reduce-scatter, which sends twice
         the bytes. Along one side, or a ring of two rows, it does not; there is one phase then: ().
@@ -84,12 +87,18 @@ class Layout:
         return NamedSharding(self.mesh, PartitionSpec())
 
     def sharding(self, axes: Sequence[str], mapping: AxisMapping) -> NamedSharding:
-        """Return the sharding of an array with these named axes. A mesh axis shards the first axis mapped to it."""
+        """Return the sharding of an array with these named axes.
+
+        A mesh axis shards the first axis mapped to it.
+        """
         parts = [names[0] if len(names) == 1 else names or None for names in partition(axes, mapping)]
         return NamedSharding(self.mesh, PartitionSpec(*parts))
 
     def at_rest(self, tree: Any) -> Any:
-        """Return ``tree`` with a sharding instead of each NamedArray or array; plain arrays are replicated."""
+        """Return ``tree`` with a sharding instead of each NamedArray or array.
+
+        Plain arrays are replicated.
+        """
 
         def sharding(leaf: Any) -> NamedSharding:
             if isinstance(leaf, NamedArray):
@@ -114,7 +123,7 @@ def place(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
 
 
 def build_layout(config: TrainerConfig, devices: Sequence[Any] | None = None) -> Layout:
-    """Build the mesh (data, model) over ``devices`` and the mappings of the configuration.
+    """Build the mesh (data, model) over ``devices`` and the configured mappings.
 
     Raises:
         ConfigError: ``model_axis_size`` does not divide the devices, or a mesh axis is unknown.
@@ -144,7 +153,9 @@ def build_layout(config: TrainerConfig, devices: Sequence[Any] | None = None) ->
 
 
 def check_fits(layout: Layout, state: Any, batch_size: int) -> None:
-    """Check, before anything is compiled, that the mesh divides every mapped axis and no axes of an array collide.
+    """Check that the mesh divides every mapped axis and no axes of an array collide.
+
+    It is called before anything is compiled.
 
     ``state`` is the training state or its shapes.
 
@@ -173,7 +184,7 @@ def check_fits(layout: Layout, state: Any, batch_size: int) -> None:
 
 
 def _check_activations(compute: AxisMapping, key_heads: str) -> None:
-    """Raise ConfigError where the mapping gives two axes of an activation the same mesh axis.
+    """Raise ConfigError if two axes of an activation are mapped to one mesh axis.
 
     Parameters at rest need no check: a mesh axis shards the first axis mapped to it (`Layout.sharding`).
     """
@@ -195,5 +206,8 @@ def _is_named(node: Any) -> bool:
 
 
 def _place(device: Any) -> tuple[int, ...]:
-    """Return the position of a TPU device: of its chip in the slice, and its own on the chip."""
+    """Return the position of a TPU device.
+
+    It is that of its chip in the slice, and its own on the chip.
+    """
     return (*device.coords, device.core_on_chip)

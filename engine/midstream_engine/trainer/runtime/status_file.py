@@ -17,7 +17,9 @@ _PROGRESS = ("state", "step", "checkpoint", "acknowledged")
 
 
 class StatusFile:
-    """Writes the status: durably at each change of state, otherwise with the heartbeat.
+    """Writer of the status.
+
+    It writes durably at each change of state, otherwise with the heartbeat.
 
     ``progress`` is the time of the last change of state, step, checkpoint or command, which the training loop makes
     and the heartbeat thread does not.
@@ -54,7 +56,10 @@ class StatusFile:
         return self._status
 
     def update(self, **changes: Any) -> None:
-        """Change fields. A new ``state`` is written immediately, the rest with the next heartbeat."""
+        """Change fields of the status.
+
+        A new ``state`` is written immediately, the rest with the next heartbeat.
+        """
         with self._lock:
             before = self._status
             if before.state == records.FAILED:  # final, even while other threads still run
@@ -98,7 +103,10 @@ class StatusFile:
 
 
 def describe_devices() -> list[dict[str, Any]]:
-    """Return ``[{"kind", "platform", "memory_bytes"}]`` of all devices; memory_bytes may be None."""
+    """Return the kind, platform and memory of all devices.
+
+    ``[{"kind", "platform", "memory_bytes"}]``; memory_bytes may be None.
+    """
     import jax
 
     described = []

@@ -1,1 +1,4 @@
-"""Provider of TPU slices on Compute Engine: single machines, and groups of machines with a topology."""
+"""Provider of TPU slices on Compute Engine.
+
+They are single machines, and groups of machines with a topology.
+"""

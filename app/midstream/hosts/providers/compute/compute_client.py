@@ -17,7 +17,10 @@ CALL_TIMEOUT = 30.0  # seconds
 
 
 class ComputeClients:
-    """One client for each kind of resource, opened at its first use. Calls raise Google's own errors."""
+    """One client for each kind of resource, opened at its first use.
+
+    Calls raise Google's own errors.
+    """
 
     def __init__(self) -> None:
         try:

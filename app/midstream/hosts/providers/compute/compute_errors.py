@@ -43,7 +43,10 @@ _HINTS = {
 
 @contextlib.contextmanager
 def explained(what: str, project: str = "", zone: str = "") -> Iterator[None]:
-    """Turn Google's errors into ProviderError. ``what`` begins the message: "pod cannot be created"."""
+    """Turn Google's errors into ProviderError.
+
+    ``what`` begins the message: "pod cannot be created".
+    """
     from google.api_core import exceptions
     from google.auth import exceptions as auth
     from requests.exceptions import RequestException
@@ -111,7 +114,10 @@ def operation_error(operation: Any, project: str, zone: str) -> ProviderError | 
 
 
 def coded_error(code: str, message: str, project: str, zone: str) -> ProviderError:
-    """Translate the code of an operation, or of an instance that a group could not create."""
+    """Translate the error code of an operation or of an instance.
+
+    The instance is one that a group could not create.
+    """
     kind = _CODES.get(code, ErrorKind.INVALID)
     begin = {
         ErrorKind.STOCKOUT: f"{project}/{zone} has no capacity now: ",

@@ -1,4 +1,7 @@
-"""SSH access to machines of Compute Engine: OS Login or keys in their metadata, whichever is in force there."""
+"""SSH access to machines of Compute Engine.
+
+It is by OS Login or keys in their metadata, whichever is in force there.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,15 @@ NEW_SLICE_AGE = 900.0  # seconds; machines of an older slice have booted
 def grant_access(
     clients: ComputeClients, name: str, target: ComputeTarget, found: Slice, progress: Progress, *, touch: bool
 ) -> dict[str, dict[str, object]]:
-    """Install our key where it is missing, and return the machines as entries of the fleet file.
+    """Install our key where it is missing; return the machines as fleet file entries.
+
+    Args:
+        clients: Clients of the service.
+        name: Name of the target in the fleet file.
+        target: The target.
+        found: Its slice.
+        progress: Receives the progress.
+        touch: Whether to install the key where it is missing, and to wait for machines that boot.
 
     Raises:
         ProviderError: The service refused, or a machine has no address of the requested kind.
@@ -101,7 +112,17 @@ def _install_on(
 
 
 def host_keys(clients: ComputeClients, found: Slice, index: int, progress: Progress, *, wait: bool) -> dict[str, str]:
-    """Return the host keys that a machine publishes, and its name as ``hostname``. Machines boot for a moment."""
+    """Return the host keys that a machine publishes, and its name as ``hostname``.
+
+    Machines boot for a moment.
+
+    Args:
+        clients: Clients of the service.
+        found: The slice.
+        index: Number of the machine in it.
+        progress: Receives a warning where the keys cannot be read; the known ones then stay in use.
+        wait: Whether to wait for the keys of a new slice while it boots.
+    """
     from google.api_core.exceptions import NotFound
 
     machine = found.machines[index]

@@ -42,7 +42,9 @@ _IMAGES = {
 
 
 class ComputeService:
-    """One slice of Compute Engine; a `creation.Service`. Without ``target`` it can only be looked up and deleted.
+    """One slice of Compute Engine; a `creation.Service`.
+
+    Without ``target`` it can only be looked up and deleted.
 
     Args:
         clients: Clients of the API.
@@ -168,7 +170,11 @@ class ComputeService:
             self._settle()
 
     def _settle(self) -> None:
-        """Wait until the requests so far have ended. Raises ProviderError, also where there is no answer in time."""
+        """Wait until the requests so far have ended.
+
+        Raises:
+            ProviderError: A request ended with an error, or there is no answer in time.
+        """
         deadline, polling = time.monotonic() + SETTLE_TIMEOUT, Polling()
         while self._operations:
             try:
@@ -211,7 +217,10 @@ class ComputeService:
     # ------------------------------------------------------------------------------------------------ delete
 
     def remove(self, found: Slice) -> None:
-        """Request the deletion of what exists of the slice; the policy and the template once the group is deleted."""
+        """Request the deletion of what exists of the slice.
+
+        That of the policy and the template is requested once the group is deleted.
+        """
         clients, place = self._clients, {"project": self._project, "zone": self._zone}
         with explained(f"{found.path} cannot be deleted", self._project, self._zone):
             if found.state != machine_lookup.INCOMPLETE:
@@ -255,7 +264,10 @@ class ComputeService:
 
 
 def machine_message(target: ComputeTarget, labels: dict[str, str], ssh_keys: str, zone: str) -> Any:
-    """Return the instance that a creation requests. ``zone`` is empty for one in a template."""
+    """Return the instance that a creation requests.
+
+    ``zone`` is empty for one in a template.
+    """
     from google.cloud import compute_v1
 
     metadata = {"enable-guest-attributes": "TRUE", "enable-oslogin": "TRUE" if target.os_login else "FALSE"}
@@ -300,7 +312,10 @@ def machine_message(target: ComputeTarget, labels: dict[str, str], ssh_keys: str
 
 
 def scheduling_message(target: ComputeTarget) -> Any:
-    """Return how the machines are scheduled, and what becomes of them when their time or their capacity ends."""
+    """Return how the machines are scheduled, and what becomes of them at the end.
+
+    The end is that of their time or their capacity.
+    """
     from google.cloud import compute_v1
 
     common = {"on_host_maintenance": "TERMINATE", "automatic_restart": False}
@@ -335,5 +350,8 @@ def template_properties(instance: Any) -> Any:
 
 
 def _request_id(token: str) -> str:
-    """Return the same id for each call of one creation: the service answers a repeated call with the first result."""
+    """Return the same id for each call of one creation.
+
+    The service answers a repeated call with the first result.
+    """
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"midstream:{token}"))

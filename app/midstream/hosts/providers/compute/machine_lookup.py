@@ -1,4 +1,6 @@
-"""Look up machines and groups of Compute Engine as slices, and translate their states.
+"""Look-up of machines and groups of Compute Engine as slices.
+
+Their states are translated.
 
 A slice of several machines has three resources of one name: a workload policy with the topology, an instance template,
 and a managed instance group. Policies and groups have no labels, so ours are in their descriptions.
@@ -46,7 +48,10 @@ _GROUP = re.compile(r"/instanceGroupManagers/([a-z0-9-]{1,63})$")
 
 
 def find(clients: ComputeClients, project: str, zone: str, name: str) -> Slice | None:
-    """Return the slice of that name: a group, a machine of its own, or what is left of a creation of ours."""
+    """Return the slice of that name.
+
+    It is a group, a machine of its own, or what is left of a creation of ours.
+    """
     with explained(f"{name} cannot be looked up", project, zone):
         group = _get(clients.groups.get, project=project, zone=zone, instance_group_manager=name)
         if group is not None:
@@ -62,7 +67,10 @@ def find(clients: ComputeClients, project: str, zone: str, name: str) -> Slice |
 
 
 def inventory(clients: ComputeClients, zones: Sequence[tuple[str, str]]) -> Inventory:
-    """List the slices with TPUs of these (project, zone) pairs, and what is left of creations of ours."""
+    """List the slices with TPUs of these (project, zone) pairs.
+
+    Also list what is left of creations of ours.
+    """
     found: dict[str, Slice] = {}
     problems = []
     for project, zone in dict.fromkeys(zones):
@@ -111,7 +119,10 @@ def _get(method: Any, **request: Any) -> Any:
 
 
 def _machines_of(clients: ComputeClients, project: str, zone: str, name: str) -> list[tuple[Any, str, str]]:
-    """Return the machines of a group, with the error of those that could not be created. A missing one is None."""
+    """Return the machines of a group, each with the error of its failed creation.
+
+    A missing machine is None.
+    """
     found = []
     for managed in call(clients.groups.list_managed_instances, project=project, zone=zone, instance_group_manager=name):
         if len(found) >= MAX_MACHINES:
@@ -172,7 +183,7 @@ def _from_group(project: str, zone: str, group: Any, machines: Sequence[tuple[An
 
 
 def _group_status(group: Any, present: Sequence[Any]) -> tuple[SliceStatus, str]:
-    """Return the status of a group: that of its machine which is furthest from running."""
+    """Return a group's status: that of its machine which is furthest from running."""
     if len(present) < group.target_size or not present:
         return SliceStatus.CREATING, "CREATING"
     order = (SliceStatus.PREEMPTED, SliceStatus.STOPPING, SliceStatus.CREATING, SliceStatus.UNKNOWN)
@@ -182,7 +193,10 @@ def _group_status(group: Any, present: Sequence[Any]) -> tuple[SliceStatus, str]
 
 
 def _incomplete(project: str, zone: str, name: str, parts: Sequence[Any]) -> Slice | None:
-    """Return what is left of a creation of ours without its group; None if nothing of ours is."""
+    """Return what is left of a creation of ours without its group.
+
+    It is None if nothing of ours is left.
+    """
     ours = [labels for part in parts if TARGET_LABEL in (labels := labels_in(part.description))]
     if not ours:
         return None
@@ -214,7 +228,10 @@ def _announced_price_class(labels: Mapping[str, str]) -> str:
 
 
 def labels_in(description: str) -> dict[str, str]:
-    """Return the labels in a description of ours: ``midstream-target=pod midstream-token=...``."""
+    """Return the labels in a description of ours.
+
+    Example: ``midstream-target=pod midstream-token=...``.
+    """
     words = (word.partition("=") for word in description.split()[:20])
     return {key: value for key, _, value in words if key.startswith("midstream-")}
 
@@ -231,7 +248,10 @@ def group_of(instance: Any) -> str:
 
 
 def _worker(instance: Any) -> Worker:
-    """Return the addresses of a machine: those of its first network interface, however many it has."""
+    """Return the addresses of a machine.
+
+    They are those of its first network interface, however many it has.
+    """
     first = instance.network_interfaces[0]
     external = next((access.nat_i_p for access in first.access_configs if access.nat_i_p), "")
     return Worker(first.network_i_p, external)

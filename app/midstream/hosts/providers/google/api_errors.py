@@ -17,7 +17,10 @@ ROLE = "roles/tpu.admin"
 
 @contextlib.contextmanager
 def explained(what: str, project: str = "", zone: str = "") -> Iterator[None]:
-    """Turn Google's errors into ProviderError. ``what`` begins the message: "pod cannot be created"."""
+    """Turn Google's errors into ProviderError.
+
+    ``what`` begins the message: "pod cannot be created".
+    """
     from google.api_core import exceptions
     from google.auth import exceptions as auth
 

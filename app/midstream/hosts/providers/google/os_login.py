@@ -1,4 +1,6 @@
-"""OS Login: add a key to an account, whose profile has the user name on the machines.
+"""OS Login: addition of a key to an account.
+
+The account's profile has the user name on the machines.
 
 API: https://cloud.google.com/compute/docs/oslogin/rest/v1/users/importSshPublicKey. ``MIDSTREAM_OSLOGIN_ENDPOINT``
 names a simulated service on this machine.
@@ -16,7 +18,11 @@ ENDPOINT = "MIDSTREAM_OSLOGIN_ENDPOINT"
 
 
 def import_key(account: str, public: str, project: str) -> str:
-    """Add the key ``public`` to the account, and return the user name of its profile. Raises ProviderError."""
+    """Add the key ``public`` to the account, and return its profile's user name.
+
+    Raises:
+        ProviderError: The key could not be added.
+    """
     query = urllib.parse.urlencode({"projectId": project})
     path = f"/v1/users/{urllib.parse.quote(account)}:importSshPublicKey?{query}"
     with explained(f"OS Login of {account}", project):

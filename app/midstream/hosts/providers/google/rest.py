@@ -47,7 +47,10 @@ def send(variable: str, host: str, path: str, body: dict[str, Any]) -> tuple[int
 
 
 def post(variable: str, host: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Send a JSON body, and return the answer. Arguments and errors as of `send`, and GoogleAPICallError."""
+    """Send a JSON body, and return the answer.
+
+    Arguments and errors as of `send`, and GoogleAPICallError.
+    """
     from google.api_core.exceptions import from_http_status
 
     status, answer = send(variable, host, path, body)

@@ -1,4 +1,4 @@
-"""Requests for the creation and deletion of TPU slices, as nodes or as queued resources.
+"""Requests that create and delete TPU slices, as nodes or as queued resources.
 
 Flex-start and reservations of calendar mode exist only in version v2alpha1 of the API, which Google's library does not
 have: those requests are sent as JSON. https://cloud.google.com/tpu/docs/reference/rest/v2alpha1
@@ -31,7 +31,10 @@ _TYPE_NAMES = {"v5e": "V5LITE_POD", "v5litepod": "V5LITE_POD"}
 
 
 class TpuService:
-    """One slice of the Cloud TPU API; a `creation.Service`. Without ``target`` it can only be looked up and deleted."""
+    """One slice of the Cloud TPU API; a `creation.Service`.
+
+    Without ``target`` it can only be looked up and deleted.
+    """
 
     def __init__(self, client: TpuClient, name: str, target: TpuTarget | None, path: str) -> None:
         self._client, self._name, self._target, self.path = client, name, target, path
@@ -76,7 +79,10 @@ class TpuService:
         post(REST_ENDPOINT, "tpu.googleapis.com", path, body)
 
     def failure(self) -> ProviderError | None:
-        """Return the operation's error, if it ended with one. It is polled once, without the library's retries."""
+        """Return the operation's error, if it ended with one.
+
+        It is polled once, without the library's retries.
+        """
         from google.api_core.exceptions import from_grpc_status
 
         if self._operation is None:
@@ -101,7 +107,10 @@ class TpuService:
 
 
 def request_message(target: TpuTarget, parent: str, name: str, node: Any) -> Any:
-    """Return the queued resource that a creation requests, as far as version v2 of the API has it."""
+    """Return the queued resource that a creation requests.
+
+    It is returned as far as version v2 of the API has it.
+    """
     from google.cloud import tpu_v2
 
     spec = tpu_v2.QueuedResource.Tpu.NodeSpec(parent=parent, node_id=name, node=node)
@@ -118,13 +127,13 @@ def request_message(target: TpuTarget, parent: str, name: str, node: Any) -> Any
 
 
 def reservation_name(target: TpuTarget) -> str:
-    """Return the full name of a target's reservation. Without a name: any of the project that fits."""
+    """Return a reservation's full name; without a name, any of the project that fits."""
     project, name = reservation_parts(target.reservation or "") or ("", ANY_RESERVATION)
     return f"projects/{project or target.project}/locations/{target.zone}/reservations/{name}"
 
 
 def alpha_body(request: Any, target: TpuTarget) -> dict[str, Any]:
-    """Return a queued resource as JSON of version v2alpha1, with the fields that v2 does not have."""
+    """Return a queued resource as v2alpha1 JSON, with the fields that v2 lacks."""
     from google.cloud import tpu_v2
     from google.protobuf import json_format
 

@@ -46,7 +46,7 @@ _REQUEST_STATES = {
 
 
 def inventory(client: TpuClient, zones: Sequence[tuple[str, str]]) -> Inventory:
-    """List the slices of these (project, zone) pairs; zone ``-`` is every zone of a project."""
+    """List the slices of (project, zone) pairs; zone ``-`` is all zones of a project."""
     found: dict[str, Slice] = {}
     problems = []
     for project, zone in dict.fromkeys(zones):
@@ -75,7 +75,15 @@ def _listed(client: TpuClient, parent: str, problems: list[str]) -> Iterator[Sli
 
 
 def find(client: TpuClient, project: str, zone: str, name: str, *, retry: bool = True) -> Slice | None:
-    """Return the slice of that name, None if neither a node nor a request has it. ``retry``: for a minute."""
+    """Return the slice of that name, None if neither a node nor a request has it.
+
+    Args:
+        client: Client of the TPU service.
+        project: Google's project.
+        zone: The zone.
+        name: Name of the slice.
+        retry: Whether to repeat failed requests, for a minute.
+    """
     parent = f"projects/{project}/locations/{zone}"
     node = _get(client.get_node, f"{parent}/nodes/{name}", project, zone, retry=retry)
     request = None
@@ -139,7 +147,7 @@ def from_node(node: Node, request: QueuedResource | None) -> Slice:
 
 
 def enum_name(message: Any, field: str) -> str:
-    """Return the name of an enumeration's value, or its number where it is newer than Google's library."""
+    """Return an enumeration value's name; its number if newer than Google's library."""
     raw = type(message).pb(message)
     number = getattr(raw, field)
     known = raw.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number.get(number)
@@ -147,7 +155,10 @@ def enum_name(message: Any, field: str) -> str:
 
 
 def _accelerator_type(node: Node) -> str:
-    """Return ``v3-32``, or the generation of a node that was requested with a topology."""
+    """Return the accelerator type of a node, such as ``v3-32``.
+
+    For a node that was requested with a topology, it is the generation.
+    """
     if node.accelerator_type:
         return node.accelerator_type
     kind = enum_name(node.accelerator_config, "type_")
@@ -161,12 +172,18 @@ def _is_multislice(request: QueuedResource | None) -> bool:
 
 
 def _first_endpoints(node: Node) -> list[Any]:
-    """Return one endpoint for each worker: the service lists all network interfaces of a worker one after the other."""
+    """Return one endpoint for each worker.
+
+    The service lists all network interfaces of a worker one after the other.
+    """
     return list(node.network_endpoints)[:: max(1, len(node.network_configs))]
 
 
 def _price_class(labels: Mapping[str, str], *, spot: bool, reserved: bool) -> str:
-    """Return the price class. That of flex-start is in our label: version v2 of the API does not report it."""
+    """Return the price class.
+
+    That of flex-start is in our label: version v2 of the API does not report it.
+    """
     if PRICE_LABEL in labels:
         return labels[PRICE_LABEL]
     return "spot" if spot else "reserved" if reserved else "on demand"

@@ -23,7 +23,11 @@ CALL_TIMEOUT = 30.0  # seconds
 
 
 def loopback(variable: str) -> str:
-    """Return ``HOST:PORT`` of an environment variable, empty if it is unset. UsageError if it is not loopback."""
+    """Return ``HOST:PORT`` of an environment variable, empty if it is unset.
+
+    Raises:
+        UsageError: It is not loopback.
+    """
     address = os.environ.get(variable, "")
     host = address.rpartition(":")[0].strip("[]")
     try:
@@ -36,7 +40,7 @@ def loopback(variable: str) -> str:
 
 
 def open_client() -> TpuClient:
-    """Open a client with the application default credentials, or of the simulated service.
+    """Open a client with application default credentials or of the simulated service.
 
     Raises UsageError, and Google's own errors.
     """

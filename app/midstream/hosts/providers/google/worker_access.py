@@ -1,4 +1,7 @@
-"""SSH access to the workers of a TPU slice: install our key, read the host keys that they publish."""
+"""SSH access to the workers of a TPU slice.
+
+It installs our key, and reads the host keys that the workers publish.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ HOST_KEYS = "hostkeys/"
 def grant_access(
     client: TpuClient, name: str, target: SliceTarget, found: Slice, progress: Progress, *, touch: bool
 ) -> dict[str, dict[str, Any]]:
-    """Install our key on the workers, and return their entries of the fleet file: ``NAME-0``, ``NAME-1``, ...
+    """Install our key on the workers, and return their entries of the fleet file.
+
+    The entries are ``NAME-0``, ``NAME-1``, ...
 
     Args:
         client: Client of the TPU API.
@@ -117,7 +122,10 @@ def guest_attributes(client: TpuClient, found: Slice, *, wait: bool) -> list[dic
 
 
 def _published(client: TpuClient, found: Slice, progress: Progress, *, wait: bool) -> list[dict[str, str]]:
-    """Return what the workers publish; nothing where it cannot be read: the slice is there, and may be training."""
+    """Return what the workers publish; nothing where it cannot be read.
+
+    The slice is there then, and may be training.
+    """
     try:
         return guest_attributes(client, found, wait=wait)
     except ProviderError as error:

@@ -1,4 +1,6 @@
-"""Lossless packing of chunks of numbers: the planes of their bytes that compress are compressed.
+"""Lossless packing of chunks of numbers by the planes of their bytes.
+
+The planes that compress are compressed.
 
 In an array of ``width`` bytes per number, plane k has byte k of every number. Sign and exponent of floating-point
 numbers repeat, their mantissas do not: of float32 in little-endian order plane 3 compresses to about a third and the
@@ -36,7 +38,10 @@ class Layout(NamedTuple):
 
 
 def layout_of(data: bytes) -> Optional[Layout]:
-    """Return the layout that packs ``data`` best, by samples of its beginning, middle and end; None if none does."""
+    """Return the layout that packs ``data`` best; None if none does.
+
+    It is found by samples of the beginning, middle and end of ``data``.
+    """
     third = SAMPLE // 3 // 8 * 8
     middle = len(data) // 2 // 8 * 8
     end = max(0, len(data) - third) // 8 * 8
@@ -59,7 +64,10 @@ def _layout(sample: bytes, width: int) -> Optional[Layout]:
 
 
 def pack(data: bytes, layout: Layout) -> bytes:
-    """Return ``data``, at most `CHUNK` bytes, packed with ``layout``; it may be longer than ``data``."""
+    """Return ``data``, at most `CHUNK` bytes, packed with ``layout``.
+
+    The result may be longer than ``data``.
+    """
     mask = 0
     parts: List[bytes] = []
     for plane in range(layout.width):
@@ -110,7 +118,10 @@ def _deflated(values: bytes) -> bytes:
 
 
 def _inflated(values: memoryview, expected: int) -> bytes:
-    """Return exactly ``expected`` bytes. Raises MalformedError: a stream of another length is never expanded."""
+    """Return exactly ``expected`` bytes.
+
+    Raises MalformedError: a stream of another length is never expanded.
+    """
     inflate = zlib.decompressobj(-15)
     data = inflate.decompress(values, expected) if expected else b""
     if len(data) != expected or not (inflate.eof or inflate.decompress(inflate.unconsumed_tail, 1) == b""):

@@ -54,7 +54,7 @@ class _Arriving(receiver.Arriving):
 
 
 class _SyncPool:
-    """Threads that sync large objects while the next ones arrive; started with the first."""
+    """Threads that sync large objects while the next arrive; started with the first."""
 
     def __init__(self) -> None:
         self._pool: Any = None
@@ -154,6 +154,13 @@ def receive(directory: str, generation: str, kind: str, key: str, peer: Optional
     Events: ``landed`` (``bytes`` since the last one; ``received``, those that the stream brought, fewer where chunks
     were packed; ``objects``, verified and named; ``ranges``, written), then ``done`` or ``problem`` (kinds truncated,
     source, hash, full, protocol, unrequested, system).
+
+    Args:
+        directory: The target directory.
+        generation: Name of the staging directory of this copy.
+        kind: What the copy may contain (`allowlist`).
+        key: Key that the items were requested with (`requested_items`), in hex.
+        peer: The TLS peer that sends the stream; None: stdin.
     """
 
     def write(stream: Bytes) -> None:

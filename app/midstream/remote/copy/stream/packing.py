@@ -29,7 +29,10 @@ Clock = Callable[[], float]
 
 
 class Packing:
-    """Decides for each window of one stream whether it is packed. ``clock`` is monotonic, in seconds."""
+    """Decision for each window of one stream whether it is packed.
+
+    ``clock`` is monotonic, in seconds.
+    """
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
@@ -42,7 +45,10 @@ class Packing:
         self._bytes, self._waited = 0, 0.0
 
     def begin(self, read: Callable[[int], bytes]) -> None:
-        """Begin a window. ``read(COUNT)`` returns the next bytes of the object, without consuming them."""
+        """Begin a window.
+
+        ``read(COUNT)`` returns the next bytes of the object, without consuming them.
+        """
         packing = self.layout is not None
         self.layout = None
         if packing or (self._pause <= 0 and self._plain_rate > 0 and self._warm_up <= 0):
@@ -56,12 +62,15 @@ class Packing:
         self._bytes, self._waited = 0, 0.0
 
     def sent(self, count: int, waited: float) -> None:
-        """Count bytes of objects, and the seconds that the sender waited until the link took them."""
+        """Count bytes of objects, and the seconds that the sender waited for the link."""
         self._bytes += count
         self._waited += waited
 
     def end(self) -> None:
-        """End a window. One of less than half of its bytes, at the end of an object, is not judged."""
+        """End a window.
+
+        One of less than half of its bytes, at the end of an object, is not judged.
+        """
         seconds = self._clock() - self._began
         self._warm_up -= self._bytes
         if self._bytes < self.window // 2 or seconds <= 0:

@@ -70,7 +70,10 @@ class Receiver:
         raise NotImplementedError
 
     def arrived(self, arriving: Any) -> None:
-        """Finish an item that has all its bytes. Raises ProblemError where its hash is wrong."""
+        """Finish an item that has all its bytes.
+
+        Raises ProblemError where its hash is wrong.
+        """
         raise NotImplementedError
 
     def raise_error(self) -> None:
@@ -83,7 +86,10 @@ class Receiver:
         """Release files and threads; parts that a later copy can use stay."""
 
     def run(self) -> None:
-        """Receive until the sender finishes. Raises ProblemError and the errors of the subclass."""
+        """Receive until the sender finishes.
+
+        Raises ProblemError and the errors of the subclass.
+        """
         try:
             while True:
                 kind, length = HEADER.unpack(self.stream.exactly(HEADER.size))
@@ -143,7 +149,10 @@ class Receiver:
         self._arrived_if_complete(arriving)
 
     def _expecting(self, length: int) -> Any:
-        """Return the item that arrives. Raises ProblemError where it has no ``length`` further bytes."""
+        """Return the item that arrives.
+
+        Raises ProblemError where it has no ``length`` further bytes.
+        """
         arriving = self.arriving
         if arriving is None or arriving.received + length > arriving.item["length"]:
             raise ProblemError("unrequested", path=self._path, message="more bytes than were requested")

@@ -1,4 +1,4 @@
-"""Authentication of the items of a stream: each has a tag that only the app can make.
+"""Authentication of a stream's items: each has a tag that only the app can make.
 
 The frames that name an object come from the source, as its bytes do. The app sends the receiver a key over its own
 connection, tags each item with it (HMAC-SHA256 over the item's number in the stream, path, size, SHA-256, offset and

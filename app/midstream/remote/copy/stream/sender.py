@@ -46,7 +46,10 @@ class Pace:
 
 
 class Pipe:
-    """stdout as the output. Bytes of files go from the page cache into the pipe without a copy."""
+    """Output on stdout.
+
+    Bytes of files go from the page cache into the pipe without a copy.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -120,7 +123,10 @@ class Sender:
             self.flush()
 
     def item(self, item: CopyItem) -> bool:
-        """Send one item. False where it cannot be read: a FAILED frame then ends the stream."""
+        """Send one item.
+
+        Return False where it cannot be read: a FAILED frame then ends the stream.
+        """
         start = item["offset"] + item.get("begin", 0)
         self.frame(ITEM, json.dumps(item).encode())
         try:
@@ -169,7 +175,10 @@ class Sender:
         return True
 
     def plain(self, file: int, start: int, count: int) -> int:
-        """Send part of a file as it is; return the bytes of the file, fewer than ``count`` at its end."""
+        """Send part of a file as it is.
+
+        Return the bytes of the file, fewer than ``count`` at its end.
+        """
         sent = 0
         while sent < count:
             piece = min(self.pace.piece, count - sent)
@@ -186,7 +195,10 @@ class Sender:
         return sent
 
     def packed(self, file: int, start: int, count: int) -> int:
-        """Send part of a file packed; return the bytes of the file, fewer than ``count`` at its end."""
+        """Send part of a file packed.
+
+        Return the bytes of the file, fewer than ``count`` at its end.
+        """
         assert self.packing.layout is not None
         sent = 0
         for data, packed in self.packer.chunks(file, start, count, self.packing.layout):

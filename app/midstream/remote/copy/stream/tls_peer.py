@@ -1,4 +1,4 @@
-"""TLS connection between two hosts. Both ends have a certificate that was made for this copy.
+"""TLS connection between two hosts, whose certificates were made for this copy.
 
 ``peer`` comes from the app over stdin: ``role`` (listen or dial), ``certificate`` and ``key`` (PEM) of this end,
 ``trusted`` (PEM), the only certificate accepted from the other end, ``addresses`` and ``port`` to dial, ``ports``
@@ -105,7 +105,10 @@ def _listener(ports: Optional[Sequence[int]]) -> socket.socket:
 
 
 class _Callers:
-    """Connections that are not authenticated yet. All are read in turn: a silent one delays no other."""
+    """Connections that are not authenticated yet.
+
+    All are read in turn: a silent one delays no other.
+    """
 
     def __init__(self, listener: socket.socket, peer: Dict[str, Any]) -> None:
         self._listener, self._peer = listener, peer
@@ -117,7 +120,10 @@ class _Callers:
         self._selector.register(listener, selectors.EVENT_READ)
 
     def first_authenticated(self, seconds: float) -> "ssl.SSLSocket":
-        """Return the first one with the right certificate. Raises OSError after ``seconds``."""
+        """Return the first connection with the right certificate.
+
+        Raises OSError after ``seconds``.
+        """
         until = time.monotonic() + seconds
         while True:
             now = time.monotonic()
@@ -214,7 +220,10 @@ def _accept(listener: socket.socket, peer: Dict[str, Any]) -> "ssl.SSLSocket":
 
 
 def _handshake(sock: "ssl.SSLSocket", seconds: float) -> None:
-    """Do the handshake within ``seconds``; a socket's timeout would restart with each byte."""
+    """Do the handshake within ``seconds``.
+
+    A socket's timeout would restart with each byte.
+    """
     import ssl
 
     until = time.monotonic() + seconds
@@ -237,7 +246,10 @@ def _handshake(sock: "ssl.SSLSocket", seconds: float) -> None:
 
 
 def _dial(peer: Dict[str, Any]) -> Tuple[ssl.SSLSocket, str]:
-    """Connect to the first address with the right certificate; return socket and address."""
+    """Connect to the first address with the right certificate.
+
+    Return the socket and the address.
+    """
     context = _context(peer)
     why: List[str] = []
     for address in peer["addresses"]:
@@ -258,7 +270,10 @@ def _dial(peer: Dict[str, Any]) -> Tuple[ssl.SSLSocket, str]:
 
 
 def connect(peer: Dict[str, Any]) -> ssl.SSLSocket:
-    """Connect with the other end. The listening end reports ``listening`` with its ``port``."""
+    """Connect with the other end.
+
+    The listening end reports ``listening`` with its ``port``.
+    """
     if peer["role"] == "listen":
         with _listener(peer.get("ports")) as listener:
             emit("listening", port=listener.getsockname()[1])
@@ -270,7 +285,7 @@ def connect(peer: Dict[str, Any]) -> ssl.SSLSocket:
 
 
 def reader(sock: ssl.SSLSocket) -> Callable[[memoryview], int]:
-    """Return a function that reads into a view; it returns 0 at the end of the connection."""
+    """Return a function that reads into a view; at the connection's end it returns 0."""
 
     def read_into(view: memoryview) -> int:
         try:
@@ -335,7 +350,9 @@ def answer(peer: Dict[str, Any]) -> int:
 
 
 class ConnectionProbe(TypedDict):
-    """Result of `probe`: an address and its shortest round trip in seconds, or why none answered.
+    """Result of `probe`: an address and its round trip, or why none answered.
+
+    The round trip is the shortest, in seconds.
 
     A dictionary, because direct streams begin with this module and dataclasses take time to import.
     """

@@ -1,4 +1,6 @@
-"""Reuse of objects that another tree of the same host has: they are linked or copied, not sent.
+"""Reuse of objects that another tree of the same host has.
+
+They are linked or copied, not sent.
 
 An object is never written in place, so trees may share one file by hard links. Symbolic links are not followed; the
 inode that was hashed is the one that is linked.

@@ -36,7 +36,7 @@ class Assembly:
 
 
 class Assemblies:
-    """All objects of a copy that arrive in ranges; each is named when its hash is verified."""
+    """All objects of a copy that arrive in ranges; named once their hash is verified."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage

@@ -1,4 +1,7 @@
-"""The target's side of a copy: finds what exists, names what arrives, writes the manifest last."""
+"""Target's side of a copy.
+
+It finds what exists, names what arrives, and writes the manifest last.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +152,10 @@ def _reported(event: str, paths: Iterator[str]) -> Set[str]:
 
 
 def _named(manifest: str) -> Optional[List[Tuple[str, int, str]]]:
-    """Objects that a manifest lists. None where it is damaged: then it may be replaced."""
+    """Return the objects that a manifest lists.
+
+    Return None where it is damaged: then it may be replaced.
+    """
     try:
         return sorted((entry["path"], entry["size"], entry["sha256"]) for entry in json.loads(manifest)["objects"])
     except (ValueError, KeyError, TypeError):
@@ -165,7 +171,10 @@ def _text_or_none(path: str) -> Optional[str]:
 
 
 def commit(stage: Stage, manifest: Optional[str], text: str, objects: Sequence[CopyObject]) -> None:
-    """Sync every object, then write the manifest atomically. Raises ValueError on a wrong size."""
+    """Sync every object, then write the manifest atomically.
+
+    Raises ValueError on a wrong size.
+    """
     sync_objects(stage.directory, objects)
     if manifest is not None:
         stage.write(manifest, text.encode())

@@ -81,7 +81,10 @@ class Stage:
             os.close(parent)
 
     def leave(self) -> None:
-        """Unlock the directory. The last program removes it unless it has parts of objects."""
+        """Unlock the directory.
+
+        The last program removes it unless it has parts of objects.
+        """
         with self._entering:
             self._left = True
             if self._lock < 0:
@@ -96,7 +99,10 @@ class Stage:
             self._lock = -1
 
     def part(self, entry: CopyObject) -> str:
-        """Path of an object's part. The same for every copy of the same bytes to the same name."""
+        """Return the path of an object's part.
+
+        It is the same for every copy of the same bytes to the same name.
+        """
         self.enter()
         return posixpath.join(self.here, part_name(entry))
 
@@ -215,7 +221,10 @@ def sync_directory(path: str) -> None:
 
 
 def sync_objects(directory: str, objects: Sequence[CopyObject]) -> None:
-    """Sync every object (``{path, size}``). Raises ValueError where one has another size."""
+    """Sync every object (``{path, size}``).
+
+    Raises ValueError where one has another size.
+    """
     from concurrent.futures import ThreadPoolExecutor  # receivers do not need it
 
     def sync(entry: CopyObject) -> str:

@@ -1,4 +1,7 @@
-"""Estimates for accelerators and targets, to choose one from: fit, step, time and cost to the end, the move."""
+"""Estimates for accelerators and targets, to choose one from.
+
+They are fit, step, time and cost to the end, and the move.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,10 @@ class _ScreenReporter(Reporter):
 
 
 class CompareScreen(ModalScreen[str | None]):
-    """Returns the target that the run shall migrate to; None on esc. Compiling ends when it closes."""
+    """Screen that returns the target that the run shall migrate to; None on esc.
+
+    Compiling ends when it closes.
+    """
 
     BINDINGS = commands.bindings(commands.COMPARE)
 
@@ -175,7 +181,10 @@ class CompareScreen(ModalScreen[str | None]):
 
 
 def ask_candidates(screen: Screen[Any], run: RunView, targets: Sequence[str], chosen: Callable[[str], object]) -> None:
-    """Ask for names of accelerators and targets, compare them, and call ``chosen`` with a target of the table."""
+    """Ask for names of accelerators and targets, and compare them.
+
+    Call ``chosen`` with a target of the table.
+    """
 
     def check(names: str) -> None:
         if not names.strip(" ,"):

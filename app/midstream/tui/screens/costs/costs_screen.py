@@ -36,7 +36,10 @@ FAILED = ("the costs could not be collected.", "Press r to ask the hosts again."
 
 
 class CostsScreen(MidstreamScreen):
-    """Reads the costs once when it opens, and again by key: every host reads all records of its runs."""
+    """Screen of the costs, which are read once when it opens, and again by key.
+
+    They are read only then, because every host reads all records of its runs.
+    """
 
     SCOPE = commands.COSTS
     BINDINGS = commands.bindings(commands.COSTS, commands.EVERYWHERE)
@@ -130,7 +133,10 @@ class CostsScreen(MidstreamScreen):
             self._collect()
 
     def _collect(self) -> None:
-        """Collect the costs of the period in the background. An answer about another period is dropped."""
+        """Collect the costs of the period in the background.
+
+        An answer about another period is dropped.
+        """
         self._collecting, days, actions = True, self._days, self.midstream.actions
 
         def work() -> None:
@@ -155,7 +161,10 @@ class CostsScreen(MidstreamScreen):
 
 
 def _totals(report: CostReport) -> list[Text]:
-    """Return the lines about money. An unknown total is left out: the second line says why."""
+    """Return the lines about money.
+
+    An unknown total is left out: the second line says why.
+    """
     lines: list[Text] = []
     if report.cost is not None:
         total = f" {money_text(report.cost)} in all, {money_text(report.idle_cost)} of it for idle hours"

@@ -21,7 +21,10 @@ PROMPT_HEIGHT = 6  # rows of a dialog without its text, with a prompt of two row
 
 
 class ConfirmScreen(ModalScreen[bool]):
-    """Returns True after the user has typed ``word`` (or pressed ``y`` without one); False on esc."""
+    """Dialog that returns True once the user has confirmed; False on esc.
+
+    The user confirms by typing ``word`` (or by pressing ``y`` without one).
+    """
 
     BINDINGS: ClassVar = [
         ("escape", "answer(False)", "No"),

@@ -25,7 +25,7 @@ Values = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Field:
-    """A field: its name, its label, its first value, what an empty one means, and values to choose from."""
+    """Field: its name, label, first value, meaning of an empty value, and choices."""
 
     name: str
     label: str

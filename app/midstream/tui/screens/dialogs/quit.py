@@ -20,7 +20,10 @@ FINISH, ROLL_BACK = "finish", "roll back"
 
 
 class QuitScreen(ModalScreen[str]):
-    """FINISH, ROLL_BACK, or an empty answer to stay. ``discarded_steps``: steps that a rollback discards."""
+    """Dialog with the answers FINISH, ROLL_BACK, or an empty one to stay.
+
+    ``discarded_steps``: steps that a rollback discards.
+    """
 
     BINDINGS: ClassVar = [
         ("f", "answer('finish')", "Finish"),

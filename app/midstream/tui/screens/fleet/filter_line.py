@@ -39,7 +39,7 @@ class FilterLine(Vertical):
         return self.query_one(Input)
 
     def show(self, text: str, *, open_it: bool = False) -> None:
-        """Show a list's filter; the line is hidden where there is none, unless ``open_it``."""
+        """Show a list's filter; hide the line where there is none, unless ``open_it``."""
         if self.input.value != text:
             self.input.value = text
         self.display = bool(text) or open_it

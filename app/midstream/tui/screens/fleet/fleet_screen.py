@@ -256,7 +256,10 @@ class FleetScreen(ListScreen):
         self.app.push_screen(LeftoversScreen())
 
     def action_verify(self) -> None:
-        """Verify all checkpoints of the marked runs, or of all; in the list of migrations all certificates."""
+        """Verify all checkpoints of the marked runs, or of all runs.
+
+        In the list of migrations, verify all certificates.
+        """
         from midstream.tui.screens.fleet import verify_screen
 
         actions, state = self.midstream.actions, self.screen_state

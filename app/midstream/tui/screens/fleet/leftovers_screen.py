@@ -1,4 +1,7 @@
-"""Leftovers of killed processes on the fleet's hosts, and slices: listed, and removed after confirmation."""
+"""Leftovers of killed processes on the fleet's hosts, and slices.
+
+They are listed, and removed after confirmation.
+"""
 
 from __future__ import annotations
 

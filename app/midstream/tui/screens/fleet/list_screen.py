@@ -126,7 +126,7 @@ class ListScreen(MidstreamScreen):
             self.refresh_state()
 
     def _read_filter(self, text: str) -> None:
-        """Take a filter without an error; show the error of another one, and leave the list as it was."""
+        """Take a filter without an error; of another, show the error and leave the list."""
         try:
             self._parse(text, self.listing)
         except FilterError as error:

@@ -96,7 +96,10 @@ class Listing:
     finished: Callable[[Any], bool] | None = None
 
     def chosen(self, titles: Sequence[str]) -> tuple[Column, ...]:
-        """Return the columns with these titles, in the list's order; the default columns without titles."""
+        """Return the columns with these titles, in the list's order.
+
+        Without titles they are the default columns.
+        """
         if not titles:
             return tuple(column for column in self.columns if not column.extra)
         return tuple(column for column in self.columns if column.title in titles or column is self.columns[0])
@@ -105,7 +108,15 @@ class Listing:
 def found_in(
     listing: Listing, items: Sequence[Any], screen_state: ScreenState, condition: Condition | None, layout: ListLayout
 ) -> list[Any]:
-    """Return the items that pass the condition, in the order of the layout."""
+    """Return the items that pass the condition, in the order of the layout.
+
+    Args:
+        listing: The list.
+        items: Its items.
+        screen_state: State of the screen.
+        condition: The filter; None: all items pass.
+        layout: Order of the list, and whether finished items are hidden.
+    """
     if layout.hide_finished and listing.finished is not None:
         items = [item for item in items if not listing.finished(item)]
     if condition is not None:
@@ -123,7 +134,15 @@ def found_in(
 def rows_of(
     listing: Listing, items: Sequence[Any], screen_state: ScreenState, glyphs: Glyphs, layout: ListLayout
 ) -> Rows:
-    """Return the rows of a table, each created when it becomes visible."""
+    """Return the rows of a table, each created when it becomes visible.
+
+    Args:
+        listing: The list.
+        items: Its items.
+        screen_state: State of the screen.
+        glyphs: Characters to draw with.
+        layout: Groups and columns of the list.
+    """
     shown = [listing.columns.index(column) for column in listing.chosen(layout.columns)]
     groups = _grouped(listing, items, screen_state, layout.group)
     keys: list[Hashable] = []
@@ -147,7 +166,10 @@ def rows_of(
 def _grouped(
     listing: Listing, items: Sequence[Any], screen_state: ScreenState, group: str
 ) -> list[tuple[str | None, Sequence[Any]]]:
-    """Return (name, items) of each group by name, items without a value last; one without a name if not grouped."""
+    """Return (name, items) of each group by name.
+
+    Items without a value are last. If not grouped, there is one group without a name.
+    """
     if group not in listing.groups:
         return [(None, items)]
     field = listing.fields[group]

@@ -36,7 +36,10 @@ class Verification:
 
 
 def of_checkpoints(actions: Actions, runs: Sequence[RunView]) -> list[Verification]:
-    """Return a verification of each complete checkpoint of these runs: every object is hashed in place."""
+    """Return a verification of each complete checkpoint of these runs.
+
+    Every object is hashed in place.
+    """
 
     def one(run: RunView, name: str) -> Verification:
         def verify() -> tuple[str, str]:
@@ -67,7 +70,10 @@ def of_migrations(actions: Actions, migrations: Sequence[MigrationView]) -> list
 
 
 class VerifyScreen(MidstreamScreen):
-    """Runs verifications, a few at a time. Closing the screen ends those that have not begun."""
+    """Screen that runs verifications, a few at a time.
+
+    Closing the screen ends those that have not begun.
+    """
 
     SCOPE = commands.VERIFY
     BINDINGS = commands.bindings(commands.VERIFY, commands.EVERYWHERE)

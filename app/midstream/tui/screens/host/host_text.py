@@ -21,7 +21,7 @@ MAX_MEMORY = 10**15  # bytes, as above
 
 
 def describe_host(host: HostView, glyphs: Glyphs, width: int, now: float, history: Sequence[float] = ()) -> Text:
-    """Return the details of a host: machine, gauges, accelerators with their processes, and error.
+    """Return a host's details: machine, gauges, accelerators with processes, error.
 
     Args:
         host: The host.
@@ -85,7 +85,10 @@ def describe_host(host: HostView, glyphs: Glyphs, width: int, now: float, histor
 
 
 def _processes(machine: Machine, now: float) -> list[str]:
-    """Return a line for each process that uses accelerators: which ones, memory, how long, and its run."""
+    """Return a line for each process that uses accelerators.
+
+    It has the accelerators, the memory, how long, and the run of the process.
+    """
     rows = []
     for user in machine.users:
         used = _ranges([item.index for item in machine.accelerators if user.pid in item.pids])

@@ -1,4 +1,4 @@
-"""Launch screen: the preflight of a launch, then its progress until the run is started."""
+"""Launch screen: a launch's preflight, then its progress until the run is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Migration screen: a running or finished migration, read from its journal. Closing it does not stop the migration."""
+"""Migration screen: a running or finished migration, read from its journal.
+
+Closing it does not stop the migration.
+"""
 
 from __future__ import annotations
 
@@ -196,7 +199,10 @@ class MigrationScreen(MidstreamScreen):
             self.app.switch_screen(RunScreen(view.plan.run_id))
 
     def action_copy(self) -> None:
-        """Copy the command line of this migration, or one of its command log, which is then chosen from a list."""
+        """Copy the command line of this migration, or one of its command log.
+
+        The one of the command log is chosen from a list.
+        """
         view = self.migration_view
         if view is None:
             return

@@ -144,7 +144,10 @@ def progress(view: MigrationView, screen_state: ScreenState, glyphs: Glyphs, wid
 
 
 def time_left(view: MigrationView, now: float, width: int, target_step: int | None = None) -> Text:
-    """Return a line with the expected end of a running migration, and the stage that runs; else an empty text."""
+    """Return a line with the expected end of a running migration, and its stage.
+
+    For another migration the text is empty.
+    """
     left = view.remaining(now, target_step)
     if left is None:
         return Text()
@@ -190,7 +193,10 @@ def copies(view: MigrationView) -> dict[str, Mapping[str, Any]]:
 
 
 def command_log(view: MigrationView) -> tuple[str, ...]:
-    """Return what was run, with time and host, each followed by a line to paste into a shell, or that there is none."""
+    """Return what was run, with time and host, or that there is none.
+
+    Each is followed by a line to paste into a shell.
+    """
     found: list[str] = []
     for event in view.events:
         if event.event == "command":
@@ -200,13 +206,16 @@ def command_log(view: MigrationView) -> tuple[str, ...]:
 
 
 def commands_to_paste(view: MigrationView) -> list[tuple[str, str]]:
-    """Return (what it does, line of shell) of each line of the command log that can be pasted, newest first."""
+    """Return the lines of the command log that can be pasted, newest first.
+
+    Each is (what it does, line of shell).
+    """
     lines = [(event.message, shell_line_of(event)[1]) for event in view.events if event.event == "command"]
     return [(prose, line) for prose, line in reversed(lines) if line]
 
 
 def journal(view: MigrationView) -> tuple[str, ...]:
-    """Return the journal as text; consecutive progress lines are reduced to the newest."""
+    """Return the journal as text, with only the newest of consecutive progress lines."""
     shown = []
     for number, event in enumerate(view.events):
         if event.event == "fact" or (event.event == STAGE and event.state == phase_names.PROGRESS):
@@ -273,7 +282,10 @@ def rows_near(run: RunView | None, first: float, stop: float) -> Iterator[Mappin
 
 
 def source_past_the_seal(view: MigrationView) -> list[tuple[float, float]]:
-    """Return (step, loss) of the source past the seal that the continuity claim compared."""
+    """Return (step, loss) of the source past the seal.
+
+    These are the ones that the continuity claim compared.
+    """
     if view.certificate is None:
         return []
     continuity = next((claim for claim in view.certificate.claims if claim.name in COMPARED), None)

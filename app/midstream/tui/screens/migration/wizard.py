@@ -1,4 +1,7 @@
-"""Migration wizard: plan and preflight without side effects, then the start, confirmed by the run's name."""
+"""Migration wizard: plan and preflight without side effects, then the start.
+
+The start is confirmed by the run's name.
+"""
 
 from __future__ import annotations
 
@@ -382,7 +385,7 @@ class WizardScreen(MidstreamScreen):
             self.query_one(Table).focus()
 
     def action_checkpoint(self) -> None:
-        """Choose the state to migrate: at the seal, the latest checkpoint, or an older one."""
+        """Choose the state to migrate: at the seal, the latest or an older checkpoint."""
         run = self.run_view
         if self._stage != PLAN or run is None:
             return
@@ -431,7 +434,10 @@ class WizardScreen(MidstreamScreen):
             ask_candidates(self, run, [*self._comparable()], self._chosen_target)
 
     def _comparable(self) -> Iterator[str]:
-        """Yield the targets with accelerators that there are compilers for, and the slices that do not exist yet."""
+        """Yield the names that can be compared.
+
+        They are the targets with accelerators that there are compilers for, and the slices that do not exist yet.
+        """
         from midstream.compare.candidates import accelerators_of_devices
 
         for target in self._targets:

@@ -1,4 +1,4 @@
-"""Settings of a migration: batch, steps that are compared and waited for, engine flags."""
+"""Settings of a migration: batch, steps compared and waited for, engine flags."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ DEFAULTS = Request("", "")
 
 @dataclass(frozen=True)
 class WizardSettings:
-    """The settings, with the meaning of the flags of `--migrate`. Empty numbers leave the run's own."""
+    """Settings of a migration, with the meaning of the flags of `--migrate`.
+
+    Empty numbers leave the run's own.
+    """
 
     batch: str = ""  # examples an update, on all devices
     per_device: str = ""  # examples of one device in a micro-batch

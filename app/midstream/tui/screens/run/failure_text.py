@@ -15,7 +15,15 @@ from midstream.watch.runs.run_failure import RunFailure
 def describe_failure(
     failure: RunFailure, screen_state: ScreenState, glyphs: Glyphs, width: int, height: int | None = None
 ) -> Text:
-    """Return the lines of a failure; with ``height`` only as many of its last words as fit, the newest."""
+    """Return the lines of a failure.
+
+    Args:
+        failure: The failure.
+        screen_state: State of the screen.
+        glyphs: Characters to draw with.
+        width: Width in cells.
+        height: Lines in all: only as many of its last words as fit, the newest; None: all of them.
+    """
     text = Text(no_wrap=True)
     text.append(f"  {glyphs.failed} {number_format.folded(failure.message, width - 1, 4)}\n", palette.BAD)
     ended = failure.run.exit.time if failure.run.exit else None

@@ -1,4 +1,7 @@
-"""The log of a run: of which process it is, and its parts that are read from the host while one scrolls or searches."""
+"""Log of a run: of which process it is, and its parts read from the host.
+
+The parts are read while the user scrolls or searches.
+"""
 
 from __future__ import annotations
 

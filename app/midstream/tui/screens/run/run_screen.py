@@ -164,7 +164,10 @@ class RunScreen(RunLogScreen):
         return run_text.no_steps(run, self.screen_state, self.screen_state.failure(run), self._started)
 
     def metric_names(self) -> Sequence[str]:
-        """Return the well-known metrics, one of the hosts', the run's others and the hosts' others."""
+        """Return the names of the metrics, the well-known ones first.
+
+        One of the hosts' follows, then the run's others and the hosts' others.
+        """
         run = self.run_view
         if run is None:
             return ()
@@ -223,7 +226,7 @@ class RunScreen(RunLogScreen):
         self.refresh_state()
 
     def action_back(self) -> None:
-        """End the search, remove the crosshair or close the report, else return to the fleet."""
+        """End the search, remove the crosshair or close the report, else go to the fleet."""
         if self._view == LOGS and self.query_one(LogPane).escaped():
             return
         if self._view == CURVES and self.main_curve.forget_cursor():

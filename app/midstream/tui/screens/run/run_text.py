@@ -116,12 +116,17 @@ def facts(run: RunView, screen_state: ScreenState, glyphs: Glyphs, width: int, s
 
 
 def not_reported(run_id: str, seconds: float) -> str:
-    """Return the text for a run that was started ``seconds`` ago and that no host has reported yet."""
+    """Return the text for a run that no host has reported yet.
+
+    The run was started ``seconds`` ago.
+    """
     return f"{run_id} was started {number_format.age(seconds)} ago.\nIts host has not reported it yet."
 
 
 def no_steps(run: RunView, screen_state: ScreenState, failure: RunFailure | None, started: float | None = None) -> str:
-    """Return lines instead of a curve without points: what the run does, since when, or why it failed.
+    """Return lines instead of a curve without points.
+
+    They say what the run does, since when, or why it failed.
 
     Args:
         run: The run.
@@ -142,7 +147,10 @@ def no_steps(run: RunView, screen_state: ScreenState, failure: RunFailure | None
 
 
 def _starting_for(run: RunView, screen_state: ScreenState, started: float | None = None) -> str:
-    """Return `` for 24s`` since the newest attempt began, or since ``started``; empty where neither is known."""
+    """Return `` for 24s`` since the newest attempt began, or since ``started``.
+
+    The text is empty where neither is known.
+    """
     entries = run.lineage.entries if run.lineage else ()
     began = next((entry.started for entry in entries if entry.attempt == run.attempt), 0.0) or started
     return f" for {number_format.age(max(0.0, screen_state.now - began))}" if began else ""
@@ -177,7 +185,9 @@ class _Page:
 def info(
     run: RunView, screen_state: ScreenState, glyphs: Glyphs, width: int, changes: Iterable[str] | None = None
 ) -> Text:
-    """Return lineage, fence, copies, configuration, devices, process and versions of a run.
+    """Return the text about a run.
+
+    It has lineage, fence, copies, configuration, devices, process and versions.
 
     Args:
         run: The run.

@@ -1,4 +1,7 @@
-"""Background tools of the run screen: verify and compare checkpoints, compare attempts."""
+"""Background tools of the run screen, for checkpoints and attempts.
+
+They verify and compare checkpoints, and compare attempts.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +122,7 @@ class RunToolsScreen(CurvesScreen):
         self.app.push_screen(ChooseScreen(f"Compare {name} with", CHECKPOINT_COLUMNS, rows), chosen)
 
     def _diff_attempts(self, run: RunView) -> None:
-        """Compare the newest attempt with another: with the only other one, or with the one chosen."""
+        """Compare the newest attempt with the only other one, or with the one chosen."""
         attempts = [entry.attempt for entry in run.lineage.entries] if run.lineage else []
         if len(attempts) < 2:
             self.notify("no other attempt to compare with")

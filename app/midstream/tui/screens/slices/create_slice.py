@@ -1,4 +1,7 @@
-"""Create a target's slice: confirmed with its price, done in the terminal, where Ctrl-C cancels it."""
+"""Creation of a target's slice, confirmed with its price.
+
+It is done in the terminal, where Ctrl-C cancels it.
+"""
 
 from __future__ import annotations
 

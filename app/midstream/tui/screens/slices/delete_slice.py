@@ -1,4 +1,7 @@
-"""Delete a slice: confirmed by its name, with the runs that train there, done in the background."""
+"""Deletion of a slice, confirmed by its name, in the background.
+
+The confirmation shows the runs that train there.
+"""
 
 from __future__ import annotations
 

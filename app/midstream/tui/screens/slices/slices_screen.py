@@ -182,7 +182,10 @@ class SlicesScreen(ModalScreen[None]):
             delete_slice.ask(self.midstream, each, target, report, lambda error: self._deleted(bool(target), error))
 
     def _deleted(self, is_target: bool, error: MidstreamError | None) -> None:
-        """Show the result. After deleting a target's slice, whose workers were hosts, the application restarts."""
+        """Show the result of deleting a slice.
+
+        After deleting a target's slice, whose workers were hosts, the application restarts.
+        """
         self._progress = ""
         if not self.is_attached:
             if error is not None:
