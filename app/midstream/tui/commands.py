@@ -86,7 +86,7 @@ COMMANDS = (
     Command("view('downtime')", ("3",), "Downtime", "predicted and measured", (MIGRATION,)),
     Command("view('log')", ("4",), "Log", "all lines of the journal", (MIGRATION,)),
     Command("open", ("enter",), "Open", "open the selection, with marked runs", (FLEET,), hint=True),
-    Command("log", ("l",), "Log", "log of the run; of a failed one where it says why", (FLEET,)),
+    Command("log", ("l",), "Log", "log of the run, at the reason of a failure", (FLEET,)),
     Command("filter", ("/",), "Filter", "loss<2.5 age>5m !state:failed a OR b", (FLEET,), hint=True),
     Command("migrate", ("m",), "Migrate", "migrate the run to another target", (FLEET, RUN), hint=True, changes=True),
     Command("stop", ("S",), "Stop", "save and stop the run, or the marked ones", (FLEET, RUN), hint=True, changes=True),

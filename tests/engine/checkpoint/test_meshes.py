@@ -168,8 +168,8 @@ def counted_reads(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     reads: dict[str, int] = {}
     original = DirectoryObjects.read
 
-    def read(store: DirectoryObjects, path: str, into: Any, each: Any) -> int:
-        count = original(store, path, into, each)
+    def read(store: DirectoryObjects, path: str, into: Any, each: Any, crc32c: str = "") -> int:
+        count = original(store, path, into, each, crc32c)
         reads[path] = reads.get(path, 0) + count
         return count
 

@@ -30,7 +30,7 @@ from simulators.kubectl import Cluster, parse_manifest
 from simulators.sshd import Lab
 from support.command_line import SLOWER, TINY, Run, midstream, refused
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.drawn, pytest.mark.system]
 
 
 @pytest.fixture

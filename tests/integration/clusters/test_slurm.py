@@ -32,7 +32,7 @@ from simulators.sshd import Lab, SshServer
 from support.engines.stand_in_engine import write_stand_in
 
 __all__ = ["slurm_cluster"]
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.drawn, pytest.mark.system]
 TRAINING = frozenset({records.TRAINING})
 TARGETS = {
     "pair": ["--nodes=2", "--gpus-per-node=h100:2"],

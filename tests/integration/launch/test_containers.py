@@ -32,7 +32,7 @@ from support.command_line import SLOWER, TINY, Run, midstream
 from support.engines.stand_in_engine import write_stand_in
 
 __all__ = ["podman"]
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.drawn, pytest.mark.system]
 TRAINING = frozenset({records.TRAINING})
 
 

@@ -19,7 +19,7 @@ from support.guide import TRAINING
 from support.run_directory import RunDirectory
 
 __all__ = ["fast_polling", "tpu_server"]
-pytestmark = [pytest.mark.system, pytest.mark.usefixtures("fast_polling")]
+pytestmark = [pytest.mark.drawn, pytest.mark.system, pytest.mark.usefixtures("fast_polling")]
 
 
 @pytest.fixture

@@ -138,7 +138,7 @@ def test_bucket_error_is_one_line_and_keeps_the_last_list(
         paths_of(tmp_path).fence, durable=False
     )  # a change: the bucket is listed again
     run = run_of(
-        seen(watching, lambda now: (run := run_of(now)) is not None and "lacks storage.objects.list" in run.problem)
+        seen(watching, lambda now: (run := run_of(now)) is not None and "storage.objects.list is denied" in run.problem)
     )
     assert run is not None
     assert URL in run.problem
@@ -182,7 +182,7 @@ def test_status_and_checkpoints_flags_list_the_bucket(
     assert [checkpoint["name"] for checkpoint in run["checkpoints"]] == [name]
     bucket.faults.append(Fault("GET", "checkpoints", 403, times=1000, message="storage.objects.list is denied"))
     assert main(["--fleet", str(file), "--checkpoints", "run"]) == Exit.FAILED
-    assert "lacks storage.objects.list" in capsys.readouterr().err
+    assert "storage.objects.list is denied" in capsys.readouterr().err
 
 
 def test_fleet_actions_verify_and_compare_bucket_checkpoints(bucket: BucketServer, fleet: Fleet) -> None:

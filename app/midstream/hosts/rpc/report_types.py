@@ -15,6 +15,10 @@ from midstream.remote.runs.run_state import CheckpointName, RunId
 from midstream.remote.shapes import FileName, Measured, Signed, Text
 from midstream.remote.verify import array_check, tree
 from midstream_engine import records
+from midstream_engine.json_shapes import Form
+
+# An IP address, with its zone; a machine does not report names.
+Address = Annotated[str, Form("an IP address", r"[0-9A-Fa-f:.]{2,45}(%[\w.-]{1,16})?")]
 
 P = ParamSpec("P")
 Report = TypeVar("Report")
@@ -42,7 +46,7 @@ class Listening:
     """The program listens on ``port``; ``addresses`` are those of its machine."""
 
     port: int
-    addresses: list[Text] = field(default_factory=list[str])
+    addresses: list[Address] = field(default_factory=list[str])
 
 
 @dataclass(frozen=True)
