@@ -45,6 +45,7 @@ class Signals:
         self._first_time = 0.0
         self._at_boundaries = False
         self._record: Callable[[str, bool], int] | None = None
+        self._opening = False  # the status is about to be written
         self._opened = threading.Event()  # `_record` is set
         self._deciding = threading.Lock()
         self._writing = -1
@@ -71,6 +72,10 @@ class Signals:
             signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
         os.close(self._writing)  # ends the thread
+
+    def expect_record(self) -> None:
+        """Let a signal wait for `record_end_with`: the status is written before it."""
+        self._opening = True
 
     def record_end_with(self, record: Callable[[str, bool], int]) -> None:
         """Call ``record`` before a signal ends the process at once.
@@ -133,7 +138,7 @@ class Signals:
         timer.daemon = True
         timer.start()
         try:
-            if os.environ.get("MIDSTREAM_ATTEMPT"):
+            if self._opening or os.environ.get("MIDSTREAM_ATTEMPT"):
                 self._opened.wait(OPEN_TIMEOUT)
             if self._record is None:
                 print(f"midstream: ended by {number.name} before the attempt began", file=sys.stderr, flush=True)

@@ -78,6 +78,7 @@ def run_process(arguments: Sequence[str], signals: Signals) -> int:
     config = loaded.config
     index, count = distributed.process_id or processes.index, distributed.num_processes or processes.count
     start_logging(None if attempt.launched else attempt.files.log(index), _log_copy(config.trainer, attempt, index))
+    signals.expect_record()
     status = StatusFile(
         attempt.files.status(index),
         run_id=attempt.paths.run_id,
@@ -88,9 +89,9 @@ def run_process(arguments: Sequence[str], signals: Signals) -> int:
         processes=count,
         host=processes.host,
     )
+    signals.record_end_with(functools.partial(_record_signal, status, processes))
     labels = labels_of(config.trainer.tracker)
     status.update(project=labels.project, tags=list(labels.tags))
-    signals.record_end_with(functools.partial(_record_signal, status, processes))
     code, processes = _attempt(loaded, root, attempt, processes, status, signals)
     status.close()
     return _end(code, processes)
