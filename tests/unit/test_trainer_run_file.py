@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from midstream.errors import UsageError
+from midstream.cli import main
+from midstream.errors import Exit, UsageError
 from midstream.trainers.defaults import TRAINERS
 from midstream.trainers.run_file_parser import as_text, from_value, names_run_file, parse_run_file
 from midstream_engine import records
@@ -119,3 +120,11 @@ def test_placeholder_without_value_is_an_error() -> None:
     assert expand(["a={devices}", "{json}"], {"devices": 2}) == ["a=2", "{json}"]
     with pytest.raises(records.RecordError, match="accumulation"):
         expand(["{accumulation}"], {"accumulation": ""})
+
+
+def test_missing_directory_is_named_with_its_host_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = tmp_path / "missing"
+    assert main(["--init-run", str(missing)]) == Exit.FAILED
+    line = capsys.readouterr().err
+    assert line.startswith(f"midstream: this machine: {missing}: there is no such directory")
+    assert line.count("\n") == 1

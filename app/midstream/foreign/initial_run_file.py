@@ -62,9 +62,7 @@ def look_at(host: Host, directory: str) -> TrainerDirectory:
     try:
         return host.call(processes.look)(directory=directory)
     except RemoteError as error:
-        raise MidstreamError(
-            f"{host.name}: {error.message}", "a directory in which a trainer runs, or its code is"
-        ) from None
+        raise MidstreamError(error.message, "a directory in which a trainer runs, or its code is") from None
 
 
 def launcher_of(found: TrainerDirectory) -> TrainingProcess | None:

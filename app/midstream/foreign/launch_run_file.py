@@ -117,7 +117,7 @@ def with_host_files(run: RunFile, host: Host, directory: str) -> RunFile:
             root=host.root, directory=directory, patterns=list(run.files), leave=[run.out]
         )
     except RemoteError as error:
-        raise MidstreamError(f"{host.name}: {error.message}", "files: in the run file") from None
+        raise MidstreamError(error.message, "files: in the run file") from None
     return dataclasses.replace(run, files_digest=found.digest)
 
 
