@@ -33,14 +33,15 @@ from midstream_engine.optim.schedule import learning_rate
 from midstream_engine.records import read_json
 from midstream_engine.trainer.computation.train_state import TrainState, abstract_state, initializer
 from support.engines.engine_process import train_all
+from support.paths import FIXTURES
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 deprecates.
     pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
-FIXTURES = Path(__file__).parent.parent / "fixtures" / "hf"
-NAMES = sorted(path.name for path in FIXTURES.iterdir() if path.is_dir() and path.name != "__pycache__")
+HUGGING_FACE = FIXTURES / "hf"
+NAMES = sorted(path.name for path in HUGGING_FACE.iterdir() if path.is_dir() and path.name != "__pycache__")
 LIVE = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 TOLERANCE = 1e-4  # largest absolute difference of logits, float32
 
@@ -73,7 +74,7 @@ def logits_of(state: TrainState, tokens: np.ndarray) -> np.ndarray:
 @pytest.fixture(scope="module", params=NAMES)
 def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A fixture and its converted directory."""
-    source = FIXTURES / request.param
+    source = HUGGING_FACE / request.param
     return source, to_midstream(source, tmp_path_factory.mktemp(request.param) / "model")
 
 
@@ -129,7 +130,7 @@ def test_convert_output_is_read_by_transformers(converted: tuple[Path, Path], tm
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(FIXTURES / "llama2", tmp_path / "source"))
+    return Path(shutil.copytree(HUGGING_FACE / "llama2", tmp_path / "source"))
 
 
 def refused(capsys: pytest.CaptureFixture[str], source: Path, *more: str) -> str:
@@ -257,7 +258,7 @@ def continued(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = []
     for name in CONTINUED:
         source = folder / name / "source"
-        shutil.copytree(FIXTURES / name, source)
+        shutil.copytree(HUGGING_FACE / name, source)
         (source / "tokenizer.json").write_text(json.dumps(tokenizer))
         (source / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
         config = to_midstream(source, folder / name / "model") / "train.yaml"
@@ -282,7 +283,7 @@ def test_converted_model_trains_from_its_configuration(continued: Path, name: st
 
 @pytest.mark.parametrize("name", CONTINUED)
 def test_converted_run_is_exported_again(continued: Path, name: str) -> None:
-    size = read_json(str(FIXTURES / name / "config.json"))["vocab_size"]
+    size = read_json(str(HUGGING_FACE / name / "config.json"))["vocab_size"]
     logits = {}
     for rate in ("0", "1e-2"):
         run_directory, back = continued / "root" / "runs" / f"{name}-{rate}", continued / name / f"back-{rate}"
@@ -290,8 +291,8 @@ def test_converted_run_is_exported_again(continued: Path, name: str) -> None:
         assert run(*command) == 0
         assert (back / "tokenizer.json").exists()
         _, state = restored(to_midstream(back, continued / name / f"again-{rate}"), size)
-        logits[rate] = logits_of(state, np.load(FIXTURES / name / "tokens.npy"))[..., :size]
-    theirs = np.load(FIXTURES / name / "logits.npy")
+        logits[rate] = logits_of(state, np.load(HUGGING_FACE / name / "tokens.npy"))[..., :size]
+    theirs = np.load(HUGGING_FACE / name / "logits.npy")
     assert (
         np.abs(logits["0"] - theirs).max() <= TOLERANCE
     )  # transformers' own, after twelve updates that change nothing

@@ -39,8 +39,9 @@ from simulators.planted_faults import Fault
 from simulators.s3_server import S3Server, s3_server
 from support.checkpoints.trees import files, random_contents, write_tree
 from support.migrations.campaigns import Campaign, Case
+from support.paths import REPOSITORY
 
-RESULTS = Path(__file__).parents[2] / "docs/campaigns/bucket-faults.jsonl"
+RESULTS = REPOSITORY / "docs/campaigns/bucket-faults.jsonl"
 KINDS = ("gs", "s3")
 PREFIX = "a/tree/"
 THERE = {

@@ -30,8 +30,9 @@ from midstream.hosts.providers.compute.compute_provider import ComputeProvider
 from midstream.hosts.providers.provider import ProviderError, SliceStatus
 from simulators.compute_api import ComputeServer, Fault
 from support.migrations.campaigns import Campaign, Case
+from support.paths import REPOSITORY
 
-RESULTS = Path(__file__).parents[2] / "docs/campaigns/compute-faults.jsonl"
+RESULTS = REPOSITORY / "docs/campaigns/compute-faults.jsonl"
 PLACE = "proj/zones/us-x1-a"
 CREATIONS = ("POST instances", "POST resourcePolicies", "POST instanceTemplates", "POST instanceGroupManagers")
 LOOKS = ("GET instances", "GET instanceGroupManagers", "GET operations", "POST listManagedInstances", "GET .*")

@@ -38,9 +38,10 @@ from simulators.hostile import calls, cases, checks, moves
 from simulators.hostile.fleet import Fleet, Verdict
 from simulators.hostile.operator_calls import SAMPLES
 from simulators.sshd import SSHD
+from support.paths import REPOSITORY
 from support.remote_functions import declared_functions, function_of
 
-RESULTS = Path(__file__).parents[2] / "docs/campaigns/hostile-host.jsonl"
+RESULTS = REPOSITORY / "docs/campaigns/hostile-host.jsonl"
 SAMPLE, CALLS_SAMPLE = 16, 4
 CASES = 1000
 MOVES = 48  # one case in 48 is a complete migration

@@ -31,9 +31,10 @@ from simulators.sshd import SSHD
 from support.command_line import COMPILED, step_of
 from support.migrations.migration_faults import KINDS, MODES, PATIENCE, Campaign, UnderWay, said
 from support.migrations.migration_program import main
+from support.paths import REPOSITORY
 
 SLOW = pytest.mark.slow  # the suite has a complete migration or two of each kind already
-RESULTS = Path(__file__).parents[2] / "docs/campaigns/migration-faults.jsonl"
+RESULTS = REPOSITORY / "docs/campaigns/migration-faults.jsonl"
 
 
 @pytest.fixture(scope="module")

@@ -29,8 +29,9 @@ from support.command_line import COMPILED
 from support.migrations.migration_faults import MODES, said
 from support.migrations.migration_program import main
 from support.migrations.migration_stalls import KINDS, LONGEST, SHORTEST, StallCampaign
+from support.paths import REPOSITORY
 
-RESULTS = Path(__file__).parents[2] / "docs/campaigns/stalls.jsonl"
+RESULTS = REPOSITORY / "docs/campaigns/stalls.jsonl"
 
 
 @pytest.fixture(scope="module")

@@ -37,8 +37,9 @@ from midstream.hosts.providers.provider import ProviderError, SliceStatus
 from simulators.tpu_api import Fault, TpuServer
 from simulators.tpu_nodes import QUOTA, STOCKOUT, Outcome, State
 from support.migrations.campaigns import Campaign, Case
+from support.paths import REPOSITORY
 
-RESULTS = Path(__file__).parents[2] / "docs/campaigns/tpu-faults.jsonl"
+RESULTS = REPOSITORY / "docs/campaigns/tpu-faults.jsonl"
 PARENT = "projects/p/locations/z"
 READS = (
     (grpc.StatusCode.RESOURCE_EXHAUSTED, "Quota exceeded for 'Read requests' and limit 'Read requests per minute'"),

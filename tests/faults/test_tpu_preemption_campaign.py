@@ -62,9 +62,10 @@ from simulators.tpu_nodes import QueuedState, State
 from support.checkpoints.trees import assert_same_tree, write_checkpoint
 from support.migrations.campaigns import Campaign, Case
 from support.migrations.sample_plan import PLAN, changed
+from support.paths import REPOSITORY
 from support.run_directory import RunDirectory
 
-RESULTS = Path(__file__).parents[2] / "docs/campaigns/tpu-preemptions.jsonl"
+RESULTS = REPOSITORY / "docs/campaigns/tpu-preemptions.jsonl"
 PARENT = "projects/p/locations/z"
 PHASES = (phase_names.PREPARE, phase_names.CUTOVER, phase_names.RELAUNCH, phase_names.CERTIFY, phase_names.FINISH)
 SAYS = ("preempted", "terminated", "deleted", "queue", "queue", "ready", "ready")

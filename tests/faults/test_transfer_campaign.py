@@ -46,8 +46,9 @@ from simulators.disks import small_disk
 from simulators.link import Link, through
 from simulators.sshd import SSHD, Lab
 from support.checkpoints.trees import SOURCES, assert_same_tree, files, random_contents, write_tree
+from support.paths import REPOSITORY
 
-RESULTS = Path(__file__).parents[2] / "docs/campaigns/transfer-faults.jsonl"
+RESULTS = REPOSITORY / "docs/campaigns/transfer-faults.jsonl"
 SAMPLE = 6
 MIB = 1 << 20
 KINDS = ("cut", "kill far", "kill near", "kill operator", "flip in transit", "flip at rest", "full disk")

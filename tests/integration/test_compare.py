@@ -13,7 +13,8 @@ from midstream.compare.estimate import Estimate, Memory, cache_file, store
 from midstream_engine import records
 from midstream_engine.shared.accelerator_types import parse
 from simulators.sshd import Lab
-from support.command_line import REPOSITORY, midstream, refused
+from support.command_line import midstream, refused
+from support.paths import REPOSITORY
 from support.run_directory import RunDirectory, row
 
 LLAMA = REPOSITORY / "configs" / "llama_tiny.yaml"

@@ -19,10 +19,10 @@ from midstream.demo.cleanup_process import MARK
 from midstream.demo.demo_directory import DemoDirectory, claim, claim_at, default_root
 from midstream_engine import records
 from support.engines.stand_in_engine import write_stand_in
+from support.paths import TESTS
 
 pytestmark = pytest.mark.drawn
 
-TESTS = Path(__file__).parents[1]
 # A demo with an engine, its supervisor, and a process that locks a migration; it runs until its file END exists.
 DEMO = f"""
 import subprocess, sys, time

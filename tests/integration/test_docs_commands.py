@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from simulators.sshd import SSHD, Lab
-from support.doc_pages import REPOSITORY, Block, blocks, pages
+from support.doc_pages import Block, blocks, pages
+from support.paths import REPOSITORY
 
 pytestmark = pytest.mark.drawn
 

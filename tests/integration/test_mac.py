@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from simulators.sshd import SSHD, Lab
-from support.command_line import REPOSITORY, TINY, Run, midstream, refused
+from support.command_line import TINY, Run, midstream, refused
 from support.engines.stopped_run import write_stopped_run
+from support.paths import REPOSITORY
 from support.run_directory import RunDirectory
 from tui.terminal import Terminal
 

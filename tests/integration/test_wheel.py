@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
-CONFIGS = {path.name for path in (REPOSITORY / "configs").glob("*.yaml")}
+from support.paths import CONFIGS, REPOSITORY
+
+NAMES = {path.name for path in CONFIGS.glob("*.yaml")}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def run(program: Path, *arguments: object, home: Path) -> subprocess.CompletedPr
 
 def test_wheel_has_configs_and_locks(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {f"midstream/_shipped/configs/{name}" for name in CONFIGS} <= names
+    assert {f"midstream/_shipped/configs/{name}" for name in NAMES} <= names
     assert {f"midstream/_shipped/locks/{name}" for name in ("engine-cpu.txt", "sizes.json", "python.json")} <= names
     assert "midstream_engine/check_config.py" in names
 

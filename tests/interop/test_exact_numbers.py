@@ -32,6 +32,7 @@ from midstream_engine.interop.neox.importer import open_neox
 from midstream_engine.interop.parameter_cast import with_parameters
 from midstream_engine.trainer.computation.setup import make_plan
 from support.imports import imported_runs
+from support.paths import FIXTURES
 
 pytestmark = [
     pytest.mark.drawn,
@@ -39,7 +40,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
-FIXTURES = Path(__file__).parent.parent / "fixtures"
 BFLOAT16, FLOAT16, FLOAT32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float32)
 PLACES = {"model/": "model/", "optimizer/adam/mu/": "opt_state/inner_state/1/mu/",
           "optimizer/adam/nu/": "opt_state/inner_state/1/nu/"}  # fmt: skip

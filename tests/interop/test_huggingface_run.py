@@ -11,13 +11,13 @@ import pytest
 from midstream_engine import records
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.convert import main
+from support.paths import FIXTURES
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 deprecates.
     pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
-FIXTURES = Path(__file__).parent.parent / "fixtures"
 SOURCE = FIXTURES / "hf" / "llama3-tied"
 TOKENIZER = FIXTURES / "levanter" / "data" / "tokenizer"
 

@@ -22,13 +22,13 @@ from midstream_engine.interop.huggingface.importer import described
 from midstream_engine.interop.levanter.importer import open_levanter
 from midstream_engine.interop.neox.architecture import Choices
 from midstream_engine.interop.neox.importer import open_neox
+from support.paths import FIXTURES
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 deprecates.
     pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
-FIXTURES = Path(__file__).parent.parent / "fixtures"
 NEOX = sorted(path.parent.name for path in (FIXTURES / "neox").glob("*/latest"))
 LEVANTER = ("gpt2", "llama", "data/run", "clipped", "optimizers/lion", "optimizers/muon")
 HUGGING_FACE = sorted(path.parent.name for path in (FIXTURES / "hf").glob("*/config.json"))

@@ -21,6 +21,7 @@ from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.levanter.arrays import open_arrays
 from midstream_engine.interop.levanter.importer import open_levanter
 from support.imports import imported_runs
+from support.paths import FIXTURES
 
 pytestmark = [
     pytest.mark.drawn,
@@ -28,22 +29,22 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
-FIXTURES = Path(__file__).parent.parent / "fixtures" / "levanter"
+LEVANTER = FIXTURES / "levanter"
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_next_updates_have_levanters_losses(name: str) -> None:
     """In float32; later updates need correct moments, counts, schedule and decay."""
-    expected = json.loads((FIXTURES / name / "expected.json").read_text())
-    losses = imported_runs.continued(open_levanter(str(FIXTURES / name)), expected["tokens"])
+    expected = json.loads((LEVANTER / name / "expected.json").read_text())
+    losses = imported_runs.continued(open_levanter(str(LEVANTER / name)), expected["tokens"])
     np.testing.assert_allclose(losses, expected["losses"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["clipped", "rms"])
 def test_next_updates_have_levanters_z_loss_and_limits(name: str) -> None:
     """Also AdamC's decay, which moves these losses by 6e-6, and the norms that the checkpoint has recorded."""
-    expected = json.loads((FIXTURES / name / "expected.json").read_text())
-    losses = imported_runs.continued(open_levanter(str(FIXTURES / name)), expected["tokens"])
+    expected = json.loads((LEVANTER / name / "expected.json").read_text())
+    losses = imported_runs.continued(open_levanter(str(LEVANTER / name)), expected["tokens"])
     np.testing.assert_allclose(losses, expected["losses"], rtol=1e-6)
 
 
@@ -69,12 +70,12 @@ def as_format_a(source: Path, target: Path) -> None:
 
 
 def test_all_formats_have_equal_contents(tmp_path: Path) -> None:
-    as_format_a(FIXTURES / "llama", tmp_path / "a")
-    shutil.copytree(FIXTURES / "llama", tmp_path / "c")
+    as_format_a(LEVANTER / "llama", tmp_path / "a")
+    shutil.copytree(LEVANTER / "llama", tmp_path / "c")
     (tmp_path / "c" / "step-3" / "manifest.json").write_text('{"arrays": []}')
     kinds = {name: open_arrays(str(tmp_path / name / "step-3"))[0] for name in "ac"}
     assert kinds == {"a": "A", "c": "C"}
-    expected = contents(FIXTURES / "llama")
+    expected = contents(LEVANTER / "llama")
     for name in "ac":
         found = contents(tmp_path / name)
         assert found.keys() == expected.keys()
@@ -83,7 +84,7 @@ def test_all_formats_have_equal_contents(tmp_path: Path) -> None:
 
 
 def test_checkpoint_is_recognized_with_its_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(FIXTURES / "gpt2"), str(tmp_path / "out")]) == 0
+    assert main([str(LEVANTER / "gpt2"), str(tmp_path / "out")]) == 0
     messages = capsys.readouterr().err
     for line in ("trainer.ray", "data.vocab_size", "its order is ours", "training key"):
         assert line in messages
@@ -95,7 +96,7 @@ def test_checkpoint_is_recognized_with_its_configuration(tmp_path: Path, capsys:
 
 
 def test_levanters_own_defaults_are_written_out(tmp_path: Path) -> None:
-    shutil.copytree(FIXTURES / "gpt2", tmp_path / "a")
+    shutil.copytree(LEVANTER / "gpt2", tmp_path / "a")
     config = (tmp_path / "a" / "config.yaml").read_text()
     lines = [line for line in config.splitlines() if not line.strip().startswith(("learning_rate", "weight_decay"))]
     (tmp_path / "a" / "config.yaml").write_text("\n".join(lines))
@@ -104,8 +105,8 @@ def test_levanters_own_defaults_are_written_out(tmp_path: Path) -> None:
 
 
 def test_schedule_follows_the_release_that_wrote_the_checkpoint(tmp_path: Path) -> None:
-    as_format_a(FIXTURES / "gpt2", tmp_path / "a")
-    shutil.copytree(FIXTURES / "gpt2", tmp_path / "b")
+    as_format_a(LEVANTER / "gpt2", tmp_path / "a")
+    shutil.copytree(LEVANTER / "gpt2", tmp_path / "b")
 
     def rules(name: str, old: str, new: str) -> tuple[str, list[str]]:
         path = tmp_path / name / "config.yaml"
@@ -128,7 +129,7 @@ def test_schedule_follows_the_release_that_wrote_the_checkpoint(tmp_path: Path) 
 def test_incompatible_configurations_are_named(tmp_path: Path) -> None:
     def refusal(change: dict[str, Any], *words: str) -> None:
         shutil.rmtree(tmp_path / "x", ignore_errors=True)
-        shutil.copytree(FIXTURES / "llama", tmp_path / "x")
+        shutil.copytree(LEVANTER / "llama", tmp_path / "x")
         text = (tmp_path / "x" / "config.yaml").read_text()
         for old, new in change.items():
             assert old in text, old
@@ -146,7 +147,7 @@ def test_incompatible_configurations_are_named(tmp_path: Path) -> None:
     refusal({"type: llama": "type: mixtral"}, "mixtral")
     refusal({"type: adam": "type: muon"}, "muon")
     shutil.rmtree(tmp_path / "x")
-    shutil.copytree(FIXTURES / "llama", tmp_path / "x")
+    shutil.copytree(LEVANTER / "llama", tmp_path / "x")
     (tmp_path / "x" / "config.yaml").unlink()
     with pytest.raises(ConversionError, match="--config"):
         open_levanter(str(tmp_path / "x"))
@@ -156,7 +157,7 @@ def test_incompatible_configurations_are_named(tmp_path: Path) -> None:
 
 
 def test_truncated_store_is_refused(tmp_path: Path) -> None:
-    shutil.copytree(FIXTURES / "llama", tmp_path / "x")
+    shutil.copytree(LEVANTER / "llama", tmp_path / "x")
     for data in (tmp_path / "x" / "step-3" / "d").iterdir():
         data.write_bytes(data.read_bytes()[:100])
     with pytest.raises(ConversionError, match=r"cannot be (read|opened)"):

@@ -19,20 +19,21 @@ from midstream_engine.interop.foreign_run import ForeignRun
 from midstream_engine.interop.levanter.configuration import read_config, translate
 from midstream_engine.interop.levanter.importer import open_levanter
 from support.imports import imported_runs
+from support.paths import FIXTURES
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 deprecates.
     pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
-FIXTURES = Path(__file__).parent.parent / "fixtures" / "levanter"
+LEVANTER = FIXTURES / "levanter"
 RELEASES = ["1.2", "0.2.20"]
 ONLY_A_NAME = "data.tokenizer: passthrough is no path here: ids:64 stands for it, and for text tokenized already"
 KEY = "the training key is imported, but dropout uses it differently here"
 
 
 def opened(checkpoint: str, configuration: str) -> ForeignRun:
-    return open_levanter(str(FIXTURES / checkpoint), str(FIXTURES / "configs" / f"{configuration}.yaml"))
+    return open_levanter(str(LEVANTER / checkpoint), str(LEVANTER / "configs" / f"{configuration}.yaml"))
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -48,7 +49,7 @@ def test_dump_imports_with_its_checkpoint(release: str) -> None:
     assert (config.optimizer.cycles, config.optimizer.skip_step()) == (None, None)
     (data,) = set(run.notes) - {ONLY_A_NAME, KEY}
     assert "data.vocab_size: not carried over; neither is the order of the data" in data
-    expected = json.loads((FIXTURES / "gpt2" / "expected.json").read_text())
+    expected = json.loads((LEVANTER / "gpt2" / "expected.json").read_text())
     losses = imported_runs.continued(run, expected["tokens"])
     np.testing.assert_allclose(losses, expected["losses"], rtol=1e-5)
 
@@ -70,7 +71,7 @@ def test_dump_imports_with_its_data(release: str) -> None:
 
 
 def refusal(change: dict[str, Any]) -> str:
-    value = yaml.safe_load((FIXTURES / "gpt2" / "config.yaml").read_text())
+    value = yaml.safe_load((LEVANTER / "gpt2" / "config.yaml").read_text())
     for name, item in change.items():
         section = value
         *parents, last = name.split(".")
@@ -95,7 +96,7 @@ def test_setting_that_changes_the_training_is_refused_by_name(name: str, item: A
 
 
 def test_setting_of_an_unknown_release_may_be_unset() -> None:
-    value = yaml.safe_load((FIXTURES / "gpt2" / "config.yaml").read_text())
+    value = yaml.safe_load((LEVANTER / "gpt2" / "config.yaml").read_text())
     value["brand_new"] = value["optimizer"]["brand_new"] = None
     notes: list[str] = []
     mapping = translate(value, 64, notes, ordered=False, rules="levanter-0.2")
@@ -105,7 +106,7 @@ def test_setting_of_an_unknown_release_may_be_unset() -> None:
 
 
 def test_neutral_settings_are_not_mentioned() -> None:
-    value = yaml.safe_load((FIXTURES / "gpt2" / "config.yaml").read_text())
+    value = yaml.safe_load((LEVANTER / "gpt2" / "config.yaml").read_text())
     value["trainer"] |= {"quantization": None, "ray": {"auto_start_cluster": True}, "watch": {"interval": 10}}
     value |= {"z_loss_weight": 0.0, "epoch": 0, "adapter": {"type": "none"}, "hf_save_path": None}
     value["optimizer"] |= {"adamc_weight_decay": False, "clip_update_norm": None, "update_rms_clipping": None}
@@ -116,7 +117,7 @@ def test_neutral_settings_are_not_mentioned() -> None:
 
 def test_ignored_token_is_imported_where_there_is_one() -> None:
     def ignored(item: int | None) -> Any:
-        value = yaml.safe_load((FIXTURES / "gpt2" / "config.yaml").read_text())
+        value = yaml.safe_load((LEVANTER / "gpt2" / "config.yaml").read_text())
         value["data"]["ignore_token_id"] = item
         return translate(value, 64, [], ordered=False, rules="levanter-0.2")["data"]["ignore_token_id"]
 

@@ -21,10 +21,10 @@ import pytest
 from midstream_engine import records
 from midstream_engine.optim import stored_dtypes
 from midstream_engine.trainer.computation.train_state import TrainState
-from support.doc_pages import REPOSITORY
 from support.engines.engine_runs import environment
 from support.imports import levanter_curves
 from support.imports.levanter_curves import BANDS, DEVICES, Continuation, Curve
+from support.paths import REPOSITORY
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 deprecates.

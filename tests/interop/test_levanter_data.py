@@ -30,13 +30,14 @@ from midstream_engine.interop.levanter.importer import open_levanter
 from midstream_engine.object_store.open_bucket import close_clients
 from simulators.bucket import BucketServer, bucket_server
 from support.imports import imported_runs
+from support.paths import FIXTURES
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 deprecates.
     pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
-DATA = Path(__file__).parent.parent / "fixtures" / "levanter" / "data"
+DATA = FIXTURES / "levanter" / "data"
 ORDERS: dict[str, Any] = json.loads((DATA / "orders.json").read_text())
 POSITIONS, BATCH, FIRST, SEED, EOS = 16, 8, 3, 5, 63
 BUCKET = "levanter-caches"

@@ -17,23 +17,24 @@ import tensorstore as ts
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.levanter.importer import open_levanter
 from support.imports import imported_runs
+from support.paths import FIXTURES
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 deprecates.
     pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
-FIXTURES = Path(__file__).parent.parent / "fixtures" / "levanter" / "optimizers"
+OPTIMIZERS = FIXTURES / "levanter" / "optimizers"
 
 
 def expected(name: str) -> dict[str, Any]:
-    return json.loads((FIXTURES / name / "expected.json").read_text())
+    return json.loads((OPTIMIZERS / name / "expected.json").read_text())
 
 
 def test_skip_step_window_and_average_are_continued() -> None:
     """Before the checkpoint one of six updates was skipped; one of the next is skipped, too."""
     wanted = expected("skipstep")
-    run = open_levanter(str(FIXTURES / "skipstep"))
+    run = open_levanter(str(OPTIMIZERS / "skipstep"))
     arrays = {array.name: array.value() for array in run.arrays}
     assert (arrays["optimizer/adam/count"], arrays["optimizer/schedule/count"]) == (5, 6)
     assert (arrays["optimizer/skipstep/skipped"], arrays["optimizer/skipstep/seen"]) == (1, 6)
@@ -46,7 +47,7 @@ def test_skip_step_window_and_average_are_continued() -> None:
 
 
 def test_fields_that_levanter_never_reads_are_left_out(tmp_path: Path) -> None:
-    shutil.copytree(FIXTURES / "cautious", tmp_path / "x")
+    shutil.copytree(OPTIMIZERS / "cautious", tmp_path / "x")
     text = (tmp_path / "x" / "config.yaml").read_text()
     (tmp_path / "x" / "config.yaml").write_text(
         text.replace("  type: cautious\n", "  type: cautious\n  gamma: 0.025\n")
@@ -58,7 +59,7 @@ def test_fields_that_levanter_never_reads_are_left_out(tmp_path: Path) -> None:
 
 def rewritten(folder: Path, name: str, change: dict[str, Any]) -> Path:
     """Copy a fixture and write other contents into arrays of its checkpoint."""
-    shutil.copytree(FIXTURES / name, folder)
+    shutil.copytree(OPTIMIZERS / name, folder)
     base = {"driver": "file", "path": f"{folder}/step-6/"}
     for array, value in change.items():
         store = {"driver": "zarr3", "kvstore": {"driver": "ocdbt", "base": base, "path": f"{array}/"}}
@@ -80,7 +81,7 @@ def test_unusable_skip_step_windows_are_refused_by_name(tmp_path: Path) -> None:
         ("  model_averaging:\n    type: ema\n    beta: 0.8\n", "", "unused: model_averaging/model/embeddings"),
     ):
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        shutil.copytree(FIXTURES / "skipstep", folder)
+        shutil.copytree(OPTIMIZERS / "skipstep", folder)
         text = (folder / "config.yaml").read_text()
         assert old in text
         (folder / "config.yaml").write_text(text.replace(old, new))
@@ -94,7 +95,7 @@ def test_missing_skip_step_window_and_average_are_named(tmp_path: Path) -> None:
         ("optimizer:\n  skip_bad_steps: true\n", "has no .*_skipstep_losses, which optimizer.skip_bad_steps needs"),
     ):
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        shutil.copytree(FIXTURES.parent / "llama", folder)
+        shutil.copytree(OPTIMIZERS.parent / "llama", folder)
         text = (folder / "config.yaml").read_text()
         (folder / "config.yaml").write_text(text.replace(line.partition("\n")[0] + "\n", line))
         with pytest.raises(ConversionError, match=words):
@@ -105,5 +106,5 @@ def test_missing_skip_step_window_and_average_are_named(tmp_path: Path) -> None:
 def test_next_updates_have_levanters_losses(name: str) -> None:
     """With clipping and decay; lion-plain without. The Muons have different iterations, scalings and momentums."""
     wanted = expected(name)
-    run = open_levanter(str(FIXTURES / name))
+    run = open_levanter(str(OPTIMIZERS / name))
     np.testing.assert_allclose(imported_runs.continued(run, wanted["tokens"]), wanted["losses"], rtol=1e-5)

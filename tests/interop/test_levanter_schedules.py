@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,13 +17,14 @@ from midstream_engine.arithmetic.learning_rate import rate_at, rate_parts, rate_
 from midstream_engine.config import ConfigError
 from midstream_engine.config.reading.load import from_mapping
 from midstream_engine.optim.schedule import learning_rate
+from support.paths import FIXTURES
 
-FIXTURES = Path(__file__).parent.parent / "fixtures" / "levanter" / "schedules"
+SCHEDULES = FIXTURES / "levanter" / "schedules"
 
 
 def recorded(release: str) -> list[tuple[dict[str, Any], np.ndarray | None]]:
     """Return each setting with its rates; None where Levanter raises or has no number."""
-    with np.load(FIXTURES / f"{release}.npz") as found:
+    with np.load(SCHEDULES / f"{release}.npz") as found:
         settings = json.loads(str(found["settings"]))
         sound = ~found["raises"] & np.isfinite(found["rates"]).all(1)
         rates = found["rates"]

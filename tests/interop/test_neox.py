@@ -32,6 +32,7 @@ from midstream_engine.interop.torchfile.archive import TorchFile
 from midstream_engine.interop.torchfile.calls import Record, Storage, Tensor
 from midstream_engine.records import TRAIN
 from support.imports import imported_runs, torch_files
+from support.paths import FIXTURES
 
 pytestmark = [
     pytest.mark.drawn,
@@ -39,14 +40,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
-FIXTURES = Path(__file__).parent.parent / "fixtures" / "neox"
-NAMES = sorted(path.name for path in FIXTURES.iterdir() if (path / "latest").exists())
+NEOX = FIXTURES / "neox"
+NAMES = sorted(path.name for path in NEOX.iterdir() if (path / "latest").exists())
 # Most fixtures are of present NeoX, without a record of it; one shows that it is of an old one.
 PRESENT = Choices(gqa_layout="blocked", rms_epsilon="inside")
 
 
 def expected_of(name: str) -> dict[str, Any]:
-    return json.loads((FIXTURES / name / "expected.json").read_text())
+    return json.loads((NEOX / name / "expected.json").read_text())
 
 
 def digest_of(array: np.ndarray) -> str:
@@ -69,14 +70,14 @@ def digests_of(found: Read) -> dict[tuple[int, str, str, int], str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_masters_and_moments_equal_deepspeeds(name: str) -> None:
-    found, about = read(find(str(FIXTURES / name))), expected_of(name)
+    found, about = read(find(str(NEOX / name))), expected_of(name)
     expected = {}
     for key, digest in about["arrays"].items():
         parameter, kind, *rank = key.split("|")
         expected[*key_of(parameter), kind, int(rank[0]) if rank else 0] = digest
     assert digests_of(found) == expected
     skipped = about.get("skipped", 0)
-    assert f"global_step{found.iteration}" == (FIXTURES / name / "latest").read_text().strip()
+    assert f"global_step{found.iteration}" == (NEOX / name / "latest").read_text().strip()
     assert found.skipped == skipped
     assert found.steps == {found.iteration - skipped + (found.writer == "FP16_Optimizer")}
 
@@ -92,7 +93,7 @@ def filled(path: Path | str) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("name", [name for name in NAMES if "fp32" in name])
 def test_next_updates_have_deepspeeds_losses(name: str) -> None:
     """In float32, in DeepSpeed and here."""
-    losses, expected = continued(FIXTURES / name, expected_of(name)["tokens"]), expected_of(name)["losses"]
+    losses, expected = continued(NEOX / name, expected_of(name)["tokens"]), expected_of(name)["losses"]
     np.testing.assert_allclose(losses[0], expected[0], rtol=1e-6)
     # With a parallel residual each tensor-parallel rank trains a bias of its own: their sum moves faster there.
     np.testing.assert_allclose(losses, expected, rtol=2e-3 if "pythia" in name and "tp" in name else 2e-6)
@@ -101,7 +102,7 @@ def test_next_updates_have_deepspeeds_losses(name: str) -> None:
 @pytest.mark.parametrize("name", ["pythia-bf16-z1-dp3", "llama-bf16-z1-tp2-pp2-dp2", "sequential-fp16-z1-tp2-overflow"])
 def test_half_precision_continues_within_tolerance(name: str) -> None:
     np.testing.assert_allclose(
-        continued(FIXTURES / name, expected_of(name)["tokens"]), expected_of(name)["losses"], rtol=2e-3
+        continued(NEOX / name, expected_of(name)["tokens"]), expected_of(name)["losses"], rtol=2e-3
     )
 
 
@@ -207,7 +208,7 @@ def plain(value: Any) -> Any:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_tensor_parallel_ranks_are_merged(ranks: int, tmp_path: Path) -> None:
-    source = FIXTURES / "sequential-bf16-z0-dp1"
+    source = NEOX / "sequential-bf16-z0-dp1"
     sliced(source, tmp_path / "tp", ranks)
     single, merged = filled(source), filled(tmp_path / "tp")
     assert single.keys() == merged.keys()
@@ -216,7 +217,7 @@ def test_tensor_parallel_ranks_are_merged(ranks: int, tmp_path: Path) -> None:
 
 
 def test_drifted_ranks_are_averaged_and_reported(tmp_path: Path) -> None:
-    sliced(FIXTURES / "sequential-bf16-z0-dp1", tmp_path / "tp", 2, drift=0.5)
+    sliced(NEOX / "sequential-bf16-z0-dp1", tmp_path / "tp", 2, drift=0.5)
     assert run(tmp_path / "tp", tmp_path / "out", "--without-data") == 0
     assert "differed in parameters" in (tmp_path / "out" / "train.yaml").read_text()
     assert "input_layernorm" in (tmp_path / "out" / "train.yaml").read_text()
@@ -231,7 +232,7 @@ def run(*arguments: str | Path) -> int:
 
 def test_load_directory_is_recognized_and_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     present = ["--gqa-layout", "blocked", "--rms-epsilon", "inside"]
-    assert run(FIXTURES / "llama-bf16-z1-dp5", tmp_path / "out", "--without-data", *present) == 0
+    assert run(NEOX / "llama-bf16-z1-dp5", tmp_path / "out", "--without-data", *present) == 0
     printed = capsys.readouterr()
     assert "step 3" in printed.out
     assert "rng" in printed.err or "random generators" in printed.err
@@ -248,7 +249,7 @@ def test_load_directory_is_recognized_and_continues(tmp_path: Path, capsys: pyte
 
 
 def copy_of(name: str, target: Path) -> Path:
-    shutil.copytree(FIXTURES / name, target)
+    shutil.copytree(NEOX / name, target)
     return target / "global_step3"
 
 
@@ -346,12 +347,10 @@ def test_unsupported_configurations_are_refused(change: dict[str, Any], words: s
 
 def test_deepspeeds_record_of_clipping_goes_first(tmp_path: Path) -> None:
     """NeoX hands over only what differs from its defaults; DeepSpeed's default is not to clip."""
-    adopted = open_neox(str(FIXTURES / "sequential-fp32-z1-pp1-unclipped"))
+    adopted = open_neox(str(NEOX / "sequential-fp32-z1-pp1-unclipped"))
     assert adopted.mapping["optimizer"]["max_grad_norm"] is None
     assert [note for note in adopted.notes if note.startswith("gradient-clipping is 1, but") and "did not clip" in note]
-    adopted = open_neox(
-        str(FIXTURES / "sequential-fp32-z0-dp1")
-    )  # without ZeRO the record is DeepSpeed's configuration
+    adopted = open_neox(str(NEOX / "sequential-fp32-z0-dp1"))  # without ZeRO the record is DeepSpeed's configuration
     assert adopted.mapping["optimizer"]["max_grad_norm"] == 1
     assert not [note for note in adopted.notes if "gradient-clipping" in note]
     model = copy_of("sequential-fp32-z0-dp1", tmp_path / "a") / "mp_rank_00_model_states.pt"
@@ -383,7 +382,7 @@ def test_killed_import_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(chunk_grid, "PACK_BELOW", 64)
     monkeypatch.setattr(streamed_import, "SYNC_BYTES", 0)
-    adopted = open_neox(str(FIXTURES / "sequential-fp32-z0-dp1"))
+    adopted = open_neox(str(NEOX / "sequential-fp32-z0-dp1"))
     options = import_run.ImportOptions(without_data=True)
     complete = import_run.import_run(adopted, str(tmp_path / "complete"), options)
     written: list[str] = []
@@ -417,7 +416,7 @@ def test_import_in_small_steps_equals_one_step(name: str, tmp_path: Path, monkey
     for limit, size in (("PACK_BELOW", 64), ("SMALLEST", 256), ("COMFORTABLE", 512), ("LARGEST", 2048)):
         monkeypatch.setattr(chunk_grid, limit, size)
     options = import_run.ImportOptions(without_data=True)
-    source = str(FIXTURES / name)
+    source = str(NEOX / name)
     complete = import_run.import_run(open_neox(source, PRESENT), str(tmp_path / "complete"), options).manifest
     monkeypatch.setattr(archive, "SMALL", 0)
     monkeypatch.setattr(streamed_import, "LEAST", 4000)

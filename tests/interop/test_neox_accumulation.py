@@ -5,7 +5,6 @@ That the next updates then have DeepSpeed's losses is in test_neox.py, for fixtu
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,9 @@ from midstream_engine.interop.neox.accumulation import gradient_scale
 from midstream_engine.interop.neox.directory import find
 from midstream_engine.interop.neox.importer import open_neox
 from midstream_engine.interop.neox.reader import read
+from support.paths import FIXTURES
 
-FIXTURE = Path(__file__).parent.parent / "fixtures" / "neox" / "sequential-bf16-z1-pp2-dp2"
+FIXTURE = FIXTURES / "neox" / "sequential-bf16-z1-pp2-dp2"
 BATCHES = {"train_batch_size": 24, "train_micro_batch_size_per_gpu": 2}
 
 

@@ -19,12 +19,12 @@ from midstream_engine.interop.neox import arguments_page
 from midstream_engine.interop.neox.architecture import DEFAULTS
 from midstream_engine.interop.neox.arguments import ARGUMENTS, CHECKED, ELSEWHERE, check_arguments, with_extra
 from midstream_engine.interop.neox.importer import open_neox
-from support.engines.engine_runs import CONFIGS
+from support.paths import CONFIGS, FIXTURES
 
-FIXTURES = Path(__file__).parent.parent / "fixtures" / "neox"
-SOURCE = FIXTURES / "sequential-bf16-z0-dp1"
+NEOX = FIXTURES / "neox"
+SOURCE = NEOX / "sequential-bf16-z0-dp1"
 REMEDY = "python -m midstream_engine.interop.neox.arguments_page > docs/reference/neox-arguments.md"
-KNOWN = json.loads((FIXTURES / "arguments.json").read_text())
+KNOWN = json.loads((NEOX / "arguments.json").read_text())
 FOUND = {name: ast.literal_eval(default) for name, default in (KNOWN["older"] | KNOWN["present"]).items()
          if "(" not in default}  # fmt: skip
 BASE = {"pos_emb": "rotary"}

@@ -26,9 +26,10 @@ from midstream_engine.data.imported.imported_files import SCHEME
 from midstream_engine.data.imported.neox_dataset import import_neox
 from midstream_engine.data.prepared_data import open_training
 from midstream_engine.data.tokenize.tokenizer import load_tokenizer
+from support.paths import FIXTURES
 
-FIXTURES = Path(__file__).parent.parent / "fixtures" / "neox"
-DATA = FIXTURES / "data"
+NEOX = FIXTURES / "neox"
+DATA = NEOX / "data"
 EXPECTED: dict[str, Any] = json.loads((DATA / "expected.json").read_text())
 
 
@@ -58,7 +59,7 @@ def test_next_100_updates_read_neoxs_samples(name: str, tmp_path: Path) -> None:
 
 def test_imported_run_reads_its_blend_of_datasets(tmp_path: Path) -> None:
     """The checkpoint's configuration names datasets with weights; the run's data is then NeoX's blend."""
-    shutil.copytree(FIXTURES / "sequential-fp32-z0-dp1", tmp_path / "run")
+    shutil.copytree(NEOX / "sequential-fp32-z0-dp1", tmp_path / "run")
     shutil.copytree(DATA, tmp_path / "text")
     (path,) = (tmp_path / "run").glob("global_step*/configs/*")
     names = ["train_batch_size", "train_micro_batch_size_per_gpu"]

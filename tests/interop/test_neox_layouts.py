@@ -22,8 +22,9 @@ from midstream_engine.interop.neox.partitions import KINDS
 from midstream_engine.interop.neox.reader import Read, read
 from midstream_engine.interop.neox.tensors import Key
 from support.imports import torch_files
+from support.paths import FIXTURES
 
-FIXTURES = Path(__file__).parent.parent / "fixtures" / "neox"
+NEOX = FIXTURES / "neox"
 STEP, DATA = 3, 2
 PRESENT = Choices(gqa_layout="blocked", rms_epsilon="inside")
 HEADS, GROUPS, SIZE = 4, 2, 4  # of the fixtures shaped like Llama
@@ -144,24 +145,24 @@ def assert_same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> 
 @pytest.mark.parametrize("name", ["llama-bf16-z1-dp5", "sequential-bf16-z0-dp1"])
 def test_tensor_parallel_ranks_and_stages_are_merged(name: str, stages: int, tmp_path: Path) -> None:
     """With SwiGLU, grouped queries and MLP biases; with LayerNorm and all biases."""
-    write(FIXTURES / name, tmp_path / "x", tensor=2, stages=stages)
-    assert_same(contents(FIXTURES / name), contents(tmp_path / "x"))
+    write(NEOX / name, tmp_path / "x", tensor=2, stages=stages)
+    assert_same(contents(NEOX / name), contents(tmp_path / "x"))
 
 
 @pytest.mark.parametrize("tensor", [1, 2])
 @pytest.mark.parametrize("name", ["llama-bf16-z1-dp5", "sequential-bf16-z0-dp1"])
 def test_tied_embedding_of_two_stages_is_read_once(name: str, tensor: int, tmp_path: Path) -> None:
-    write(FIXTURES / name, tmp_path / "complete", tied=True)
+    write(NEOX / name, tmp_path / "complete", tied=True)
     complete = contents(tmp_path / "complete")
     assert not any("head" in array for array in complete)
     for stages in (1, 2):
-        write(FIXTURES / name, tmp_path / str(stages), tensor=tensor, stages=stages, tied=True)
+        write(NEOX / name, tmp_path / str(stages), tensor=tensor, stages=stages, tied=True)
         assert_same(complete, contents(tmp_path / str(stages)))
 
 
 def test_stages_with_different_tied_embeddings_are_refused(tmp_path: Path) -> None:
-    write(FIXTURES / "llama-bf16-z1-dp5", tmp_path / "x", stages=2, tied=True)
-    write(FIXTURES / "llama-fp32-z1-dp3", tmp_path / "y", stages=2, tied=True)
+    write(NEOX / "llama-bf16-z1-dp5", tmp_path / "x", stages=2, tied=True)
+    write(NEOX / "llama-fp32-z1-dp3", tmp_path / "y", stages=2, tied=True)
     for path in (tmp_path / "y" / "global_step3").glob("*mp_rank_01_optim*"):
         shutil.copy(path, tmp_path / "x" / "global_step3" / path.name)
     with pytest.raises(ConversionError, match="two stages"):
@@ -211,13 +212,13 @@ def write_legacy(source: Path, target: Path, ranks: int, intervals: int) -> Path
 
 @pytest.mark.parametrize(("ranks", "intervals"), [(1, 1), (2, 3), (4, 2)])
 def test_deeperspeed_1_layout_is_read(ranks: int, intervals: int, tmp_path: Path) -> None:
-    write_legacy(FIXTURES / "pythia-fp16-z1-dp2", tmp_path / "x", ranks, intervals)
-    assert_same(contents(FIXTURES / "pythia-fp16-z1-dp2"), contents(tmp_path / "x"))
+    write_legacy(NEOX / "pythia-fp16-z1-dp2", tmp_path / "x", ranks, intervals)
+    assert_same(contents(NEOX / "pythia-fp16-z1-dp2"), contents(tmp_path / "x"))
     assert any("was not tested on a real file" in note for note in open_neox(str(tmp_path / "x")).notes)
 
 
 def test_sub_partitions_in_another_order_are_refused(tmp_path: Path) -> None:
-    folder = write_legacy(FIXTURES / "pythia-fp16-z1-dp2", tmp_path / "x", 2, 1)
+    folder = write_legacy(NEOX / "pythia-fp16-z1-dp2", tmp_path / "x", 2, 1)
     first, second = (folder / f"zero_pp_rank_{rank}_mp_rank_00optim_states.pt" for rank in range(2))
     held = first.read_bytes()
     first.write_bytes(second.read_bytes())

@@ -28,6 +28,7 @@ from midstream_engine.interop.neox.reader import read
 from midstream_engine.interop.neox.revision import Heads, Revision, revision_of
 from midstream_engine.models.layers import RmsNorm
 from support.imports import imported_runs, neox_forward
+from support.paths import FIXTURES
 
 pytestmark = [
     pytest.mark.drawn,
@@ -35,13 +36,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
-FIXTURES = Path(__file__).parent.parent / "fixtures" / "neox"
+NEOX = FIXTURES / "neox"
 PRESENT, OLD = "llama-fp32-z1-dp3", "llama-old-fp32-z1-tp2"
 GROUPED = Heads(queries=4, keys=2, size=4)
 
 
 def tokens_of(name: str) -> np.ndarray:
-    return np.asarray(json.loads((FIXTURES / name / "expected.json").read_text())["tokens"])[0]
+    return np.asarray(json.loads((NEOX / name / "expected.json").read_text())["tokens"])[0]
 
 
 def next_loss(path: Path, choices: Choices) -> float:
@@ -51,7 +52,7 @@ def next_loss(path: Path, choices: Choices) -> float:
 def changed(name: str, target: Path, **settings: Any) -> Path:
     """Copy a fixture with other settings."""
     folder = target / f"{name}-changed"
-    shutil.copytree(FIXTURES / name, folder)
+    shutil.copytree(NEOX / name, folder)
     (path,) = folder.glob("global_step*/configs/*")
     config = {key.replace("-", "_"): value for key, value in yaml.safe_load(path.read_text()).items()}
     path.write_text(yaml.safe_dump(config | settings))
@@ -61,7 +62,7 @@ def changed(name: str, target: Path, **settings: Any) -> Path:
 def parameters_of(name: str) -> dict[tuple[int, str], np.ndarray]:
     """Return NeoX's parameters; tensor-parallel ranks side by side, which is right where rows are not blocks."""
     found = {}
-    for (layer, kind), parameter in read(find(str(FIXTURES / name))).parameters.items():
+    for (layer, kind), parameter in read(find(str(NEOX / name))).parameters.items():
         parts = [parameter.weights[rank].read() for rank in sorted(parameter.weights)]
         axis = 1 if kind in ("attention.dense.weight", "mlp.w2.weight") else 0
         replicated = kind.endswith("scale") or len(parts) == 1
@@ -94,24 +95,24 @@ def test_each_epsilon_has_the_loss_of_neoxs_forward(place: str, tmp_path: Path) 
 
 def test_old_checkpoint_is_recognised_by_its_settings_and_names() -> None:
     """DeepSpeed trained it on two tensor-parallel ranks with interleaved rows, w1, w2 and w3."""
-    adopted = open_neox(str(FIXTURES / OLD))
+    adopted = open_neox(str(NEOX / OLD))
     shape = neox_forward.Shape(2, 4, 2, 1e-2, interleaved=True, outside=True)
     expected = neox_forward.losses(parameters_of(OLD), shape, tokens_of(OLD))
-    measured = json.loads((FIXTURES / OLD / "expected.json").read_text())["losses"][0]
-    np.testing.assert_allclose([measured, next_loss(FIXTURES / OLD, Choices())], expected, rtol=1e-6)
+    measured = json.loads((NEOX / OLD / "expected.json").read_text())["losses"][0]
+    np.testing.assert_allclose([measured, next_loss(NEOX / OLD, Choices())], expected, rtol=1e-6)
     assert [note for note in adopted.notes if "layout interleaved" in note and "mlp-type" in note and "mlp.w1" in note]
     assert [note for note in adopted.notes if "epsilon: added outside" in note]
     assert adopted.mapping["model"]["epsilon_outside_root"]
 
 
 def test_option_goes_before_evidence_and_a_note_names_both() -> None:
-    adopted = open_neox(str(FIXTURES / OLD), Choices("blocked"))
+    adopted = open_neox(str(NEOX / OLD), Choices("blocked"))
     assert [note for note in adopted.notes if "blocked, as --gqa-layout says, though" in note and "mlp-type" in note]
-    assert abs(next_loss(FIXTURES / OLD, Choices("blocked")) - next_loss(FIXTURES / OLD, Choices())) > 1e-4
+    assert abs(next_loss(NEOX / OLD, Choices("blocked")) - next_loss(NEOX / OLD, Choices())) > 1e-4
 
 
 def test_ambiguous_checkpoint_asks_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [str(FIXTURES / PRESENT), str(tmp_path / "out"), "--without-data"]
+    arguments = [str(NEOX / PRESENT), str(tmp_path / "out"), "--without-data"]
     assert main(arguments) == 1
     error = capsys.readouterr().err
     assert "--gqa-layout interleaved if NeoX was older than 2024-11-14" in error
@@ -180,7 +181,7 @@ def test_epsilon_outside_has_no_huggingface_model() -> None:
 
 
 def test_options_of_neox_are_refused_for_other_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = FIXTURES.parent / "hf" / "llama2"
+    source = NEOX.parent / "hf" / "llama2"
     assert main([str(source), str(tmp_path / "out"), "--gqa-layout", "blocked"]) == 1
     assert "--gqa-layout and --rms-epsilon go with checkpoints of neox" in capsys.readouterr().err
 

@@ -15,13 +15,14 @@ from midstream_engine import records
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.convert import main
 from support.imports import neox_data
+from support.paths import FIXTURES
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 deprecates.
     pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
-SOURCE = Path(__file__).parent.parent / "fixtures" / "neox" / "pythia-fp32-z1-dp2"
+SOURCE = FIXTURES / "neox" / "pythia-fp32-z1-dp2"
 STEP, BATCH, UPDATES = 3, 30, 20
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from midstream.fleet.container_config import ContainerConfig
+from support.paths import REPOSITORY
 
 IMAGE = "localhost/midstream-lab"
 LINKS = ("bin", "lib", "lib64", "sbin")  # to the same below /usr
@@ -22,7 +23,7 @@ DIRECTORIES = ("usr", "etc", "tmp", "proc", "sys", "dev", "run", "var/tmp", "roo
 
 def program_mounts() -> list[str]:
     """Return the directories that the interpreter of the tests needs, read-only."""
-    repository = str(Path(__file__).parents[2])
+    repository = str(REPOSITORY)
     found = ["/usr", os.path.realpath(sys.base_prefix), repository]
     return [f"{each}:{each}:ro" for each in found if each == "/usr" or not each.startswith("/usr/")]
 

@@ -21,9 +21,9 @@ import pytest
 from midstream.json_events import problem_of
 from midstream_engine import records
 from support.migrations.spliced_rows import splice
+from support.paths import CONFIGS
 
-REPOSITORY = Path(__file__).parents[2]
-TINY = REPOSITORY / "configs" / "gpt2_tiny.yaml"
+TINY = CONFIGS / "gpt2_tiny.yaml"
 # Steps of some 50 ms: slow enough to be moved in the middle, quick enough for a test.
 COMPILED = tempfile.mkdtemp(prefix="midstream-compiled-")  # what one engine has compiled, the next need not
 atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)

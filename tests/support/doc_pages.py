@@ -10,7 +10,8 @@ import dataclasses
 import re
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[2]
+from support.paths import REPOSITORY
+
 LANGUAGES = {"sh", "text", "yaml", "json"}
 _NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
 _RUN_WITH = re.compile(r"<!-- run with (\w+)=(\S*) -->")

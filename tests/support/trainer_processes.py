@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
-PROGRAMS = REPOSITORY / "tests" / "trainers"
+from support.paths import REPOSITORY, TESTS
+
+PROGRAMS = TESTS / "trainers"
 PYTHON = os.environ.get("MIDSTREAM_TRAINERS_PYTHON") or str(REPOSITORY / ".venv" / "trainers" / "bin" / "python")
 STEP_TIMEOUT = 240.0  # seconds: the libraries take half a minute to import on a busy machine
 EXIT_TIMEOUT = 120.0  # seconds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 
@@ -25,6 +24,7 @@ from midstream.tui.widgets.curve import CurveView
 from midstream.tui.widgets.log_view import LogView
 from midstream.tui.widgets.pane import Pane
 from midstream.tui.widgets.table import Table
+from support.paths import REPOSITORY
 
 OWNERS: dict[str, tuple[type, ...]] = {
     commands.FLEET: (FleetScreen,),
@@ -83,5 +83,5 @@ def test_command_descriptions_fit_help_at_80_columns() -> None:
 
 
 def test_keys_page_of_docs_is_current() -> None:
-    page = Path(__file__).parents[2] / "docs" / "reference" / "keys.md"
+    page = REPOSITORY / "docs" / "reference" / "keys.md"
     assert page.read_text() == commands.document(), "python -m midstream.tui.commands > docs/reference/keys.md"

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from simulators.sshd import SSHD, Lab
-from support.doc_pages import REPOSITORY, Block, blocks
+from support.doc_pages import Block, blocks
+from support.paths import REPOSITORY
 from tui.terminal import TMUX, Terminal
 
 pytestmark = [

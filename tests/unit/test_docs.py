@@ -19,7 +19,8 @@ import yaml
 from midstream.flags import parser
 from midstream.fleet.fleet_file import load_fleet
 from midstream.migrate.modes import MODES
-from support.doc_pages import LANGUAGES, REPOSITORY, Block, blocks, pages
+from support.doc_pages import LANGUAGES, Block, blocks, pages
+from support.paths import REPOSITORY
 
 PATH = re.compile(r"\b(?:app|engine|tests|docs|tools|configs|locks|benchmarks)/[\w./-]*[\w/]")
 PLACEHOLDER = re.compile(r"\b(?:RUN|TARGET|MIGRATION|CHECKPOINT|HOST|PATH|SRC|DST|PROJECT)\b")

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from support.paths import REPOSITORY
+
 # What the app may import of the engine.
 SHARED = {"arithmetic", "foreign", "json_shapes", "object_store", "records", "shared"}
 HEAVY = ("textual", "paramiko", "google.cloud", "jax", "numpy")
@@ -129,4 +131,4 @@ def imports() -> Iterator[tuple[str, str]]:
 
 
 def _root() -> str:
-    return str(Path(__file__).parents[2])
+    return str(REPOSITORY)

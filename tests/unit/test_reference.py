@@ -35,7 +35,7 @@ from midstream.watch.logs.resolved_config import Change
 from midstream.watch.runs import symptoms
 from midstream.watch.snapshot import CheckpointView, HostView
 from midstream_engine import records, supervise
-from support.doc_pages import REPOSITORY
+from support.paths import REPOSITORY
 
 APP = REPOSITORY / "app" / "midstream"
 

@@ -20,8 +20,7 @@ from midstream_engine.foreign.checkpoints.checkpoint import Checkpoint, Incomple
 from midstream_engine.foreign.checkpoints.checkpoint_finder import CheckpointFinder, find_checkpoints, saved_state
 from midstream_engine.foreign.checkpoints.search import SearchError, search
 from midstream_engine.foreign.formats import torch_archive
-
-FIXTURES = Path(__file__).parents[1] / "fixtures"
+from support.paths import FIXTURES
 
 
 class Case(NamedTuple):

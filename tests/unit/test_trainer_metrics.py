@@ -21,8 +21,9 @@ from midstream_engine.foreign.formats.crc32c import crc32c, masked
 from midstream_engine.foreign.metrics import file_reader
 from midstream_engine.foreign.metrics.metrics_reader import READERS, MetricsReader, open_reader
 from midstream_engine.foreign.metrics.rows import Columns, Point, PointMerger, Row, RowsOfPart
+from support.paths import FIXTURES
 
-FIXTURES = Path(__file__).parents[1] / "fixtures/trainers"
+TRAINERS = FIXTURES / "trainers"
 EXPRESSION = r"iter (?P<step>\d+): loss (?P<loss>\S+), lr (?P<learning_rate>\S+), time (?P<milliseconds>[\d.]+)ms"
 
 
@@ -87,21 +88,21 @@ def by_step(rows: list[Row]) -> dict[int, Row]:
 def expected(source: Source) -> dict[int, float]:
     """Losses by step, read in another way than the readers do."""
     if source.run == "huggingface":
-        history = json.loads((FIXTURES / "huggingface/checkpoint-6/trainer_state.json").read_text())["log_history"]
+        history = json.loads((TRAINERS / "huggingface/checkpoint-6/trainer_state.json").read_text())["log_history"]
         return {each["step"] - 1: each["loss"] for each in history if "loss" in each}
     if source.run in ("wandb", "trackio"):
         return {step: 1 / (step + 1) for step in range(source.rows)}
     if source.run == "accelerate":
-        lines = map(json.loads, (FIXTURES / "accelerate/metrics.jsonl").read_text().splitlines())
+        lines = map(json.loads, (TRAINERS / "accelerate/metrics.jsonl").read_text().splitlines())
         return {each["step"] - 1: each["loss"] for each in lines}
     if source.run == "script":
         lines = [
-            line.split() for line in (FIXTURES / "script/train.log").read_text().splitlines() if line[:4] == "iter"
+            line.split() for line in (TRAINERS / "script/train.log").read_text().splitlines() if line[:4] == "iter"
         ]
         return {int(words[1].rstrip(":")): float(words[3].rstrip(",")) for words in lines}
     lines = [
         line.split(",")
-        for line in (FIXTURES / "lightning/lightning_logs/version_0/metrics.csv").read_text().splitlines()
+        for line in (TRAINERS / "lightning/lightning_logs/version_0/metrics.csv").read_text().splitlines()
     ]
     step, loss = lines[0].index("step"), lines[0].index("train_loss")
     return {int(cells[step]): float(cells[loss]) for cells in lines[1:] if cells[loss]}
@@ -110,7 +111,7 @@ def expected(source: Source) -> dict[int, float]:
 @pytest.fixture
 def copy(tmp_path: Path) -> Callable[[Source], Path]:
     def make(source: Source) -> Path:
-        shutil.copytree(FIXTURES / source.run, tmp_path / "run")
+        shutil.copytree(TRAINERS / source.run, tmp_path / "run")
         for time, path in enumerate(sorted((tmp_path / "run").rglob("trainer_state.json"))):
             os.utime(path, (1e9 + time, 1e9 + time))  # as they were written
         return tmp_path / "run"

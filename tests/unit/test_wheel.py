@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from midstream import __version__
-from support.doc_pages import REPOSITORY
+from support.paths import REPOSITORY
 
 
 def test_wheel_has_man_page_commit_and_bundled_files(tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ from midstream_engine.trainer.loop.saving import NotSavedError, Saver
 from midstream_engine.trainer.runtime.attempt_record import open_attempt
 from midstream_engine.trainer.runtime.status_file import StatusFile
 from support.checkpoints.checkpoint_states import PROVENANCE, REFERENCE_LOSSES, STATE, save
-from support.engines.engine_runs import CONFIGS, Engine
+from support.engines.engine_runs import Engine
+from support.paths import CONFIGS
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 deprecates.

@@ -31,8 +31,9 @@ from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.records import MANIFEST, RunPaths
 from support.checkpoints.checkpoint_states import plain_state, save
+from support.paths import REPOSITORY
 
-RESULTS = Path(__file__).parents[3] / "docs/campaigns/checkpoint-damage.jsonl"
+RESULTS = REPOSITORY / "docs/campaigns/checkpoint-damage.jsonl"
 WAYS = ("flip", "truncate", "lengthen", "swap", "remove", "zero")
 SAMPLE = 6
 

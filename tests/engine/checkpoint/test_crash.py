@@ -22,6 +22,7 @@ from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.records import RunPaths
 from simulators.disks import small_disk
 from support.checkpoints.checkpoint_states import STATE, plain_state, save
+from support.paths import TESTS
 
 # A process that saves and kills itself (SIGKILL) at chosen calls: it imports once, then forks for each call.
 KILLER = """
@@ -72,7 +73,7 @@ def paths(tmp_path: Path) -> RunPaths:
 
 
 def run_killer(template: str, where: Path, fatal: list[int]) -> list[dict]:
-    environment = dict(os.environ, PYTHONPATH=str(Path(__file__).parents[2]), JAX_PLATFORMS="cpu")
+    environment = dict(os.environ, PYTHONPATH=str(TESTS), JAX_PLATFORMS="cpu")
     command = [sys.executable, "-W", "ignore", "-c", KILLER, template, str(where), json.dumps(fatal)]
     outcome = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert outcome.returncode == 0, outcome.stderr

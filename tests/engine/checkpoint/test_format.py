@@ -19,6 +19,7 @@ from midstream_engine.checkpoint.format.array_names import flatten
 from midstream_engine.checkpoint.format.chunk_grid import grid_of
 from midstream_engine.records import Manifest, RunPaths
 from support.checkpoints.checkpoint_states import STATE, plain_state, save
+from support.paths import REPOSITORY
 
 # ------------------------------------------------------------------- the reader: numpy and the standard library
 
@@ -161,7 +162,7 @@ def test_manual_check_command_finds_flipped_bit(
     saved: tuple[Path, Manifest, dict[str, np.ndarray]], tmp_path: Path
 ) -> None:
     directory, manifest, _ = saved
-    page = (Path(__file__).parents[3] / "docs" / "reference" / "checkpoint-format.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "reference" / "checkpoint-format.md").read_text(encoding="utf-8")
     line = next(line for line in page.splitlines() if line.startswith("python3 -c"))
     assert subprocess.run(line, shell=True, cwd=directory, capture_output=True).returncode == 0
     copy = tmp_path / "copy"
@@ -176,7 +177,7 @@ def test_manual_check_command_finds_flipped_bit(
 
 
 def test_format_page_describes_grid_of_the_code() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "reference" / "checkpoint-format.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "reference" / "checkpoint-format.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (?:GPT|\d+B).*?\| (.*?) \| (.*?) \| ([\d.]+) MiB \|$", page, re.MULTILINE)
     assert len(rows) == 4
     for described, cells, size in rows:

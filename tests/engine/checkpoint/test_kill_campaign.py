@@ -32,8 +32,9 @@ from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.records import RunPaths
 from support.checkpoints.checkpoint_states import plain_state, save
+from support.paths import REPOSITORY, TESTS
 
-RESULTS = Path(__file__).parents[3] / "docs/campaigns/checkpoint-kills.jsonl"
+RESULTS = REPOSITORY / "docs/campaigns/checkpoint-kills.jsonl"
 SAMPLE = 6
 STEPS = (10, 20, 30, 40)
 PERMANENT = 20  # every so many steps
@@ -102,7 +103,7 @@ class Killer:
     """The process that forks savers."""
 
     def __init__(self) -> None:
-        environment = dict(os.environ, PYTHONPATH=str(Path(__file__).parents[2]), JAX_PLATFORMS="cpu")
+        environment = dict(os.environ, PYTHONPATH=str(TESTS), JAX_PLATFORMS="cpu")
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", KILLER], env=environment, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, text=True,

@@ -32,6 +32,7 @@ from midstream_engine.records import RunPaths, SpreadHost
 from simulators.bucket import bucket_server
 from support.checkpoints.checkpoint_process import make_state
 from support.checkpoints.checkpoint_states import save
+from support.paths import TESTS
 
 pytestmark = pytest.mark.drawn
 
@@ -46,11 +47,10 @@ def free_port() -> int:
 
 def together(root: Path, action: str, count: int = 2, store: str = "") -> dict[int, dict[str, Any]]:
     """Run the processes; return the output of those that exited by themselves."""
-    tests = Path(__file__).parents[2]
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_"))}
-    environment["PYTHONPATH"] = str(tests)
+    environment["PYTHONPATH"] = str(TESTS)
     port = free_port()
-    words = [sys.executable, str(tests / "support/checkpoints/checkpoint_process.py")]
+    words = [sys.executable, str(TESTS / "support/checkpoints/checkpoint_process.py")]
     started = [
         subprocess.Popen(
             [*words, str(process), str(count), str(port), str(root), action, store],

@@ -18,7 +18,8 @@ from midstream_engine.config.trainer import seconds
 from midstream_engine.data.__main__ import main as data_command
 from midstream_engine.signals import Signals
 from midstream_engine.trainer.attempt.attempt_process import run_process
-from support.engines.engine_runs import CONFIGS, environment
+from support.engines.engine_runs import environment
+from support.paths import CONFIGS
 
 
 def write(path: Path, text: str) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from midstream_engine.config import load_config
 from support.engines.engine_process import train_all
-from support.engines.engine_runs import CONFIGS
+from support.paths import CONFIGS
 
 pytestmark = pytest.mark.drawn
 

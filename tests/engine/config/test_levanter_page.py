@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from midstream_engine.config import ConfigError, from_mapping, levanter_page
 from midstream_engine.config.reading.levanter_fields import FIELDS
-from support.engines.engine_runs import CONFIGS
+from support.paths import CONFIGS, FIXTURES
 
-LISTS = json.loads((Path(__file__).parents[2] / "fixtures" / "levanter" / "fields.json").read_text())
+LISTS = json.loads((FIXTURES / "levanter" / "fields.json").read_text())
 REMEDY = (
     "python -m midstream_engine.config.levanter_page tests/fixtures/levanter/fields.json > docs/reference/levanter.md"
 )

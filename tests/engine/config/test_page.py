@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midstream_engine.config import document
-from support.engines.engine_runs import CONFIGS
+from support.paths import CONFIGS
 
 REMEDY = "python -m midstream_engine.config.document > docs/reference/configuration.md"
 

@@ -23,8 +23,8 @@ from midstream_engine.trainer.computation.setup import Plan, Setup, make_plan, p
 from midstream_engine.trainer.computation.train_state import TrainState
 from midstream_engine.trainer.computation.train_step import train_step
 from support.checkpoints.checkpoint_states import save
-from support.engines.engine_runs import CONFIGS
 from support.engines.train_states import contents, trained
+from support.paths import CONFIGS
 
 pytestmark = [
     pytest.mark.drawn,

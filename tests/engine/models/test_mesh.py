@@ -7,7 +7,7 @@ import pytest
 
 from midstream_engine.config import ConfigError, load_config
 from midstream_engine.trainer.computation.setup import Plan, make_plan
-from support.engines.engine_runs import CONFIGS
+from support.paths import CONFIGS
 
 
 def plan(model: str, *flags: str) -> Plan:

@@ -24,7 +24,7 @@ from midstream_engine.models.layers import activation, dropout
 from midstream_engine.models.lm import segments_of, summed_loss, token_losses
 from midstream_engine.trainer.loop import flops
 from midstream_engine.trainer.runtime.mesh import build_layout
-from support.engines.engine_runs import CONFIGS
+from support.paths import CONFIGS
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 deprecates.

@@ -22,8 +22,8 @@ from midstream_engine.trainer.computation.programs import compile_step
 from midstream_engine.trainer.computation.setup import make_plan, prepare
 from midstream_engine.trainer.computation.train_step import train_step
 from support.checkpoints.checkpoint_states import save
-from support.engines.engine_runs import CONFIGS
 from support.engines.train_states import contents, trained
+from support.paths import CONFIGS
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 deprecates.

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,8 +15,8 @@ import pytest
 from midstream_engine.compiled_program.topologies import tpu_library
 from midstream_engine.shared.accelerator_types import parse
 from midstream_engine.trainer.computation.setup import make_plan
+from support.paths import REPOSITORY
 
-REPOSITORY = Path(__file__).parents[3]
 SCRIPT = REPOSITORY / "benchmarks" / "aot.py"
 
 

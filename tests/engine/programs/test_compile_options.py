@@ -18,7 +18,7 @@ from midstream_engine.trainer.computation.compile_options import compile_options
 from midstream_engine.trainer.computation.programs import compile_step
 from midstream_engine.trainer.computation.setup import make_plan
 from midstream_engine.trainer.runtime.mesh import Layout, build_layout
-from support.engines.engine_runs import CONFIGS
+from support.paths import CONFIGS
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 deprecates.

@@ -27,7 +27,7 @@ from midstream_engine.compiled_program.gpu_topologies import gpu_compiler, gpu_d
 from midstream_engine.compiled_program.hlo_text import computations, estimated_cycles, run_counts
 from midstream_engine.compiled_program.topologies import tpu_devices, tpu_library
 from midstream_engine.config import ConfigError
-from support.engines.engine_runs import CONFIGS
+from support.paths import CONFIGS
 
 # Loops in a loop, of 3 and 4 turns (the inner one counts by 2); names and attributes are those of a program for v5e.
 LOOPS = """

@@ -17,7 +17,7 @@ from midstream_engine.rehearse import memory
 from midstream_engine.trainer.computation import program_cache
 from midstream_engine.trainer.computation.programs import compile_step
 from midstream_engine.trainer.computation.setup import Plan, make_plan
-from support.engines.engine_runs import CONFIGS
+from support.paths import CONFIGS
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 deprecates.

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from support.engines.engine_process import train_all
-from support.engines.engine_runs import CONFIGS, environment
+from support.engines.engine_runs import environment
+from support.paths import CONFIGS
 
 pytestmark = pytest.mark.drawn
 

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from support.engines.engine_runs import environment
+from support.paths import REPOSITORY
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+BENCHMARKS = REPOSITORY / "benchmarks"
 DRIVER = """
 import json, os, sys
 from pathlib import Path

@@ -14,8 +14,8 @@ from midstream_engine.config import ConfigError, load_config
 from midstream_engine.config.trainer import TrainerConfig
 from midstream_engine.trainer.computation.programs import compile_step
 from midstream_engine.trainer.computation.setup import prepare
-from support.engines.engine_runs import CONFIGS
 from support.engines.train_states import update
+from support.paths import CONFIGS
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 deprecates.

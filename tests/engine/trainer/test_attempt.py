@@ -16,7 +16,7 @@ from midstream_engine.trainer.loop.requests import CommandFile, Known, Requests
 from midstream_engine.trainer.runtime import attempt_record as attempts
 from midstream_engine.trainer.runtime.attempt_record import Attempt, open_attempt
 from midstream_engine.trainer.runtime.status_file import StatusFile
-from support.engines.engine_runs import CONFIGS
+from support.paths import CONFIGS
 
 
 def test_attempt_of_new_run_has_number_1_epoch_1_and_fence(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from midstream_engine.errors import EngineError
 from midstream_engine.trainer.attempt.replica import Replay
 from midstream_engine.trainer.loop.finite_check import FiniteCheck
 from support.engines.engine_process import train_all
-from support.engines.engine_runs import CONFIGS
 from support.engines.standby_engine import Held
+from support.paths import CONFIGS
 
 pytestmark = pytest.mark.drawn
 

@@ -12,8 +12,8 @@ import pytest
 from midstream_engine import records
 from midstream_engine.trainer.attempt import standby_lease
 from support.engines.engine_process import train_all
-from support.engines.engine_runs import CONFIGS
 from support.engines.standby_engine import Held
+from support.paths import CONFIGS
 
 pytestmark = pytest.mark.drawn
 

@@ -22,7 +22,7 @@ from midstream_engine.trainer.loop.requests import CommandFile, Requests
 from midstream_engine.trainer.loop.training_loop import Loop
 from midstream_engine.trainer.runtime.attempt_record import Attempt
 from midstream_engine.trainer.runtime.status_file import StatusFile
-from support.engines.engine_runs import CONFIGS
+from support.paths import CONFIGS
 
 STEPS = 6
 Event = tuple[str, Any]

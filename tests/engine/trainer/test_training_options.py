@@ -25,7 +25,8 @@ from midstream_engine.trainer.computation.setup import make_plan
 from midstream_engine.trainer.runtime.attempt_record import open_attempt
 from support.checkpoints.checkpoint_states import save
 from support.engines.engine_process import train_all
-from support.engines.engine_runs import CONFIGS, environment
+from support.engines.engine_runs import environment
+from support.paths import CONFIGS
 
 pytestmark = [
     pytest.mark.drawn,

@@ -26,8 +26,8 @@ from midstream_engine.trainer.computation.programs import (
 )
 from midstream_engine.trainer.computation.setup import Setup, prepare
 from midstream_engine.trainer.computation.train_state import TrainState
-from support.engines.engine_runs import CONFIGS
 from support.engines.train_states import contents, update
+from support.paths import CONFIGS
 
 pytestmark = [
     # haliax 1.4 uses names that jax 0.10 deprecates.

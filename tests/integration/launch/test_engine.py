@@ -18,8 +18,9 @@ from midstream.transfer import Endpoint, copy_history, copy_tree, verify_objects
 from midstream_engine import records
 from support.checkpoints.trees import files
 from support.engines.attempt_states import wait_state
+from support.paths import CONFIGS
 
-CONFIG = Path(__file__).parents[3] / "configs" / "gpt2_tiny.yaml"
+CONFIG = CONFIGS / "gpt2_tiny.yaml"
 
 
 @pytest.mark.drawn

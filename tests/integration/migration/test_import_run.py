@@ -24,10 +24,10 @@ from midstream_engine import records
 from simulators.sshd import Lab
 from support.command_line import Run, midstream
 from support.imports import neox_data
+from support.paths import FIXTURES
 
 pytestmark = pytest.mark.drawn
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
 SOURCE = FIXTURES / "neox" / "pythia-fp32-z1-dp2"
 LEVANTER = FIXTURES / "levanter" / "data"
 STEP, BATCH, UPDATES = 3, 30, 20

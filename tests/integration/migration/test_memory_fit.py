@@ -13,10 +13,9 @@ import pytest
 from midstream.migrate.planning import memory_fit
 from midstream.migrate.planning.batch_shape import batch_shape
 from midstream_engine.records import ArrayEntry
+from support.paths import CONFIGS
 
 pytestmark = pytest.mark.drawn
-
-REPOSITORY = Path(__file__).parents[3]
 
 
 def array(name: str, *axes: tuple[str, int]) -> ArrayEntry:
@@ -31,7 +30,7 @@ def test_footprint_is_near_the_compilers_number(tmp_path: Path) -> None:
     arguments += [word for name, value in trainer.items() for word in (f"--trainer.{name}", str(value))]
     done = subprocess.run(
         [sys.executable, "-m", "midstream_engine.rehearse", "--config_path",
-         str(REPOSITORY / "configs" / "gpt2_tiny.yaml"), *arguments, "--model.gradient_checkpointing", "true"],
+         str(CONFIGS / "gpt2_tiny.yaml"), *arguments, "--model.gradient_checkpointing", "true"],
         env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
         capture_output=True, text=True, timeout=240,
     )  # fmt: skip

@@ -23,6 +23,7 @@ from midstream.migrate.request import Request
 from midstream.watch.watcher import take_snapshot
 from midstream_engine import records
 from midstream_engine.config.reading.load import from_mapping
+from support.paths import REPOSITORY
 from support.run_directory import RunDirectory
 
 PLAIN = "model: {seq_len: 8}\ntrainer: {train_batch_size: 4, num_train_steps: 100}\n"
@@ -112,7 +113,7 @@ def test_read_only_paths_and_run_paths_need_no_consent(text: str) -> None:
 
 def test_shipped_configs_need_no_consent() -> None:
     """Every default written out, as the engine writes run.yaml."""
-    for path in sorted(Path(__file__).parents[3].joinpath("configs").glob("*.yaml")):
+    for path in sorted(REPOSITORY.joinpath("configs").glob("*.yaml")):
         if not path.name.startswith("fleet"):
             resolved = from_mapping(yaml.safe_load(path.read_text())).config.resolved()
             assert lines(yaml.safe_dump(resolved, sort_keys=False)) == (), path.name

@@ -41,6 +41,7 @@ from simulators.sshd import Lab
 from simulators.tpu_api import Fault, TpuServer, fast_polling, tpu_server
 from simulators.tpu_nodes import Outcome
 from support.command_line import TINY, Ended, refused
+from support.paths import FIXTURES
 from support.run_directory import RunDirectory
 
 __all__ = ["fast_polling", "tpu_server"]
@@ -58,7 +59,6 @@ while True:
         if not data: sys.exit()
         there.sendall(data) if each == 0 else os.write(1, data)
 """
-FIXTURES = Path(__file__).parents[2] / "fixtures"
 NODE = "projects/lab/locations/here-a/nodes/n"
 
 

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from midstream_engine import records
+from support.paths import REPOSITORY
 
-SOURCES = [str(Path(__file__).parents[3] / name) for name in ("app", "engine")]
+SOURCES = [str(REPOSITORY / name) for name in ("app", "engine")]
 
 
 def sha256(content: bytes) -> str:

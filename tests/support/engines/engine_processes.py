@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from midstream_engine import records
-from support.engines.engine_runs import CONFIGS, DEADLINE, environment
+from support.engines.engine_runs import DEADLINE, environment
+from support.paths import CONFIGS
 
 T = TypeVar("T")
 

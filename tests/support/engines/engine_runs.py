@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from midstream_engine import records
+from support.paths import CONFIGS
 
-CONFIGS = Path(__file__).parents[3] / "configs"
 # Programs of tests are small and run a few times: most of their time would go into making them fast.
 QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 # Seconds for an engine to get anywhere, on a machine that has other work. pytest ends a test after 600.

@@ -10,9 +10,10 @@ import yaml
 
 from midstream_engine import records
 from support.checkpoints.trees import write_checkpoint
+from support.paths import CONFIGS
 from support.run_directory import RunDirectory, dead_process
 
-CONFIG = Path(__file__).parents[3] / "configs" / "gpt2_tiny.yaml"
+CONFIG = CONFIGS / "gpt2_tiny.yaml"
 
 
 def write_stopped_run(root: Path, run_id: str, host: str) -> None:

@@ -23,8 +23,9 @@ from midstream_engine.trainer.computation.programs import compile_step
 from midstream_engine.trainer.computation.setup import prepare
 from midstream_engine.trainer.computation.train_state import TrainState
 from midstream_engine.trainer.runtime.mesh import place
+from support.paths import FIXTURES
 
-FOLDER = Path(__file__).parents[2] / "fixtures" / "levanter"
+FOLDER = FIXTURES / "levanter"
 CURVES = FOLDER / "curves"
 SAVED = 11  # updates done in the checkpoints
 DEVICES = (1, 2, 4)

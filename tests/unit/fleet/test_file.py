@@ -9,8 +9,9 @@ import pytest
 from midstream.errors import Exit, UsageError
 from midstream.fleet.fleet import LocalHostConfig, SshHostConfig
 from midstream.fleet.fleet_file import load_fleet, parse_fleet
+from support.paths import CONFIGS
 
-EXAMPLE = Path(__file__).parents[3] / "configs" / "fleet.example.yaml"
+EXAMPLE = CONFIGS / "fleet.example.yaml"
 
 
 def refusal(text: str) -> str:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tomllib
 from io import StringIO
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +14,8 @@ from midstream.bundled_files import shipped
 from midstream.launch.install.install_progress import InstallProgress, read_sizes, wheel_sizes
 from midstream.launch.progress_line import ProgressLine
 from midstream.launch.reporter import SparseReporter, reporter_of
+from support.paths import REPOSITORY
 
-REPOSITORY = Path(__file__).parents[3]
 OTHERS = "trainers.txt"  # for tests alone: installed by pip, on no host
 LOCK = """\
 click==8.5.1 \\

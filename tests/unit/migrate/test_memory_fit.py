@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,6 @@ from midstream.migrate.planning import memory_fit
 from midstream.migrate.planning.batch_shape import batch_shape
 from midstream_engine.records import ArrayEntry
 
-REPOSITORY = Path(__file__).parents[3]
 LAYERS, EMBED, MLP = 4, 64, 256
 CONFIG = {
     "model": {"num_layers": LAYERS, "hidden_dim": EMBED, "seq_len": 128, "num_heads": 4},
