@@ -45,8 +45,8 @@ THREADS = 8
 SERVER = """
 import json, sys
 sys.path[:0] = json.loads(sys.argv[1])
-from simulators.bucket import bucket_server
-from simulators.s3_server import s3_server
+from simulators.object_stores.bucket import bucket_server
+from simulators.object_stores.s3_server import s3_server
 with (s3_server if sys.argv[2] == "s3" else bucket_server)("runs") as server:
     print(json.dumps([server.url, server.environment]), flush=True)
     sys.stdin.read()

@@ -274,7 +274,7 @@ def measure_filter(options: argparse.Namespace) -> dict[str, float]:
     from midstream.tui.screens.fleet import table_rows
     from midstream.tui.state.saved_layout import ListLayout
     from midstream.tui.state.screen_state import ScreenState
-    from tui.fleets import NOW
+    from support.tui.fleets import NOW
 
     state = ScreenState(many_runs(options.hosts), (), NOW)
     runs, listing = state.current_runs, table_rows.RUNS
@@ -458,7 +458,7 @@ def child(options: argparse.Namespace) -> None:
     if options.child == "empty":
         empty_app()
         return
-    sys.path[0] = str(ROOT / "tests")  # for this folder: this file has the name of a package there
+    sys.path[0] = str(ROOT / "tests")
     if options.child == "small":
         run_ours(Still(small_world()), start_run="nano")
     elif options.child == "fleet":
@@ -494,7 +494,7 @@ def empty_app() -> None:
 def run_ours(source: Any, *, start_run: str | None, tiles: bool = False) -> None:
     from midstream.tui.app import MidstreamApp
     from midstream.tui.state.saved_layout import SavedLayout
-    from tui.fleets import NOW, PreparedActions
+    from support.tui.fleets import NOW, PreparedActions
 
     MidstreamApp(
         source, PreparedActions(), start_run=start_run, clock=lambda: NOW, layout=SavedLayout(tiles=tiles)
@@ -577,7 +577,7 @@ class SimulatedFleet:
 
 
 def many_runs(hosts: int) -> Any:
-    from tui import fleets
+    from support.tui import fleets
 
     names, few = [f"host{number:03}" for number in range(hosts)], fleets.rows(20)
     runs = [
@@ -588,7 +588,7 @@ def many_runs(hosts: int) -> Any:
 
 
 def small_world() -> Any:
-    from tui import fleets
+    from support.tui import fleets
 
     return fleets.small_fleet()
 
@@ -608,7 +608,7 @@ def long_curve(points: int, metrics: int) -> Any:
 
 
 def fleet_rows(count: int) -> Any:
-    from tui import fleets
+    from support.tui import fleets
 
     return fleets.rows(count)
 
@@ -616,7 +616,7 @@ def fleet_rows(count: int) -> Any:
 def day_of_system() -> Any:
     """A day of reports of a host with all system metrics: as often as each resolution has a point."""
     from midstream.watch.system.system_series import TIERS, SystemSeries
-    from tui.fleets import NOW
+    from support.tui.fleets import NOW
 
     series, chance, time_left = SystemSeries(), random.Random(4), 1.1 * 86400
     names = ("network_received", "network_sent", "rdma_received", "rdma_sent", "disk_read", "disk_written")
@@ -665,7 +665,7 @@ def keep_in_files(system: Any) -> None:
 
 
 def fleet_world(hosts: int, curve: Any) -> Any:
-    from tui import fleets
+    from support.tui import fleets
 
     names = [f"host{number:03}" for number in range(hosts)]
     runs = [fleets.run("nano", names[0], step=len(curve), curve=curve)]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-from simulators.bucket import BucketServer, bucket_server
+from simulators.object_stores.bucket import BucketServer, bucket_server
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # the time of an example depends on the machine
 hypothesis.settings.load_profile("untimed")

@@ -14,9 +14,9 @@ sys.path.insert(0, str(HERE.parents[1] / "tests"))
 
 from textual import constants  # noqa: E402
 
-from tui import fleets  # noqa: E402  (tests are no package of the project)
-from tui.scenes import SCENES, Scene  # noqa: E402
-from tui.screens import app_over, play  # noqa: E402
+from support.tui import fleets  # noqa: E402  (tests are no package of the project)
+from support.tui.scenes import SCENES, Scene  # noqa: E402
+from support.tui.screens import app_over, play  # noqa: E402
 
 # name -> scene, size
 PICTURES = {

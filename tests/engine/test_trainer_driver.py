@@ -20,7 +20,7 @@ from midstream.remote.trainers import travelling_files
 from midstream.trainers.run_file_parser import as_text, parse_run_file
 from midstream_engine import records
 from midstream_engine.foreign.marked_processes import marked
-from support.script_trainer import write_script
+from support.trainers.script_trainer import write_script
 
 TIMEOUT = 120.0
 

@@ -34,9 +34,9 @@ from midstream.hosts.local_host import LocalHost
 from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
 from midstream_engine import records
 from midstream_engine.object_store.bucket_client import CHUNK
-from simulators.bucket import BucketServer, bucket_server
+from simulators.object_stores.bucket import BucketServer, bucket_server
+from simulators.object_stores.s3_server import S3Server, s3_server
 from simulators.planted_faults import Fault
-from simulators.s3_server import S3Server, s3_server
 from support.checkpoints.trees import files, random_contents, write_tree
 from support.migrations.campaigns import Campaign, Case
 from support.paths import REPOSITORY

@@ -28,7 +28,7 @@ from midstream.hosts.providers import creation, provider
 from midstream.hosts.providers.compute import compute_client, machine_creation
 from midstream.hosts.providers.compute.compute_provider import ComputeProvider
 from midstream.hosts.providers.provider import ProviderError, SliceStatus
-from simulators.compute_api import ComputeServer, Fault
+from simulators.google.compute_api import ComputeServer, Fault
 from support.migrations.campaigns import Campaign, Case
 from support.paths import REPOSITORY
 

@@ -34,8 +34,8 @@ from midstream.hosts.providers import creation, provider
 from midstream.hosts.providers.google import tpu_client
 from midstream.hosts.providers.google.tpu_provider import TpuProvider
 from midstream.hosts.providers.provider import ProviderError, SliceStatus
-from simulators.tpu_api import Fault, TpuServer
-from simulators.tpu_nodes import QUOTA, STOCKOUT, Outcome, State
+from simulators.google.tpu_api import Fault, TpuServer
+from simulators.google.tpu_nodes import QUOTA, STOCKOUT, Outcome, State
 from support.migrations.campaigns import Campaign, Case
 from support.paths import REPOSITORY
 

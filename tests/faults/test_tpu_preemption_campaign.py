@@ -56,9 +56,9 @@ from midstream.remote.runs import standby_state
 from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
 from midstream.watch.watcher import Watcher
 from midstream_engine import records
-from simulators.bucket import bucket_server
-from simulators.tpu_api import Fault, TpuServer
-from simulators.tpu_nodes import QueuedState, State
+from simulators.google.tpu_api import Fault, TpuServer
+from simulators.google.tpu_nodes import QueuedState, State
+from simulators.object_stores.bucket import bucket_server
 from support.checkpoints.trees import assert_same_tree, write_checkpoint
 from support.migrations.campaigns import Campaign, Case
 from support.migrations.sample_plan import PLAN, changed

@@ -16,7 +16,7 @@ from support.command_line import TINY, Run, midstream, refused
 from support.engines.stopped_run import write_stopped_run
 from support.paths import REPOSITORY
 from support.run_directory import RunDirectory
-from tui.terminal import Terminal
+from support.tui.terminal import Terminal
 
 pytestmark = pytest.mark.skipif(not SSHD, reason="no sshd")
 SIMULATED = REPOSITORY / "tests/simulators/mac"

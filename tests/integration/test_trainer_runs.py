@@ -14,7 +14,7 @@ import pytest
 from midstream_engine import records
 from simulators.sshd import Lab
 from support.command_line import Ended, Run, midstream, refused, start_midstream
-from support.script_trainer import write_script
+from support.trainers.script_trainer import write_script
 
 STEPS = 20000  # more than a test trains
 

@@ -21,11 +21,11 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS))
 
-from simulators.bucket import BucketServer  # noqa: E402
-from simulators.s3_server import S3Server  # noqa: E402
-from simulators.slice import Slice, target_text  # noqa: E402
+from simulators.google.slice import Slice, target_text  # noqa: E402
+from simulators.google.tpu_api import TpuServer  # noqa: E402
+from simulators.object_stores.bucket import BucketServer  # noqa: E402
+from simulators.object_stores.s3_server import S3Server  # noqa: E402
 from simulators.sshd import SSHD, Lab, environment  # noqa: E402
-from simulators.tpu_api import TpuServer  # noqa: E402
 
 WORKERS = 4
 WELCOME = """\

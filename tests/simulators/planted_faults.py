@@ -6,7 +6,7 @@ import dataclasses
 import re
 import threading
 
-from simulators.bucket_objects import RefusedError
+from simulators.object_stores.bucket_objects import RefusedError
 
 
 @dataclasses.dataclass

@@ -6,10 +6,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from simulators.bucket import BucketServer
-from simulators.slice import Slice, target_text
+from simulators.google.slice import Slice, target_text
+from simulators.google.tpu_api import TpuServer
+from simulators.object_stores.bucket import BucketServer
 from simulators.sshd import Lab, SshServer
-from simulators.tpu_api import TpuServer
 from support.command_line import SLOWER, TINY, midstream
 
 TRAINING = (*SLOWER, "--trainer.num_train_steps", "100000", "--trainer.checkpointer.keep", "[{every: 20}]")

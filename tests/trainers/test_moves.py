@@ -13,7 +13,7 @@ import pytest
 from midstream_engine import records
 from simulators.sshd import Lab
 from support.command_line import Ended, Run, midstream, refused
-from support.trainer_moves import (
+from support.trainers.trainer_moves import (
     ACCELERATE,
     DEEPSPEED,
     HUGGINGFACE,
@@ -24,7 +24,7 @@ from support.trainer_moves import (
     Trainer,
     undisturbed,
 )
-from support.trainer_processes import PYTHON, needs_trainers
+from support.trainers.trainer_processes import PYTHON, needs_trainers
 
 pytestmark = [pytest.mark.slow, needs_trainers]
 PATIENCE = 600.0  # seconds: torch is imported several times

@@ -16,7 +16,7 @@ import pytest
 from midstream_engine.foreign.checkpoints.checkpoint import Checkpoint
 from midstream_engine.foreign.checkpoints.checkpoint_finder import find_checkpoints, saved_state
 from midstream_engine.foreign.metrics.metrics_reader import open_reader
-from support.trainer_processes import HUNG, finished, needs_trainers, running
+from support.trainers.trainer_processes import HUNG, finished, needs_trainers, running
 
 pytestmark = [pytest.mark.slow, needs_trainers]
 

@@ -21,7 +21,7 @@ from midstream.charts.smoothing import DEFAULT_FACTOR, Average, factor_of, parse
 from midstream.charts.svg import svg
 from midstream.charts.write import check_path, write_chart
 from midstream.errors import UsageError
-from tui import fleets
+from support.tui import fleets
 
 
 def line(x: list[float], y: list[float], name: str = "nano", number: int = 0) -> Line:

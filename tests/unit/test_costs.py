@@ -17,7 +17,7 @@ from midstream.fleet.fleet_file import parse_fleet
 from midstream.headless.fleet.show_costs import text
 from midstream.remote.runs.run_times import HostTimes, ProcessTimes
 from support.command_line import midstream, refused
-from tui import fleets
+from support.tui import fleets
 
 HOUR = 3600.0
 NOW = 1000 * HOUR

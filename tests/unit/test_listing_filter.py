@@ -22,8 +22,8 @@ from midstream.listing.filter_values import Kind
 from midstream.listing.fleet_moment import FleetMoment
 from midstream.listing.linear_pattern import LinearPattern, PatternError
 from midstream_engine import records
-from tui import fleets
-from tui.fleets import NOW
+from support.tui import fleets
+from support.tui.fleets import NOW
 
 MOMENT = FleetMoment(now=NOW)
 ITEM = {

@@ -29,7 +29,7 @@ from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.checkpoint.saving.save_group import check_owners, owner, straddled
 from midstream_engine.checkpoint.saving.snapshot import HostArray
 from midstream_engine.records import RunPaths, SpreadHost
-from simulators.bucket import bucket_server
+from simulators.object_stores.bucket import bucket_server
 from support.checkpoints.checkpoint_process import make_state
 from support.checkpoints.checkpoint_states import save
 from support.paths import TESTS

@@ -22,7 +22,7 @@ from midstream_engine.data.sources.source_file import Source
 from midstream_engine.data.tokenize import units
 from midstream_engine.data.tokenize.tokenizer import ByteTokenizer
 from midstream_engine.object_store.open_bucket import close_clients
-from simulators.file_server import FileServer
+from simulators.object_stores.file_server import FileServer
 
 TEXTS = ["one", "zwei \u20ac", "", "drei\nvier", "x" * 3000, "\u0645\u0631\u062d\u0628\u0627"]
 EXPECTED = [text.encode() for text in TEXTS]

@@ -28,8 +28,8 @@ from midstream_engine.data.sources import http
 from midstream_engine.data.tokenize.tokenizer import ByteTokenizer
 from midstream_engine.object_store.open_bucket import close_clients
 from midstream_engine.records import ObjectEntry
-from simulators.bucket import BucketServer, bucket_server
-from simulators.file_server import FileServer
+from simulators.object_stores.bucket import BucketServer, bucket_server
+from simulators.object_stores.file_server import FileServer
 from simulators.planted_faults import Fault
 from support.checkpoints.token_caches import build
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from midstream_engine.trainer.runtime.compile_cache import SharedCache, is_shared
-from simulators.bucket import BucketServer
+from simulators.object_stores.bucket import BucketServer
 from simulators.planted_faults import Fault
 
 

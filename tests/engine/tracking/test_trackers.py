@@ -21,9 +21,9 @@ from midstream_engine.tracking.background_tracker import BackgroundTracker
 from midstream_engine.tracking.run_facts import RunFacts
 from midstream_engine.tracking.trackers import start_recorder
 from midstream_engine.tracking.wandb import code_files, dump_directory
-from support import wandb_files
 from support.engines.engine_runs import held
-from support.event_files import scalars
+from support.tracking import wandb_files
+from support.tracking.event_files import scalars
 
 ROWS = [{"global_step": step, "train/loss": 5.0 - step, "batch_digest": "ab", "time": 1.5} for step in range(3)]
 

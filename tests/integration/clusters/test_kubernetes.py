@@ -26,7 +26,7 @@ from midstream.hosts.shell_line import shell_line
 from midstream.remote.machine import checks
 from midstream.remote.runs import run_state
 from midstream.transfer.streams.link import probe
-from simulators.kubectl import Cluster, parse_manifest
+from simulators.clusters.kubectl import Cluster, parse_manifest
 from simulators.sshd import Lab
 from support.command_line import SLOWER, TINY, Run, midstream, refused
 

@@ -27,7 +27,7 @@ from midstream.launch.install.environment import Environment
 from midstream.launch.start_attempt import Attempt, Launch
 from midstream.remote.runs import run_state, slurm
 from midstream_engine import records
-from simulators.slurm_cluster import SlurmCluster, login_node, slurm_cluster
+from simulators.clusters.slurm_cluster import SlurmCluster, login_node, slurm_cluster
 from simulators.sshd import Lab, SshServer
 from support.engines.stand_in_engine import write_stand_in
 

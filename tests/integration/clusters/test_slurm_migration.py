@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from midstream_engine import records
-from simulators.slurm_cluster import SlurmCluster, login_node, slurm_cluster
+from simulators.clusters.slurm_cluster import SlurmCluster, login_node, slurm_cluster
 from simulators.sshd import Lab
 from support.command_line import SLOWER, TINY, Run, midstream, refused, start_midstream
 

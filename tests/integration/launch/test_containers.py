@@ -26,7 +26,7 @@ from midstream.launch.install.bundle import build_bundle, install_engine
 from midstream.launch.install.environment import Environment
 from midstream.launch.start_attempt import Attempt, Launch
 from midstream_engine import records
-from simulators.podman import Podman, podman
+from simulators.clusters.podman import Podman, podman
 from simulators.sshd import Lab, SshServer, environment
 from support.command_line import SLOWER, TINY, Run, midstream
 from support.engines.stand_in_engine import write_stand_in

@@ -13,8 +13,8 @@ from midstream.hosts.host_pool import open_host
 from midstream.launch.install.bundle import install_engine
 from midstream.launch.install.environment import prepare_environment
 from midstream_engine import records
-from simulators.bucket import BucketServer
-from simulators.s3_server import s3_server
+from simulators.object_stores.bucket import BucketServer
+from simulators.object_stores.s3_server import s3_server
 from simulators.sshd import Lab, SshServer, environment
 from support.command_line import SLOWER, TINY, Ended, Run, midstream, refused
 

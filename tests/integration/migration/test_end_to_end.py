@@ -19,7 +19,7 @@ from midstream_engine import records
 from simulators.sshd import Lab
 from support.checkpoints.trees import files
 from support.command_line import SLOWER, TINY, Run, midstream
-from support.event_files import scalars
+from support.tracking.event_files import scalars
 
 STEPS = 60
 HALF = STEPS // 2

@@ -22,9 +22,9 @@ from midstream.migrate.failover.guard import Guard
 from midstream.migrate.plan import Plan
 from midstream.watch.watcher import Watcher
 from midstream_engine import records
-from simulators.bucket import bucket_server
+from simulators.google.tpu_api import TpuServer, tpu_server
+from simulators.object_stores.bucket import bucket_server
 from simulators.sshd import Lab
-from simulators.tpu_api import TpuServer, tpu_server
 from support.command_line import SLOWER, TINY, Run, midstream, refused, start_midstream
 from support.run_directory import RunDirectory, dead_process
 

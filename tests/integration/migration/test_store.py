@@ -34,7 +34,7 @@ from midstream.stores.bucket_access import Access
 from midstream.transfer import copy_tree
 from midstream.watch.watcher import Watcher, take_snapshot
 from midstream_engine import records
-from simulators.bucket import BucketServer
+from simulators.object_stores.bucket import BucketServer
 from support.checkpoints.trees import write_checkpoint
 from support.run_directory import RunDirectory, dead_process
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from simulators.sshd import Lab
-from tui.terminal import TMUX, Terminal
+from support.tui.terminal import TMUX, Terminal
 
 pytestmark = [pytest.mark.system, pytest.mark.skipif(TMUX is None, reason="no tmux: apt-get install tmux")]
 

@@ -36,10 +36,10 @@ from midstream.hosts.providers.provider import ProviderError
 from midstream.output import Output
 from midstream.tui.fleet_actions import FleetActions
 from midstream_engine import records
-from simulators.slice import Slice, target_text
+from simulators.google.slice import Slice, target_text
+from simulators.google.tpu_api import Fault, TpuServer, fast_polling, tpu_server
+from simulators.google.tpu_nodes import Outcome
 from simulators.sshd import Lab
-from simulators.tpu_api import Fault, TpuServer, fast_polling, tpu_server
-from simulators.tpu_nodes import Outcome
 from support.command_line import TINY, Ended, refused
 from support.paths import FIXTURES
 from support.run_directory import RunDirectory

@@ -15,8 +15,8 @@ from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts.providers import fleet_slices
 from midstream.hosts.providers.compute.compute_provider import ComputeProvider
 from midstream.hosts.providers.provider import ErrorKind, ProviderError, SliceStatus
-from simulators.compute_api import ComputeServer, Fault, compute_server
-from simulators.tpu_api import fast_polling
+from simulators.google.compute_api import ComputeServer, Fault, compute_server
+from simulators.google.tpu_api import fast_polling
 
 __all__ = ["compute_server", "fast_polling"]
 pytestmark = pytest.mark.usefixtures("fast_polling")

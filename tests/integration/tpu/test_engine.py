@@ -15,10 +15,10 @@ from midstream.fleet.fleet import TpuTarget
 from midstream.launch.start_attempt import ProcessPosition
 from midstream_engine import records
 from midstream_engine.shared import google_metadata
-from simulators.metadata import MetadataServer
-from simulators.slice import Slice, target_text
+from simulators.google.metadata import MetadataServer
+from simulators.google.slice import Slice, target_text
+from simulators.google.tpu_api import TpuServer, tpu_server
 from simulators.sshd import Lab
-from simulators.tpu_api import TpuServer, tpu_server
 from support.command_line import TINY, midstream
 from support.launched_processes import kill_launched
 

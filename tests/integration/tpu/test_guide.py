@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from midstream_engine import records
-from simulators.bucket import BucketServer
-from simulators.slice import Slice
+from simulators.google.slice import Slice
+from simulators.google.tpu_api import TpuServer, tpu_server
+from simulators.object_stores.bucket import BucketServer
 from simulators.sshd import Lab
-from simulators.tpu_api import TpuServer, tpu_server
 from support.command_line import Ended, Run, midstream, refused
 from support.guide import begin
 

@@ -16,8 +16,8 @@ from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts.providers import creation, fleet_slices
 from midstream.hosts.providers.google.tpu_provider import TpuProvider
 from midstream.hosts.providers.provider import ErrorKind, ProviderError, SliceStatus
-from simulators.tpu_api import Fault, TpuServer, fast_polling, tpu_server
-from simulators.tpu_nodes import QueuedState, Worker
+from simulators.google.tpu_api import Fault, TpuServer, fast_polling, tpu_server
+from simulators.google.tpu_nodes import QueuedState, Worker
 
 __all__ = ["fast_polling", "tpu_server"]
 pytestmark = pytest.mark.usefixtures("fast_polling")

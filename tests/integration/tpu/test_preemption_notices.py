@@ -23,11 +23,11 @@ from midstream.remote.machine import preemption_notices
 from midstream.watch.snapshot import DOWN, LIVE, HostView, RunView, Snapshot
 from midstream_engine import records
 from midstream_engine.shared import google_metadata
-from simulators.metadata import MetadataServer
-from simulators.slice import Slice, target_text
+from simulators.google.metadata import MetadataServer
+from simulators.google.slice import Slice, target_text
+from simulators.google.tpu_api import Fault, TpuServer, tpu_server
+from simulators.google.tpu_nodes import QueuedState, State
 from simulators.sshd import Lab
-from simulators.tpu_api import Fault, TpuServer, tpu_server
-from simulators.tpu_nodes import QueuedState, State
 
 __all__ = ["tpu_server"]
 NODE = "projects/lab/locations/here-a/nodes/n"

@@ -10,10 +10,10 @@ import pytest
 from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.providers import fleet_slices
 from midstream_engine import records
-from simulators.bucket import BucketServer
-from simulators.slice import Slice, target_text
+from simulators.google.slice import Slice, target_text
+from simulators.google.tpu_api import TpuServer, fast_polling, tpu_server
+from simulators.object_stores.bucket import BucketServer
 from simulators.sshd import Lab
-from simulators.tpu_api import TpuServer, fast_polling, tpu_server
 from support.command_line import TINY, midstream, refused
 from support.guide import TRAINING
 from support.run_directory import RunDirectory

@@ -15,8 +15,8 @@ from midstream.hosts.providers import creation, fleet_slices
 from midstream.hosts.providers.google import slice_creation, slice_lookup, tpu_client
 from midstream.hosts.providers.google.tpu_provider import TpuProvider
 from midstream.hosts.providers.provider import ErrorKind, ProviderError, Slice, SliceStatus
-from simulators.tpu_api import Fault, TpuServer, fast_polling, tpu_server
-from simulators.tpu_nodes import QUOTA, Outcome, QueuedState, State, Worker
+from simulators.google.tpu_api import Fault, TpuServer, fast_polling, tpu_server
+from simulators.google.tpu_nodes import QUOTA, Outcome, QueuedState, State, Worker
 
 __all__ = ["fast_polling", "tpu_server"]
 pytestmark = pytest.mark.usefixtures("fast_polling")

@@ -15,10 +15,10 @@ import pytest
 from midstream.migrate import migration_state, phase_names
 from midstream.migrate.execution.journal import read_events
 from midstream.migrate.execution.migration_directory import MigrationDirectory, migration_ids
-from simulators.bucket import BucketServer
+from simulators.google.tpu_api import TpuServer, tpu_server
+from simulators.google.tpu_nodes import State
+from simulators.object_stores.bucket import BucketServer
 from simulators.sshd import Lab
-from simulators.tpu_api import TpuServer, tpu_server
-from simulators.tpu_nodes import State
 from support.command_line import Run, start_midstream
 from support.guide import begin
 from support.migrations.migration_faults import SLOW

@@ -25,7 +25,7 @@ from midstream_engine.object_store.bucket_client import CHUNK
 from midstream_engine.object_store.crc32c import combined
 from midstream_engine.object_store.errors import ObjectExistsError, StoreError
 from midstream_engine.object_store.open_bucket import open_bucket
-from simulators.bucket import BucketServer
+from simulators.object_stores.bucket import BucketServer
 from simulators.planted_faults import Fault
 from simulators.sshd import Lab, environment
 from support.checkpoints.trees import SOURCES, assert_same_tree, cell, random_contents, write_checkpoint, write_tree

@@ -22,8 +22,8 @@ from midstream_engine.object_store.access import Access
 from midstream_engine.object_store.bucket_client import ABSENT, BucketClient, has_bytes, hashed
 from midstream_engine.object_store.errors import BucketMissingError, ObjectExistsError
 from midstream_engine.object_store.open_bucket import open_bucket
-from simulators.bucket import bucket_server
-from simulators.s3_server import s3_server
+from simulators.object_stores.bucket import bucket_server
+from simulators.object_stores.s3_server import s3_server
 
 BUCKET, PREFIX = "my-bucket", "bucket/runs"  # names that contain the word "bucket"
 PART = 5 << 20  # bytes; the smallest of an S3 upload

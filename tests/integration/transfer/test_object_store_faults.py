@@ -20,9 +20,9 @@ from midstream_engine.object_store.errors import (
     StoreError,
 )
 from midstream_engine.object_store.open_bucket import open_bucket
-from simulators.bucket import BucketServer, bucket_server
+from simulators.object_stores.bucket import BucketServer, bucket_server
+from simulators.object_stores.s3_server import IGNORED, REFUSED, S3Server, s3_server
 from simulators.planted_faults import Fault
-from simulators.s3_server import IGNORED, REFUSED, S3Server, s3_server
 
 DATA = random.Random(5).randbytes(3_000_000)
 

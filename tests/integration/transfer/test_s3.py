@@ -14,9 +14,9 @@ from midstream.hosts.local_host import LocalHost
 from midstream.stores.bucket_checkpoint import BucketCheckpoint
 from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
 from midstream_engine.object_store.bucket_client import CHUNK
-from simulators.bucket import BucketServer
+from simulators.object_stores.bucket import BucketServer
+from simulators.object_stores.s3_server import S3Server, s3_server
 from simulators.planted_faults import Fault
-from simulators.s3_server import S3Server, s3_server
 from support.checkpoints.trees import assert_same_tree, files, random_contents, write_checkpoint, write_tree
 
 pytestmark = pytest.mark.drawn

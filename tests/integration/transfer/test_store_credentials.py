@@ -25,9 +25,9 @@ from midstream_engine.checkpoint.stores import open_checkpoints, open_store
 from midstream_engine.data.sources import bucket as buckets
 from midstream_engine.object_store.access import VARIABLE
 from midstream_engine.trainer.runtime.compile_cache import SharedCache
-from simulators.bucket import BucketServer, bucket_server
-from simulators.identities import Identities
-from simulators.metadata import MetadataServer
+from simulators.google.identities import Identities
+from simulators.google.metadata import MetadataServer
+from simulators.object_stores.bucket import BucketServer, bucket_server
 from simulators.planted_faults import Fault
 from simulators.sshd import Lab
 from support.checkpoints.trees import assert_same_tree, files, write_checkpoint

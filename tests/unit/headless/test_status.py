@@ -15,7 +15,7 @@ from midstream.migrate import migration_state
 from midstream.migrate.migration_view import MigrationView
 from midstream_engine import records
 from support.run_directory import RunDirectory, dead_process
-from tui import fleets
+from support.tui import fleets
 
 
 def migration(state: str, run_id: str = "nano", created: float = 0.0) -> MigrationView:

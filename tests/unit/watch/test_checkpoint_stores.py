@@ -19,7 +19,7 @@ from midstream.watch.snapshot import Snapshot
 from midstream.watch.snapshot_store import SnapshotStore
 from midstream.watch.watcher import Watcher, take_snapshot
 from midstream_engine import records
-from simulators.bucket import BucketServer
+from simulators.object_stores.bucket import BucketServer
 from simulators.planted_faults import Fault
 from support.run_directory import RunDirectory
 from support.watching import PATIENCE, run_of, seen

@@ -1,0 +1,96 @@
+"""Google's machines: an engine saves before a preemption; workers of a slice find each other."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from midstream_engine import preemption_notices, records
+from midstream_engine.config.distributed import DistributedConfig
+from midstream_engine.processes.rendezvous import complete
+from midstream_engine.shared import google_metadata
+from simulators.google.metadata import MetadataServer
+
+ENGINE = """
+import os, signal, sys, time
+from midstream_engine import records
+state, path = sys.argv[1:]
+me = records.this_process()
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))
+records.Status(state, 3, 0, me.boot_id, me.pid, me.start_ticks, time.time(), attempt=1).write(path)
+time.sleep(float(os.environ["FOR"]))
+"""
+
+
+def supervise(directory: Path, server: str, state: str, seconds: float = 60) -> subprocess.CompletedProcess[str]:
+    files = records.AttemptPaths(str(directory))
+    argv = [sys.executable, "-m", "midstream_engine.supervise", "--attempt", files.dir, "--process", "0", "--"]
+    return subprocess.run(
+        [*argv, sys.executable, "-c", ENGINE, state, files.status(0)],
+        env={**os.environ, google_metadata.VARIABLE: server, "FOR": str(seconds)},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("preempted", "TRUE"), ("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")]
+)
+def test_preemption_notice_makes_training_engine_save(tmp_path: Path, name: str, value: str) -> None:
+    with MetadataServer(**{name: value}) as server:
+        ended = supervise(tmp_path, server.address, records.TRAINING)
+    assert (ended.returncode, "requesting a save" in ended.stdout) == (7, True), ended
+
+
+def test_preemption_notice_leaves_other_engines_alone(tmp_path: Path) -> None:
+    with MetadataServer(preempted="TRUE") as server:
+        ended = supervise(tmp_path, server.address, records.ON_STANDBY, seconds=4)
+    assert (ended.returncode, ended.stdout) == (0, ""), ended
+    with MetadataServer(**{"maintenance-event": "MIGRATE_ON_HOST_MAINTENANCE"}) as server:
+        ended = supervise(tmp_path, server.address, records.TRAINING, seconds=4)
+        assert server.requested, "the engine requested no notice"
+    assert (ended.returncode, ended.stdout) == (0, ""), ended
+
+
+def test_preemption_notice_is_sent_once_until_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    with MetadataServer() as server:
+        monkeypatch.setenv(google_metadata.VARIABLE, server.address)
+        looking = preemption_notices.PreemptionNotices(interval=0.02)
+        looking.start()
+
+        def until(notified: bool, what: str) -> str:
+            server.values["preempted"] = what
+            requests, deadline, found = len(server.requested), time.monotonic() + 60, ""
+            while not found if notified else len(server.requested) < requests + 8:
+                found = found or looking.take()
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            return found
+
+        assert until(False, "FALSE") == ""
+        assert until(True, "TRUE") == "preempted: TRUE"
+        assert until(False, "TRUE") == ""
+        assert until(False, "FALSE") == ""
+        assert until(True, "TRUE") == "preempted: TRUE"
+
+
+def test_slice_workers_need_no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jax's own detection, against the metadata that a TPU VM has."""
+    from jax._src.clusters import cloud_tpu_cluster
+
+    values = {
+        "attributes/agent-worker-number": "2",
+        "attributes/worker-network-endpoints": "a:b:127.0.0.1,a:b:10.0.0.3,a:b:10.0.0.4,a:b:10.0.0.5",
+        "attributes/tpu-env": "ACCELERATOR_TYPE: 'v3-32'",
+    }
+    with MetadataServer(**values) as server:
+        monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
+        monkeypatch.setenv("GCE_METADATA_IP", server.address)
+        monkeypatch.delenv("TPU_SKIP_MDS_QUERY", raising=False)
+        found = complete(DistributedConfig(initialize_jax_distributed=True), {})
+    assert found.coordinator_address == f"127.0.0.1:{cloud_tpu_cluster.coordinator_port}"
+    assert (found.num_processes, found.process_id) == (4, 2)

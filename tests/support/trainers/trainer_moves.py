@@ -1,0 +1,131 @@
+"""Runs of real trainers of PyPI: their run files, and what a run of them is compared with."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from simulators.sshd import free_port
+from support.trainers.trainer_processes import PROGRAMS
+
+STEPS = 100000  # more than a test trains
+SAMPLES = 65536  # an epoch of 8192 steps: a loader may begin its second epoch in another order after a resume
+PAUSE = 0.15  # seconds a step
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A trainer's run file.
+
+    ``command`` follows the interpreter, or starts with a launcher; ``resume`` is added to it.
+    """
+
+    name: str
+    command: str
+    resume: str = "--resume {checkpoint}"
+    more: str = ""
+    dropout: float = 0.1
+
+    def write(self, directory: Path, python: str, every: int = 10) -> Path:
+        """Write the run file beside the scripts, and return its path."""
+        directory.mkdir(parents=True)
+        for script in PROGRAMS.glob("*.py"):
+            if not script.name.startswith(("test_", "conftest")):
+                shutil.copy(script, directory)
+        command = self.command.replace("EVERY", str(every)).replace("STEPS", str(STEPS))
+        text = [
+            f"trainer: {self.name}",
+            f"command: {json.dumps(command)}",
+            f"resume: {json.dumps(f'{command} {self.resume}')}",
+            f"steps: {STEPS}",
+            'files: ["*.py"]',
+            f"environment: {{python: {python}, variables: {{STEP_SECONDS: '{PAUSE}', OMP_NUM_THREADS: '1', "
+            f"DROPOUT: '{self.dropout}', SAMPLES: '{SAMPLES}'}}}}",
+            self.more,
+        ]
+        file = directory / "run.yaml"
+        file.write_text("\n".join(text) + "\n")
+        return file
+
+
+SINGLE = "{python} train_%s.py {out} --steps STEPS --save-every EVERY"
+HUGGINGFACE = Trainer("huggingface", SINGLE % "huggingface")
+LIGHTNING = Trainer(
+    "lightning", SINGLE % "lightning" + " --stateful", more="stored: {data_position: 'yes'}", dropout=0.0
+)
+SHUFFLED = Trainer("lightning", SINGLE % "lightning")
+ACCELERATE = Trainer(
+    "accelerate",
+    SINGLE % "accelerate" + " --stateful --seedable",
+    more='metrics: {source: jsonl, path: "{out}/metrics.jsonl", first_step: 1}\ncheckpoints: {pattern: "step_*"}',
+    dropout=0.0,
+)
+TORCHRUN = Trainer(
+    "torchrun",
+    "{python} -m torch.distributed.run --nproc_per_node {devices} --master_addr {master} --master_port {port} "
+    "train_torchrun.py {out} --steps STEPS --save-every EVERY",
+    more='metrics: {source: jsonl, path: "{out}/metrics.jsonl", first_step: 1}\nbatch: {kept_by: trainer}',
+)
+SCRIPT = Trainer(
+    "script",
+    SINGLE % "script",
+    resume="--resume",
+    more='metrics: {source: regex, pattern: "iter (?P<step>[0-9]+): loss (?P<loss>[^,]+), lr (?P<learning_rate>'
+    '[^,]+)"}\n'
+    'checkpoints: {rule: glob, pattern: "ckpt.pt", rewritten: true}',
+    dropout=0.0,
+)
+
+
+DEEPSPEED = Trainer(
+    "deepspeed",
+    "{python} -m torch.distributed.run --nproc_per_node {devices} --master_addr {master} --master_port {port} "
+    "save_deepspeed.py {out} --steps STEPS --save-every EVERY",
+    resume="--resume {out}",
+    more='metrics: {source: jsonl, path: "{out}/metrics.jsonl", first_step: 1}\nbatch: {kept_by: trainer}',
+)
+
+
+def undisturbed(trainer: Trainer, python: str, directory: Path, steps: int, devices: int = 1) -> dict[int, float]:
+    """Return the exact losses by step (from 0) of a run of the same script that nothing interrupts."""
+    words = trainer.command.replace("EVERY", str(STEPS)).replace("STEPS", str(STEPS)).split()
+    values = {
+        "{python}": python,
+        "{out}": str(directory / "straight"),
+        "{devices}": str(devices),
+        "{master}": "127.0.0.1",
+        "{port}": str(free_port()),
+    }
+    (directory / "straight").mkdir()
+    process = subprocess.Popen(
+        [values.get(word, word) for word in words],
+        cwd=directory / "code",
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "STEP_SECONDS": "0",
+            "PYTHONUNBUFFERED": "1",
+            "DROPOUT": str(trainer.dropout),
+            "SAMPLES": str(SAMPLES),
+        },
+    )
+    found: dict[int, float] = {}
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("rank=0 step="):
+            fields = dict(word.split("=", 1) for word in line.split())
+            found[int(fields["step"])] = float.fromhex(fields["loss"])
+            if len(found) == steps:
+                break
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    first = min(found)
+    return {step - first: loss for step, loss in found.items()}
