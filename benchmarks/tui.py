@@ -494,7 +494,8 @@ def empty_app() -> None:
 def run_ours(source: Any, *, start_run: str | None, tiles: bool = False) -> None:
     from midstream.tui.app import MidstreamApp
     from midstream.tui.state.saved_layout import SavedLayout
-    from support.tui.fleets import NOW, PreparedActions
+    from support.tui.fleets import NOW
+    from support.tui.prepared_actions import PreparedActions
 
     MidstreamApp(
         source, PreparedActions(), start_run=start_run, clock=lambda: NOW, layout=SavedLayout(tiles=tiles)

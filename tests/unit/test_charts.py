@@ -21,7 +21,7 @@ from midstream.charts.smoothing import DEFAULT_FACTOR, Average, factor_of, parse
 from midstream.charts.svg import svg
 from midstream.charts.write import check_path, write_chart
 from midstream.errors import UsageError
-from support.tui import fleets
+from support.tui import prepared_migrations
 
 
 def line(x: list[float], y: list[float], name: str = "nano", number: int = 0) -> Line:
@@ -150,7 +150,7 @@ def test_thinning_keeps_extremes() -> None:
 
 
 def test_one_run_has_a_colour_per_attempt_and_several_one_each() -> None:
-    run = fleets.moved_fleet().runs[0]
+    run = prepared_migrations.moved_fleet().runs[0]
     one = lines_of([run], "train/loss", "step")
     assert [each.name for each in one] == ["attempt 1: small, 2 x cpu", "attempt 2: large, 4 x cpu"]
     assert one[0].colour != one[1].colour

@@ -17,7 +17,7 @@ from midstream.fleet.fleet_file import parse_fleet
 from midstream.headless.fleet.show_costs import text
 from midstream.remote.runs.run_times import HostTimes, ProcessTimes
 from support.command_line import midstream, refused
-from support.tui import fleets
+from support.tui import prepared_migrations
 
 HOUR = 3600.0
 NOW = 1000 * HOUR
@@ -148,7 +148,7 @@ def test_times_of_a_clock_that_is_ahead_are_shifted() -> None:
 
 
 def test_migration_costs_target_to_prepare_and_both_in_downtime() -> None:
-    view = fleets.certified()
+    view = prepared_migrations.certified()
     begun = view.plan.identity.created
     found = make_report(FLEET, {}, [view], (begun - 1, begun + 1e6))
     (one,) = found.migrations

@@ -22,7 +22,7 @@ from midstream.listing.filter_values import Kind
 from midstream.listing.fleet_moment import FleetMoment
 from midstream.listing.linear_pattern import LinearPattern, PatternError
 from midstream_engine import records
-from support.tui import fleets
+from support.tui import fleets, prepared_migrations
 from support.tui.fleets import NOW
 
 MOMENT = FleetMoment(now=NOW)
@@ -385,7 +385,7 @@ def test_every_field_of_every_list_can_be_read() -> None:
     items = (
         (fleet_fields.HOSTS, snapshot.hosts),
         (fleet_fields.RUNS, (*snapshot.runs, bare)),
-        (fleet_fields.MIGRATIONS, (fleets.migration(), fleets.certified())),
+        (fleet_fields.MIGRATIONS, (prepared_migrations.migration(), prepared_migrations.certified())),
     )
     for fields, values in items:
         for field in fields.values():

@@ -12,8 +12,8 @@ from midstream.errors import MidstreamError
 from midstream.migrate.migration_view import MigrationView
 from midstream.tui.app import MidstreamApp
 from midstream.watch.snapshot import LogRange, RunView, Snapshot
-from support.tui import fleets
-from support.tui.fleets import PreparedActions
+from support.tui import fleets, prepared_actions, prepared_migrations
+from support.tui.prepared_actions import PreparedActions
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ def run_with_a_long_log() -> RunView:
 
 
 BIG, SMALL = fleets.big_fleet(), fleets.small_fleet()
-RUN, MOVED = fleets.small_fleet(fleets.moved_run()), fleets.moved_fleet()
+RUN, MOVED = fleets.small_fleet(fleets.moved_run()), prepared_migrations.moved_fleet()
 STOPPED = fleets.small_fleet(fleets.run(state="stopped", running=False))
 LONG_LOG = fleets.small_fleet(run_with_a_long_log())
 CURVES = replace(SMALL, system={"small": fleets.system_series(3600)})
-CERTIFIED, MOVING = (fleets.certified(),), (fleets.migration(),)
+CERTIFIED, MOVING = (prepared_migrations.certified(),), (prepared_migrations.migration(),)
 LAUNCH = ("L", partial(fill, config="configs/gpt2_nano.yaml", target="large"))
 SETTINGS = ("m", "s", partial(fill, batch="64", healthy_steps="20"))
 NO_START = MidstreamError("gpu1: pip cannot reach the package index", "wheels: of the host in the fleet file")
@@ -81,10 +81,10 @@ SCENES = {
     "launch-form": Scene(SMALL, (), LAUNCH),
     "launch-preflight": Scene(SMALL, (), (*LAUNCH, "enter")),
     "launch-failed": Scene(SMALL, (), (*LAUNCH, "enter", "enter", "y"), answer(started=NO_START)),
-    "leftovers": Scene(SMALL, (), ("C",), answer(left=fleets.LEFTOVERS + fleets.SLICE_LEFTOVERS)),
+    "leftovers": Scene(SMALL, (), ("C",), answer(left=prepared_actions.LEFTOVERS + prepared_actions.SLICE_LEFTOVERS)),
     "verify": Scene(BIG, (), ("V",), answer(problems=("params/c/0: another SHA-256",))),
-    "costs": Scene(SMALL, (), ("5",), answer(cost_report=fleets.COSTS)),
-    "slices": Scene(SMALL, (), ("4",), answer(listing=fleets.SLICES)),
+    "costs": Scene(SMALL, (), ("5",), answer(cost_report=prepared_actions.COSTS)),
+    "slices": Scene(SMALL, (), ("4",), answer(listing=prepared_actions.SLICES)),
     "host-curves": Scene(CURVES, (), ("1", "v")),
     "document": Scene(SMALL, (), ("Y",)),
     "run-curves": Scene(RUN, (), ("enter",)),

@@ -12,7 +12,8 @@ from textual.strip import Strip
 from midstream.tui.app import MidstreamApp
 from midstream.watch.snapshot import Snapshot
 from support.paths import TESTS
-from support.tui.fleets import NOW, PreparedActions, PreparedSnapshots
+from support.tui.fleets import NOW
+from support.tui.prepared_actions import PreparedActions, PreparedSnapshots
 from support.tui.scenes import Scene
 
 GOLDENS = TESTS / "tui" / "goldens"

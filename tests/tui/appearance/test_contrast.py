@@ -13,8 +13,8 @@ from textual.strip import Strip
 
 from midstream.tui.style.palette import PALETTES
 from midstream.tui.style.terminal_colors import VGA_16, XTERM_16, XTERM_256, contrast, reduced, reduced_style, rgb
-from support.tui import fleets
-from support.tui.fleets import PreparedActions
+from support.tui import fleets, prepared_migrations
+from support.tui.prepared_actions import PreparedActions
 from support.tui.screens import app_over, settle, strips
 
 MIN_CONTRAST = 4.5
@@ -22,7 +22,7 @@ TEXT_COLOURS = ("TEXT", "DIM", "ACCENT", "GOOD", "WAIT", "BAD")
 SCREENS = {
     "fleet": (fleets.big_fleet(), (), ()),
     "compared": (fleets.big_fleet(), (), ("j", "space", "j", "space", "enter", "left", "left")),
-    "migration": (fleets.moved_fleet(), (fleets.migration(),), ("3", "enter")),
+    "migration": (prepared_migrations.moved_fleet(), (prepared_migrations.migration(),), ("3", "enter")),
     "preflight": (fleets.small_fleet(), (), ("m", "enter")),
 }
 

@@ -7,8 +7,8 @@ import pytest
 from midstream.tui.style.glyphs import UNICODE
 from midstream.tui.widgets.bars import copy_progress
 from midstream.tui.widgets.table import Table
-from support.tui import fleets
-from support.tui.fleets import PreparedActions
+from support.tui import fleets, prepared_migrations
+from support.tui.prepared_actions import PreparedActions
 from support.tui.screens import app_over, screen_text, settle
 
 SMALL = ((60, 14), (40, 12))
@@ -48,7 +48,7 @@ async def test_wizard_shows_step_target_plan_and_safety(size: tuple[int, int]) -
 
 @pytest.mark.parametrize("size", SMALL)
 async def test_certificate_scrolls_where_its_curve_has_no_room(size: tuple[int, int]) -> None:
-    app = app_over(fleets.moved_fleet(), PreparedActions(fleets.certified()))
+    app = app_over(prepared_migrations.moved_fleet(), PreparedActions(prepared_migrations.certified()))
     async with app.run_test(size=size) as pilot:
         await settle(pilot, lambda: bool(app.screen_state.migrations))
         await pilot.press("3", "enter")
@@ -60,7 +60,7 @@ async def test_certificate_scrolls_where_its_curve_has_no_room(size: tuple[int, 
 
 @pytest.mark.parametrize("size", SMALL)
 async def test_top_lines_name_the_screen_and_its_views(size: tuple[int, int]) -> None:
-    app = app_over(fleets.moved_fleet(), PreparedActions(fleets.certified()))
+    app = app_over(prepared_migrations.moved_fleet(), PreparedActions(prepared_migrations.certified()))
     async with app.run_test(size=size) as pilot:
         await settle(pilot, lambda: bool(app.screen_state.migrations))
         await pilot.press("3", "enter", "3")
@@ -73,7 +73,7 @@ async def test_top_lines_name_the_screen_and_its_views(size: tuple[int, int]) ->
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
 async def test_no_row_is_cut_at_the_border_and_no_id_is_cut(width: int) -> None:
-    app = app_over(fleets.moved_fleet(), PreparedActions(fleets.certified()))
+    app = app_over(prepared_migrations.moved_fleet(), PreparedActions(prepared_migrations.certified()))
     async with app.run_test(size=(width, 24)) as pilot:
         await settle(pilot, lambda: bool(app.screen_state.migrations))
         for view in ("1", "2", "3"):
@@ -83,7 +83,7 @@ async def test_no_row_is_cut_at_the_border_and_no_id_is_cut(width: int) -> None:
             widths = table._widths(width - 3)
             assert sum(widths.values()) + 2 * (len(widths) - 1) <= width - 3
         assert "-nano-3…" not in screen_text(app)
-        assert (fleets.PLAN.migration in screen_text(app).splitlines()[3]) == (width >= 100)
+        assert (prepared_migrations.PLAN.migration in screen_text(app).splitlines()[3]) == (width >= 100)
 
 
 def test_bars_of_copies_are_below_each_other() -> None:

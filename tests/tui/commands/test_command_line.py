@@ -14,13 +14,13 @@ from midstream.tui.screens.migration.wizard import WizardScreen
 from midstream.tui.screens.run.run_screen import RunScreen
 from midstream.tui.screens.slices.slices_screen import SlicesScreen
 from midstream.tui.widgets.table import Table
-from support.tui import fleets
-from support.tui.fleets import PreparedActions
+from support.tui import fleets, prepared_migrations
+from support.tui.prepared_actions import PreparedActions
 from support.tui.screens import app_over, screen_text, settle
 
 
 async def test_command_line_jumps_from_any_screen() -> None:
-    app = app_over(fleets.big_fleet(), PreparedActions(fleets.certified()))
+    app = app_over(fleets.big_fleet(), PreparedActions(prepared_migrations.certified()))
     async with app.run_test(size=(100, 30)) as pilot:
         await settle(pilot, lambda: bool(app.screen_state.migrations))
 
@@ -96,7 +96,7 @@ async def test_command_line_completes_and_shows_errors() -> None:
 
 
 async def test_every_word_of_the_table_has_an_action() -> None:
-    app = app_over(fleets.big_fleet(), PreparedActions(fleets.certified()))
+    app = app_over(fleets.big_fleet(), PreparedActions(prepared_migrations.certified()))
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot, lambda: bool(app.screen_state.migrations))
         for word in commands.WORDS:

@@ -6,8 +6,8 @@ import pytest
 
 from midstream.tui import commands
 from midstream.tui.app import MidstreamApp
-from support.tui import fleets
-from support.tui.fleets import PreparedActions
+from support.tui import fleets, prepared_migrations
+from support.tui.prepared_actions import PreparedActions
 from support.tui.screens import app_over, screen_text, settle
 
 
@@ -16,7 +16,7 @@ def footer(app: MidstreamApp) -> str:
 
 
 async def test_footer_shows_keys_of_the_view_and_pane_with_the_focus() -> None:
-    app = app_over(fleets.small_fleet(fleets.moved_run()), PreparedActions(fleets.migration()))
+    app = app_over(fleets.small_fleet(fleets.moved_run()), PreparedActions(prepared_migrations.migration()))
     async with app.run_test(size=(100, 30)) as pilot:
         await settle(pilot, lambda: bool(app.screen_state.migrations))
         assert "m Migrate" in footer(app)
@@ -63,7 +63,7 @@ async def test_help_shows_keys_of_the_view_and_pane_with_the_focus() -> None:
 
 
 async def test_read_only_hides_what_it_refuses() -> None:
-    actions = PreparedActions(fleets.migration())
+    actions = PreparedActions(prepared_migrations.migration())
     app = app_over(fleets.small_fleet(fleets.moved_run()), actions, readonly=True)
     async with app.run_test(size=(120, 60)) as pilot:
         await settle(pilot, lambda: bool(app.screen_state.migrations))

@@ -15,8 +15,8 @@ from midstream.tui.app import MidstreamApp
 from midstream.tui.recording import Recorder, Replay
 from midstream.watch.snapshot_store import SnapshotStore
 from midstream_engine import records
-from support.tui import fleets
-from support.tui.fleets import PreparedActions
+from support.tui import prepared_migrations
+from support.tui.prepared_actions import PreparedActions
 from support.tui.screens import screen_text, settle
 
 
@@ -40,11 +40,11 @@ def record(file: Path) -> SnapshotStore:
     store = SnapshotStore({"here": "local", "lost": "ssh"}, listener=recorder.record)
     store.take("here", {"event": "hello", "hostname": "h", "platform": "Linux", "python": "3.11", "cpus": 4})
     take_run(store, 10)
-    recorder.migrations((fleets.migration(),))
+    recorder.migrations((prepared_migrations.migration(),))
     take_run(store, 20)
     store.link("lost", "down", "connection refused")
-    recorder.migrations((fleets.certified(),))
-    recorder.migrations((replace(fleets.certified(), state=migration_state.COMPLETED, finished=True),))
+    recorder.migrations((prepared_migrations.certified(),))
+    recorder.migrations((replace(prepared_migrations.certified(), state=migration_state.COMPLETED, finished=True),))
     recorder.close()
     return store
 
@@ -60,7 +60,9 @@ def test_replay_ends_with_recorded_snapshot(tmp_path: Path) -> None:
     assert [replace(host, last_seen=0, machine=None) for host in after.hosts] == [
         replace(host, last_seen=0, machine=None) for host in before.hosts
     ]
-    assert replay.migrations() == (replace(fleets.certified(), state=migration_state.COMPLETED, finished=True),)
+    assert replay.migrations() == (
+        replace(prepared_migrations.certified(), state=migration_state.COMPLETED, finished=True),
+    )
 
 
 def test_replay_keeps_recorded_pace(tmp_path: Path) -> None:
@@ -112,7 +114,7 @@ def test_replay_of_killed_session_shows_its_last_snapshot(tmp_path: Path) -> Non
 
 def test_recorder_wraps_actions(tmp_path: Path) -> None:
     recorder = Recorder(str(tmp_path / "session"))
-    actions = PreparedActions(fleets.migration())
+    actions = PreparedActions(prepared_migrations.migration())
     wrapped = recorder.wrap(actions)
     assert wrapped.targets() == actions.targets()
     assert wrapped.migrations() == actions.views

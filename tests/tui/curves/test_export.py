@@ -11,8 +11,8 @@ from textual.widgets import Input
 
 from midstream.tui.screens.dialogs.enter_text import EnterTextScreen
 from midstream.tui.widgets.curve import CurveView
-from support.tui import fleets
-from support.tui.fleets import PreparedActions
+from support.tui import fleets, prepared_migrations
+from support.tui.prepared_actions import PreparedActions
 from support.tui.screens import app_over, screen_text, settle
 
 
@@ -29,7 +29,7 @@ async def enter(pilot, text: str) -> None:
 
 
 async def test_export_of_two_runs_as_csv_has_exact_values(tmp_path: Path) -> None:
-    moved = fleets.moved_fleet()
+    moved = prepared_migrations.moved_fleet()
     other = replace(moved.runs[0], run_id="baseline", lineage=None)
     app = app_over(replace(moved, runs=(*moved.runs, other)), start_run="nano")
     async with app.run_test(size=(100, 30)) as pilot:
@@ -63,7 +63,7 @@ async def test_export_refuses_a_suffix_and_keeps_the_dialog(tmp_path: Path) -> N
 
 
 async def test_export_of_the_curves_around_the_seal(tmp_path: Path) -> None:
-    app = app_over(fleets.moved_fleet(), PreparedActions(fleets.certified()))
+    app = app_over(prepared_migrations.moved_fleet(), PreparedActions(prepared_migrations.certified()))
     async with app.run_test(size=(160, 45)) as pilot:
         await settle(pilot)
         await pilot.press("3", "enter")

@@ -16,7 +16,8 @@ from midstream.watch.runs.run_hosts import hosts_of
 from midstream.watch.snapshot import AcceleratorUser, RunView, Snapshot
 from midstream.watch.system.system_series import SystemSeries
 from support.tui import fleets
-from support.tui.fleets import NOW, PreparedSnapshots
+from support.tui.fleets import NOW
+from support.tui.prepared_actions import PreparedSnapshots
 from support.tui.screens import app_over, screen_text, settle
 
 SECONDS = 250  # of the rows of a run of 1204 steps

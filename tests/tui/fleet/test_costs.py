@@ -7,11 +7,11 @@ from dataclasses import replace
 from midstream.errors import MidstreamError
 from midstream.headless.fleet.show_costs import text as cost_text
 from midstream.tui.screens.costs.costs_screen import CostsScreen
-from support.tui import fleets
-from support.tui.fleets import PreparedActions
+from support.tui import fleets, prepared_actions
+from support.tui.prepared_actions import PreparedActions
 from support.tui.screens import app_over, check_golden, screen_text, settle
 
-REPORT = fleets.COSTS
+REPORT = prepared_actions.COSTS
 
 
 async def test_costs_of_hosts_runs_and_migrations() -> None:

@@ -17,8 +17,8 @@ from midstream.tui.state.saved_layout import SavedLayout
 from midstream.tui.style import palette
 from midstream.tui.widgets.table import Rows, Table
 from midstream.watch.snapshot import CONNECTING, DOWN, Snapshot
-from support.tui import fleets
-from support.tui.fleets import PreparedActions, PreparedSnapshots
+from support.tui import fleets, prepared_migrations
+from support.tui.prepared_actions import PreparedActions, PreparedSnapshots
 from support.tui.screens import app_over, screen_text, settle
 
 
@@ -154,7 +154,7 @@ async def test_fleet_filter_shows_its_error_and_leaves_the_list() -> None:
 
 
 async def test_fleet_each_list_has_its_own_filter() -> None:
-    app = app_over(fleets.big_fleet(), PreparedActions(fleets.certified()))
+    app = app_over(fleets.big_fleet(), PreparedActions(prepared_migrations.certified()))
     async with app.run_test(size=(100, 30)) as pilot:
         await pilot.press("slash", *"state:training", "enter", "1")
         await settle(pilot)
@@ -371,17 +371,17 @@ async def test_notifications_appear_on_any_screen() -> None:
 
 
 async def test_migration_screen_suppresses_its_own_toasts() -> None:
-    actions = PreparedActions(fleets.migration())
-    app = app_over(fleets.moved_fleet(), actions)
+    actions = PreparedActions(prepared_migrations.migration())
+    app = app_over(prepared_migrations.moved_fleet(), actions)
     async with app.run_test(size=(100, 30), notifications=True) as pilot:
         await settle(pilot, lambda: bool(app.screen_state.migrations))
         await pilot.press("3", "enter")
         await settle(pilot)
-        actions.views = (fleets.certified(),)
+        actions.views = (prepared_migrations.certified(),)
         await settle(pilot, lambda: "✓ reference losses" in screen_text(app))
         assert "nano to large: certified" not in screen_text(app)
         await pilot.press("escape")
-        actions.views = (replace(fleets.certified(), finished=True, state="completed"),)
+        actions.views = (replace(prepared_migrations.certified(), finished=True, state="completed"),)
         await settle(pilot, lambda: "nano to large: finished" in screen_text(app))
 
 
@@ -469,7 +469,7 @@ async def test_fleet_enter_opens_run_and_esc_returns() -> None:
 
 
 async def test_fleet_migrations_open_their_screen() -> None:
-    app = app_over(fleets.moved_fleet(), PreparedActions(fleets.certified()))
+    app = app_over(prepared_migrations.moved_fleet(), PreparedActions(prepared_migrations.certified()))
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot, lambda: bool(app.screen_state.migrations))
         await pilot.press("3")
@@ -488,7 +488,7 @@ async def test_fleet_m_opens_wizard_or_running_migration() -> None:
         await settle(pilot)
         assert isinstance(app.screen, WizardScreen)
         await pilot.press("escape")
-        actions.views = (fleets.migration(),)
+        actions.views = (prepared_migrations.migration(),)
         await settle(pilot, lambda: bool(app.screen_state.migrations))
         await pilot.press("m")
         await settle(pilot)
@@ -532,7 +532,7 @@ async def test_stop_run_refuses_a_run_that_has_exited() -> None:
 
 
 async def test_read_only_refuses_changes() -> None:
-    actions = PreparedActions(fleets.migration())
+    actions = PreparedActions(prepared_migrations.migration())
     app = app_over(fleets.small_fleet(), actions, readonly=True)
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
         await settle(pilot, lambda: bool(app.screen_state.migrations))

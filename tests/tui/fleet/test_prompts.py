@@ -13,7 +13,8 @@ from midstream.hosts.prompter import HostKeyPrompt, PassphrasePrompt
 from midstream.tui.screens.dialogs.dialog_prompter import DialogPrompter
 from midstream.watch.snapshot import AcceleratorUser, Disk, InfinibandPort
 from support.tui import fleets
-from support.tui.fleets import GB, PreparedActions
+from support.tui.fleets import GB
+from support.tui.prepared_actions import PreparedActions
 from support.tui.screens import app_over, screen_text, settle
 
 HOST_KEY = HostKeyPrompt("gpu1", "[10.0.0.1]:2222", "ssh-ed25519", "SHA256:abcdef", "/home/me/.ssh/known_hosts")

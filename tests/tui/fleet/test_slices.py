@@ -10,11 +10,11 @@ from midstream.hosts.host_pool import HostPool
 from midstream.tui.actions import CreatableSlice, SliceListing
 from midstream.tui.fleet_actions import FleetActions
 from midstream.tui.screens.slices.slices_screen import SlicesScreen
-from support.tui import fleets
-from support.tui.fleets import PreparedActions
+from support.tui import fleets, prepared_actions
+from support.tui.prepared_actions import PreparedActions
 from support.tui.screens import app_over, check_golden, screen_text, settle
 
-FOUND = fleets.SLICES
+FOUND = prepared_actions.SLICES
 
 
 async def test_slices_list_shows_state_health_and_queue() -> None:

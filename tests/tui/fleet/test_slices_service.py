@@ -31,7 +31,7 @@ from simulators.google.tpu_api import Fault, TpuServer, fast_polling, tpu_server
 from simulators.google.tpu_nodes import Outcome, State
 from simulators.sshd import Lab, lab
 from support.tui import fleets
-from support.tui.fleets import PreparedSnapshots
+from support.tui.prepared_actions import PreparedSnapshots
 from support.tui.screens import screen_text, settle
 
 __all__ = ["fast_polling", "lab", "tpu_server"]

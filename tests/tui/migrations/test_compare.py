@@ -11,7 +11,7 @@ from midstream.tui.screens.compare.compare_screen import CompareScreen
 from midstream.tui.screens.migration.wizard import WizardScreen
 from midstream_engine.shared.accelerator_types import AcceleratorType, parse
 from support.tui import fleets
-from support.tui.fleets import PreparedActions
+from support.tui.prepared_actions import PreparedActions
 from support.tui.screens import app_over, screen_text, settle
 
 

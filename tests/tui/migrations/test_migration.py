@@ -27,8 +27,8 @@ from midstream.tui.style.glyphs import UNICODE
 from midstream.tui.widgets import steps
 from midstream.watch.snapshot import Snapshot
 from midstream_engine import records
-from support.tui import fleets
-from support.tui.fleets import PreparedActions
+from support.tui import fleets, prepared_migrations
+from support.tui.prepared_actions import PreparedActions
 from support.tui.screens import app_over, screen_text, settle
 
 
@@ -44,8 +44,8 @@ class DirectoryActions(PreparedActions):
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MigrationDirectory:
     """Directory of a migration, with the first events of its journal."""
     monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path))
-    made = directories.create(fleets.PLAN, "hosts: {}\n")
-    write_events(made, fleets.EVENTS)
+    made = directories.create(prepared_migrations.PLAN, "hosts: {}\n")
+    write_events(made, prepared_migrations.EVENTS)
     return made
 
 
@@ -88,15 +88,15 @@ async def test_migration_shows_phases_copy_commands_and_safety(directory: Migrat
 async def test_migration_follows_journal_up_to_certificate(
     directory: MigrationDirectory,
 ) -> None:
-    app = app_over(fleets.moved_fleet(), DirectoryActions())
+    app = app_over(prepared_migrations.moved_fleet(), DirectoryActions())
     with directory.locked():
         async with app.run_test(size=(100, 30)) as pilot:
             await open_migration(pilot, app)
-            write_events(directory, fleets.LAST_EVENTS[:4])
+            write_events(directory, prepared_migrations.LAST_EVENTS[:4])
             await settle(pilot, lambda: "▶ relaunch" in screen_text(app))
-            write_events(directory, fleets.LAST_EVENTS[4:])
-            records.write_json(str(directory.certificate_file), fleets.CERTIFICATE.to_json())
-            records.write_json(str(directory.downtime_file), fleets.DOWNTIME_REPORT.to_json())
+            write_events(directory, prepared_migrations.LAST_EVENTS[4:])
+            records.write_json(str(directory.certificate_file), prepared_migrations.CERTIFICATE.to_json())
+            records.write_json(str(directory.downtime_file), prepared_migrations.DOWNTIME_REPORT.to_json())
             await settle(pilot, lambda: "✓ certified" in screen_text(app))
             text = screen_text(app)
             for words in (
@@ -125,7 +125,7 @@ async def test_migration_shows_newest_estimate_beside_plan(directory: MigrationD
             await open_migration(pilot, app)
             await pilot.press("3")
             await settle(pilot, lambda: "predicted 14s   measured after" in screen_text(app))
-            updated = {**fleets.PLAN.estimate.predicted_seconds, "provision": 1.0, "compile": 0.1}
+            updated = {**prepared_migrations.PLAN.estimate.predicted_seconds, "provision": 1.0, "compile": 0.1}
             write_events(directory, (Event("fact", fleets.NOW, detail={"predicted": updated}),))
             await settle(pilot, lambda: "predicted 5.4s from measurements (planned 14s)" in screen_text(app))
 
@@ -139,19 +139,19 @@ async def test_migration_without_executor_is_interrupted_and_resumes() -> None:
         assert "its process has exited" in screen_text(app)
         await pilot.press("c")
         await settle(pilot)
-        assert ("continue", fleets.PLAN.migration) in actions.calls
+        assert ("continue", prepared_migrations.PLAN.migration) in actions.calls
         await pilot.press("y")
         await settle(pilot, lambda: "Copy a command" in screen_text(app))
         await pilot.press("enter")
         await settle(pilot)
-        assert app.clipboard == f"midstream --continue {fleets.PLAN.migration}"
+        assert app.clipboard == f"midstream --continue {prepared_migrations.PLAN.migration}"
 
 
 async def test_migration_rollback_is_headline_after_certificate() -> None:
     rollback = Event("phase", fleets.NOW - 2, phase_names.ROLLBACK, phase_names.STARTED, "requested with --rollback")
-    certified = fleets.certified()
+    certified = prepared_migrations.certified()
     view = replace(certified, phase=phase_names.ROLLBACK, events=(*certified.events, rollback))
-    app = app_over(fleets.moved_fleet(), PreparedActions(view))
+    app = app_over(prepared_migrations.moved_fleet(), PreparedActions(view))
     async with app.run_test(size=(80, 24)) as pilot:
         await open_migration(pilot, app)
         await pilot.press("1")
@@ -161,7 +161,7 @@ async def test_migration_rollback_is_headline_after_certificate() -> None:
 
 
 async def test_migration_rollback_requires_confirmation() -> None:
-    actions = PreparedActions(fleets.migration())
+    actions = PreparedActions(prepared_migrations.migration())
     app = app_over(fleets.small_fleet(), actions)
     async with app.run_test(size=(100, 30)) as pilot:
         await open_migration(pilot, app)
@@ -173,12 +173,12 @@ async def test_migration_rollback_requires_confirmation() -> None:
         assert actions.calls == []
         await pilot.press("r", "y")
         await settle(pilot)
-        assert actions.calls == [("rollback", fleets.PLAN.migration)]
+        assert actions.calls == [("rollback", prepared_migrations.PLAN.migration)]
 
 
 async def test_migration_rollback_losing_steps_requires_run_name() -> None:
-    actions = PreparedActions(fleets.certified())
-    app = app_over(fleets.moved_fleet(), actions)
+    actions = PreparedActions(prepared_migrations.certified())
+    app = app_over(prepared_migrations.moved_fleet(), actions)
     async with app.run_test(size=(100, 30)) as pilot:
         await open_migration(pilot, app)
         await pilot.press("r")
@@ -189,19 +189,22 @@ async def test_migration_rollback_losing_steps_requires_run_name() -> None:
         assert actions.calls == []
         await pilot.press("backspace", *"nano", "enter")
         await settle(pilot)
-        assert actions.calls == [("rollback", fleets.PLAN.migration)]
+        assert actions.calls == [("rollback", prepared_migrations.PLAN.migration)]
 
 
 @pytest.mark.parametrize(
     ("view", "words"),
     [
-        (replace(fleets.certified(), state=migration_state.COMPLETED, finished=True), "the source is retired"),
         (
-            fleets.migration(migration_state.ROLLED_BACK, error="a copied object is damaged"),
+            replace(prepared_migrations.certified(), state=migration_state.COMPLETED, finished=True),
+            "the source is retired",
+        ),
+        (
+            prepared_migrations.migration(migration_state.ROLLED_BACK, error="a copied object is damaged"),
             "small owns the run again: a copied",
         ),
         (
-            fleets.migration(migration_state.ROLLBACK_INCOMPLETE, error="small does not answer"),
+            prepared_migrations.migration(migration_state.ROLLBACK_INCOMPLETE, error="small does not answer"),
             "✗ small does not answer",
         ),
     ],
@@ -209,15 +212,15 @@ async def test_migration_rollback_losing_steps_requires_run_name() -> None:
 )
 async def test_migration_headline_shows_outcome(view: MigrationView, words: str) -> None:
     actions = PreparedActions(view)
-    app = app_over(fleets.moved_fleet(), actions)
+    app = app_over(prepared_migrations.moved_fleet(), actions)
     async with app.run_test(size=(100, 30)) as pilot:
         await open_migration(pilot, app)
         assert words in screen_text(app)
 
 
 async def test_migration_has_no_rollback_after_finish() -> None:
-    actions = PreparedActions(replace(fleets.certified(), state=migration_state.COMPLETED, finished=True))
-    app = app_over(fleets.moved_fleet(), actions)
+    actions = PreparedActions(replace(prepared_migrations.certified(), state=migration_state.COMPLETED, finished=True))
+    app = app_over(prepared_migrations.moved_fleet(), actions)
     async with app.run_test(size=(100, 30), notifications=True) as pilot:
         await open_migration(pilot, app)
         await pilot.press("r")
@@ -228,9 +231,11 @@ async def test_migration_has_no_rollback_after_finish() -> None:
 
 
 async def test_migration_headline_names_failed_claim() -> None:
-    claims = (replace(fleets.CERTIFICATE.claims[0], verdict=CLAIM_FAILED, statement="restored another state"),)
-    view = replace(fleets.certified(), certificate=replace(fleets.CERTIFICATE, claims=claims))
-    app = app_over(fleets.moved_fleet(), PreparedActions(view))
+    claims = (
+        replace(prepared_migrations.CERTIFICATE.claims[0], verdict=CLAIM_FAILED, statement="restored another state"),
+    )
+    view = replace(prepared_migrations.certified(), certificate=replace(prepared_migrations.CERTIFICATE, claims=claims))
+    app = app_over(prepared_migrations.moved_fleet(), PreparedActions(view))
     async with app.run_test(size=(100, 30)) as pilot:
         await open_migration(pilot, app)
         assert "✗ not certified: state: restored another state" in screen_text(app)
@@ -239,13 +244,15 @@ async def test_migration_headline_names_failed_claim() -> None:
 async def test_migration_overlays_source_losses_past_the_seal() -> None:
     steps_past = [[step, 2.0, 2.0] for step in range(1204, 1212)]
     continuity = Claim("continuity", VERIFIED, "8 losses agree", {"steps": steps_past})
-    view = replace(fleets.certified(), certificate=replace(fleets.CERTIFICATE, claims=(continuity,)))
+    view = replace(
+        prepared_migrations.certified(), certificate=replace(prepared_migrations.CERTIFICATE, claims=(continuity,))
+    )
     assert migration_text.source_past_the_seal(view) == [(step, 2.0) for step in range(1204, 1212)]
 
 
-@pytest.mark.parametrize("snapshot", [fleets.snapshot(), fleets.moved_fleet()], ids=["empty", "complete"])
+@pytest.mark.parametrize("snapshot", [fleets.snapshot(), prepared_migrations.moved_fleet()], ids=["empty", "complete"])
 async def test_migration_views_render_at_any_size(snapshot: Snapshot) -> None:
-    app = app_over(snapshot, PreparedActions(fleets.certified()))
+    app = app_over(snapshot, PreparedActions(prepared_migrations.certified()))
     async with app.run_test(size=(60, 16)) as pilot:
         await open_migration(pilot, app)
         for size in ((40, 10), (80, 24), (200, 60)):
@@ -257,7 +264,7 @@ async def test_migration_views_render_at_any_size(snapshot: Snapshot) -> None:
 
 
 async def test_migration_o_opens_run_and_esc_keeps_migrating() -> None:
-    app = app_over(fleets.small_fleet(), PreparedActions(fleets.migration()))
+    app = app_over(fleets.small_fleet(), PreparedActions(prepared_migrations.migration()))
     async with app.run_test(size=(100, 30), notifications=True) as pilot:
         await open_migration(pilot, app)
         await pilot.press("escape")
@@ -270,18 +277,18 @@ async def test_migration_o_opens_run_and_esc_keeps_migrating() -> None:
 
 
 def test_migration_steps_follow_journal() -> None:
-    assert steps.of_migration(fleets.migration())[phase_names.CUTOVER] == phase_names.STARTED
-    ended = steps.of_migration(fleets.certified())
+    assert steps.of_migration(prepared_migrations.migration())[phase_names.CUTOVER] == phase_names.STARTED
+    ended = steps.of_migration(prepared_migrations.certified())
     assert [ended[name] for name in steps.STEPS] == [phase_names.DONE] * 6 + [phase_names.STARTED]
-    broken = fleets.migration(
-        events=(*fleets.EVENTS, Event("phase", 1.0, phase_names.CUTOVER, phase_names.FAILED, "no"))
+    broken = prepared_migrations.migration(
+        events=(*prepared_migrations.EVENTS, Event("phase", 1.0, phase_names.CUTOVER, phase_names.FAILED, "no"))
     )
     assert steps.of_migration(broken)[phase_names.CUTOVER] == phase_names.FAILED
 
 
 def rolled_back() -> MigrationView:
     """A migration that was certified and then rolled back on request."""
-    view = fleets.certified()
+    view = prepared_migrations.certified()
     events = (
         Event("phase", fleets.NOW - 2, phase_names.ROLLBACK, phase_names.STARTED, "requested"),
         Event("phase", fleets.NOW - 1, phase_names.ROLLBACK, phase_names.DONE),
@@ -292,19 +299,21 @@ def rolled_back() -> MigrationView:
 def before_the_seal(view: MigrationView) -> MigrationView:
     """The same migration, whose prepare was not done yet."""
     rollback = [event for event in view.events if event.phase == phase_names.ROLLBACK]
-    return replace(view, phase=phase_names.PREPARE, events=(*fleets.EVENTS[:2], *rollback), certificate=None)
+    return replace(
+        view, phase=phase_names.PREPARE, events=(*prepared_migrations.EVENTS[:2], *rollback), certificate=None
+    )
 
 
 async def test_rollback_before_the_seal_says_that_the_run_stays() -> None:
-    running = before_the_seal(fleets.migration())
-    app = app_over(fleets.moved_fleet(), PreparedActions(running))
+    running = before_the_seal(prepared_migrations.migration())
+    app = app_over(prepared_migrations.moved_fleet(), PreparedActions(running))
     async with app.run_test(size=(80, 24)) as pilot:
         await open_migration(pilot, app)
         await pilot.press("r")
         await settle(pilot)
         assert "nano stays on small. What was started for it on large is ended." in screen_text(app)
     ended = replace(before_the_seal(rolled_back()), phase=phase_names.ROLLBACK)
-    app = app_over(fleets.moved_fleet(), PreparedActions(ended))
+    app = app_over(prepared_migrations.moved_fleet(), PreparedActions(ended))
     async with app.run_test(size=(80, 24)) as pilot:
         await open_migration(pilot, app)
         text = screen_text(app)
@@ -319,7 +328,7 @@ def test_rolled_back_phases_are_not_ticked() -> None:
     assert {states[name] for name in steps.STEPS[2:]} == {steps.UNDONE}
     broken = replace(
         rolled_back(),
-        events=(*fleets.EVENTS, Event("phase", 1.0, phase_names.CUTOVER, phase_names.FAILED, "no")),
+        events=(*prepared_migrations.EVENTS, Event("phase", 1.0, phase_names.CUTOVER, phase_names.FAILED, "no")),
     )
     assert steps.of_migration(broken)[phase_names.CUTOVER] == phase_names.FAILED, "what failed stays visible"
     moved_on = replace(rolled_back(), state=migration_state.MOVED_ON)
@@ -328,7 +337,7 @@ def test_rolled_back_phases_are_not_ticked() -> None:
 
 @pytest.mark.parametrize("width", [160, 100, 80, 60, 40])
 def test_steps_fit_every_width(width: int) -> None:
-    for view in (fleets.migration(), rolled_back()):
+    for view in (prepared_migrations.migration(), rolled_back()):
         line = steps.line(UNICODE, steps.of_migration(view), width)
         assert line.cell_len <= width
         assert ("rollback" if view.rolled_back else "cutover") in line.plain
@@ -336,7 +345,7 @@ def test_steps_fit_every_width(width: int) -> None:
 
 async def test_rolled_back_migration_says_so_everywhere() -> None:
     view = rolled_back()
-    app = app_over(fleets.moved_fleet(), PreparedActions(view))
+    app = app_over(prepared_migrations.moved_fleet(), PreparedActions(view))
     async with app.run_test(size=(120, 30)) as pilot:
         await settle(pilot, lambda: app.screen_state.migrations == (view,))
         await pilot.press("3")
@@ -356,14 +365,14 @@ async def test_rolled_back_migration_says_so_everywhere() -> None:
 
 
 def test_migration_journal_view_shows_last_copy_progress() -> None:
-    progress = fleets.EVENTS[-1]
-    shown = migration_text.journal(fleets.migration(events=(progress,) * 50))
+    progress = prepared_migrations.EVENTS[-1]
+    shown = migration_text.journal(prepared_migrations.migration(events=(progress,) * 50))
     assert len(shown) == 1
     assert "9.1 MB of 14.2 MB" in shown[0]
 
 
 async def test_command_log_has_lines_to_paste_and_y_copies_one() -> None:
-    app = app_over(fleets.moved_fleet(), PreparedActions(fleets.migration()))
+    app = app_over(prepared_migrations.moved_fleet(), PreparedActions(prepared_migrations.migration()))
     async with app.run_test(size=(100, 30)) as pilot:
         await open_migration(pilot, app)
         text = screen_text(app)

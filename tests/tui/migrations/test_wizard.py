@@ -24,8 +24,9 @@ from midstream.tui.screens.fleet.fleet_screen import FleetScreen
 from midstream.tui.screens.migration.migration_screen import MigrationScreen
 from midstream.tui.screens.migration.wizard import WizardScreen
 from midstream.watch.snapshot import Snapshot
-from support.tui import fleets
-from support.tui.fleets import NOW, PreparedActions, PreparedSnapshots
+from support.tui import fleets, prepared_migrations
+from support.tui.fleets import NOW
+from support.tui.prepared_actions import PreparedActions, PreparedSnapshots
 from support.tui.screens import app_over, screen_text, settle
 
 
@@ -93,10 +94,10 @@ async def test_wizard_replans_for_other_target_or_checkpoint() -> None:
 async def test_wizard_shows_lost_steps_and_warnings() -> None:
     actions = PreparedActions()
     actions.plan = replace(
-        fleets.PLAN,
-        identity=replace(fleets.PLAN.identity, checkpoint="step-1200-a001", checkpoint_step=1200),
-        estimate=replace(fleets.PLAN.estimate, steps_lost=4),
-        policy=replace(fleets.PLAN.policy, warnings=("4 steps after the chosen checkpoint are lost",)),
+        prepared_migrations.PLAN,
+        identity=replace(prepared_migrations.PLAN.identity, checkpoint="step-1200-a001", checkpoint_step=1200),
+        estimate=replace(prepared_migrations.PLAN.estimate, steps_lost=4),
+        policy=replace(prepared_migrations.PLAN.policy, warnings=("4 steps after the chosen checkpoint are lost",)),
     )
     app = app_over(fleets.small_fleet(), actions)
     async with app.run_test(size=(80, 24)) as pilot:
@@ -197,7 +198,7 @@ async def test_wizard_verdict_is_visible_with_many_checks() -> None:
 
 async def test_wizard_lists_failed_checks_first() -> None:
     actions = PreparedActions()
-    actions.checks = (*fleets.CHECKS * 5, fleets.REFUSAL)
+    actions.checks = (*prepared_migrations.CHECKS * 5, prepared_migrations.REFUSAL)
     app = app_over(fleets.small_fleet(), actions)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("m")
@@ -208,7 +209,9 @@ async def test_wizard_lists_failed_checks_first() -> None:
 
 async def test_wizard_shows_cost_of_downtime() -> None:
     actions = PreparedActions()
-    actions.plan = replace(fleets.PLAN, estimate=replace(fleets.PLAN.estimate, cost_per_hour=(12.0, 24.0)))
+    actions.plan = replace(
+        prepared_migrations.PLAN, estimate=replace(prepared_migrations.PLAN.estimate, cost_per_hour=(12.0, 24.0))
+    )
     app = app_over(fleets.small_fleet(), actions)
     async with app.run_test(size=(100, 30)) as pilot:
         await pilot.press("m")
@@ -222,9 +225,9 @@ async def test_wizard_shows_checks_while_later_ones_run() -> None:
     class Slow(PreparedActions):
         @override
         def preflight(self, plan: Plan) -> Iterator[Check]:
-            yield fleets.CHECKS[0]
+            yield prepared_migrations.CHECKS[0]
             assert release.wait(10)
-            yield fleets.CHECKS[1]
+            yield prepared_migrations.CHECKS[1]
 
     app = app_over(fleets.small_fleet(), Slow())
     async with app.run_test(size=(80, 24)) as pilot:
@@ -245,7 +248,7 @@ async def test_wizard_shows_checks_while_later_ones_run() -> None:
 
 async def test_wizard_failed_check_blocks_and_r_repeats_checks() -> None:
     actions = PreparedActions()
-    actions.checks = (*fleets.CHECKS, fleets.REFUSAL)
+    actions.checks = (*prepared_migrations.CHECKS, prepared_migrations.REFUSAL)
     app = app_over(fleets.small_fleet(), actions)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("m")
@@ -256,7 +259,7 @@ async def test_wizard_failed_check_blocks_and_r_repeats_checks() -> None:
         await pilot.press("enter")
         await settle(pilot)
         assert isinstance(app.screen, WizardScreen)
-        actions.checks = fleets.CHECKS
+        actions.checks = prepared_migrations.CHECKS
         await pilot.press("r")
         await settle(pilot, lambda: "Ready." in screen_text(app))
 
@@ -292,7 +295,7 @@ async def test_wizard_starts_only_on_the_typed_run_name() -> None:
         assert calls_of(actions, "start") == []
         await pilot.press(*["backspace"] * 3, *"nano", "enter")
         await settle(pilot, lambda: isinstance(app.screen, MigrationScreen))
-        assert calls_of(actions, "start") == [fleets.PLAN.migration]
+        assert calls_of(actions, "start") == [prepared_migrations.PLAN.migration]
         await settle(pilot, lambda: "▶ cutover" in screen_text(app))
         await pilot.press("escape")
         await settle(pilot)
@@ -339,7 +342,12 @@ async def test_wizard_y_copies_command_line() -> None:
         await settle(pilot)
         await pilot.press("y")
         await settle(pilot)
-        assert app.clipboard == replace(fleets.PLAN, identity=replace(fleets.PLAN.identity, mode=WARM)).command()
+        assert (
+            app.clipboard
+            == replace(
+                prepared_migrations.PLAN, identity=replace(prepared_migrations.PLAN.identity, mode=WARM)
+            ).command()
+        )
 
 
 async def test_wizard_creates_missing_slice_after_price_and_name(

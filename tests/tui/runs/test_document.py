@@ -14,13 +14,13 @@ import yaml
 from midstream.listing import documents
 from midstream.tui.runtime import tmux_buffer
 from midstream.tui.screens.dialogs.document import DocumentScreen
-from support.tui import fleets
-from support.tui.fleets import PreparedActions
+from support.tui import fleets, prepared_migrations
+from support.tui.prepared_actions import PreparedActions
 from support.tui.screens import app_over, screen_text, settle
 
 
 async def test_document_shows_and_copies_what_is_selected() -> None:
-    app = app_over(fleets.big_fleet(), PreparedActions(fleets.certified()))
+    app = app_over(fleets.big_fleet(), PreparedActions(prepared_migrations.certified()))
     copied: list[str] = []
     async with app.run_test(size=(100, 30), notifications=True) as pilot:
         await settle(pilot, lambda: bool(app.screen_state.migrations))

@@ -23,8 +23,9 @@ from midstream.tui.screens.migration.wizard import WizardScreen
 from midstream.tui.screens.migration.wizard_settings import BATCH, PER_DEVICE, WizardSettings
 from midstream.tui.screens.run.run_screen import RunScreen
 from midstream_engine import records
-from support.tui import fleets
-from support.tui.fleets import REFUSAL, PreparedActions
+from support.tui import fleets, prepared_actions, prepared_migrations
+from support.tui.prepared_actions import PreparedActions
+from support.tui.prepared_migrations import REFUSAL
 from support.tui.screens import app_over, screen_text, settle
 
 
@@ -178,7 +179,7 @@ async def test_clean_lists_leftovers_and_removes_after_confirmation() -> None:
 
 async def test_clean_lists_slices_and_deletes_those_that_have_ended() -> None:
     actions = PreparedActions()
-    actions.left = fleets.SLICE_LEFTOVERS
+    actions.left = prepared_actions.SLICE_LEFTOVERS
     app = app_over(fleets.small_fleet(), actions)
     async with app.run_test(size=(160, 30)) as pilot:
         await pilot.press("C")
@@ -196,7 +197,7 @@ async def test_clean_lists_slices_and_deletes_those_that_have_ended() -> None:
 
 
 async def test_verify_all_hashes_checkpoints_and_rechecks_certificates() -> None:
-    actions = PreparedActions(fleets.certified())
+    actions = PreparedActions(prepared_migrations.certified())
     actions.problems = ("params/c/0: another SHA-256",)
     app = app_over(fleets.small_fleet(fleets.run("a"), fleets.run("b")), actions)
     async with app.run_test(size=(120, 30)) as pilot:
@@ -209,7 +210,7 @@ async def test_verify_all_hashes_checkpoints_and_rechecks_certificates() -> None
         await pilot.press("escape", "3", "V")
         await settle(pilot, lambda: "1 of 1 done, 0 damaged" in screen_text(app))
         assert "4 of 5 claims; not checked: disk" in screen_text(app)
-        assert actions.calls[-1] == ("recheck", fleets.PLAN.migration)
+        assert actions.calls[-1] == ("recheck", prepared_migrations.PLAN.migration)
 
 
 @pytest.mark.parametrize("key", ["L", "R", "S"])

@@ -20,7 +20,7 @@ from midstream.watch.logs.log_query import LogQuery
 from midstream.watch.snapshot import LogRange, RunView
 from midstream_engine import records
 from support.tui import fleets
-from support.tui.fleets import PreparedActions, PreparedSnapshots
+from support.tui.prepared_actions import PreparedActions, PreparedSnapshots
 from support.tui.screens import app_over, screen_text, settle
 
 

@@ -16,8 +16,9 @@ from midstream.tui.widgets.curve import CurveView
 from midstream.tui.widgets.log_view import LogView
 from midstream.watch.logs import resolved_config
 from midstream_engine import records
-from support.tui import fleets
-from support.tui.fleets import NOW, PreparedActions, PreparedSnapshots
+from support.tui import fleets, prepared_migrations
+from support.tui.fleets import NOW
+from support.tui.prepared_actions import PreparedActions, PreparedSnapshots
 from support.tui.screens import app_over, screen_text, settle
 
 
@@ -73,7 +74,7 @@ async def test_run_screen_follows_a_migrated_run() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         assert "small 2×cpu" in screen_text(app)
-        app.source.set(fleets.moved_fleet())
+        app.source.set(prepared_migrations.moved_fleet())
         await settle(pilot, lambda: "● training  large 4×cpu" in screen_text(app))
 
 
@@ -204,7 +205,7 @@ async def test_run_checkpoints_show_their_status() -> None:
 
 
 async def test_run_info_shows_lineage_fence_and_copies() -> None:
-    app = app_over(fleets.moved_fleet(), start_run="nano")
+    app = app_over(prepared_migrations.moved_fleet(), start_run="nano")
     async with app.run_test(size=(100, 45)) as pilot:
         await pilot.press("4")
         await settle(pilot)
@@ -321,7 +322,7 @@ async def test_run_screen_compares_two_checkpoints() -> None:
 
 
 async def test_run_screen_compares_configurations_of_attempts() -> None:
-    app = app_over(fleets.moved_fleet(), start_run="nano")
+    app = app_over(prepared_migrations.moved_fleet(), start_run="nano")
     async with app.run_test(size=(100, 45)) as pilot:
         await pilot.press("4", "d")
         await settle(pilot, lambda: "~ trainer.per_device_parallelism 16 → 8" in screen_text(app))

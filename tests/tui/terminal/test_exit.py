@@ -15,8 +15,9 @@ from midstream.migrate import migration_state
 from midstream.migrate.migration_view import MigrationView
 from midstream.tui.app import MidstreamApp
 from midstream.tui.screens.dialogs.quit import FINISH, ROLL_BACK, QuitScreen
-from support.tui import fleets
-from support.tui.fleets import NOW, PreparedActions, PreparedSnapshots
+from support.tui import fleets, prepared_migrations
+from support.tui.fleets import NOW
+from support.tui.prepared_actions import PreparedActions, PreparedSnapshots
 from support.tui.screens import screen_text, settle
 from support.tui.terminal import TMUX, Terminal
 
@@ -30,7 +31,7 @@ def demo_over(view: MigrationView, *, readonly: bool = False, demo: bool = True)
 
 @pytest.mark.parametrize(("key", "answer"), [("f", FINISH), ("r", ROLL_BACK)])
 async def test_quit_of_demo_offers_choice_for_running_migration(key: str, answer: str) -> None:
-    app = demo_over(fleets.migration())
+    app = demo_over(prepared_migrations.migration())
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot, lambda: bool(app.screen_state.migrations))
         await pilot.press("q")
@@ -48,7 +49,10 @@ async def test_quit_of_demo_offers_choice_for_running_migration(key: str, answer
 
 async def test_quit_of_demo_names_steps_lost_by_rollback() -> None:
     app = MidstreamApp(
-        PreparedSnapshots(fleets.moved_fleet()), PreparedActions(fleets.certified()), demo=True, clock=lambda: NOW
+        PreparedSnapshots(prepared_migrations.moved_fleet()),
+        PreparedActions(prepared_migrations.certified()),
+        demo=True,
+        clock=lambda: NOW,
     )
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot, lambda: bool(app.screen_state.migrations))
@@ -58,7 +62,7 @@ async def test_quit_of_demo_names_steps_lost_by_rollback() -> None:
 
 
 async def test_quit_of_read_only_demo_offers_no_rollback() -> None:
-    app = demo_over(fleets.migration(), readonly=True)
+    app = demo_over(prepared_migrations.migration(), readonly=True)
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot, lambda: bool(app.screen_state.migrations))
         await pilot.press("q", "r")
@@ -69,7 +73,7 @@ async def test_quit_of_read_only_demo_offers_no_rollback() -> None:
 
 @pytest.mark.parametrize("state", [migration_state.INTERRUPTED, migration_state.COMPLETED, migration_state.ROLLED_BACK])
 async def test_quit_of_demo_without_migration_exits(state: str) -> None:
-    app = demo_over(fleets.migration(state))
+    app = demo_over(prepared_migrations.migration(state))
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot, lambda: bool(app.screen_state.migrations))
         await pilot.press("q")
@@ -78,7 +82,7 @@ async def test_quit_of_demo_without_migration_exits(state: str) -> None:
 
 
 async def test_quit_outside_demo_leaves_migration_running() -> None:
-    app = demo_over(fleets.migration(), demo=False)
+    app = demo_over(prepared_migrations.migration(), demo=False)
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot, lambda: bool(app.screen_state.migrations))
         await pilot.press("q")
@@ -97,7 +101,7 @@ async def test_quit_outside_demo_leaves_migration_running() -> None:
     ],
 )
 async def test_only_running_migrations_count_as_running(state: str, words: str) -> None:
-    app = demo_over(fleets.migration(state))
+    app = demo_over(prepared_migrations.migration(state))
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot, lambda: bool(app.screen_state.migrations))
         top = screen_text(app).splitlines()[0]
@@ -107,7 +111,7 @@ async def test_only_running_migrations_count_as_running(state: str, words: str) 
 
 async def test_damaged_journals_are_shown_in_list_and_screen() -> None:
     damage = ("plan.json is empty", "fleet.yaml is missing")
-    app = demo_over(fleets.migration(migration_state.INTERRUPTED, damage=damage), demo=False)
+    app = demo_over(prepared_migrations.migration(migration_state.INTERRUPTED, damage=damage), demo=False)
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot, lambda: bool(app.screen_state.migrations))
         await pilot.press("3")

@@ -9,7 +9,7 @@ from midstream.migrate.migration_view import MigrationView
 from midstream.terminal_alert import alert
 from midstream.tui.state import notifications
 from midstream.tui.state.screen_state import ScreenState
-from support.tui import fleets
+from support.tui import fleets, prepared_migrations
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_alerts_are_for_certificates_failures_and_decisions() -> None:
         states = [ScreenState(fleets.small_fleet(), (view,), fleets.NOW) for view in (before, after)]
         return [item.text for item in notifications.between(*states) if item.alert]
 
-    running = fleets.migration()
-    assert alerts(running, fleets.certified()) == ["nano to large: certified"]
-    assert alerts(running, fleets.migration(migration_state.INTERRUPTED)) == ["nano to large: interrupted"]
-    assert alerts(running, fleets.migration(migration_state.ROLLED_BACK)) == ["nano to large: rolled back"]
-    assert alerts(running, fleets.migration(phase="relaunch")) == []
+    running = prepared_migrations.migration()
+    assert alerts(running, prepared_migrations.certified()) == ["nano to large: certified"]
+    assert alerts(running, prepared_migrations.migration(migration_state.INTERRUPTED)) == ["nano to large: interrupted"]
+    assert alerts(running, prepared_migrations.migration(migration_state.ROLLED_BACK)) == ["nano to large: rolled back"]
+    assert alerts(running, prepared_migrations.migration(phase="relaunch")) == []

@@ -15,11 +15,11 @@ from midstream.migrate import migration_state
 from midstream.migrate.migration_view import MigrationView
 from midstream_engine import records
 from support.run_directory import RunDirectory, dead_process
-from support.tui import fleets
+from support.tui import prepared_migrations
 
 
 def migration(state: str, run_id: str = "nano", created: float = 0.0) -> MigrationView:
-    view = replace(fleets.certified(), state=state)
+    view = replace(prepared_migrations.certified(), state=state)
     identity = replace(view.plan.identity, run_id=run_id, created=created, migration=f"{run_id}-{created:.0f}")
     return replace(view, migration=identity.migration, plan=replace(view.plan, identity=identity))
 
