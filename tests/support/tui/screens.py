@@ -87,3 +87,10 @@ def check_golden(app: MidstreamApp, name: str) -> None:
     )
     golden = path.read_text(encoding="utf-8")
     assert text == golden, f"the screen differs from {path.name}; {REWRITE}=1 replaces it:\n{text}"
+
+
+def line_with(text: str, *words: str) -> str:
+    """Return the first line with all of the words."""
+    found = [line for line in text.splitlines() if all(word in line for word in words)]
+    assert found, f"no line with {words}:\n{text}"
+    return found[0]
