@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,12 +15,17 @@ from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.headless.fleet.show_costs import text
 from midstream.remote.runs.run_times import HostTimes, ProcessTimes
-from support.command_line import midstream, refused
 from support.tui import prepared_migrations
 
 HOUR = 3600.0
+
+
 NOW = 1000 * HOUR
+
+
 PERIOD = (NOW - 100 * HOUR, NOW)
+
+
 FLEET = parse_fleet(
     """
 hosts:
@@ -157,21 +161,3 @@ def test_migration_costs_target_to_prepare_and_both_in_downtime() -> None:
     assert one.preparation == pytest.approx(view.downtime.last_step_ended - begun)
     assert one.downtime == pytest.approx(view.downtime.total)
     assert make_report(FLEET, {}, [view], (begun + 1, begun + 2)).migrations == ()
-
-
-def test_cost_flag_prints_this_machine_and_names_unreachable(tmp_path: Path) -> None:
-    fleet = tmp_path / "fleet.yaml"
-    fleet.write_text(
-        f"hosts:\n  here: {{type: local, root: {tmp_path}/root, price_per_hour: 2}}\n"
-        "  lost: {type: ssh, address: '127.0.0.1:1'}\n"
-    )
-    command = ("--fleet", fleet, "--cost", "--since", "1h")
-    done = midstream(*command)
-    assert done.code == 0
-    assert "here" in done.stdout
-    assert "not known: lost: " in done.stdout
-    found = midstream(*command, "--json")
-    assert [line["host"] for line in found.of("host_cost")] == ["here"]
-    assert found.of("total_cost")[0]["cost"] > 0
-    refused(midstream("--fleet", fleet, "--cost", "--since", "soon"), 2, "30m, 6h, 2d")
-    refused(midstream("--fleet", fleet, "--status", "--since", "1h"), 2, "--since goes with --cost")
