@@ -6,7 +6,6 @@ import os
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -157,7 +156,5 @@ def test_host_pool_opens_hosts_once_and_suggests_names(tmp_path: Path) -> None:
 def test_large_values_pass_in_both_directions(host: LocalHost, tmp_path: Path) -> None:
     text = "x" * (3 << 20)
     (tmp_path / "big").write_text(text)
-    began = time.monotonic()
     assert host.call(run_state.read_text)(path=str(tmp_path / "big")) == text
     assert host.run(["cat"], stdin=text.encode(), limit=len(text)).stdout == text.encode()
-    assert time.monotonic() - began < 20

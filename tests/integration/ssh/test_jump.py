@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from midstream.errors import ConnectionLostError, HostError
 from midstream.hosts.host_pool import open_host
 from midstream.hosts.prompter import PROMPTS
+from midstream.hosts.ssh import transport
 from midstream.hosts.ssh.ssh_host import SshHost
 from midstream.remote.runs import run_state
 from simulators.sshd import Lab, SshServer, make_key
@@ -185,14 +185,15 @@ def test_failing_proxy_command_is_one_line(inner: SshServer) -> None:
         reach(inner, f"Host inner\n  ProxyCommand no-such-command %h\n{blocks(inner)}")
 
 
-def test_cut_jump_is_reported_and_reconnects(inner: SshServer, gateway: SshServer) -> None:
+def test_cut_jump_is_reported_and_reconnects(
+    inner: SshServer, gateway: SshServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "KEEPALIVE_INTERVAL", 0)  # the end of the proxy is noticed, not silence
     machine = reach(inner, f"Host inner\n  ProxyJump gateway\n{blocks(inner, gateway)}")
     process = machine.open(["sleep", "60"])
     gateway.drop_connections()
-    began = time.monotonic()
     with pytest.raises(ConnectionLostError):
         process.wait(90)
-    assert time.monotonic() - began < 20
     process.close()
     machine.connect()
     assert machine.run(["true"]).returncode == 0

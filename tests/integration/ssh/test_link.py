@@ -96,12 +96,10 @@ def test_dead_link_is_reported_and_reconnects(cable: Cable) -> None:
     idle = machine.open(["sleep", "60"])
     busy = machine.open(["cat"])
     cable.pull()
-    began = time.monotonic()
     with pytest.raises(BrokenPipeError):
         busy.stdin.write(bytes(64 << 20))
     with pytest.raises(ConnectionLostError):
         idle.wait(PATIENCE)
-    assert time.monotonic() - began < PATIENCE
     busy.close()
     idle.close()
     cable.plug()

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 
 from midstream.fleet.fleet import Fleet, HostConfig, LocalHostConfig, SshHostConfig
 from midstream.hosts.host_pool import HostPool
+from midstream.hosts.ssh import connection, transport
 from midstream.watch.snapshot import DOWN, LIVE, STALE, Snapshot
 from midstream.watch.watcher import Watcher, take_snapshot
 from midstream_engine import records
@@ -190,15 +190,15 @@ def test_unreachable_host_is_down_with_the_reason(tmp_path: Path) -> None:
     assert here.link == LIVE
 
 
-def test_host_that_never_answers_is_down_after_timeout() -> None:
+def test_host_that_never_answers_is_down_after_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (transport, connection):
+        monkeypatch.setattr(module, "CONNECT_TIMEOUT", 3600.0)  # longer than this test may take
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.listen()  # accepts, and sends nothing
         fleet = Fleet(hosts={"gpu1": SshHostConfig(address=f"nobody@127.0.0.1:{sock.getsockname()[1]}")})
-        began = time.monotonic()
         [host] = take_snapshot(fleet, HostPool(fleet), timeout=1.0).hosts
     assert (host.link, host.error) == (DOWN, "no answer within 1 s")
-    assert time.monotonic() - began < 12.0  # not the 15 s of a connection, also on a busy machine
 
 
 def test_only_the_selected_hosts_are_watched(tmp_path: Path) -> None:
