@@ -6,6 +6,7 @@ import collections
 import datetime
 import os
 import random
+import time
 from collections.abc import Iterator
 
 import hypothesis
@@ -75,3 +76,13 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketServer]:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         yield server
+
+
+@pytest.fixture
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Set the time zone, because journals are shown in local time."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()

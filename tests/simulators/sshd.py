@@ -18,6 +18,7 @@ import pytest
 from midstream.fleet.fleet import Fleet, HostConfig, LocalHostConfig, SshHostConfig
 from support.command_line import COMPILED
 from support.engines.engine_runs import QUICK
+from support.loopback import free_port
 
 SSHD = next((path for path in ("/usr/sbin/sshd", shutil.which("sshd") or "") if path and os.path.exists(path)), "")
 
@@ -112,12 +113,6 @@ def make_key(path: Path, *, passphrase: str = "", kind: str = "ed25519") -> Path
     argv = ["ssh-keygen", "-q", "-t", kind, *size, "-N", passphrase, "-C", path.name, "-f", str(path)]
     subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
     return path
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 class Lab:

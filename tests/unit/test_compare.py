@@ -23,7 +23,8 @@ from midstream.fleet.fleet_file import parse_fleet
 from midstream.headless.runs.compare_accelerators import is_config, text
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.reporter import Reporter
-from midstream_engine.shared.accelerator_types import AcceleratorType, parse
+from midstream_engine.shared.accelerator_types import parse
+from support.accelerator_types import known
 
 SLICE = """
 hosts: {lab: {type: local, devices: 2}}
@@ -38,12 +39,6 @@ ESTIMATE = Estimate(
     accumulation=1, memory=Memory(1 << 30, 1 << 20, 1 << 21), step_seconds=2.0,
     step_seconds_low=1.5, step_seconds_high=3.0,
 )  # fmt: skip
-
-
-def known(name: str) -> AcceleratorType:
-    found = parse(name)
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import re
 import string
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -24,6 +23,8 @@ from midstream.listing.linear_pattern import LinearPattern, PatternError
 from midstream_engine import records
 from support.tui import fleets, prepared_migrations
 from support.tui.fleets import NOW
+
+pytestmark = pytest.mark.usefixtures("utc")
 
 MOMENT = FleetMoment(now=NOW)
 ITEM = {
@@ -58,15 +59,6 @@ def _get(name: str) -> Callable[[dict[str, object], FleetMoment], object]:
 
 
 FIELDS = by_name(Field(name, KINDS.get(name, Kind.TEXT), _get(name)) for name in ITEM)
-
-
-@pytest.fixture(autouse=True)
-def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
 
 
 def passes(text: str, **changes: object) -> bool:

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -32,17 +31,12 @@ from midstream_engine.records import RunPaths, SpreadHost
 from simulators.object_stores.bucket import bucket_server
 from support.checkpoints.checkpoint_process import make_state
 from support.checkpoints.checkpoint_states import save
+from support.loopback import free_port
 from support.paths import TESTS
 
 pytestmark = pytest.mark.drawn
 
 NAME = "step-7-a001"
-
-
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
 
 
 def together(root: Path, action: str, count: int = 2, store: str = "") -> dict[int, dict[str, Any]]:

@@ -17,8 +17,8 @@ from midstream_engine.compiled_program.roofline import (
 )
 from midstream_engine.config import ConfigError
 from midstream_engine.estimate import main, own_flag, refused
-from midstream_engine.shared.accelerator_types import AcceleratorType, parse
 from midstream_engine.shared.accelerators import find_accelerator
+from support.accelerator_types import known
 
 # A loop of 5 turns with a kernel of splash attention, and an exposed gather after it.
 PROGRAM = """
@@ -41,12 +41,6 @@ backend_config={"known_trip_count":{"n":"5"}}
   ROOT %result = f32[] constant(0)
 }
 """
-
-
-def known(name: str) -> AcceleratorType:
-    found = parse(name)
-    assert found is not None
-    return found
 
 
 def test_step_time_is_cycles_kernels_and_exposed_bytes() -> None:

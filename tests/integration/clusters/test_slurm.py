@@ -56,13 +56,6 @@ def fleet(login: SshServer) -> Fleet:
 
 
 @pytest.fixture
-def hosts(fleet: Fleet) -> Iterator[HostPool]:
-    opened = HostPool(fleet)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
 def host(hosts: HostPool) -> Host:
     return hosts.get("login")
 

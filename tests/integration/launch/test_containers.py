@@ -60,13 +60,6 @@ def fleet(server: SshServer) -> Fleet:
 
 
 @pytest.fixture
-def hosts(fleet: Fleet) -> Iterator[HostPool]:
-    opened = HostPool(fleet)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
 def start(
     fleet: Fleet, hosts: HostPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Attempt]]:

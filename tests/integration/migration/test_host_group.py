@@ -6,7 +6,6 @@ import dataclasses
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,13 +28,6 @@ def fleet(tmp_path: Path) -> Fleet:
     roots = {"a": "a", "b": "b", "twin": "a", "c": "c"}
     hosts = {name: LocalHostConfig(root=str(tmp_path / root)) for name, root in roots.items()}
     return Fleet(hosts, {"pair": HostsTarget(["a", "b"]), "all": HostsTarget(["a", "b", "twin"])})
-
-
-@pytest.fixture
-def hosts(fleet: Fleet) -> Iterator[HostPool]:
-    opened = HostPool(fleet)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

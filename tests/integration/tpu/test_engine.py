@@ -28,12 +28,6 @@ WORKERS = 4
 
 
 @pytest.fixture
-def metadata() -> Iterator[MetadataServer]:
-    with MetadataServer() as server:
-        yield server
-
-
-@pytest.fixture
 def pod(lab: Lab, tpu_server: TpuServer, metadata: MetadataServer) -> Iterator[Slice]:
     """Create a slice; kill its engines after the test."""
     node = Slice(lab, "n", WORKERS, {google_metadata.VARIABLE: metadata.address})

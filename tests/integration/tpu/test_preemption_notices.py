@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 
 import grpc
@@ -31,12 +30,6 @@ from simulators.sshd import Lab
 
 __all__ = ["tpu_server"]
 NODE = "projects/lab/locations/here-a/nodes/n"
-
-
-@pytest.fixture
-def metadata() -> Iterator[MetadataServer]:
-    with MetadataServer() as server:
-        yield server
 
 
 def test_metadata_server_notices(metadata: MetadataServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import time
@@ -12,15 +11,10 @@ from typing import Any, TypeVar
 
 from midstream_engine import records
 from support.engines.engine_runs import DEADLINE, environment
+from support.loopback import free_port
 from support.paths import CONFIGS
 
 T = TypeVar("T")
-
-
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
 
 
 class Together:

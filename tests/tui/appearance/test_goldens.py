@@ -5,28 +5,17 @@ MIDSTREAM_REWRITE_GOLDENS=1 replaces the goldens.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-
 import pytest
 
 from support.tui import fleets
 from support.tui.scenes import SCENES
 from support.tui.screens import SIZES, app_over, check_golden, play, screen_text, settle
 
+pytestmark = pytest.mark.usefixtures("utc")
+
 # Scenes for pictures alone: tests of their own compare them, or read their words.
 PICTURES = {"costs", "slices", "verify", "host-curves", "document", "launch-failed", "start-again"}
 GOLDENS = [name for name in SCENES if name not in PICTURES]
-
-
-@pytest.fixture(autouse=True)
-def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Set the time zone, because journals are shown in local time."""
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
 
 
 @pytest.mark.parametrize("size", SIZES)

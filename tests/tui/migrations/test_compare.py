@@ -9,17 +9,10 @@ from midstream.compare.comparison import Row
 from midstream.compare.estimate import Estimate, Memory, Range
 from midstream.tui.screens.compare.compare_screen import CompareScreen
 from midstream.tui.screens.migration.wizard import WizardScreen
-from midstream_engine.shared.accelerator_types import AcceleratorType, parse
+from support.accelerator_types import known
 from support.tui import fleets
 from support.tui.prepared_actions import PreparedActions
 from support.tui.screens import app_over, screen_text, settle
-
-
-def known(name: str) -> AcceleratorType:
-    found = parse(name)
-    assert found is not None
-    return found
-
 
 ESTIMATE = Estimate(
     "estimate", "v5e-16", True, True, 4, 8, None, 60.0, 16, "TPU v5 lite", 16 << 30, 1, 1, 64, 2048, 1000, 4, 2,

@@ -12,7 +12,6 @@ from midstream.check.check_result import PASS, Check
 from midstream.errors import MidstreamError
 from midstream.launch.launch_request import LaunchRequest
 from midstream.migrate.request import Request
-from midstream.tui.app import MidstreamApp
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 from midstream.tui.screens.dialogs.form import FormScreen
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
@@ -26,12 +25,8 @@ from midstream_engine import records
 from support.tui import fleets, prepared_actions, prepared_migrations
 from support.tui.prepared_actions import PreparedActions
 from support.tui.prepared_migrations import REFUSAL
+from support.tui.scenes import fill
 from support.tui.screens import app_over, screen_text, settle
-
-
-def fill(app: MidstreamApp, **values: str) -> None:
-    for name, value in values.items():
-        app.screen.query_one(f"#field-{name}", Input).value = value
 
 
 async def test_launch_asks_checks_confirms_and_opens_the_run() -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -124,13 +123,6 @@ async def test_damaged_journals_are_shown_in_list_and_screen() -> None:
 
 
 # ------------------------------------------------------------------------------------------ in a real terminal
-
-
-@pytest.fixture
-def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
-    made = Terminal(tmp_path_factory.mktemp("tmux"))
-    yield made
-    made.close()
 
 
 def start_app(terminal: Terminal, tmp_path: Path) -> int:

@@ -23,13 +23,6 @@ MIDSTREAM = [sys.executable, "-m", "midstream"]
 
 
 @pytest.fixture
-def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
-    made = Terminal(tmp_path_factory.mktemp("tmux"))
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def state(tmp_path: Path) -> Iterator[Path]:
     """State directory of migrations and the demo; kills what is still running at the end."""
     yield tmp_path / "state"
