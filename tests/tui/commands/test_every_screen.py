@@ -1,4 +1,4 @@
-"""What works on every screen: notifications, help, palette, theme, screenshot."""
+"""Commands of every screen, and what it shows: notifications, help, palette, theme, screenshot."""
 
 from __future__ import annotations
 

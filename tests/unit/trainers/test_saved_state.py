@@ -1,4 +1,4 @@
-"""What a checkpoint of another trainer contains, and what a resume from it continues."""
+"""State in another trainer's checkpoint, and what a resume from it continues."""
 
 from __future__ import annotations
 
