@@ -152,7 +152,7 @@ class Answering:
 
 
 def contents(path: Path) -> Any:
-    from midstream.remote.copy.allowlist import CHECKPOINT
+    from midstream.remote.files.allowlist import CHECKPOINT
     from midstream.transfer.endpoint import Endpoint
     from midstream.transfer.tree_contents import contents_of
     from midstream_engine import records

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from midstream.errors import MEANINGS
 from midstream.flag_parser import SCREEN, FlagParser, PrintAndExit, number
-from midstream.migrate.modes import MODES as MIGRATION_MODES
+from midstream.migrate.records.modes import MODES as MIGRATION_MODES
 
 USAGE = f"""\
 midstream [--fleet FILE]                   {SCREEN}

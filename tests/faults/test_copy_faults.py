@@ -20,8 +20,8 @@ from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import open_host
 from midstream.hosts.local_host import LocalHost
-from midstream.remote.copy.object_files import INCOMING
 from midstream.remote.copy.target import staging
+from midstream.remote.files.object_files import INCOMING
 from midstream.transfer import Endpoint, Progress, TransferError, copy_history, copy_tree, verify_objects
 from midstream.transfer.streams.stream_pool import StreamPool
 from midstream_engine import records

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from faults.test_migration_faults import assert_one_lineage, launched, newest_migration
-from midstream.migrate.execution.migration_directory import MigrationDirectory, migration_ids
+from midstream.migrate.journal.migration_directory import MigrationDirectory, migration_ids
 from midstream_engine import records
 from simulators.sshd import Lab
 from support.command_line import Run, ended, midstream, start_midstream

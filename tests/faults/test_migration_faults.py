@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from midstream.migrate.execution.journal import read_events
-from midstream.migrate.execution.migration_directory import MigrationDirectory, migration_ids
-from midstream.migrate.facts import facts_of
+from midstream.migrate.journal.journal import read_events
+from midstream.migrate.journal.migration_directory import MigrationDirectory, migration_ids
+from midstream.migrate.records.facts import facts_of
 from midstream_engine import records
 from simulators.sshd import Lab
 from support.command_line import SLOWER, TINY, Run, ended, midstream, start_midstream, step_of

@@ -42,16 +42,17 @@ from midstream.hosts.host import P, R
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.providers.google import tpu_client
-from midstream.migrate import migration_state, phase_names
-from midstream.migrate.execution import executor, migration_directory
-from midstream.migrate.execution.journal import Journal, read_events
-from midstream.migrate.execution.migration import Migration
-from midstream.migrate.execution.observation import wait_for
-from midstream.migrate.facts import Facts, Sealed, required
-from midstream.migrate.failover import preemption
-from midstream.migrate.modes import COLD, WARM
+from midstream.migrate.execution import executor
+from midstream.migrate.journal import migration_directory
+from midstream.migrate.journal.journal import Journal, read_events
 from midstream.migrate.phases import prepare
-from midstream.migrate.phases.streamed_copy import StreamedCopy, complete
+from midstream.migrate.phases.context import preemption
+from midstream.migrate.phases.context.migration import Migration
+from midstream.migrate.phases.context.observation import wait_for
+from midstream.migrate.phases.copying.streamed_copy import StreamedCopy, complete
+from midstream.migrate.records import migration_state, phase_names
+from midstream.migrate.records.facts import Facts, Sealed, required
+from midstream.migrate.records.modes import COLD, WARM
 from midstream.remote.runs import standby_state
 from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
 from midstream.watch.watcher import Watcher

@@ -30,8 +30,8 @@ from typing import Any
 
 import pytest
 
-from midstream.remote.copy.copy_items import CopyObject
-from midstream.remote.copy.object_files import INCOMING
+from midstream.remote.files.copy_items import CopyObject
+from midstream.remote.files.object_files import INCOMING
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 

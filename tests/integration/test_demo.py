@@ -41,7 +41,7 @@ from midstream_engine import records
 from support.migrations.sample_plan import PLAN, changed
 
 LOCK = (
-    "import time; from midstream.migrate.execution.migration_directory import MigrationDirectory\\n"
+    "import time; from midstream.migrate.journal.migration_directory import MigrationDirectory\\n"
     "with MigrationDirectory('m').locked():\\n    print('locked', flush=True)\\n    time.sleep(600)"
 )
 with _demo_fleet(claim(print), Output(False)) as (fleet, hosts):

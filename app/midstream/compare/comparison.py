@@ -14,11 +14,11 @@ from midstream.compare.calibration import Calibration
 from midstream.compare.candidates import Candidate
 from midstream.compare.estimate import Estimate, Range
 from midstream.compare.subject import PresentRun, Subject
-from midstream.migrate import cost
-from midstream.migrate.cost import HOUR, Cost
-from midstream.migrate.modes import WARM
 from midstream.migrate.planning import downtime_estimate
 from midstream.migrate.planning.measured_rates import PastMigration, rates_between
+from midstream.migrate.records import cost
+from midstream.migrate.records.cost import HOUR, Cost
+from midstream.migrate.records.modes import WARM
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.providers import fleet_slices
 from midstream.hosts.providers.provider import SliceStatus
-from midstream.migrate.execution.migration_directory import list_migrations
+from midstream.migrate.journal.migration_directory import list_migrations
 from midstream.remote.runs import run_times
 from midstream.remote.runs.run_times import HostTimes
 

@@ -20,8 +20,8 @@ from midstream.costs.intervals import Intervals
 from midstream.costs.prices import Prices
 from midstream.counts import agree, count
 from midstream.fleet.fleet import Fleet
-from midstream.migrate.cost import money
-from midstream.migrate.migration_view import MigrationView
+from midstream.migrate.journal.migration_view import MigrationView
+from midstream.migrate.records.cost import money
 from midstream.remote.runs.run_times import HostTimes, ProcessTimes
 
 HOUR = 3600.0

@@ -22,7 +22,7 @@ from midstream.demo.demo_directory import DemoDirectory
 from midstream.errors import HostError, MidstreamError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import HostPool
-from midstream.migrate.execution.migration_directory import MigrationDirectory, list_migrations
+from midstream.migrate.journal.migration_directory import MigrationDirectory, list_migrations
 from midstream.remote.runs import run_state
 
 MARK = "MIDSTREAM_DEMO"  # environment variable of the demo's processes: its directory

@@ -120,9 +120,9 @@ def _demo_fleet(directory: DemoDirectory, output: Output) -> Iterator[tuple[Flee
 def _end_migrations(fleet: Fleet, chosen: str, output: Output) -> None:
     """Finish running migrations, or roll them back if ``chosen`` says so."""
     from midstream.headless.migration.migrate_run import follow
-    from midstream.migrate import migration_state
     from midstream.migrate.execution import migration_process
-    from midstream.migrate.execution.migration_directory import MigrationDirectory, list_migrations
+    from midstream.migrate.journal.migration_directory import MigrationDirectory, list_migrations
+    from midstream.migrate.records import migration_state
     from midstream.tui.screens.dialogs.quit import ROLL_BACK
 
     for view in list_migrations(fleet):
@@ -141,7 +141,7 @@ def _end_migrations(fleet: Fleet, chosen: str, output: Output) -> None:
 def _continue_migration(fleet: Fleet, output: Output) -> bool:
     """Continue the last demo's migration. Return True if there was one."""
     from midstream.migrate.execution import migration_process
-    from midstream.migrate.execution.migration_directory import list_migrations
+    from midstream.migrate.journal.migration_directory import list_migrations
 
     begun = [view for view in list_migrations(fleet) if view.open and view.plan.run_id == RUN]
     for view in begun:

@@ -22,7 +22,7 @@ from midstream.launch.launch_run import check_launch, launch_run
 from midstream.launch.reporter import reporter_of
 from midstream.launch.start_attempt import Attempt
 from midstream.launch.trainer_config import TrainerStart
-from midstream.remote.copy.allowlist import DATA
+from midstream.remote.files.allowlist import DATA
 from midstream.remote.trainers import travelling_files
 from midstream.state_directory import state_directory
 from midstream.trainers.run_file_parser import names_run_file, read_run_file

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from midstream.hosts.providers.provider import Slice
-from midstream.migrate.migration_view import CERTIFIED, MigrationView
+from midstream.migrate.journal.migration_view import CERTIFIED, MigrationView
 from midstream.watch.runs.run_failure import failure_of
 from midstream.watch.snapshot import HostView, RunView
 

@@ -11,7 +11,7 @@ from midstream.listing.fleet_moment import FleetMoment
 from midstream.watch.snapshot import HostView, RunView
 
 if TYPE_CHECKING:
-    from midstream.migrate.migration_view import MigrationView
+    from midstream.migrate.journal.migration_view import MigrationView
 
 NO_CERTIFICATE = "none"
 

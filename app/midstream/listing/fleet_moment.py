@@ -10,7 +10,7 @@ from midstream.watch.runs.run_failure import RunFailure, failure_of
 from midstream.watch.snapshot import HostView, RunView, Snapshot
 
 if TYPE_CHECKING:
-    from midstream.migrate.migration_view import MigrationView
+    from midstream.migrate.journal.migration_view import MigrationView
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from midstream.printable import printable
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from midstream.migrate.migration_view import MigrationView
+    from midstream.migrate.journal.migration_view import MigrationView
     from midstream.watch.snapshot import HostView, RunView, Snapshot
 
 MAX_RUNS = 2000

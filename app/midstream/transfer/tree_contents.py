@@ -12,8 +12,8 @@ from midstream.counts import count
 from midstream.errors import RemoteError
 from midstream.hosts.rpc.answer_limits import decode_file
 from midstream.printable import printable
-from midstream.remote.copy.allowlist import CHECKPOINT, DATA
-from midstream.remote.copy.copy_items import CopyObject
+from midstream.remote.files.allowlist import CHECKPOINT, DATA
+from midstream.remote.files.copy_items import CopyObject
 from midstream.remote.verify import objects as remote_objects
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError
@@ -33,7 +33,7 @@ class Contents:
         problems: (path, what is wrong) of objects of ``first`` that are missing or have another size.
         endpoints: Endpoints of the other hosts of a spread checkpoint, by the names in the manifest.
         host_of: Path -> name of its host, for objects of other hosts.
-        kind: What the tree has to be (`midstream.remote.copy.allowlist`).
+        kind: What the tree has to be (`midstream.remote.files.allowlist`).
     """
 
     first: Endpoint

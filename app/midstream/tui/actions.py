@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from midstream.hosts.providers.provider import Slice
     from midstream.launch.launch_request import LaunchRequest
     from midstream.launch.reporter import Reporter
-    from midstream.migrate.migration_view import MigrationView
-    from midstream.migrate.plan import Plan
-    from midstream.migrate.request import Request
+    from midstream.migrate.journal.migration_view import MigrationView
+    from midstream.migrate.records.plan import Plan
+    from midstream.migrate.records.request import Request
     from midstream.remote.runs.log_pages import LogMatches
     from midstream.watch.logs.host_log import LogLines
     from midstream.watch.logs.log_query import LogQuery

@@ -19,7 +19,7 @@ from textual.screen import Screen
 
 from midstream.errors import MidstreamError
 from midstream.listing.run_facts import utilization
-from midstream.migrate import migration_state
+from midstream.migrate.records import migration_state
 from midstream.printable import printable
 from midstream.tui import commands
 from midstream.tui.actions import Actions
@@ -39,8 +39,8 @@ from midstream.watch.snapshot import LIVE
 
 if TYPE_CHECKING:
     from midstream.launch.launch_request import LaunchRequest
-    from midstream.migrate.migration_view import MigrationView
-    from midstream.migrate.request import Request
+    from midstream.migrate.journal.migration_view import MigrationView
+    from midstream.migrate.records.request import Request
 
 REPAINT_INTERVAL = 0.25  # seconds: the shortest time between repaints, however often hosts report
 TICK_INTERVAL = 1.0  # seconds after which ages are repainted without any change

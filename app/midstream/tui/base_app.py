@@ -22,7 +22,7 @@ from midstream.tui.style.glyphs import ASCII, UNICODE
 
 if TYPE_CHECKING:
     from midstream.launch.launch_request import LaunchRequest
-    from midstream.migrate.request import Request
+    from midstream.migrate.records.request import Request
 
 RELOAD_EXIT_CODE = 75  # the caller reads the fleet file again and starts another application
 SHORT_SCREEN = 20  # rows; a screen with fewer shows what is needed to act, and no empty lines

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from midstream.hosts.host_pool import HostPool
     from midstream.launch.launch_request import LaunchRequest
     from midstream.launch.reporter import Reporter
-    from midstream.migrate.migration_view import MigrationView
-    from midstream.migrate.plan import Plan
-    from midstream.migrate.request import Request
+    from midstream.migrate.journal.migration_view import MigrationView
+    from midstream.migrate.records.plan import Plan
+    from midstream.migrate.records.request import Request
     from midstream.remote.runs.log_pages import LogMatches
     from midstream.stores.bucket_checkpoint import BucketCheckpoint
     from midstream.watch.logs.host_log import LogLines
@@ -290,7 +290,7 @@ class FleetActions:
         return open_shell(host, self._fleet.hosts[host])
 
     def migrations(self) -> tuple[MigrationView, ...]:
-        from midstream.migrate.execution import migration_directory
+        from midstream.migrate.journal import migration_directory
 
         return tuple(migration_directory.list_migrations(self._fleet))
 

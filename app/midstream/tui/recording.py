@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from midstream.errors import MidstreamError, UsageError
-from midstream.migrate.event import Event
-from midstream.migrate.migration_view import MigrationView
-from midstream.migrate.plan import Plan
-from midstream.migrate.proof.certificate import Certificate
-from midstream.migrate.proof.downtime_report import DowntimeReport
+from midstream.migrate.journal.migration_view import MigrationView
+from midstream.migrate.records.certificate import Certificate
+from midstream.migrate.records.downtime_report import DowntimeReport
+from midstream.migrate.records.event import Event
+from midstream.migrate.records.plan import Plan
 from midstream.tui.actions import Actions, Target
 from midstream.watch.snapshot import Snapshot
 from midstream.watch.snapshot_store import SnapshotStore

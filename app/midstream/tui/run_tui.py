@@ -6,8 +6,8 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from midstream.hosts.prompter import PROMPTS
-from midstream.migrate import migration_state
-from midstream.migrate.request import Request
+from midstream.migrate.records import migration_state
+from midstream.migrate.records.request import Request
 from midstream.state_directory import state_directory
 from midstream.tui.app import MidstreamApp
 from midstream.tui.fleet_actions import FleetActions

@@ -13,7 +13,7 @@ from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.attempt_monitor import wait_exited
 from midstream.launch.launch_run import launch_run
-from midstream.remote.copy.allowlist import DATA
+from midstream.remote.files.allowlist import DATA
 from midstream.transfer import Endpoint, copy_history, copy_tree, verify_objects
 from midstream_engine import records
 from support.checkpoints.trees import files

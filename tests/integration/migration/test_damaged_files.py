@@ -15,17 +15,18 @@ import pytest
 from midstream.errors import MidstreamError
 from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.host_pool import HostPool
-from midstream.migrate import migration_state, phase_names
-from midstream.migrate.execution import migration_directory, migration_process
-from midstream.migrate.execution.journal import Journal, read
+from midstream.migrate.execution import migration_process
 from midstream.migrate.execution.journal_recovery import reestablish
-from midstream.migrate.execution.migration import Migration, MovedOnError
-from midstream.migrate.execution.migration_directory import MigrationDirectory
-from midstream.migrate.facts import Facts, Sealed
-from midstream.migrate.plan import FORMAT, UNKNOWN, Plan
+from midstream.migrate.journal import migration_directory
+from midstream.migrate.journal.journal import Journal, read
+from midstream.migrate.journal.migration_directory import MigrationDirectory
+from midstream.migrate.phases.context.migration import Migration, MovedOnError
 from midstream.migrate.planning import measured_rates
-from midstream.migrate.proof.certificate import Certificate
-from midstream.migrate.proof.downtime_report import DowntimeReport
+from midstream.migrate.records import migration_state, phase_names
+from midstream.migrate.records.certificate import Certificate
+from midstream.migrate.records.downtime_report import DowntimeReport
+from midstream.migrate.records.facts import Facts, Sealed
+from midstream.migrate.records.plan import FORMAT, UNKNOWN, Plan
 from midstream.watch.watcher import Watcher
 from midstream_engine import records
 from support.command_line import Ended, midstream

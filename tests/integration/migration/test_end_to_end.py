@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from midstream.migrate.execution.migration_directory import MigrationDirectory
-from midstream.migrate.plan import FORMAT
+from midstream.migrate.journal.migration_directory import MigrationDirectory
+from midstream.migrate.records.plan import FORMAT
 from midstream_engine import records
 from simulators.sshd import Lab
 from support.checkpoints.trees import files

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from midstream.migrate.execution.journal import read_events
-from midstream.migrate.execution.migration_directory import MigrationDirectory, migration_ids
-from midstream.migrate.proof.certificate import Certificate
+from midstream.migrate.journal.journal import read_events
+from midstream.migrate.journal.migration_directory import MigrationDirectory, migration_ids
+from midstream.migrate.records.certificate import Certificate
 from midstream_engine import records
 from simulators.sshd import Lab
 from support.command_line import COMPILED, TINY, Run, ended, midstream, start_midstream

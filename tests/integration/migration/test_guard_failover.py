@@ -15,11 +15,11 @@ from midstream.errors import MidstreamError
 from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts.host_pool import HostPool
-from midstream.migrate.event import Event
 from midstream.migrate.failover import guard as guarding
-from midstream.migrate.failover import notify
 from midstream.migrate.failover.guard import Guard
-from midstream.migrate.plan import Plan
+from midstream.migrate.notifications import notify
+from midstream.migrate.records.event import Event
+from midstream.migrate.records.plan import Plan
 from midstream.watch.watcher import Watcher
 from midstream_engine import records
 from simulators.google.tpu_api import TpuServer, tpu_server

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from midstream.migrate.execution.journal import read_events
-from midstream.migrate.execution.migration_directory import MigrationDirectory, migration_ids
+from midstream.migrate.journal.journal import read_events
+from midstream.migrate.journal.migration_directory import MigrationDirectory, migration_ids
 from midstream_engine import records
 from simulators.sshd import Lab
 from support.command_line import SLOWER, TINY, Run, ended, midstream, start_midstream, step_of

@@ -18,11 +18,11 @@ from midstream.check.check_result import FAIL, PASS
 from midstream.errors import HostError, MidstreamError
 from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.hosts.host_pool import HostPool
-from midstream.migrate.plan import Plan
 from midstream.migrate.planning import preflight, source_run
 from midstream.migrate.planning.plan_description import describe
 from midstream.migrate.planning.planner import make_plan
-from midstream.migrate.request import Request
+from midstream.migrate.records.plan import Plan
+from midstream.migrate.records.request import Request
 from midstream.watch.snapshot import Accelerator, RunView
 from midstream.watch.watcher import take_snapshot
 from midstream_engine import records

@@ -15,11 +15,11 @@ from midstream.errors import MidstreamError
 from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
-from midstream.migrate.modes import COLD
-from midstream.migrate.plan import Plan
 from midstream.migrate.planning.planner import make_plan
-from midstream.migrate.planning.source_config import LIMIT, agreed_config, check_config, parse_config
-from midstream.migrate.request import Request
+from midstream.migrate.records.modes import COLD
+from midstream.migrate.records.plan import Plan
+from midstream.migrate.records.request import Request
+from midstream.migrate.source_and_target.source_config import LIMIT, agreed_config, check_config, parse_config
 from midstream.watch.watcher import take_snapshot
 from midstream_engine import records
 from midstream_engine.config.reading.load import from_mapping

@@ -14,7 +14,14 @@ from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
-from midstream.migrate.checkpoint_store import (
+from midstream.migrate.journal import migration_directory
+from midstream.migrate.journal.journal import Journal
+from midstream.migrate.phases.context.migration import Migration
+from midstream.migrate.phases.copying.streamed_copy import StreamedCopy
+from midstream.migrate.phases.seal import seal
+from midstream.migrate.planning.planner import make_plan
+from midstream.migrate.records.request import Request
+from midstream.migrate.source_and_target.checkpoint_store import (
     BucketStore,
     DirectoryStore,
     checkpoint_store_of,
@@ -22,13 +29,6 @@ from midstream.migrate.checkpoint_store import (
     same_bucket,
     store_conflict,
 )
-from midstream.migrate.execution import migration_directory
-from midstream.migrate.execution.journal import Journal
-from midstream.migrate.execution.migration import Migration
-from midstream.migrate.phases.seal import seal
-from midstream.migrate.phases.streamed_copy import StreamedCopy
-from midstream.migrate.planning.planner import make_plan
-from midstream.migrate.request import Request
 from midstream.remote.runs import run_state
 from midstream.stores.bucket_access import Access
 from midstream.transfer import copy_tree

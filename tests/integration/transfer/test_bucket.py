@@ -16,7 +16,7 @@ from midstream.errors import MidstreamError
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.host_pool import open_host
 from midstream.hosts.local_host import LocalHost
-from midstream.remote.copy.object_files import INCOMING
+from midstream.remote.files.object_files import INCOMING
 from midstream.remote.verify import objects
 from midstream.transfer import Access, CopySettings, Endpoint, Progress, TransferError, bucket_endpoint, copy_tree
 from midstream_engine import records

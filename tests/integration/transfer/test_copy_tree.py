@@ -16,8 +16,8 @@ from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.rpc.remote_program import Cancelled, reports
-from midstream.remote.copy.object_files import INCOMING
 from midstream.remote.copy.stream import tls_peer
+from midstream.remote.files.object_files import INCOMING
 from midstream.transfer import (
     CopySettings,
     Endpoint,

@@ -19,12 +19,12 @@ import pytest
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
 from midstream.remote.copy import growing_checkpoint, history
-from midstream.remote.copy.allowlist import CHECKPOINT, CHECKPOINTS, HISTORY
-from midstream.remote.copy.copy_items import CopyObject
-from midstream.remote.copy.object_files import INCOMING, NotPlainError
 from midstream.remote.copy.stream.frames import DATA, FAILED, FINISH, HEADER, IDLE, ITEM
 from midstream.remote.copy.stream.requested_items import RequestedItems, new_key
 from midstream.remote.copy.target import staging
+from midstream.remote.files.allowlist import CHECKPOINT, CHECKPOINTS, HISTORY
+from midstream.remote.files.copy_items import CopyObject
+from midstream.remote.files.object_files import INCOMING, NotPlainError
 from midstream.transfer import Endpoint, TransferError, copy_history, copy_tree
 from midstream.transfer.streams.stream_pool import ranges
 from midstream_engine import records
@@ -328,7 +328,7 @@ def test_commit_refuses_symlinked_checkpoint_directory(tmp_path: Path) -> None:
 def test_open_object_closes_descriptors_on_errors(tmp_path: Path) -> None:
     write_tree(tmp_path, {cell("a"): b"1"})
     (tmp_path / "link").symlink_to(tmp_path)
-    from midstream.remote.copy.object_files import open_object, open_parent
+    from midstream.remote.files.object_files import open_object, open_parent
 
     before = set(os.listdir("/proc/self/fd"))
     for path in ("link/x", f"{cell('a')}/x", "missing/x", "link"):

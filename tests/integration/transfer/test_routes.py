@@ -16,9 +16,9 @@ from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.rpc.remote_program import reports
 from midstream.hosts.ssh.ssh_host import SshHost
-from midstream.remote.copy.object_files import INCOMING
 from midstream.remote.copy.stream import tls_peer
 from midstream.remote.copy.target import staging
+from midstream.remote.files.object_files import INCOMING
 from midstream.transfer import CopySettings, Progress, copy_tree, probe
 from midstream.transfer.copy.copy_tree import copy_contents
 from midstream.transfer.endpoint import Endpoint

@@ -32,7 +32,7 @@ PRELOADED = (
     "midstream.watch.logs.resolved_config", "midstream.headless.checkpoints.examine_checkpoint",
     "midstream.launch.attempt_monitor",
     "midstream.launch.launch_run",
-    "midstream.migrate.execution.migration_directory", "yaml", "paramiko", "cryptography.x509",
+    "midstream.migrate.journal.migration_directory", "yaml", "paramiko", "cryptography.x509",
     "concurrent.futures.thread", "simulators.hostile.operator_calls",
 )  # fmt: skip
 
@@ -140,7 +140,7 @@ def _copy(kind: str, fleet_file: str, source: str, target: str, run: str, what: 
     from midstream.errors import MidstreamError
     from midstream.fleet.fleet_file import load_fleet
     from midstream.hosts.host_pool import HostPool
-    from midstream.migrate import host_files
+    from midstream.migrate.source_and_target import host_files
     from midstream.output import Output
     from midstream.transfer import Endpoint, copy_history, copy_tree
     from midstream_engine import records

@@ -27,16 +27,16 @@ from midstream.headless.fleet_snapshot import fleet_snapshot
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.install.bundle import build_bundle
 from midstream.launch.launch_run import launch_run
-from midstream.migrate.event import Event
 from midstream.migrate.execution import migration_process
-from midstream.migrate.execution.journal import JournalReader
-from midstream.migrate.execution.migration_directory import MigrationDirectory, migration_ids
-from midstream.migrate.migration_state import COMPLETED
-from midstream.migrate.modes import COLD, LIVE, WARM
-from midstream.migrate.phase_names import PROGRESS
+from midstream.migrate.journal.journal import JournalReader
+from midstream.migrate.journal.migration_directory import MigrationDirectory, migration_ids
 from midstream.migrate.planning import planner as planning
 from midstream.migrate.planning import preflight
-from midstream.migrate.request import Request
+from midstream.migrate.records.event import Event
+from midstream.migrate.records.migration_state import COMPLETED
+from midstream.migrate.records.modes import COLD, LIVE, WARM
+from midstream.migrate.records.phase_names import PROGRESS
+from midstream.migrate.records.request import Request
 from midstream_engine import records
 from simulators.disks import small_disk
 from simulators.link import Link, through

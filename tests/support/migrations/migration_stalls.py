@@ -23,9 +23,9 @@ from typing import Any
 
 from midstream.errors import Exit
 from midstream.fleet.fleet import SshHostConfig
-from midstream.migrate.event import Event
-from midstream.migrate.execution.migration_directory import MigrationDirectory
-from midstream.migrate.migration_state import ROLLED_BACK
+from midstream.migrate.journal.migration_directory import MigrationDirectory
+from midstream.migrate.records.event import Event
+from midstream.migrate.records.migration_state import ROLLED_BACK
 from midstream_engine import records
 from simulators.link import Link, through
 from support.migrations.migration_faults import LINES, MODES, BrokenPromiseError, Campaign, Strike, UnderWay, When

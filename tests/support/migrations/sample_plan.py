@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from midstream.migrate.facts import Sealed
-from midstream.migrate.plan import Change, Estimate, Identity, Plan, Route, Shape
+from midstream.migrate.records.facts import Sealed
+from midstream.migrate.records.plan import Change, Estimate, Identity, Plan, Route, Shape
 from midstream_engine import records
 
 PLAN = Plan(

@@ -20,9 +20,9 @@ from midstream.errors import HostError, MidstreamError
 from midstream.hosts.providers.provider import OWNER_LABEL, TARGET_LABEL, Slice, SliceStatus, Worker
 from midstream.launch.launch_request import LaunchRequest
 from midstream.launch.reporter import Reporter
-from midstream.migrate.migration_view import MigrationView
-from midstream.migrate.plan import Plan
-from midstream.migrate.request import Request
+from midstream.migrate.journal.migration_view import MigrationView
+from midstream.migrate.records.plan import Plan
+from midstream.migrate.records.request import Request
 from midstream.remote.runs import log_pages
 from midstream.tui.actions import Actions, SliceListing, Target
 from midstream.watch.logs.host_log import LogLines

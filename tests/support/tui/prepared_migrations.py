@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from midstream.check.check_result import FAIL, PASS, WARN, Check
-from midstream.migrate import migration_state, phase_names
-from midstream.migrate.event import Event
-from midstream.migrate.facts import Facts, Sealed
-from midstream.migrate.migration_view import MigrationView
-from midstream.migrate.plan import Change, Estimate, Identity, Plan, Route, Shape
-from midstream.migrate.proof.certificate import NOT_CHECKED, VERIFIED, Certificate, Claim
-from midstream.migrate.proof.downtime_report import DowntimeReport
+from midstream.migrate.journal.migration_view import MigrationView
+from midstream.migrate.records import migration_state, phase_names
+from midstream.migrate.records.certificate import NOT_CHECKED, VERIFIED, Certificate, Claim
+from midstream.migrate.records.downtime_report import DowntimeReport
+from midstream.migrate.records.event import Event
+from midstream.migrate.records.facts import Facts, Sealed
+from midstream.migrate.records.plan import Change, Estimate, Identity, Plan, Route, Shape
 from midstream.watch.snapshot import (
     Snapshot,
 )

@@ -9,7 +9,7 @@ from functools import partial
 from textual.widgets import Input
 
 from midstream.errors import MidstreamError
-from midstream.migrate.migration_view import MigrationView
+from midstream.migrate.journal.migration_view import MigrationView
 from midstream.tui.app import MidstreamApp
 from midstream.watch.snapshot import LogRange, RunView, Snapshot
 from support.tui import fleets, prepared_actions, prepared_migrations

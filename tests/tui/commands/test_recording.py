@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from midstream.errors import UsageError
-from midstream.migrate import migration_state
+from midstream.migrate.records import migration_state
 from midstream.tui.app import MidstreamApp
 from midstream.tui.recording import Recorder, Replay
 from midstream.watch.snapshot_store import SnapshotStore

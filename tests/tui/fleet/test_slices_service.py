@@ -18,7 +18,7 @@ from midstream.errors import MidstreamError, UsageError
 from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.providers import fleet_slices
-from midstream.migrate.request import Request
+from midstream.migrate.records.request import Request
 from midstream.tui.actions import TargetMissingError
 from midstream.tui.app import MidstreamApp
 from midstream.tui.base_app import RELOAD_EXIT_CODE

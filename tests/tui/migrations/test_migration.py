@@ -10,13 +10,13 @@ import pytest
 from textual.pilot import Pilot
 from typing_extensions import override
 
-from midstream.migrate import migration_state, phase_names
-from midstream.migrate.event import Event
-from midstream.migrate.execution import migration_directory as directories
-from midstream.migrate.execution.journal import Journal
-from midstream.migrate.execution.migration_directory import MigrationDirectory
-from midstream.migrate.migration_view import MigrationView
-from midstream.migrate.proof.certificate import CLAIM_FAILED, VERIFIED, Claim
+from midstream.migrate.journal import migration_directory as directories
+from midstream.migrate.journal.journal import Journal
+from midstream.migrate.journal.migration_directory import MigrationDirectory
+from midstream.migrate.journal.migration_view import MigrationView
+from midstream.migrate.records import migration_state, phase_names
+from midstream.migrate.records.certificate import CLAIM_FAILED, VERIFIED, Claim
+from midstream.migrate.records.event import Event
 from midstream.tui.app import MidstreamApp
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen

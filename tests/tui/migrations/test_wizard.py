@@ -13,9 +13,9 @@ from typing_extensions import override
 
 from midstream.check.check_result import PASS, Check
 from midstream.errors import MidstreamError, UsageError
-from midstream.migrate.modes import COLD, WARM
-from midstream.migrate.plan import Plan
-from midstream.migrate.request import Request
+from midstream.migrate.records.modes import COLD, WARM
+from midstream.migrate.records.plan import Plan
+from midstream.migrate.records.request import Request
 from midstream.tui.actions import TargetMissingError
 from midstream.tui.app import MidstreamApp
 from midstream.tui.base_app import RELOAD_EXIT_CODE

@@ -11,7 +11,7 @@ from textual.widgets import Input
 from midstream.check.check_result import PASS, Check
 from midstream.errors import MidstreamError
 from midstream.launch.launch_request import LaunchRequest
-from midstream.migrate.request import Request
+from midstream.migrate.records.request import Request
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 from midstream.tui.screens.dialogs.form import FormScreen
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen

@@ -18,7 +18,7 @@ from midstream.flags import EXAMPLES, parse, parser
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.headless.fleet_snapshot import unknown_run
 from midstream.hosts.host_pool import HostPool
-from midstream.migrate.execution.migration_directory import MigrationDirectory
+from midstream.migrate.journal.migration_directory import MigrationDirectory
 from midstream.state_directory import state_directory
 from midstream.suggestions import nearest
 from midstream.watch.snapshot import RunView, Snapshot

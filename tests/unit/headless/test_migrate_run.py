@@ -8,7 +8,7 @@ import json
 import pytest
 
 from midstream.headless.migration.migrate_run import print_event, result_lines
-from midstream.migrate.event import Event
+from midstream.migrate.records.event import Event
 from midstream.output import Output
 
 MESSAGE = "large: no route to host (is the machine up?)"

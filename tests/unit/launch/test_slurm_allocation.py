@@ -14,7 +14,7 @@ from midstream.fleet.fleet import HostConfig, SlurmTarget
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.launch.slurm_allocation import device_kind, requested_devices
 from midstream.launch.slurm_job import job_script, rank_script
-from midstream.migrate.execution import queue_wait
+from midstream.migrate.phases.attempts import queue_wait
 from midstream.remote.runs import slurm
 from midstream_engine import records
 

@@ -40,7 +40,7 @@ def loaded_after(statement: str, loaded: str = "sys.modules") -> set[str]:
     return set(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split())
 
 
-@pytest.mark.parametrize("module", ["midstream.cli", "midstream_engine.records", "midstream.migrate.plan"])
+@pytest.mark.parametrize("module", ["midstream.cli", "midstream_engine.records", "midstream.migrate.records.plan"])
 def test_light_modules_load_nothing_heavy(module: str) -> None:
     loaded = loaded_after(f"import {module}")
     assert not [heavy for heavy in HEAVY if heavy in loaded]
@@ -79,7 +79,7 @@ def test_first_frame_of_the_terminal_ui_loads_only_its_screen(tmp_path: Path) ->
         "midstream.hosts.ssh",
         "midstream.listing.filter_parser",
         "midstream.listing.linear_pattern",
-        "midstream.migrate.plan",
+        "midstream.migrate.records.plan",
         "midstream.watch.feeds.host_feed",
         "midstream.watch.logs.host_log",
         "paramiko",

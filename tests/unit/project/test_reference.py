@@ -21,10 +21,10 @@ from midstream.fleet import fleet
 from midstream.headless.fleet.show_costs import DEFAULT_PERIOD
 from midstream.hosts.providers.provider import Slice
 from midstream.json_events import BY_NAME, EVENTS, NOTIFICATIONS
-from midstream.migrate.failover import notify
-from midstream.migrate.plan import Plan
+from midstream.migrate.notifications import notify
+from midstream.migrate.records.plan import Plan
+from midstream.migrate.records.request import Request
 from midstream.migrate.repair.repair_proposal import RepairProposal
-from midstream.migrate.request import Request
 from midstream.reference import fleet_page, man_page
 from midstream.reference.__main__ import pages
 from midstream.reference.markdown import marked, replaced

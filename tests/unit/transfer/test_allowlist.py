@@ -11,8 +11,8 @@ import pytest
 
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
-from midstream.remote.copy import allowlist
-from midstream.remote.copy.allowlist import CHECKPOINT, CHECKPOINTS, DATA, HISTORY, NotAllowedError
+from midstream.remote.files import allowlist
+from midstream.remote.files.allowlist import CHECKPOINT, CHECKPOINTS, DATA, HISTORY, NotAllowedError
 from midstream.transfer import Endpoint, TransferError, copy_history, copy_tree
 from midstream_engine import records
 from midstream_engine.checkpoint.format import zarr

@@ -17,13 +17,13 @@ import pytest
 
 import midstream.remote
 from midstream.hosts.rpc.remote_call import job_line
-from midstream.remote.copy.allowlist import CHECKPOINT, HISTORY
-from midstream.remote.copy.copy_items import CopyItem, CopyObject, HistoryObject
-from midstream.remote.copy.object_files import INCOMING
 from midstream.remote.copy.stream import frames, sender
 from midstream.remote.copy.stream.requested_items import RequestedItems, new_key
 from midstream.remote.copy.target import session, staging
 from midstream.remote.copy.target.range_assembly import Assembly
+from midstream.remote.files.allowlist import CHECKPOINT, HISTORY
+from midstream.remote.files.copy_items import CopyItem, CopyObject, HistoryObject
+from midstream.remote.files.object_files import INCOMING
 from midstream.remote.verify import objects
 from midstream.transfer.streams.stream_pool import ranges
 from midstream_engine import records

@@ -23,7 +23,7 @@ def serve_metrics(
 
     from midstream.hosts.host_pool import HostPool
     from midstream.listing.prometheus_metrics import CachedMigrations, FleetMetrics
-    from midstream.migrate.execution.migration_directory import list_migrations
+    from midstream.migrate.journal.migration_directory import list_migrations
     from midstream.watch.watcher import Watcher
 
     text, address = options.serve_metrics, options.bind or LOOPBACK

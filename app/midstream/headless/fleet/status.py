@@ -17,7 +17,7 @@ from midstream.watch.runs.run_failure import failure_of
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
     from midstream.listing.conditions import Condition
-    from midstream.migrate.migration_view import MigrationView
+    from midstream.migrate.journal.migration_view import MigrationView
     from midstream.watch.snapshot import Machine, RunView, Snapshot
 
 MAX_REASON = 200  # characters of a reason in the table; --json has all of it
@@ -33,7 +33,7 @@ def status(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     """
     from midstream.hosts.host_pool import HostPool
     from midstream.listing import documents
-    from midstream.migrate.execution.migration_directory import list_migrations
+    from midstream.migrate.journal.migration_directory import list_migrations
 
     condition = _condition(options.filter)  # before any host is connected
     hosts = HostPool(fleet)
@@ -202,7 +202,7 @@ def _remarks(machine: Machine) -> str:
 
 def damage_line(view: MigrationView) -> str:
     """Return the damage of a migration's files and a hint, or an empty string."""
-    from midstream.migrate.migration_state import DAMAGED
+    from midstream.migrate.records.migration_state import DAMAGED
 
     if not view.damage:
         return ""

@@ -23,7 +23,7 @@ def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     """
     from midstream.hosts.host_pool import HostPool
     from midstream.migrate.failover.guard import Guard
-    from midstream.migrate.failover.notify import notify_all
+    from midstream.migrate.notifications.notify import notify_all
     from midstream.watch.watcher import Watcher
 
     targets = [name.strip() for name in options.to.split(",") if name.strip()]

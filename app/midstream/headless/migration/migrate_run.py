@@ -16,15 +16,15 @@ from midstream.headless.migration.import_run import adopt, import_flags, import_
 from midstream.headless.migration.migration_request import is_path, request_of
 from midstream.headless.migration.print_plan import print_check, print_plan, require_consent
 from midstream.migrate.duration.stage_times import DONE, report_lines
-from midstream.migrate.event import STAGE, Event, shell_line_of
-from midstream.migrate.migration_state import ROLLBACK_INCOMPLETE, ROLLED_BACK
-from midstream.migrate.proof.downtime_report import shown_phase
+from midstream.migrate.records.downtime_report import shown_phase
+from midstream.migrate.records.event import STAGE, Event, shell_line_of
+from midstream.migrate.records.migration_state import ROLLBACK_INCOMPLETE, ROLLED_BACK
 from midstream.output import Output, duration, size
 from midstream.remote.runs import run_state
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
-    from midstream.migrate.migration_view import MigrationView
+    from midstream.migrate.journal.migration_view import MigrationView
 
 
 def migrate(
@@ -96,9 +96,10 @@ def migrate(
 
 def resume(options: argparse.Namespace, output: Output) -> int:
     """`--continue` and `--rollback`."""
-    from midstream.migrate.execution import migration_directory, migration_process
-    from midstream.migrate.migration_state import ROLLED_BACK
-    from midstream.migrate.modes import WARM
+    from midstream.migrate.execution import migration_process
+    from midstream.migrate.journal import migration_directory
+    from midstream.migrate.records.migration_state import ROLLED_BACK
+    from midstream.migrate.records.modes import WARM
 
     if options.continue_:
         found = migration_directory.MigrationDirectory.find(options.continue_)
@@ -127,7 +128,7 @@ def _discarded_steps(view: MigrationView) -> str:
     A damaged journal may lack the start of the target: then the target is queried too.
     """
     from midstream.hosts.host_pool import HostPool
-    from midstream.migrate.execution.migration_directory import MigrationDirectory
+    from midstream.migrate.journal.migration_directory import MigrationDirectory
 
     if not view.facts.relaunching and not any(line.startswith("journal") for line in view.damage):
         return ""  # no engine was ever started there
@@ -157,7 +158,7 @@ def follow(migration: str, output: Output, offset: int = 0, on_interrupt: str = 
         MidstreamError: The migration's process exited without a result.
     """
     from midstream.migrate.execution import migration_process
-    from midstream.migrate.execution.migration_directory import MigrationDirectory
+    from midstream.migrate.journal.migration_directory import MigrationDirectory
 
     code: int | None = None
     try:

@@ -13,7 +13,7 @@ from midstream.output import Output
 
 if TYPE_CHECKING:
     from midstream.check.check_result import Check
-    from midstream.migrate.plan import Plan
+    from midstream.migrate.records.plan import Plan
 
 
 def print_plan(plan: Plan, options: argparse.Namespace, output: Output) -> None:
@@ -48,7 +48,7 @@ def require_consent(plan: Plan, options: argparse.Namespace, output: Output, *, 
     Raises:
         MidstreamError: The user did not agree.
     """
-    from midstream.migrate.modes import LIVE
+    from midstream.migrate.records.modes import LIVE
 
     if options.yes:
         return

@@ -18,7 +18,7 @@ def is_migration(name: str) -> bool:
 
     The prefix has at least its date.
     """
-    from midstream.migrate.execution.migration_directory import migration_ids
+    from midstream.migrate.journal.migration_directory import migration_ids
 
     known = migration_ids()
     return name in known or (len(name) >= 8 and sum(each.startswith(name) for each in known) == 1)
@@ -29,7 +29,7 @@ def recheck(options: argparse.Namespace, output: Output) -> int:
     from midstream.check.check_result import FAIL, WARN
     from midstream.hosts.host_pool import HostPool
     from midstream.migrate.duration.stage_times import report, report_lines
-    from midstream.migrate.execution.migration_directory import MigrationDirectory
+    from midstream.migrate.journal.migration_directory import MigrationDirectory
     from midstream.migrate.proof.recheck import recheck as checks
 
     directory = MigrationDirectory.find(options.verify)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from midstream.migrate.duration.stages import DOWNTIME, HEALTHY, STAGES, Durations, known_seconds, unknown_stages
-from midstream.migrate.event import STAGE, Event
-from midstream.migrate.facts import Facts
-from midstream.migrate.plan import Plan
+from midstream.migrate.records.event import STAGE, Event
+from midstream.migrate.records.facts import Facts
+from midstream.migrate.records.plan import Plan
 from midstream.output import duration as shown
 
 UNKNOWN = "unknown"

@@ -12,10 +12,10 @@ from typing import Any
 
 from midstream.errors import ConnectionLostError, Exit, HostError, MidstreamError
 from midstream.hosts.deadline import RECONNECT_STEP, Deadline
-from midstream.migrate import migration_state, phase_names
 from midstream.migrate.duration import stage_times, stages
-from midstream.migrate.execution.journal import JournalError, outcome, read_events
-from midstream.migrate.execution.migration import (
+from midstream.migrate.journal.journal import JournalError, outcome, read_events
+from midstream.migrate.phases import phases
+from midstream.migrate.phases.context.migration import (
     Migration,
     MovedOnError,
     NeedsOperatorError,
@@ -23,11 +23,11 @@ from midstream.migrate.execution.migration import (
     RollbackRequested,
     ways_to_continue,
 )
-from midstream.migrate.facts import required
-from midstream.migrate.failover.preemption import provider_of
-from midstream.migrate.host_group import HostGroup
-from midstream.migrate.phases import phases
+from midstream.migrate.phases.context.preemption import provider_of
 from midstream.migrate.phases.rollback import Rollback
+from midstream.migrate.records import migration_state, phase_names
+from midstream.migrate.records.facts import required
+from midstream.migrate.source_and_target.host_group import HostGroup
 
 ROLLBACK_REQUESTED = "requested by the user"
 MAX_DISCONNECTS = 12  # in one phase, each within DISCONNECT_WINDOW seconds of the one before

@@ -17,15 +17,15 @@ from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.rpc.answer_limits import decode_file
 from midstream.launch.host_group_start import CONCURRENCY
-from midstream.migrate.execution.journal import read_events
-from midstream.migrate.execution.migration import Migration, MovedOnError
-from midstream.migrate.execution.migration_directory import MigrationDirectory
-from midstream.migrate.facts import Facts, StartingPoint
-from midstream.migrate.host_group import HostGroup
-from midstream.migrate.modes import LIVE
-from midstream.migrate.phase_names import CUTOVER, DONE, PREPARE, ROLLBACK, STARTED
+from midstream.migrate.journal.journal import read_events
+from midstream.migrate.journal.migration_directory import MigrationDirectory
+from midstream.migrate.phases.context.migration import Migration, MovedOnError
 from midstream.migrate.phases.seal import sealed_already
-from midstream.migrate.plan import Plan
+from midstream.migrate.records.facts import Facts, StartingPoint
+from midstream.migrate.records.modes import LIVE
+from midstream.migrate.records.phase_names import CUTOVER, DONE, PREPARE, ROLLBACK, STARTED
+from midstream.migrate.records.plan import Plan
+from midstream.migrate.source_and_target.host_group import HostGroup
 from midstream.remote.runs import ownership, run_state
 from midstream_engine import records
 

@@ -7,7 +7,7 @@ import threading
 
 from midstream.errors import HostError
 from midstream.hosts.host_pool import HostPool
-from midstream.migrate.plan import Plan
+from midstream.migrate.records.plan import Plan
 from midstream.remote.runs import standby_state
 
 SHUTDOWN_TIMEOUT = 5.0  # seconds

@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import HostPool
-from midstream.migrate import migration_state
-from midstream.migrate.event import Event
-from midstream.migrate.execution import damaged_files, fleet_scope
-from midstream.migrate.execution import migration_directory as directories
 from midstream.migrate.execution.executor import execute
-from midstream.migrate.execution.journal import (
+from midstream.migrate.execution.journal_recovery import hosts_report, reestablish
+from midstream.migrate.execution.lease_renewal import LeaseRenewal
+from midstream.migrate.journal import damaged_files, fleet_scope
+from midstream.migrate.journal import migration_directory as directories
+from midstream.migrate.journal.journal import (
     Journal,
     JournalError,
     Outcome,
@@ -31,14 +31,14 @@ from midstream.migrate.execution.journal import (
     read_events,
     refuse_newer,
 )
-from midstream.migrate.execution.journal_recovery import hosts_report, reestablish
-from midstream.migrate.execution.lease_renewal import LeaseRenewal
-from midstream.migrate.execution.migration import Migration, MovedOnError
-from midstream.migrate.execution.migration_directory import START_TIMEOUT, MigrationDirectory
-from midstream.migrate.failover import notify
-from midstream.migrate.migration_view import MigrationView
-from midstream.migrate.modes import LIVE
-from midstream.migrate.plan import Plan
+from midstream.migrate.journal.migration_directory import START_TIMEOUT, MigrationDirectory
+from midstream.migrate.journal.migration_view import MigrationView
+from midstream.migrate.notifications import notify
+from midstream.migrate.phases.context.migration import Migration, MovedOnError
+from midstream.migrate.records import migration_state
+from midstream.migrate.records.event import Event
+from midstream.migrate.records.modes import LIVE
+from midstream.migrate.records.plan import Plan
 from midstream.state_directory import state_directory
 from midstream.watch.watcher import Watcher
 

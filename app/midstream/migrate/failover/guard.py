@@ -26,16 +26,17 @@ from midstream.hosts.providers import fleet_slices
 from midstream.hosts.providers.provider import SliceStatus
 from midstream.hosts.rpc.result_checks import repair_hint
 from midstream.launch.attempt_monitor import RankView, first_failure, look_at_ranks, ranks_of
-from midstream.migrate import host_files, migration_state
 from midstream.migrate.execution import migration_process
-from midstream.migrate.execution.migration_directory import list_migrations
-from midstream.migrate.failover import notify
-from midstream.migrate.modes import COLD, WARM
-from midstream.migrate.plan import Plan
+from midstream.migrate.journal.migration_directory import list_migrations
+from midstream.migrate.notifications import notify
 from midstream.migrate.planning import planner as planning
 from midstream.migrate.planning import preflight
-from midstream.migrate.planning.source_config import check_config
-from midstream.migrate.request import Request
+from midstream.migrate.records import migration_state
+from midstream.migrate.records.modes import COLD, WARM
+from midstream.migrate.records.plan import Plan
+from midstream.migrate.records.request import Request
+from midstream.migrate.source_and_target import host_files
+from midstream.migrate.source_and_target.source_config import check_config
 from midstream.output import duration
 from midstream.remote.machine import preemption_notices
 from midstream.remote.runs import slurm

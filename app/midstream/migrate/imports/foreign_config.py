@@ -18,7 +18,7 @@ import yaml
 from midstream.errors import Exit, MidstreamError
 from midstream.hosts.rpc.answer_limits import decode
 from midstream.migrate.imports import model_arrays
-from midstream.migrate.json_values import section
+from midstream.migrate.records.json_values import section
 from midstream.remote.imports.checkpoint_survey import HUGGING_FACE, LEVANTER, NEOX, CheckpointSurvey
 from midstream_engine.records import ArrayEntry
 from midstream_engine.shared.precision import precision_of

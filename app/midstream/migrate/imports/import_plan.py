@@ -14,15 +14,15 @@ from midstream.errors import Exit, MidstreamError, RemoteError, UsageError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
-from midstream.migrate.checkpoint_store import checkpoint_store_of
 from midstream.migrate.imports.foreign_config import NAMES, ForeignRun, foreign_run, with_parameters
-from midstream.migrate.modes import LIVE, MODES
-from midstream.migrate.plan import Plan
 from midstream.migrate.planning.batch_shape import check_axes
 from midstream.migrate.planning.plan_parts import Contents, Ends, Imported, assemble
-from midstream.migrate.planning.source_config import engine_flags
 from midstream.migrate.planning.source_run import check_stores
-from midstream.migrate.request import Request
+from midstream.migrate.records.modes import LIVE, MODES
+from midstream.migrate.records.plan import Plan
+from midstream.migrate.records.request import Request
+from midstream.migrate.source_and_target.checkpoint_store import checkpoint_store_of
+from midstream.migrate.source_and_target.source_config import engine_flags
 from midstream.remote.imports import checkpoint_survey
 from midstream.remote.imports.checkpoint_survey import CheckpointSurvey
 from midstream.watch.snapshot import CheckpointView, RunView, Snapshot

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from midstream.errors import MidstreamError
-from midstream.migrate.json_values import section
+from midstream.migrate.records.json_values import section
 from midstream_engine.records import ArrayEntry
 from midstream_engine.shared.precision import precision_of
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from midstream.migrate.execution.migration import Phase
 from midstream.migrate.phases.certify import Certify
+from midstream.migrate.phases.context.migration import Phase
 from midstream.migrate.phases.cutover import Cutover
 from midstream.migrate.phases.finish import Finish
 from midstream.migrate.phases.prepare import Prepare

@@ -6,25 +6,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from midstream.errors import Exit, MidstreamError
-from midstream.migrate.execution.migration import Migration, replayed
-from midstream.migrate.execution.observation import clock_skew, wait_for
-from midstream.migrate.execution.pins import pinned_on_target
-from midstream.migrate.facts import Sealed, required
-from midstream.migrate.failover.preemption import unless_preempted
-from midstream.migrate.phase_names import CERTIFY
+from midstream.migrate.phases.context import estimate_update
+from midstream.migrate.phases.context.migration import Migration, replayed
+from midstream.migrate.phases.context.observation import clock_skew, wait_for
+from midstream.migrate.phases.context.preemption import unless_preempted
+from midstream.migrate.phases.copying.pins import pinned_on_target
+from midstream.migrate.phases.copying.streamed_copy import StreamedCopy
 from midstream.migrate.phases.cutover import copy_state
-from midstream.migrate.phases.streamed_copy import StreamedCopy
-from midstream.migrate.planning import estimate
 from midstream.migrate.proof import (
     certificate_page,
     copy_certificate,
     curve_picture,
-    downtime_report,
     live_certificate,
     restore_evidence,
     trainer_certificate,
 )
-from midstream.migrate.proof.certificate import Certificate
+from midstream.migrate.records import downtime_report
+from midstream.migrate.records.certificate import Certificate
+from midstream.migrate.records.facts import Sealed, required
+from midstream.migrate.records.phase_names import CERTIFY
 from midstream.remote.runs import run_state
 from midstream.remote.runs.losses import MetricsRow
 from midstream.watch.snapshot import RunView
@@ -118,7 +118,7 @@ class Certify:
                 ended[-1] - clock_skew(migration, plan.source),
                 began[0] - clock_skew(migration, plan.target_host),
             )
-            entry = downtime_report.live(estimate.predicted_seconds(migration), last, next_one)
+            entry = downtime_report.live(estimate_update.predicted_seconds(migration), last, next_one)
             records.write_json(str(migration.directory.downtime_file), entry.to_json())
         self._issue(migration, proof, run)
 
@@ -178,7 +178,7 @@ class Certify:
         spent = dict(restore.seconds)
         source_skew, target_skew = clock_skew(migration, plan.source), clock_skew(migration, plan.target_host)
         entry = downtime_report.measure(
-            estimate.predicted_seconds(migration),
+            estimate_update.predicted_seconds(migration),
             downtime_report.Marks(
                 last_step_ended=source_rows[-1]["time"] - source_skew,
                 source_stopped=found.status.heartbeat - source_skew,

@@ -8,22 +8,22 @@ import time
 from midstream.counts import agree, count
 from midstream.errors import MidstreamError
 from midstream.migrate.duration import stages
-from midstream.migrate.execution.migration import Migration, replayed
-from midstream.migrate.execution.pins import pin
-from midstream.migrate.facts import Copied, Facts, required
-from midstream.migrate.phase_names import CUTOVER
-from midstream.migrate.phases import prepare_standby, replica
-from midstream.migrate.phases.data_copy import copy_further_caches
+from midstream.migrate.phases.context.migration import Migration, replayed
+from midstream.migrate.phases.copying.data_copy import copy_further_caches
+from midstream.migrate.phases.copying.pins import pin
+from midstream.migrate.phases.copying.streamed_copy import StreamedCopy, complete
 from midstream.migrate.phases.seal import seal
-from midstream.migrate.phases.source_return import (
+from midstream.migrate.phases.standby import prepare_standby, replica
+from midstream.migrate.phases.undo.source_return import (
     owns_run,
     reopen_source,
     resume_unsealed,
     returned_fence,
     source_fence,
 )
-from midstream.migrate.phases.streamed_copy import StreamedCopy, complete
-from midstream.migrate.planning.source_config import agreed_config
+from midstream.migrate.records.facts import Copied, Facts, required
+from midstream.migrate.records.phase_names import CUTOVER
+from midstream.migrate.source_and_target.source_config import agreed_config
 from midstream.remote.runs import run_state, standby_state
 from midstream.transfer import copy_history
 

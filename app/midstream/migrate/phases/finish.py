@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from midstream.counts import count
 from midstream.errors import MidstreamError
-from midstream.migrate.execution.migration import Migration, NeedsOperatorError, ways_to_continue
-from midstream.migrate.execution.observation import wait_for
-from midstream.migrate.facts import required
-from midstream.migrate.failover.preemption import unless_preempted
-from midstream.migrate.phase_names import FINISH
+from midstream.migrate.phases.context.migration import Migration, NeedsOperatorError, ways_to_continue
+from midstream.migrate.phases.context.observation import wait_for
+from midstream.migrate.phases.context.preemption import unless_preempted
 from midstream.migrate.phases.cutover import copy_run_history
+from midstream.migrate.records.facts import required
+from midstream.migrate.records.phase_names import FINISH
 from midstream.watch.snapshot import RunView
 from midstream_engine import records
 

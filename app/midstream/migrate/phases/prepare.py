@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 
 from midstream.migrate.duration import stages
-from midstream.migrate.execution.migration import Migration
-from midstream.migrate.execution.pins import pin
-from midstream.migrate.failover.preemption import preempted
-from midstream.migrate.phase_names import PREPARE
-from midstream.migrate.phases import prepare_standby, rehearsal_overlap
-from midstream.migrate.phases.data_copy import copy_token_caches
-from midstream.migrate.phases.streamed_copy import copy_checkpoint
+from midstream.migrate.phases.context.migration import Migration
+from midstream.migrate.phases.context.preemption import preempted
+from midstream.migrate.phases.copying.data_copy import copy_token_caches
+from midstream.migrate.phases.copying.pins import pin
+from midstream.migrate.phases.copying.streamed_copy import copy_checkpoint
+from midstream.migrate.phases.standby import prepare_standby, rehearsal_overlap
+from midstream.migrate.records.phase_names import PREPARE
 
 STANDBY_PATIENCE = 60.0  # seconds in which an unreachable host is tried again
 

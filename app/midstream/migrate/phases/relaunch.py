@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 
 from midstream.migrate.duration import stages
-from midstream.migrate.execution.attempt_start import start_attempt
-from midstream.migrate.execution.migration import Migration, replayed
-from midstream.migrate.facts import Facts, Sealed, StartingPoint, required
-from midstream.migrate.failover.preemption import unless_preempted
-from midstream.migrate.phase_names import RELAUNCH
-from midstream.migrate.phases import prepare_standby, replica
+from midstream.migrate.phases.attempts.attempt_start import start_attempt
+from midstream.migrate.phases.attempts.first_update import wait_training
+from midstream.migrate.phases.context.migration import Migration, replayed
+from midstream.migrate.phases.context.preemption import unless_preempted
+from midstream.migrate.phases.copying.streamed_copy import StreamedCopy
 from midstream.migrate.phases.cutover import copy_run_history, copy_state
-from midstream.migrate.phases.first_update import wait_training
-from midstream.migrate.phases.source_return import owns_run, returned_fence, source_fence, withdraw_stop
-from midstream.migrate.phases.streamed_copy import StreamedCopy
-from midstream.migrate.phases.target_close import close_target
+from midstream.migrate.phases.standby import prepare_standby, replica
+from midstream.migrate.phases.undo.source_return import owns_run, returned_fence, source_fence, withdraw_stop
+from midstream.migrate.phases.undo.target_close import close_target
+from midstream.migrate.records.facts import Facts, Sealed, StartingPoint, required
+from midstream.migrate.records.phase_names import RELAUNCH
 from midstream.remote.runs import run_state
 from midstream_engine import records
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 from midstream.errors import HostError
-from midstream.migrate.execution.migration import Migration
-from midstream.migrate.facts import Facts
-from midstream.migrate.failover.preemption import PreemptedError, preempted
-from midstream.migrate.phase_names import ROLLBACK
 from midstream.migrate.phases import phases
-from midstream.migrate.phases.rollback_outcome import not_running
+from midstream.migrate.phases.context.migration import Migration
+from midstream.migrate.phases.context.preemption import PreemptedError, preempted
+from midstream.migrate.phases.undo.rollback_outcome import not_running
+from midstream.migrate.records.facts import Facts
+from midstream.migrate.records.phase_names import ROLLBACK
 
 
 class Rollback:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 from midstream.errors import HostError, MidstreamError, RemoteError
-from midstream.migrate import host_files
-from midstream.migrate.execution.migration import Migration, replayed
-from midstream.migrate.execution.observation import wait_for
-from midstream.migrate.execution.record_commands import show_command, show_fence
-from midstream.migrate.facts import Facts, Sealed
-from midstream.migrate.phases.streamed_copy import Answer, StreamedCopy, stream_until_answered
+from midstream.migrate.phases.context.migration import Migration, replayed
+from midstream.migrate.phases.context.observation import wait_for
+from midstream.migrate.phases.context.record_commands import show_command, show_fence
+from midstream.migrate.phases.copying.streamed_copy import Answer, StreamedCopy, stream_until_answered
+from midstream.migrate.records.facts import Facts, Sealed
+from midstream.migrate.source_and_target import host_files
 from midstream.remote.runs import ownership
 from midstream.remote.runs.run_state import RunDescription
 from midstream.watch.snapshot import RunView

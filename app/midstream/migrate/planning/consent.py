@@ -7,12 +7,12 @@ from typing import Any
 
 from midstream.counts import agree, count
 from midstream.errors import UsageError
-from midstream.migrate.json_values import section
-from midstream.migrate.modes import LIVE
-from midstream.migrate.plan import COMPILE_CACHE, Change
 from midstream.migrate.planning import downtime_estimate
-from midstream.migrate.request import Request
-from midstream.remote.copy.allowlist import shown
+from midstream.migrate.records.json_values import section
+from midstream.migrate.records.modes import LIVE
+from midstream.migrate.records.plan import COMPILE_CACHE, Change
+from midstream.migrate.records.request import Request
+from midstream.remote.files.allowlist import shown
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_engine import records
 from midstream_engine.shared.precision import precision_of

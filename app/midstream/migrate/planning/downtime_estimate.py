@@ -9,9 +9,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from midstream.migrate.modes import COLD, LIVE, WARM
 from midstream.migrate.planning.measured_rates import Rates
-from midstream.migrate.proof.downtime_report import DOWNTIME_PHASES
+from midstream.migrate.records.downtime_report import DOWNTIME_PHASES
+from midstream.migrate.records.modes import COLD, LIVE, WARM
 
 # Assumptions until the run or an earlier migration has measured better values.
 DEFAULT_COPY_SPEED = 200e6  # bytes a second of a verified copy

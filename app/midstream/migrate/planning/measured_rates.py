@@ -10,10 +10,10 @@ from typing import Any
 from midstream.errors import MidstreamError
 from midstream.migrate.duration.stage_times import stage_times
 from midstream.migrate.duration.stages import CERTIFY, COMPILE, INSTALL, REHEARSE, REPLAY, START
-from midstream.migrate.execution import migration_directory
-from midstream.migrate.execution.journal import read_events
-from midstream.migrate.facts import facts_of
-from midstream.migrate.proof.downtime_report import DOWNTIME_PHASES
+from midstream.migrate.journal import migration_directory
+from midstream.migrate.journal.journal import read_events
+from midstream.migrate.records.downtime_report import DOWNTIME_PHASES
+from midstream.migrate.records.facts import facts_of
 from midstream_engine import records
 
 MAX_MIGRATIONS = 40  # newest migrations that are read

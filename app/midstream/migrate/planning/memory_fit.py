@@ -14,8 +14,8 @@ from typing import Any
 
 from midstream.counts import count
 from midstream.errors import MidstreamError
-from midstream.migrate.json_values import section
 from midstream.migrate.planning.batch_shape import BatchShape, batch_shape
+from midstream.migrate.records.json_values import section
 from midstream.output import size
 from midstream.watch.snapshot import Accelerator
 from midstream_engine.arithmetic.stored_activations import stored_width

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from midstream.counts import count
-from midstream.migrate import cost
 from midstream.migrate.duration import stages
-from midstream.migrate.plan import Plan
-from midstream.migrate.proof.downtime_report import shown_phase
+from midstream.migrate.records import cost
+from midstream.migrate.records.downtime_report import shown_phase
+from midstream.migrate.records.plan import Plan
 from midstream.output import duration, size
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from midstream.migrate.duration import stages
-from midstream.migrate.modes import COLD, LIVE
 from midstream.migrate.planning import downtime_estimate
 from midstream.migrate.planning.downtime_estimate import DEFAULT_COPY_SPEED, DEFAULT_DISK_SPEED, ENGINE_START_SECONDS
 from midstream.migrate.planning.measured_rates import MIN_COPY_BYTES, Rates
+from midstream.migrate.records.modes import COLD, LIVE
 
 READY_INSTALL_SECONDS = 8.0  # to find that the engine's packages are installed and can be imported
 REHEARSED_STEPS = 3  # `midstream_engine.trainer.attempt.standby`

@@ -17,13 +17,8 @@ from midstream.fleet.fleet_file import default_fleet_path
 from midstream.hosts.host import Host
 from midstream.launch.install.environment import EnvironmentNeeds, environment_needs
 from midstream.launch.slurm_allocation import RequestedDevices
-from midstream.migrate import cost
-from midstream.migrate.checkpoint_store import CheckpointStore, copy_route, same_bucket
 from midstream.migrate.duration import stages
-from midstream.migrate.execution import migration_directory
-from midstream.migrate.json_values import section
-from midstream.migrate.modes import COLD
-from midstream.migrate.plan import NO_ROUTE, Change, Estimate, Identity, Plan, Policy, Route, Shape
+from midstream.migrate.journal import migration_directory
 from midstream.migrate.planning import (
     batch_shape,
     downtime_estimate,
@@ -40,7 +35,12 @@ from midstream.migrate.planning.consent import (
     steps_to_replay,
     warnings_of,
 )
-from midstream.migrate.request import Request
+from midstream.migrate.records import cost
+from midstream.migrate.records.json_values import section
+from midstream.migrate.records.modes import COLD
+from midstream.migrate.records.plan import NO_ROUTE, Change, Estimate, Identity, Plan, Policy, Route, Shape
+from midstream.migrate.records.request import Request
+from midstream.migrate.source_and_target.checkpoint_store import CheckpointStore, copy_route, same_bucket
 from midstream.output import duration
 from midstream.watch.snapshot import Accelerator, CheckpointView, HostView, RunView, Snapshot
 from midstream_engine import records

@@ -12,16 +12,16 @@ from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.slurm_allocation import device_kind, query_allocation, requested_devices
-from midstream.migrate import host_files
-from midstream.migrate.checkpoint_store import CheckpointStore, checkpoint_store_of
-from midstream.migrate.host_group import hosts_of_run
-from midstream.migrate.json_values import section
-from midstream.migrate.modes import COLD, LIVE, MODES
-from midstream.migrate.plan import Plan
-from midstream.migrate.planning import batch_shape, schedule_change, source_config, source_run, trainer_plan
+from midstream.migrate.planning import batch_shape, schedule_change, source_run, trainer_plan
 from midstream.migrate.planning.plan_parts import Allocated, Contents, Ends, assemble
-from midstream.migrate.planning.source_config import engine_flags
-from midstream.migrate.request import Request
+from midstream.migrate.records.json_values import section
+from midstream.migrate.records.modes import COLD, LIVE, MODES
+from midstream.migrate.records.plan import Plan
+from midstream.migrate.records.request import Request
+from midstream.migrate.source_and_target import host_files, source_config
+from midstream.migrate.source_and_target.checkpoint_store import CheckpointStore, checkpoint_store_of
+from midstream.migrate.source_and_target.host_group import hosts_of_run
+from midstream.migrate.source_and_target.source_config import engine_flags
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_engine.foreign.run_file import is_run_file
 

@@ -20,11 +20,16 @@ from midstream.fleet.fleet import Fleet
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.install.environment import builds_environment
-from midstream.migrate import host_files
-from midstream.migrate.checkpoint_store import CheckpointStore, checkpoint_store_of, copy_route, store_conflict
-from midstream.migrate.json_values import section
-from midstream.migrate.plan import NO_ROUTE, Plan
 from midstream.migrate.planning import batch_shape, trainer_checks
+from midstream.migrate.records.json_values import section
+from midstream.migrate.records.plan import NO_ROUTE, Plan
+from midstream.migrate.source_and_target import host_files
+from midstream.migrate.source_and_target.checkpoint_store import (
+    CheckpointStore,
+    checkpoint_store_of,
+    copy_route,
+    store_conflict,
+)
 from midstream.remote.machine import checks
 from midstream.remote.machine.checks import Survey
 from midstream.remote.runs import ownership, run_state, standby_state

@@ -13,8 +13,8 @@ import yaml
 
 from midstream.counts import count
 from midstream.errors import UsageError
-from midstream.migrate.json_values import section
-from midstream.migrate.plan import Change
+from midstream.migrate.records.json_values import section
+from midstream.migrate.records.plan import Change
 from midstream_engine.arithmetic.learning_rate import RatePart, ScheduleError, rate_at, rate_parts, rate_settings
 
 BATCH, STEPS = "trainer.train_batch_size", "trainer.num_train_steps"

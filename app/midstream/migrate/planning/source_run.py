@@ -11,9 +11,9 @@ from dataclasses import replace
 from midstream.errors import Exit, HostError, MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host import Host
-from midstream.migrate.checkpoint_store import CheckpointStore, checkpoint_store_of
-from midstream.migrate.modes import LIVE
-from midstream.migrate.request import Request
+from midstream.migrate.records.modes import LIVE
+from midstream.migrate.records.request import Request
+from midstream.migrate.source_and_target.checkpoint_store import CheckpointStore, checkpoint_store_of
 from midstream.remote.runs import run_state
 from midstream.remote.verify import tree
 from midstream.suggestions import nearest

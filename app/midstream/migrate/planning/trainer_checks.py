@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from midstream.check.check_result import FAIL, PASS, WARN, Check
 from midstream.hosts.host import Host
-from midstream.migrate.plan import Plan
+from midstream.migrate.records.plan import Plan
 from midstream.remote.machine import environments
 from midstream_engine.foreign.run_file import YES
 

@@ -9,16 +9,16 @@ from typing import Any
 from midstream.counts import count
 from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet
-from midstream.migrate import host_files
 from midstream.migrate.duration import stages
-from midstream.migrate.modes import LIVE
-from midstream.migrate.plan import Change, Estimate, Plan, Policy, Shape, TrainerPlan
 from midstream.migrate.planning import downtime_estimate, measured_rates, plan_estimate, source_run
 from midstream.migrate.planning.consent import warnings_of
 from midstream.migrate.planning.plan_parts import Contents, Ends, devices_of, identify, plan_route
-from midstream.migrate.request import Request
+from midstream.migrate.records.modes import LIVE
+from midstream.migrate.records.plan import Change, Estimate, Plan, Policy, Shape, TrainerPlan
+from midstream.migrate.records.request import Request
+from midstream.migrate.source_and_target import host_files
 from midstream.output import duration
-from midstream.remote.copy.allowlist import shown
+from midstream.remote.files.allowlist import shown
 from midstream.trainers.run_file_parser import as_text, from_value
 from midstream.trainers.world import check_world, world_of
 from midstream.watch.snapshot import RunView, Snapshot

@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from midstream.migrate.proof.certificate import CLAIM_FAILED, COMPARED, NOT_CHECKED, VERIFIED, Certificate
-from midstream.migrate.proof.downtime_report import DOWNTIME_PHASES, DowntimeReport, shown_phase
+from midstream.migrate.records.certificate import CLAIM_FAILED, COMPARED, NOT_CHECKED, VERIFIED, Certificate
+from midstream.migrate.records.downtime_report import DOWNTIME_PHASES, DowntimeReport, shown_phase
 from midstream.printable import printable
 
 VOID = "**Void**: the migration was rolled back, and the run continues on its source."

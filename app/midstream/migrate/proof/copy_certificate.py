@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from midstream.counts import agree, count
-from midstream.migrate.facts import Sealed
-from midstream.migrate.plan import Plan
-from midstream.migrate.proof.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate, Claim
+from midstream.migrate.records.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate, Claim
+from midstream.migrate.records.facts import Sealed
+from midstream.migrate.records.plan import Plan
 from midstream_engine import records
 from midstream_engine.shared.precision import precision_of
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from midstream.migrate.proof.certificate import COMPARED, Certificate
+from midstream.migrate.records.certificate import COMPARED, Certificate
 
 WIDTH, PANEL, GAP, LEFT, RIGHT, TOP = 860, 220, 58, 74, 20, 46  # pixels
 COLUMNS = 380  # pixel columns of a line; more are not visible

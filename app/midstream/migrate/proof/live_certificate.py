@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from midstream.hosts.host import Host
-from midstream.migrate.facts import Facts, Sealed, StartingPoint, required
-from midstream.migrate.plan import Plan
 from midstream.migrate.proof import restore_evidence
-from midstream.migrate.proof.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate, Claim
 from midstream.migrate.proof.copy_certificate import CONTINUITY_TOLERANCE, precision, reference_losses
+from midstream.migrate.records.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate, Claim
+from midstream.migrate.records.facts import Facts, Sealed, StartingPoint, required
+from midstream.migrate.records.plan import Plan
 from midstream.remote.runs import run_state, standby_state
 from midstream.remote.runs.losses import MetricsRow
 from midstream_engine import records

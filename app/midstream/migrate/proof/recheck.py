@@ -10,13 +10,13 @@ from midstream.errors import HostError, MidstreamError
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.rpc.answer_limits import decode_file
-from midstream.migrate.checkpoint_store import checkpoint_store_of
-from midstream.migrate.facts import Sealed, required
-from midstream.migrate.migration_view import MigrationView
-from midstream.migrate.modes import LIVE
-from midstream.migrate.plan import Plan
+from midstream.migrate.journal.migration_view import MigrationView
 from midstream.migrate.proof import copy_certificate, live_certificate, restore_evidence, trainer_certificate
-from midstream.migrate.proof.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate
+from midstream.migrate.records.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate
+from midstream.migrate.records.facts import Sealed, required
+from midstream.migrate.records.modes import LIVE
+from midstream.migrate.records.plan import Plan
+from midstream.migrate.source_and_target.checkpoint_store import checkpoint_store_of
 from midstream.remote.runs import run_state
 from midstream.transfer import verify_objects
 from midstream_engine import records

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midstream.hosts.host import Host
-from midstream.migrate.facts import Sealed
+from midstream.migrate.records.facts import Sealed
 from midstream.remote.runs import losses as remote_losses
 from midstream.remote.runs import run_state
 from midstream_engine import records

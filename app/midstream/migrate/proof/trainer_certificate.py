@@ -18,11 +18,11 @@ from typing import Any
 from midstream.counts import agree, count
 from midstream.errors import HostError
 from midstream.hosts.host import Host
-from midstream.migrate.facts import Facts, Sealed
-from midstream.migrate.plan import Plan
 from midstream.migrate.proof import restore_evidence
-from midstream.migrate.proof.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate, Claim
 from midstream.migrate.proof.replay_overlap import LEARNING_RATE_TOLERANCE, Overlap, overlap_of
+from midstream.migrate.records.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate, Claim
+from midstream.migrate.records.facts import Facts, Sealed
+from midstream.migrate.records.plan import Plan
 from midstream.remote.runs import run_state, standby_state
 from midstream_engine import records
 

@@ -12,8 +12,8 @@ from midstream.errors import HostError, MidstreamError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.host_group_start import CONCURRENCY
-from midstream.migrate.execution.migration_directory import list_migrations
-from midstream.migrate.migration_view import MigrationView
+from midstream.migrate.journal.migration_directory import list_migrations
+from midstream.migrate.journal.migration_view import MigrationView
 from midstream.plain_yaml import load_plain
 from midstream.remote.runs import record_repair
 from midstream.stores.bucket_access import access_for

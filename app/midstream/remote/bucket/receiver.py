@@ -9,12 +9,12 @@ from typing import Any, Callable, Dict, Optional
 
 from midstream.remote.bucket.access_problem import report_problem
 from midstream.remote.bucket.session import part_path
-from midstream.remote.copy.copy_items import CopyItem
-from midstream.remote.copy.object_files import INCOMING, emit, inside
 from midstream.remote.copy.stream import receiver
 from midstream.remote.copy.stream.frames import Bytes
 from midstream.remote.copy.target.staging import part_name
 from midstream.remote.declarations import program
+from midstream.remote.files.copy_items import CopyItem
+from midstream.remote.files.object_files import INCOMING, emit, inside
 from midstream_engine.object_store.access import Access
 from midstream_engine.object_store.bucket_client import AT_ONCE, CHUNK, BucketClient, StoredObject
 from midstream_engine.object_store.errors import StoreError

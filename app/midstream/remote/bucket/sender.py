@@ -8,11 +8,11 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Deque, Dict, Iterator, Optional, Sequence, Tuple
 
-from midstream.remote.copy.copy_items import CopyItem
-from midstream.remote.copy.object_files import inside
 from midstream.remote.copy.stream.frames import DATA, ITEM
 from midstream.remote.copy.stream.sender import Sender, Take, serve
 from midstream.remote.declarations import program
+from midstream.remote.files.copy_items import CopyItem
+from midstream.remote.files.object_files import inside
 from midstream_engine.object_store.access import Access
 from midstream_engine.object_store.bucket_client import AT_ONCE, CHUNK, BucketClient
 from midstream_engine.object_store.errors import StoreError

@@ -16,12 +16,12 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from midstream.remote.bucket import tree
 from midstream.remote.bucket.access_problem import report_problem
-from midstream.remote.copy import allowlist
-from midstream.remote.copy.copy_items import CopyObject
-from midstream.remote.copy.object_files import INCOMING, emit
 from midstream.remote.copy.stdin_lines import SILENCE, Lines
 from midstream.remote.copy.target.staging import part_name
 from midstream.remote.declarations import program
+from midstream.remote.files import allowlist
+from midstream.remote.files.copy_items import CopyObject
+from midstream.remote.files.object_files import INCOMING, emit
 from midstream_engine.object_store.access import Access
 from midstream_engine.object_store.bucket_client import ABSENT, AT_ONCE, BucketClient, StoredObject
 from midstream_engine.object_store.errors import ObjectExistsError, StoreError

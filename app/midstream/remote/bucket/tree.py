@@ -7,8 +7,8 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
-from midstream.remote.copy.copy_items import CopyObject
 from midstream.remote.declarations import MANIFEST_LIMIT, reads
+from midstream.remote.files.copy_items import CopyObject
 from midstream.remote.shapes import FileName, Text
 from midstream.remote.verify.objects import NoTreeError, TreeDescription, parse_manifest
 from midstream_engine.object_store.access import Access

@@ -15,10 +15,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import List, Mapping, Optional, Set
 
-from midstream.remote.copy import allowlist
-from midstream.remote.copy.object_files import HASHERS, NotPlainError, emit, end_with_operator, object_sha256
 from midstream.remote.copy.target.staging import Stage, sync_objects
 from midstream.remote.declarations import MANIFEST_LIMIT, program, reads, repeatable
+from midstream.remote.files import allowlist
+from midstream.remote.files.object_files import HASHERS, NotPlainError, emit, end_with_operator, object_sha256
 from midstream.remote.runs import ownership, run_state
 from midstream.remote.shapes import Text
 from midstream.remote.verify.objects import parse_manifest

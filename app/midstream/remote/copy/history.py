@@ -14,9 +14,10 @@ import posixpath
 import re
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
-from midstream.remote.copy import allowlist
-from midstream.remote.copy.allowlist import LOG_TAIL
-from midstream.remote.copy.object_files import (
+from midstream.remote.declarations import PAGE_LIMIT, reads, repeatable
+from midstream.remote.files import allowlist
+from midstream.remote.files.allowlist import LOG_TAIL
+from midstream.remote.files.object_files import (
     NotPlainError,
     descriptor_sha256,
     inside,
@@ -25,7 +26,6 @@ from midstream.remote.copy.object_files import (
     open_parent,
     size_of,
 )
-from midstream.remote.declarations import PAGE_LIMIT, reads, repeatable
 from midstream.remote.shapes import FileName
 from midstream_engine import records
 

@@ -18,8 +18,8 @@ import shutil
 import tempfile
 from typing import Dict, List, Sequence, Set
 
-from midstream.remote.copy.object_files import object_sha256
 from midstream.remote.declarations import repeatable
+from midstream.remote.files.object_files import object_sha256
 from midstream_engine import records
 
 FILES = "files"

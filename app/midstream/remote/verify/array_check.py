@@ -15,8 +15,8 @@ import subprocess
 import sys
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from midstream.remote.copy.object_files import emit, end_with_operator
 from midstream.remote.declarations import program
+from midstream.remote.files.object_files import emit, end_with_operator
 from midstream.remote.verify import decode
 
 ENGINE = "midstream_engine.checkpoint"

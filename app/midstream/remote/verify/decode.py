@@ -17,8 +17,8 @@ import struct
 import sys
 from typing import Any, Dict, List, Tuple, cast
 
-from midstream.remote.copy.copy_items import CopyObject
-from midstream.remote.copy.object_files import emit
+from midstream.remote.files.copy_items import CopyObject
+from midstream.remote.files.object_files import emit
 from midstream.remote.verify import tree
 from midstream.remote.verify.objects import checked
 from midstream_engine import records

@@ -13,9 +13,10 @@ import posixpath
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypedDict
 
-from midstream.remote.copy import allowlist
-from midstream.remote.copy.copy_items import CopyObject
-from midstream.remote.copy.object_files import (
+from midstream.remote.declarations import MANIFEST_LIMIT, reads
+from midstream.remote.files import allowlist
+from midstream.remote.files.copy_items import CopyObject
+from midstream.remote.files.object_files import (
     HASHERS,
     NotPlainError,
     descriptor_sha256,
@@ -24,7 +25,6 @@ from midstream.remote.copy.object_files import (
     open_object,
     size_of,
 )
-from midstream.remote.declarations import MANIFEST_LIMIT, reads
 from midstream.remote.shapes import FileName, Text
 
 MANIFEST_BYTES = 1 << 26  # of a manifest that is read

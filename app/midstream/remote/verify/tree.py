@@ -10,9 +10,9 @@ import os
 import posixpath
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
-from midstream.remote.copy.copy_items import CopyObject
-from midstream.remote.copy.object_files import emit, end_with_operator
 from midstream.remote.declarations import MANIFEST_LIMIT, program, reads
+from midstream.remote.files.copy_items import CopyObject
+from midstream.remote.files.object_files import emit, end_with_operator
 from midstream.remote.verify import objects as objects_of
 from midstream.remote.verify.objects import checked
 from midstream_engine import records

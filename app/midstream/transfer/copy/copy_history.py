@@ -6,7 +6,7 @@ attempt.
 A target that had the run before may have more of an attempt than the source: its metrics are never replaced by a part
 of themselves. Commands are not part of the history, and the migration writes the fence.
 
-The files that the source lists are checked against an allowlist (`midstream.remote.copy.allowlist`) before any is
+The files that the source lists are checked against an allowlist (`midstream.remote.files.allowlist`) before any is
 requested. The run's config is the text that the caller has checked: no other text is sent.
 """
 
@@ -21,8 +21,9 @@ from typing import TypeVar
 from midstream.errors import RemoteError
 from midstream.hosts.host import Host
 from midstream.printable import printable
-from midstream.remote.copy import allowlist, history
-from midstream.remote.copy.copy_items import HistoryObject
+from midstream.remote.copy import history
+from midstream.remote.files import allowlist
+from midstream.remote.files.copy_items import HistoryObject
 from midstream.transfer.copy.copy_tree import send_files
 from midstream.transfer.copy_settings import CopySettings
 from midstream.transfer.endpoint import Endpoint

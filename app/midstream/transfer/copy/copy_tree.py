@@ -22,8 +22,8 @@ from threading import Event
 from midstream.errors import MidstreamError
 from midstream.hosts.rpc.report_types import Committed, CopyLine, CopyProblem, PartialObject, Present, Ready, Reused
 from midstream.printable import printable
-from midstream.remote.copy.allowlist import CHECKPOINT, HISTORY
-from midstream.remote.copy.copy_items import CopyItem, CopyObject, HistoryObject
+from midstream.remote.files.allowlist import CHECKPOINT, HISTORY
+from midstream.remote.files.copy_items import CopyItem, CopyObject, HistoryObject
 from midstream.remote.verify import objects as remote_objects
 from midstream.transfer.copy.target_session import TargetSession, new_generation
 from midstream.transfer.copy_settings import AUTO, RELAY, CopySettings, settings_of_hosts
@@ -76,7 +76,7 @@ def copy_tree(
         progress: Called with the progress, from this thread.
         cancel: Ends the copy when it is set.
         settings: By default those of the fleet file.
-        kind: What the tree has to be (`midstream.remote.copy.allowlist`). A manifest that names anything else is
+        kind: What the tree has to be (`midstream.remote.files.allowlist`). A manifest that names anything else is
             rejected.
 
     Raises:

@@ -11,9 +11,9 @@ from typing import Any
 
 from midstream.errors import MidstreamError
 from midstream.printable import printable
-from midstream.remote.copy import allowlist
-from midstream.remote.copy.allowlist import CHECKPOINTS
-from midstream.remote.copy.copy_items import CopyObject
+from midstream.remote.files import allowlist
+from midstream.remote.files.allowlist import CHECKPOINTS
+from midstream.remote.files.copy_items import CopyObject
 from midstream.transfer.copy.target_session import new_generation
 from midstream.transfer.copy_settings import settings_of_hosts
 from midstream.transfer.endpoint import Endpoint

@@ -16,7 +16,7 @@ from typing import Any
 from midstream.hosts.host import Host
 from midstream.hosts.rpc.answer_limits import decode_file
 from midstream.hosts.rpc.remote_program import Cancelled
-from midstream.remote.copy.allowlist import CHECKPOINT
+from midstream.remote.files.allowlist import CHECKPOINT
 from midstream.transfer.copy.copy_tree import copy_contents
 from midstream.transfer.copy_settings import CopySettings
 from midstream.transfer.endpoint import Endpoint
@@ -107,7 +107,7 @@ def fan_out(
         progress: Called with the progress of all copies together.
         cancel: Ends the copies when it is set.
         settings: By default those of the fleet file. The bandwidth limit is that of all copies together.
-        kind: What the tree has to be (`midstream.remote.copy.allowlist`).
+        kind: What the tree has to be (`midstream.remote.files.allowlist`).
 
     Returns:
         The report of each target.

@@ -16,8 +16,8 @@ from typing import Any
 from midstream.errors import ConnectionLostError, MidstreamError
 from midstream.hosts.rpc.remote_program import Cancelled, last_words
 from midstream.hosts.rpc.report_types import Committed, CopyLine, CopyProblem, Ready
-from midstream.remote.copy.copy_items import CopyObject
 from midstream.remote.copy.target import session
+from midstream.remote.files.copy_items import CopyObject
 from midstream.transfer.copy_reports import checked_reports
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import RESUME_HINT
@@ -62,7 +62,7 @@ class TargetSession:
             text: Text of the manifest.
             survey: Whether the program reports the objects that the target has.
             generation: Name of the staging directory; a new one by default.
-            kind: What the tree has to be (`midstream.remote.copy.allowlist`).
+            kind: What the tree has to be (`midstream.remote.files.allowlist`).
         """
         self.target = target
         self.generation = generation or new_generation()

@@ -16,8 +16,8 @@ from midstream.errors import ConnectionLostError, MidstreamError
 from midstream.hosts.host import Process
 from midstream.hosts.rpc.remote_program import last_words
 from midstream.hosts.rpc.report_types import CopyLine
-from midstream.remote.copy.copy_items import CopyItem
 from midstream.remote.copy.stream.requested_items import RequestedItems
+from midstream.remote.files.copy_items import CopyItem
 from midstream.transfer.copy_reports import checked_reports
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import RESUME_HINT

@@ -16,7 +16,7 @@ from midstream.errors import MidstreamError
 from midstream.hosts.rpc.remote_program import Cancelled
 from midstream.hosts.rpc.report_types import CopyLine, CopyProblem, Done, Landed, Placed
 from midstream.printable import printable
-from midstream.remote.copy.copy_items import CopyItem, CopyObject, HistoryObject
+from midstream.remote.files.copy_items import CopyItem, CopyObject, HistoryObject
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError
 from midstream.transfer.progress import Meter

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from midstream.migrate import migration_state
+from midstream.migrate.records import migration_state
 from midstream.tui.state.screen_state import ScreenState
 from midstream.watch import snapshot as watch
 from midstream.watch.runs.run_failure import failure_of

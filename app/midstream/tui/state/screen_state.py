@@ -13,7 +13,7 @@ from midstream.watch import snapshot as watch
 from midstream.watch.snapshot import RunView, Snapshot
 
 if TYPE_CHECKING:
-    from midstream.migrate.migration_view import MigrationView
+    from midstream.migrate.journal.migration_view import MigrationView
 
 
 class SnapshotSource(Protocol):

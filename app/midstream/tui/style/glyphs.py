@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from midstream.check.check_result import FAIL, PASS, WARN
-from midstream.migrate import migration_state as states
-from midstream.migrate import phase_names
-from midstream.migrate.proof.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED
+from midstream.migrate.records import migration_state as states
+from midstream.migrate.records import phase_names
+from midstream.migrate.records.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED
 from midstream.tui.style import palette
 from midstream.watch import snapshot as watch
 from midstream_engine import records

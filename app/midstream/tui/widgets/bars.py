@@ -8,7 +8,7 @@ from typing import Any
 from rich.cells import cell_len, set_cell_size
 
 from midstream.counts import count
-from midstream.migrate.proof.downtime_report import DOWNTIME_PHASES, DowntimeReport, shown_phase
+from midstream.migrate.records.downtime_report import DOWNTIME_PHASES, DowntimeReport, shown_phase
 from midstream.tui.style import number_format, palette
 from midstream.tui.style.glyphs import Glyphs
 from midstream.tui.style.styled_text import Text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from midstream.migrate import phase_names
-from midstream.migrate.migration_view import MigrationView
+from midstream.migrate.journal.migration_view import MigrationView
+from midstream.migrate.records import phase_names
 from midstream.tui.style import palette
 from midstream.tui.style.glyphs import Glyphs
 from midstream.tui.style.styled_text import Text

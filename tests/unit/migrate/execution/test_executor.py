@@ -14,13 +14,14 @@ import pytest
 from midstream.errors import ConnectionLostError, Exit, HostError, MidstreamError, UsageError
 from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.host_pool import HostPool
-from midstream.migrate import migration_state, phase_names
-from midstream.migrate.execution import executor, migration_directory, migration_process
-from midstream.migrate.execution.journal import Journal, JournalError
-from midstream.migrate.execution.migration import Migration
-from midstream.migrate.facts import Facts
+from midstream.migrate.execution import executor, migration_process
+from midstream.migrate.journal import migration_directory
+from midstream.migrate.journal.journal import Journal, JournalError
 from midstream.migrate.phases.certify import NotCertifiedError
-from midstream.migrate.proof.certificate import Certificate
+from midstream.migrate.phases.context.migration import Migration
+from midstream.migrate.records import migration_state, phase_names
+from midstream.migrate.records.certificate import Certificate
+from midstream.migrate.records.facts import Facts
 from midstream.remote.runs import ownership
 from midstream.watch.watcher import Watcher
 from midstream_engine import records

@@ -9,13 +9,14 @@ import threading
 import pytest
 
 from midstream.errors import MidstreamError, UsageError
-from midstream.migrate import migration_state, phase_names
-from midstream.migrate.event import Event
-from midstream.migrate.execution import migration_directory, migration_process
-from midstream.migrate.execution.journal import Journal, JournalError, follow_events, outcome, read_events
-from midstream.migrate.execution.migration_directory import MigrationDirectory
-from midstream.migrate.facts import Facts
-from midstream.migrate.proof.downtime_report import DowntimeReport
+from midstream.migrate.execution import migration_process
+from midstream.migrate.journal import migration_directory
+from midstream.migrate.journal.journal import Journal, JournalError, follow_events, outcome, read_events
+from midstream.migrate.journal.migration_directory import MigrationDirectory
+from midstream.migrate.records import migration_state, phase_names
+from midstream.migrate.records.downtime_report import DowntimeReport
+from midstream.migrate.records.event import Event
+from midstream.migrate.records.facts import Facts
 from midstream_engine import records
 from support.migrations.sample_plan import PLAN, SEALED
 

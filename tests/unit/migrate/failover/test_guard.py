@@ -21,7 +21,7 @@ from midstream.hosts.host_pool import HostPool
 from midstream.hosts.providers.provider import SliceStatus
 from midstream.launch.attempt_monitor import RankView
 from midstream.migrate.failover import guard
-from midstream.migrate.failover.notify import notify
+from midstream.migrate.notifications.notify import notify
 from midstream.remote.machine import preemption_notices
 from midstream.watch.runs.symptoms import DIVERGING, NOT_A_NUMBER, STALLED, symptoms
 from midstream.watch.snapshot import HostView, RunView, Snapshot

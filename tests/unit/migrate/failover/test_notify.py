@@ -12,8 +12,8 @@ import pytest
 from midstream.errors import UsageError
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.fleet.notify_config import NotifyConfig
-from midstream.migrate.failover import webhook
-from midstream.migrate.failover.notify import notify_all
+from midstream.migrate.notifications import webhook
+from midstream.migrate.notifications.notify import notify_all
 from support.loopback import Loopback, Quiet
 
 EVENT = {"event": "guard", "kind": "lost", "run": "webtext", "message": "gpu1 <!channel> & \x1b[31mlost"}

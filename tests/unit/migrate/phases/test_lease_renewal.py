@@ -12,11 +12,11 @@ import pytest
 
 from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.hosts.host_pool import HostPool
-from midstream.migrate.execution.journal import Journal
 from midstream.migrate.execution.lease_renewal import LeaseRenewal
-from midstream.migrate.facts import Copied, Facts
-from midstream.migrate.modes import LIVE, WARM
-from midstream.migrate.planning import estimate
+from midstream.migrate.journal.journal import Journal
+from midstream.migrate.phases.context import estimate_update
+from midstream.migrate.records.facts import Copied, Facts
+from midstream.migrate.records.modes import LIVE, WARM
 from midstream.remote.runs import standby_state
 from midstream_engine import records
 from support.migrations.sample_plan import PLAN, changed
@@ -53,7 +53,7 @@ CURVE = [{"attempt": 1, "throughput/duration": 2.0} for _ in range(8)]
 
 
 def migration_of(tmp_path: Path, mode: str, prices: tuple[float | None, float | None]) -> Any:
-    from midstream.migrate import cost
+    from midstream.migrate.records import cost
 
     plan = changed(
         PLAN,
@@ -76,10 +76,10 @@ def migration_of(tmp_path: Path, mode: str, prices: tuple[float | None, float | 
 
 def test_estimate_uses_rehearsal_measurements(tmp_path: Path) -> None:
     migration = migration_of(tmp_path, WARM, (10.0, 10.0))
-    assert estimate.predicted_seconds(migration) == {}
+    assert estimate_update.predicted_seconds(migration) == {}
     migration.journal.record(Facts(rehearsal_copy=Copied(100_000_000, 50.0), rehearsed_step_seconds=0.5))
-    estimate.update_estimate(migration)
-    predicted = estimate.predicted_seconds(migration)
+    estimate_update.update_estimate(migration)
+    predicted = estimate_update.predicted_seconds(migration)
     assert predicted["first_step"] == 0.5
     assert predicted["copy"] == pytest.approx(0.5 + 50.0 - 100e6 / 400e6)
     text = "\n".join(migration.notes)
@@ -93,10 +93,10 @@ def test_estimate_uses_rehearsal_measurements(tmp_path: Path) -> None:
 
 def test_live_fallback_to_warm_is_estimated_as_warm(tmp_path: Path) -> None:
     migration = migration_of(tmp_path, LIVE, (None, None))
-    estimate.update_estimate(migration)
-    assert sum(estimate.predicted_seconds(migration).values()) == 0.0
+    estimate_update.update_estimate(migration)
+    assert sum(estimate_update.predicted_seconds(migration).values()) == 0.0
     assert migration.notes == []
     migration.journal.record(Facts(fallback_reason="the user does not wait"))
-    estimate.update_estimate(migration)
-    assert sum(estimate.predicted_seconds(migration).values()) > 1.0
+    estimate_update.update_estimate(migration)
+    assert sum(estimate_update.predicted_seconds(migration).values()) > 1.0
     migration.journal.close()

@@ -16,13 +16,14 @@ from midstream.fleet.fleet import LocalHostConfig
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
-from midstream.migrate.execution.migration import Migration
-from midstream.migrate.execution.pins import pinned_on_target
-from midstream.migrate.facts import Sealed, StartingPoint
-from midstream.migrate.phases.replica import Agreement, ReplicaProgress, ReplicaUnfitError, pace
-from midstream.migrate.proof import downtime_report, live_certificate
-from midstream.migrate.proof.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate
-from midstream.migrate.proof.downtime_report import DOWNTIME_PHASES
+from midstream.migrate.phases.context.migration import Migration
+from midstream.migrate.phases.copying.pins import pinned_on_target
+from midstream.migrate.phases.standby.replica import Agreement, ReplicaProgress, ReplicaUnfitError, pace
+from midstream.migrate.proof import live_certificate
+from midstream.migrate.records import downtime_report
+from midstream.migrate.records.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate
+from midstream.migrate.records.downtime_report import DOWNTIME_PHASES
+from midstream.migrate.records.facts import Sealed, StartingPoint
 from midstream.watch.watcher import Watcher
 from midstream_engine import records
 from support.migrations.sample_plan import PLAN

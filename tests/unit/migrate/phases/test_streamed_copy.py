@@ -21,11 +21,11 @@ from midstream.errors import HostError, MidstreamError
 from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.rpc.report_types import Complete, Named, Object
-from midstream.migrate.execution import migration_directory
-from midstream.migrate.execution.journal import Journal, read_events
-from midstream.migrate.execution.migration import Migration
-from midstream.migrate.modes import WARM
-from midstream.migrate.phases import streamed_copy
+from midstream.migrate.journal import migration_directory
+from midstream.migrate.journal.journal import Journal, read_events
+from midstream.migrate.phases.context.migration import Migration
+from midstream.migrate.phases.copying import streamed_copy
+from midstream.migrate.records.modes import WARM
 from midstream.watch.watcher import Watcher
 from midstream_engine import records
 from support.checkpoints.trees import cell, files

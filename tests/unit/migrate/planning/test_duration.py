@@ -18,15 +18,15 @@ from midstream.migrate.duration.stage_times import (
     report_lines,
     stage_times,
 )
-from midstream.migrate.execution import stage_clock
-from midstream.migrate.execution.journal import Journal, read, read_events
-from midstream.migrate.execution.stage_clock import StageClock
-from midstream.migrate.facts import Facts
-from midstream.migrate.modes import COLD, LIVE, WARM
-from midstream.migrate.plan import Plan
+from midstream.migrate.journal.journal import Journal, read, read_events
+from midstream.migrate.phases.context import stage_clock
+from midstream.migrate.phases.context.stage_clock import StageClock
 from midstream.migrate.planning import downtime_estimate, plan_estimate
 from midstream.migrate.planning.measured_rates import PastMigration, Rates, rates_between
 from midstream.migrate.planning.plan_description import describe
+from midstream.migrate.records.facts import Facts
+from midstream.migrate.records.modes import COLD, LIVE, WARM
+from midstream.migrate.records.plan import Plan
 from midstream.tui.screens.migration import plan_text
 from midstream.tui.style.glyphs import UNICODE
 from support.migrations.sample_plan import PLAN, changed

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from midstream.migrate.facts import Sealed
-from midstream.migrate.plan import Change, Plan
 from midstream.migrate.proof import certificate_page, copy_certificate
-from midstream.migrate.proof.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate
+from midstream.migrate.records.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate
+from midstream.migrate.records.facts import Sealed
+from midstream.migrate.records.plan import Change, Plan
 from midstream_engine import records
 from support.hostile_text import ALL, unsafe
 from support.migrations.sample_plan import PLAN, changed

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.migrate.proof import curve_picture
-from midstream.migrate.proof.certificate import VERIFIED, Certificate, Claim
+from midstream.migrate.records.certificate import VERIFIED, Certificate, Claim
 
 SVG = "{http://www.w3.org/2000/svg}"
 PROOF = Certificate(

@@ -11,13 +11,13 @@ import os
 import posixpath
 from typing import Any, Callable, Dict, List, Optional
 
-from midstream.remote.copy.allowlist import CHECKPOINTS
-from midstream.remote.copy.copy_items import CopyItem
-from midstream.remote.copy.object_files import LastFolder
 from midstream.remote.copy.stream import receiver
 from midstream.remote.copy.stream.frames import Bytes, ProblemError
 from midstream.remote.copy.target.staging import CHUNK, Stage, problem
 from midstream.remote.declarations import program
+from midstream.remote.files.allowlist import CHECKPOINTS
+from midstream.remote.files.copy_items import CopyItem
+from midstream.remote.files.object_files import LastFolder
 
 MANIFEST = "manifest.json"
 SYNC_THREADS = 4  # fsync finished objects while the next ones arrive

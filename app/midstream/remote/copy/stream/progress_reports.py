@@ -10,7 +10,7 @@ import contextlib
 import threading
 from typing import Any, List, Sequence
 
-from midstream.remote.copy.object_files import emit
+from midstream.remote.files.object_files import emit
 
 REPORT_INTERVAL = 0.05  # seconds
 

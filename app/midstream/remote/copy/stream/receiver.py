@@ -8,9 +8,6 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Callable, Dict, Optional
 
-from midstream.remote.copy.allowlist import shown
-from midstream.remote.copy.copy_items import CopyItem
-from midstream.remote.copy.object_files import emit
 from midstream.remote.copy.stdin_lines import Lines
 from midstream.remote.copy.stream import tls_peer as tls
 from midstream.remote.copy.stream.byte_planes import MalformedError, unpack
@@ -29,6 +26,9 @@ from midstream.remote.copy.stream.frames import (
 )
 from midstream.remote.copy.stream.progress_reports import ProgressReports
 from midstream.remote.copy.stream.requested_items import RequestedItems
+from midstream.remote.files.allowlist import shown
+from midstream.remote.files.copy_items import CopyItem
+from midstream.remote.files.object_files import emit
 
 
 class Arriving:

@@ -13,9 +13,9 @@ import json
 import os
 from typing import Any, Dict
 
-from midstream.remote.copy import allowlist
-from midstream.remote.copy.copy_items import CopyItem
 from midstream.remote.copy.stream.frames import ProblemError
+from midstream.remote.files import allowlist
+from midstream.remote.files.copy_items import CopyItem
 
 TAG = "tag"
 _FIELDS = ("path", "size", "sha256", "offset", "length")

@@ -11,13 +11,13 @@ import time
 from functools import partial
 from typing import Any, Callable, Dict, Optional, Sequence
 
-from midstream.remote.copy.copy_items import CopyItem
-from midstream.remote.copy.object_files import LastFolder, open_plain
 from midstream.remote.copy.stdin_lines import Lines
 from midstream.remote.copy.stream import tls_peer as tls
 from midstream.remote.copy.stream.frames import DATA, FAILED, FINISH, HEADER, IDLE, ITEM, PACKED, PAYLOAD, widen
 from midstream.remote.copy.stream.packing import Packer, Packing
 from midstream.remote.declarations import program
+from midstream.remote.files.copy_items import CopyItem
+from midstream.remote.files.object_files import LastFolder, open_plain
 
 SMALL = 1 << 17  # items up to this many bytes are packed together into one write
 IDLE_INTERVAL = 5.0  # seconds between two frames of an idle sender

@@ -27,9 +27,9 @@ from typing import (
     cast,
 )
 
-from midstream.remote.copy.object_files import emit
 from midstream.remote.copy.stdin_lines import SILENCE, Lines
 from midstream.remote.declarations import program, reads
+from midstream.remote.files.object_files import emit
 
 if TYPE_CHECKING:  # its import takes longer than all others together: functions import it when they need it
     import ssl

@@ -18,9 +18,9 @@ import posixpath
 from concurrent.futures import ThreadPoolExecutor
 from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
-from midstream.remote.copy.copy_items import CopyObject
-from midstream.remote.copy.object_files import BLOCK, HASHERS, descriptor_sha256, inside, open_object, open_plain
 from midstream.remote.copy.target.staging import SLACK, Stage, free_bytes
+from midstream.remote.files.copy_items import CopyObject
+from midstream.remote.files.object_files import BLOCK, HASHERS, descriptor_sha256, inside, open_object, open_plain
 
 MANIFEST = "manifest.json"
 MANIFESTS = 256  # trees that are searched for objects, the newest ones

@@ -9,9 +9,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Dict
 
-from midstream.remote.copy.copy_items import CopyObject
-from midstream.remote.copy.object_files import BLOCK, HASHERS, emit, open_plain
 from midstream.remote.copy.target.staging import Stage, problem
+from midstream.remote.files.copy_items import CopyObject
+from midstream.remote.files.object_files import BLOCK, HASHERS, emit, open_plain
 
 
 class Assembly:

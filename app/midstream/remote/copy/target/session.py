@@ -11,9 +11,6 @@ import posixpath
 import time
 from typing import Iterator, List, Optional, Sequence, Set, Tuple
 
-from midstream.remote.copy import allowlist
-from midstream.remote.copy.copy_items import CopyObject
-from midstream.remote.copy.object_files import emit, inside, open_plain
 from midstream.remote.copy.stdin_lines import SILENCE, Lines
 from midstream.remote.copy.target import local_reuse
 from midstream.remote.copy.target.range_assembly import Assemblies
@@ -29,6 +26,9 @@ from midstream.remote.copy.target.staging import (
     sync_objects,
 )
 from midstream.remote.declarations import program
+from midstream.remote.files import allowlist
+from midstream.remote.files.copy_items import CopyObject
+from midstream.remote.files.object_files import emit, inside, open_plain
 from midstream.remote.verify.objects import checked
 
 REPORT_OBJECTS = 512  # objects in one line

@@ -23,8 +23,9 @@ import threading
 import time
 from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
-from midstream.remote.copy.copy_items import CopyObject
-from midstream.remote.copy.object_files import (
+from midstream.remote.copy.stdin_lines import SILENCE
+from midstream.remote.files.copy_items import CopyObject
+from midstream.remote.files.object_files import (
     INCOMING,
     LastFolder,
     NotPlainError,
@@ -34,7 +35,6 @@ from midstream.remote.copy.object_files import (
     open_parent,
     open_plain,
 )
-from midstream.remote.copy.stdin_lines import SILENCE
 
 LOCK = "lock"
 CHUNK = 8 << 20  # bytes; a stream that was cut sends at most so many again

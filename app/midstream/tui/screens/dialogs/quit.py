@@ -10,7 +10,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from midstream.counts import agree, count
-from midstream.migrate.migration_view import MigrationView
+from midstream.migrate.journal.migration_view import MigrationView
 from midstream.tui.base_app import app_of
 from midstream.tui.style import palette
 from midstream.tui.style.styled_text import Text

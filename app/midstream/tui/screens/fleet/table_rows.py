@@ -19,8 +19,8 @@ from midstream.listing.run_facts import (
     tokens_per_second,
     utilization,
 )
-from midstream.migrate import migration_state
-from midstream.migrate.proof.downtime_report import DOWNTIME_PHASES
+from midstream.migrate.records import migration_state
+from midstream.migrate.records.downtime_report import DOWNTIME_PHASES
 from midstream.tui.state.saved_layout import ListLayout
 from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.style import glyphs as signs
@@ -34,7 +34,7 @@ from midstream_engine import records
 
 if TYPE_CHECKING:
     from midstream.listing.conditions import Condition
-    from midstream.migrate.migration_view import MigrationView
+    from midstream.migrate.journal.migration_view import MigrationView
 
 HOST_COLUMNS = (
     Column("HOST", widest=24, field="host"),

@@ -12,7 +12,7 @@ from textual.widgets import Static
 
 from midstream.check.check_result import FAIL, WARN
 from midstream.errors import MidstreamError
-from midstream.migrate.migration_view import MigrationView
+from midstream.migrate.journal.migration_view import MigrationView
 from midstream.tui import commands
 from midstream.tui.actions import Actions
 from midstream.tui.screens.base import MidstreamScreen

@@ -13,9 +13,9 @@ from textual.widgets import Static
 
 from midstream.counts import agree, count
 from midstream.listing import documents
-from midstream.migrate import migration_state
 from midstream.migrate.duration.stage_times import report, report_lines
-from midstream.migrate.migration_view import CERTIFIED, NOT_CERTIFIED, VOID, MigrationView
+from midstream.migrate.journal.migration_view import CERTIFIED, NOT_CERTIFIED, VOID, MigrationView
+from midstream.migrate.records import migration_state
 from midstream.tui import commands
 from midstream.tui.base_app import SHORT_SCREEN
 from midstream.tui.screens import export_curves

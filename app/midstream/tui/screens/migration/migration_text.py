@@ -8,10 +8,10 @@ from typing import Any
 
 from midstream.counts import count
 from midstream.listing.run_facts import hardware
-from midstream.migrate import migration_state, phase_names
-from midstream.migrate.event import STAGE, shell_line_of
-from midstream.migrate.migration_view import VOID, MigrationView
-from midstream.migrate.proof.certificate import COMPARED
+from midstream.migrate.journal.migration_view import VOID, MigrationView
+from midstream.migrate.records import migration_state, phase_names
+from midstream.migrate.records.certificate import COMPARED
+from midstream.migrate.records.event import STAGE, shell_line_of
 from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.style import glyphs as signs
 from midstream.tui.style import number_format, palette

@@ -16,11 +16,11 @@ from midstream.check.check_result import FAIL, Check
 from midstream.counts import agree, count
 from midstream.errors import MidstreamError
 from midstream.listing.run_facts import hardware, short_kind
-from midstream.migrate import phase_names
 from midstream.migrate.duration import stages
-from midstream.migrate.modes import COLD, LIVE, MODES, WARM
-from midstream.migrate.plan import Plan
-from midstream.migrate.request import Request
+from midstream.migrate.records import phase_names
+from midstream.migrate.records.modes import COLD, LIVE, MODES, WARM
+from midstream.migrate.records.plan import Plan
+from midstream.migrate.records.request import Request
 from midstream.tui import commands
 from midstream.tui.actions import Target, TargetMissingError
 from midstream.tui.screens.base import MidstreamScreen

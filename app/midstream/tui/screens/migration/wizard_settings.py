@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from midstream.counts import count
-from midstream.migrate.request import Request
+from midstream.migrate.records.request import Request
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.dialogs.engine_flags import EXAMPLE, flags_problem, words_of
 from midstream.tui.screens.dialogs.form import Field, FormScreen, Values

@@ -10,7 +10,7 @@ import sys
 from textual.app import SuspendNotSupported
 
 from midstream.errors import MidstreamError
-from midstream.migrate.request import Request
+from midstream.migrate.records.request import Request
 from midstream.printable import printable
 from midstream.tui.base_app import BaseApp
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen

@@ -1,0 +1,124 @@
+"""A migration as its directory describes it, for screens and flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from midstream.migrate.duration.stage_times import Remaining, StageTimes, estimates, remaining, stage_times
+from midstream.migrate.duration.stages import HEALTHY
+from midstream.migrate.records import phase_names
+from midstream.migrate.records.certificate import Certificate
+from midstream.migrate.records.downtime_report import DowntimeReport
+from midstream.migrate.records.event import Event
+from midstream.migrate.records.facts import Facts, facts_of
+from midstream.migrate.records.migration_state import (
+    INTERRUPTED,
+    OPEN_STATES,
+    ROLLBACK_INCOMPLETE,
+    ROLLED_BACK,
+    RUNNING,
+)
+from midstream.migrate.records.plan import Plan
+
+CERTIFIED, NOT_CERTIFIED, VOID = "certified", "failed", "void"  # see `MigrationView.verdict`
+
+
+@dataclass(frozen=True)
+class MigrationView:
+    """A migration as its directory describes it. Screens and flags read nothing else."""
+
+    migration: str
+    plan: Plan
+    state: str  # RUNNING, INTERRUPTED, COMPLETED, ROLLED_BACK, ROLLBACK_INCOMPLETE, MOVED_ON or DAMAGED
+    phase: str  # the newest phase that was begun
+    events: tuple[Event, ...]
+    downtime: DowntimeReport | None = None
+    certificate: Certificate | None = None
+    finished: bool = False  # the source is retired: no rollback any more
+    error: str = ""
+    damage: tuple[str, ...] = ()  # what is wrong with its files, one line each
+    newer: bool = False  # a newer midstream wrote its journal, which is not read
+
+    @property
+    def open(self) -> bool:
+        return self.state in OPEN_STATES
+
+    @property
+    def rolled_back(self) -> bool:
+        """Return whether the run has returned to its source, or is returning.
+
+        Phases and certificate then count no more.
+        """
+        if self.state in (ROLLED_BACK, ROLLBACK_INCOMPLETE):
+            return True
+        return self.phase == phase_names.ROLLBACK and self.state in (RUNNING, INTERRUPTED)
+
+    @property
+    def verdict(self) -> str:
+        """Certificate's verdict: ``certified``, ``failed``, ``void``; empty without one.
+
+        ``void``: certified, then rolled back.
+        """
+        if self.certificate is None:
+            return ""
+        if not self.certificate.valid:
+            return NOT_CERTIFIED
+        return VOID if self.rolled_back else CERTIFIED
+
+    @cached_property
+    def facts(self) -> Facts:
+        return facts_of(self.events)
+
+    @property
+    def sealed_step(self) -> int | None:
+        """The step at which the target takes over; None before the seal."""
+        if self.certificate is not None:
+            return self.certificate.step
+        return None if self.facts.sealed is None else self.facts.sealed.step
+
+    @property
+    def predicted_seconds(self) -> Mapping[str, float]:
+        """Predicted seconds by phase of the downtime.
+
+        They are the newest prediction before the run was stopped.
+        """
+        if self.downtime is not None:
+            return self.downtime.predicted
+        return self.facts.predicted or self.plan.estimate.predicted_seconds
+
+    @cached_property
+    def stage_times(self) -> StageTimes:
+        """Measured seconds of the stages in the journal, and the stage that runs."""
+        return stage_times(self.events)
+
+    @property
+    def expected_seconds(self) -> Mapping[str, float | None]:
+        """Expected seconds by stage; None: unknown.
+
+        They are the plan's estimate, replaced by what the migration has measured since.
+        """
+        return estimates(self.plan, self.facts)
+
+    def remaining(self, now: float, target_step: int | None = None) -> Remaining | None:
+        """Return what is left at ``now`` (UTC seconds), or None.
+
+        None: it does not run, or its plan has no estimate.
+
+        ``target_step`` is the target's step, None where it is unknown: it says how many healthy steps are done.
+        """
+        if self.state != RUNNING or not self.plan.estimate.duration or self.phase == phase_names.ROLLBACK:
+            return None
+        times, healthy = self.stage_times, self.plan.policy.healthy_steps
+        if times.current == HEALTHY and healthy:
+            times = replace(times, share=min(1.0, self.steps_given_up(target_step) / healthy))
+        return remaining(self.expected_seconds, times, now)
+
+    def steps_given_up(self, target_step: int | None) -> int:
+        """Return the steps that a rollback loses.
+
+        They are the target's, at ``target_step``, past the seal.
+        """
+        sealed = self.sealed_step
+        return 0 if sealed is None or target_step is None else max(0, target_step - sealed)

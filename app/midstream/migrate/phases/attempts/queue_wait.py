@@ -1,0 +1,94 @@
+"""The wait for a SLURM attempt's allocation, and its comparison with the plan.
+
+The wait has no limit: a queue takes as long as it takes, and the user can roll back at any time.
+"""
+
+from __future__ import annotations
+
+import time
+
+from midstream.counts import count
+from midstream.errors import ConnectionLostError, MidstreamError
+from midstream.migrate.phases.context.migration import Migration
+from midstream.migrate.source_and_target.host_group import HostGroup
+from midstream.remote.runs import run_state, slurm
+from midstream_engine import records
+
+QUERY_INTERVAL = 5.0  # seconds between two looks at the job
+WAIT_STEP = 0.5  # seconds between two looks for a requested rollback
+
+
+def wait_in_queue(migration: Migration, group: HostGroup, attempt: int) -> None:
+    """Wait until the attempt's job has its nodes.
+
+    Returns at once where the group's target is no SLURM allocation.
+
+    A login node that does not answer is no evidence: the wait goes on.
+
+    Raises:
+        MidstreamError: The job has ended before it ran.
+        RollbackRequested: The user has requested a rollback.
+    """
+    if group.target.slurm is None:
+        return
+    said, contact = "", True
+    while True:
+        migration.check_requests()
+        job, host = None, group.lookup_first()
+        try:
+            host.connect()
+            job = host.call(slurm.job_of_attempt)(root=host.root, run_id=migration.plan.run_id, attempt=attempt)
+            contact = True
+        except ConnectionLostError as error:
+            if contact:
+                migration.note(f"{error.message}; the job stays in the queue")
+            contact = False
+        if job is not None:
+            if job.runs:
+                if said:
+                    migration.note(f"job {job.job} has started on {group.target.name}")
+                return
+            if not job.waits and job.state != "UNKNOWN":
+                if host.call(run_state.status)(host.root, migration.plan.run_id, attempt).status is not None:
+                    return  # it ran, and what the engine left says why it ended
+                raise MidstreamError(
+                    f"job {job.job} on {group.target.name} ended before its engine started: {job.state} ({job.reason})",
+                    f"its output: {group.first.name}:{group.paths.attempt(attempt).dir}/job.txt",
+                )
+            words = _waiting(job)
+            if words != said:
+                migration.note(words)
+                said = words
+        _pause(migration)
+
+
+def _waiting(job: slurm.JobState) -> str:
+    wait = job.started - time.time()
+    when = f", expected to start in about {max(1.0, wait / 60):.0f} min" if wait > 0 else ""
+    return f"job {job.job} waits in the queue: {job.state.lower()} ({job.reason}){when}"
+
+
+def _pause(migration: Migration) -> None:
+    end = time.monotonic() + QUERY_INTERVAL
+    while time.monotonic() < end:
+        migration.check_requests()
+        time.sleep(WAIT_STEP)
+
+
+def check_devices(migration: Migration, group: HostGroup, status: records.Status | None) -> None:
+    """Check that an allocation has the devices that the plan was made for.
+
+    Raises:
+        MidstreamError: It has another number of them.
+    """
+    if group.target.slurm is None or group is not migration.target_group or status is None or not status.devices:
+        return
+    planned, found = migration.plan.shape.target_devices, len(status.devices)
+    kinds = ", ".join(sorted({str(device.get("kind", "")) for device in status.devices}))
+    if found != planned:
+        raise MidstreamError(
+            f"the allocation of {group.target.name} has {count(found, 'device')} ({kinds}), and the plan was made for "
+            f"{planned}",
+            f"correct sbatch: of target {group.target.name} in the fleet file, then plan again",
+        )
+    migration.note(f"the allocation of {group.target.name} has {count(found, 'device')} ({kinds}), as planned")

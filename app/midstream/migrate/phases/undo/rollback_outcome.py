@@ -1,0 +1,52 @@
+"""Outcome of a rollback: whether the run runs on its source, or how to start it."""
+
+from __future__ import annotations
+
+import shlex
+
+from midstream.migrate.phases.context.migration import Migration
+from midstream.remote.runs import run_state
+from midstream_engine import records
+
+CONFIG = "run.yaml"  # copy of the run's config in the migration's directory, for the command that starts the run
+
+
+def not_running(migration: Migration) -> str:
+    """Return why the run does not run on its source, and the command that starts it.
+
+    Empty if it runs, has finished, or did not run before the migration either. A rollback does not start an engine that
+    it did not stop: one that failed, or exited with its host, may have been stopped for a reason.
+
+    Raises:
+        HostError: the source does not answer.
+    """
+    plan, group = migration.plan, migration.source_group
+    described = group.describe()
+    status = described.status
+    state = status.state if status else ""
+    before = plan.route.source_state not in (*records.ENDED, "lost")
+    if described.running or not described.attempt or state == records.FINISHED or not before:
+        return ""
+    if status is not None and state in records.ENDED:
+        why = f"it {state} at step {status.step}{': ' + status.message if status.message else ''}"
+    else:
+        why = f"its process has exited (last status: {state or 'starting'} at step {status.step if status else 0})"
+    usable = described.usable
+    start = (
+        f"from step {max(checkpoint.step for checkpoint in usable)}"
+        if usable
+        else "at step 0: it has no checkpoint yet"
+    )
+    return f"{plan.run_id} does not run on {plan.source}: {why}; {_launch_command(migration)} starts it there {start}"
+
+
+def _launch_command(migration: Migration) -> str:
+    """Return the launch command; the config that it names is copied from the source."""
+    plan, source = migration.plan, migration.source
+    config = migration.directory.path / CONFIG
+    records.write_bytes(str(config), source.call(run_state.read_text)(path=migration.source_paths.config).encode())
+    words = ["midstream"]
+    if plan.identity.fleet_file:
+        words += ["--fleet", plan.identity.fleet_file]
+    words += ["--launch", str(config), "--on", plan.route.source_target or plan.source, "--run-id", plan.run_id]
+    return shlex.join(words)
