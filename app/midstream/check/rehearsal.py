@@ -20,7 +20,7 @@ from midstream.launch.container import in_container
 from midstream.launch.host_group_start import prepare_target
 from midstream.launch.start_attempt import Launch, engine_environment
 from midstream.remote.machine import checks
-from midstream.remote.runs.attempts import with_setup
+from midstream.remote.runs.process_start import with_setup
 
 COMPILE_TIMEOUT = 3600.0  # seconds
 MODULE = "midstream_engine.rehearse"

@@ -32,7 +32,7 @@ from midstream.launch.install.environment import MODULES, prepare_environment
 from midstream.launch.reporter import Reporter
 from midstream.output import size
 from midstream.remote.machine import checks
-from midstream.remote.runs.attempts import with_setup
+from midstream.remote.runs.process_start import with_setup
 from midstream.state_directory import state_directory
 from midstream_engine.shared.accelerator_types import GPU, TPU, AcceleratorType
 

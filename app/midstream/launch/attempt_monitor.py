@@ -13,7 +13,7 @@ from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.errors import LaunchError, NotYetError
 from midstream.launch.start_attempt import ANY, Rank
-from midstream.remote.runs import attempts, run_state
+from midstream.remote.runs import attempt_view, run_state
 from midstream_engine import records
 
 POLL_INTERVAL = 0.3  # seconds between two looks at an attempt
@@ -81,12 +81,12 @@ class RankView:
         return f"exited without a message: {last_line}"
 
 
-def look(host: Host, run_id: str, attempt: int) -> attempts.AttemptView:
+def look(host: Host, run_id: str, attempt: int) -> attempt_view.AttemptView:
     """Return the host's description of the attempt.
 
-    It has the form that `midstream.remote.runs.attempts.attempt` returns.
+    It has the form that `midstream.remote.runs.attempt_view.attempt` returns.
     """
-    return host.call(attempts.attempt)(root=host.root, run_id=run_id, number=attempt)
+    return host.call(attempt_view.attempt)(root=host.root, run_id=run_id, number=attempt)
 
 
 def ranks_of(hosts: HostPool, host: str, run_id: str, number: int) -> tuple[Rank, ...]:
@@ -147,7 +147,7 @@ def look_at_ranks(hosts: HostPool, ranks: Sequence[Rank], run_id: str, number: i
         return [each for views in pool.map(view, ranks) for each in views]
 
 
-def _view(rank: Rank, found: attempts.ProcessView, skew: float) -> RankView:
+def _view(rank: Rank, found: attempt_view.ProcessView, skew: float) -> RankView:
     status, ended = found.status, found.exit
     silent = max(0.0, time.time() + skew - status.heartbeat) if status else 0.0
     if ended is not None:

@@ -27,7 +27,8 @@ from midstream.launch.start_attempt import (
     supervised,
 )
 from midstream.remote.runs import attempts, run_state
-from midstream.remote.runs.attempts import RUN_DIRECTORY, SETUP_FAILED, WORK
+from midstream.remote.runs.attempts import RUN_DIRECTORY, WORK
+from midstream.remote.runs.process_start import SETUP_FAILED
 from midstream_engine import records
 
 SUBMIT_TIMEOUT = 120.0  # seconds

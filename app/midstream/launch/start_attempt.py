@@ -11,7 +11,8 @@ from midstream.launch.engine_secrets import read_secrets
 from midstream.launch.install.bundle import EngineInstall
 from midstream.launch.install.environment import Environment
 from midstream.remote.runs import attempts, run_state
-from midstream.remote.runs.attempts import RUN_DIRECTORY, secrets_file
+from midstream.remote.runs.attempt_secrets import secrets_file
+from midstream.remote.runs.attempts import RUN_DIRECTORY
 from midstream_engine import records
 
 MODULE = "midstream_engine.train"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from midstream.remote.runs import attempts, run_state
+from midstream.remote.runs import attempt_view, attempts, run_state
 from midstream_engine import records
 from support.checkpoints.trees import SOURCES
 
@@ -121,7 +121,7 @@ def test_attempt_without_status_is_listed_and_signalled(paths: records.RunPaths)
     identity = start(paths, "import time; print('up', flush=True); time.sleep(600)")
     try:
         until(lambda: "up" in log(paths))
-        found = attempts.attempt(paths.root, "run", 1)
+        found = attempt_view.attempt(paths.root, "run", 1)
         assert (found.status, found.running, found.log) == (None, True, ["up"])
         assert run_state.signal(paths.root, "run", 1, "SIGTERM")
         until(lambda: not records.is_running(identity))

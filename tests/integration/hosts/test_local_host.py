@@ -21,7 +21,7 @@ from midstream.hosts.rpc import remote_call
 from midstream.hosts.rpc.remote_program import run_program
 from midstream.hosts.rpc.report_types import VERIFY
 from midstream.remote.machine import probe
-from midstream.remote.runs import attempts, run_state
+from midstream.remote.runs import attempt_view, run_state
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_close_ends_the_process(host: LocalHost) -> None:
 
 def test_call_sends_function_with_its_imports(host: LocalHost) -> None:
     assert host.call(run_state.claim_attempt)(root=host.root, run_id="run") == 1
-    described = host.call(attempts.attempt)(root=host.root, run_id="run", number=1)
+    described = host.call(attempt_view.attempt)(root=host.root, run_id="run", number=1)
     assert (described.status, described.running, described.log) == (None, False, [])
 
 

@@ -22,7 +22,7 @@ from midstream.launch.attempt_monitor import stop_run
 from midstream.launch.input_check import RunInputs
 from midstream.launch.install.bundle import build_bundle, install_engine
 from midstream.launch.install.environment import Environment
-from midstream.remote.runs import attempts
+from midstream.remote.runs import attempt_secrets
 from midstream_engine import records
 from simulators.sshd import Lab, SshServer
 from support.checkpoints.trees import files
@@ -107,7 +107,9 @@ def test_secret_files_are_private_and_removed(tmp_path: Path) -> None:
     before = os.umask(0)  # the most permissive
     try:
         for number, process in ((1, "0"), (1, "1"), (1, "")):
-            attempts.put_secrets(attempts.secrets_file(root, "run", number, process), {"HF_TOKEN": "hunter2"})
+            attempt_secrets.put_secrets(
+                attempt_secrets.secrets_file(root, "run", number, process), {"HF_TOKEN": "hunter2"}
+            )
     finally:
         os.umask(before)
     directory = Path(records.RunPaths(root, "run").dir, ".secrets")
@@ -117,13 +119,13 @@ def test_secret_files_are_private_and_removed(tmp_path: Path) -> None:
         assert json.loads(path.read_text()) == {"HF_TOKEN": "hunter2"}
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert path.stat().st_uid == os.geteuid()
-    attempts.put_secrets(attempts.secrets_file(root, "run", 2, "0"), {"HF_TOKEN": "other"})
+    attempt_secrets.put_secrets(attempt_secrets.secrets_file(root, "run", 2, "0"), {"HF_TOKEN": "other"})
     assert [path.name for path in directory.iterdir()] == ["002-0.json"], "those of an ended attempt are removed"
-    attempts.remove_secrets(root, "run")
+    attempt_secrets.remove_secrets(root, "run")
     assert not directory.exists()
     (tmp_path / "elsewhere").mkdir()
     directory.symlink_to(tmp_path / "elsewhere")
-    attempts.put_secrets(attempts.secrets_file(root, "run", 3, "0"), {"HF_TOKEN": "other"})
+    attempt_secrets.put_secrets(attempt_secrets.secrets_file(root, "run", 3, "0"), {"HF_TOKEN": "other"})
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 

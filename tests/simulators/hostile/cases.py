@@ -23,7 +23,7 @@ PLACES = (
 
 # Which functions of the hostile host each command calls, that return a value.
 CALLS: dict[str, tuple[str, ...]] = {
-    "log": ("runs.attempts.attempt", "runs.run_state.read_lines"),
+    "log": ("runs.attempt_view.attempt", "runs.run_state.read_lines"),
     "config": ("runs.run_state.read_text",),
     "tree": ("verify.tree.manifest_value",),
     "diff": ("verify.tree.manifest_value",),

@@ -12,7 +12,7 @@ import yaml
 from midstream.errors import Exit, UsageError
 from midstream.launch.config_file import config_section, read_config
 from midstream.launch.install.bundle import build_bundle
-from midstream.remote.runs import attempts
+from midstream.remote.runs import engine_archive
 
 
 def test_config_without_includes_is_unchanged(tmp_path: Path) -> None:
@@ -101,16 +101,16 @@ def archive(package: Path) -> tuple[str, str]:
 def test_engine_is_installed_once_and_repaired_when_changed(package: Path, tmp_path: Path) -> None:
     root = str(tmp_path / "root")
     digest, packed = archive(package)
-    assert attempts.installed(root, digest) is None
-    directory = Path(attempts.install(root, digest, packed))
-    assert attempts.installed(root, digest) == str(directory)
+    assert engine_archive.installed(root, digest) is None
+    directory = Path(engine_archive.install(root, digest, packed))
+    assert engine_archive.installed(root, digest) == str(directory)
     assert (directory / "package/inner/__init__.py").read_text() == "VALUE = 1\n"
-    before = (directory / attempts.STAMP).stat()
-    assert attempts.install(root, digest, packed) == str(directory)
-    assert (directory / attempts.STAMP).stat().st_ino == before.st_ino
+    before = (directory / engine_archive.STAMP).stat()
+    assert engine_archive.install(root, digest, packed) == str(directory)
+    assert (directory / engine_archive.STAMP).stat().st_ino == before.st_ino
     (directory / "package/inner/__init__.py").write_text("VALUE = 3\n")
-    assert attempts.installed(root, digest) is None
-    attempts.install(root, digest, packed)
+    assert engine_archive.installed(root, digest) is None
+    engine_archive.install(root, digest, packed)
     assert (directory / "package/inner/__init__.py").read_text() == "VALUE = 1\n"
     assert sorted(os.listdir(directory.parent)) == [".lock", directory.name]
 
@@ -119,16 +119,16 @@ def test_engine_with_extra_module_is_installed_again(package: Path, tmp_path: Pa
     """The directory of the engine is on PYTHONPATH."""
     root = str(tmp_path / "root")
     digest, packed = archive(package)
-    directory = Path(attempts.install(root, digest, packed))
+    directory = Path(engine_archive.install(root, digest, packed))
     (directory / "yaml.py").write_text("import os")
-    assert attempts.installed(root, digest) is None
-    assert attempts.install(root, digest, packed) == str(directory)
+    assert engine_archive.installed(root, digest) is None
+    assert engine_archive.install(root, digest, packed) == str(directory)
     assert not (directory / "yaml.py").exists()
-    assert attempts.installed(root, digest) == str(directory)
+    assert engine_archive.installed(root, digest) == str(directory)
 
 
 def test_archive_with_wrong_digest_is_refused(package: Path, tmp_path: Path) -> None:
     _, packed = archive(package)
     with pytest.raises(ValueError, match="not the one that was announced"):
-        attempts.install(str(tmp_path / "root"), "0" * 64, packed)
+        engine_archive.install(str(tmp_path / "root"), "0" * 64, packed)
     assert not list((tmp_path / "root").glob("engines/*"))

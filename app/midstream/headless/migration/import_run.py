@@ -145,7 +145,7 @@ def adopt(
     """
     from midstream.launch.host_group_start import prepare_target
     from midstream.launch.start_attempt import Launch, engine_environment
-    from midstream.remote.runs.attempts import with_setup
+    from midstream.remote.runs.process_start import with_setup
 
     fleet.target(options.to)  # a wrong target is reported before anything is written
     source = host_path_of(fleet, options.migrate)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import midstream_engine
 from midstream.hosts.host import Host
-from midstream.remote.runs import attempts
+from midstream.remote.runs import engine_archive
 
 INSTALL_TIMEOUT = 300.0  # seconds: a megabyte over a slow link
 
@@ -58,10 +58,10 @@ def build_bundle(package: Path | None = None) -> Bundle:
 def install_engine(host: Host, bundle: Bundle | None = None) -> EngineInstall:
     """Install the engine at the host's ``<root>/engines/<hash>/``, unless complete."""
     bundle = bundle or build_bundle()
-    directory = host.call(attempts.installed)(root=host.root, digest=bundle.digest)
+    directory = host.call(engine_archive.installed)(root=host.root, digest=bundle.digest)
     if directory is None:
         archive = base64.b64encode(gzip.compress(bundle.tar, mtime=0)).decode()
-        directory = host.call(attempts.install, timeout=INSTALL_TIMEOUT)(
+        directory = host.call(engine_archive.install, timeout=INSTALL_TIMEOUT)(
             root=host.root, digest=bundle.digest, archive=archive
         )
     return EngineInstall(directory, bundle.digest)

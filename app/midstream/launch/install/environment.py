@@ -26,7 +26,7 @@ from midstream.launch.install.variant import Variant, choose_variant
 from midstream.launch.install.wheelhouse import collect_wheels, glibc_version, send_wheels
 from midstream.launch.reporter import Reporter, reporter_of
 from midstream.remote.machine import checks, environments
-from midstream.remote.runs.attempts import with_setup
+from midstream.remote.runs.process_start import with_setup
 from midstream.remote.shapes import Text
 from midstream_engine.object_store.urls import GCS, S3
 

@@ -13,7 +13,7 @@ from midstream.launch.errors import LaunchError
 from midstream.launch.install.environment import IMPORT_TIMEOUT, Environment, build_environment
 from midstream.launch.reporter import reporter_of
 from midstream.remote.machine import environments
-from midstream.remote.runs.attempts import with_setup
+from midstream.remote.runs.process_start import with_setup
 from midstream_engine.foreign.run_file import RunFile
 
 _VERSION = "import platform; print(platform.python_version())"

@@ -25,8 +25,7 @@ from midstream.launch.host_group_start import CONCURRENCY, prepare_target, run_d
 from midstream.launch.start_attempt import Prepared, Rank
 from midstream.migrate.source_and_target.checkpoint_store import CheckpointStore, checkpoint_store_of
 from midstream.remote.files.allowlist import CHECKPOINT
-from midstream.remote.runs import attempts as remote_attempts
-from midstream.remote.runs import ownership, run_state, standby_state
+from midstream.remote.runs import attempt_secrets, attempt_view, ownership, run_state, standby_state
 from midstream.remote.runs.run_state import MigrationAttempt, RunDescription
 from midstream.remote.trainers import processes
 from midstream.transfer import Endpoint, Progress, fan_out
@@ -140,7 +139,7 @@ class HostGroup:
 
     def remove_secrets(self) -> None:
         """Remove the secrets of this run's launches on every run host."""
-        self._call_all(remote_attempts.remove_secrets)()
+        self._call_all(attempt_secrets.remove_secrets)()
 
     # ------------------------------------------------------------------------------------------ state
 
@@ -325,7 +324,7 @@ def hosts_of_run(fleet: Fleet, source: Host, run: RunView, target: Target) -> tu
         MidstreamError: the hosts of its processes are not known.
         UsageError: a host is not in the fleet, or is in ``target``.
     """
-    seen = source.call(remote_attempts.attempt)(root=source.root, run_id=run.run_id, number=run.attempt)
+    seen = source.call(attempt_view.attempt)(root=source.root, run_id=run.run_id, number=run.attempt)
     names = tuple(seen.group) or (source.name,)
     processes = run.status.processes if run.status else 1
     if run.running and not seen.group and processes > len(seen.processes):

@@ -14,7 +14,7 @@ from typing import List, Mapping, Optional, Sequence
 
 from midstream.remote.declarations import once, program, reads
 from midstream.remote.machine import environments, inventory, nvidia, tpu
-from midstream.remote.runs import attempts, run_state
+from midstream.remote.runs import process_start, run_state
 from midstream.remote.runs.run_state import RunId
 from midstream.remote.shapes import FileName
 
@@ -120,8 +120,8 @@ def survey(root: str) -> Survey:
         accelerator_users=[inventory.AcceleratorUser(**user) for user in inventory.processes(found.pids)],
         locks=locks(),
         engines=engines(root),
-        kills_left_behind=attempts.kills_left_behind(),
-        scope=attempts.detached(["true"]) != ["true"],
+        kills_left_behind=process_start.kills_left_behind(),
+        scope=process_start.detached(["true"]) != ["true"],
     )
 
 

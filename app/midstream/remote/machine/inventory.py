@@ -16,6 +16,7 @@ import subprocess
 import time
 from typing import Any, Dict, Iterable, List, Mapping, Optional
 
+from midstream.remote.machine.kernel_files import list_names, read_text
 from midstream.remote.machine.nvidia import Apps
 from midstream.remote.shapes import Text
 from midstream_engine.records import RUN_ID
@@ -64,10 +65,10 @@ class AcceleratorUser:
 def collect() -> Dict[str, Any]:
     """The facts of this machine, apart from its accelerators."""
     return {
-        "system": parse_os_release(_text("/etc/os-release")),
+        "system": parse_os_release(read_text("/etc/os-release")),
         "kernel": platform.release(),
         "glibc": parse_glibc(" ".join(platform.libc_ver())),
-        "cpu_model": parse_cpu_model(_text("/proc/cpuinfo")),
+        "cpu_model": parse_cpu_model(read_text("/proc/cpuinfo")),
         "disks": parse_df(_output(["df", "-Pk"])),
         "infiniband": infiniband(),
         "clock_synchronized": clock_synchronized(),
@@ -233,10 +234,10 @@ def shown(words: List[str]) -> str:
 def infiniband(folder: str = "/sys/class/infiniband") -> List[Dict[str, Any]]:
     """The ports of RDMA devices; those of RoCE have the layer ``Ethernet``."""
     lines: List[str] = []
-    for device in sorted(_listdir(folder)):
+    for device in sorted(list_names(folder)):
         ports = os.path.join(folder, device, "ports")
-        for port in sorted(_listdir(ports)):
-            words = [_text(os.path.join(ports, port, name)).strip() for name in ("state", "rate", "link_layer")]
+        for port in sorted(list_names(ports)):
+            words = [read_text(os.path.join(ports, port, name)).strip() for name in ("state", "rate", "link_layer")]
             lines.append("|".join([device, port, *words]))
     return parse_infiniband("\n".join(lines))
 
@@ -254,7 +255,7 @@ def processes(
     """
     found: List[Dict[str, Any]] = []
     for pid in sorted(set(pids)):
-        words = [word for word in _text(os.path.join(proc, str(pid), "cmdline")).split("\0") if word]
+        words = [word for word in read_text(os.path.join(proc, str(pid), "cmdline")).split("\0") if word]
         command = shown(words) or shown((apps.names.get(pid) or "").split() if apps else [])
         try:
             uid = os.stat(os.path.join(proc, str(pid))).st_uid
@@ -262,7 +263,7 @@ def processes(
             user = ""
         else:
             user = _user(uid)
-        started = _started(_text(os.path.join(proc, str(pid), "stat")))
+        started = _started(read_text(os.path.join(proc, str(pid), "stat")))
         found.append(_user_entry(pid, user, command, started, apps.memory if apps else None, run_of(words, root)))
     return found
 
@@ -302,18 +303,3 @@ def _output(argv: List[str]) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.decode(errors="replace")
-
-
-def _listdir(path: str) -> List[str]:
-    try:
-        return os.listdir(path)
-    except OSError:
-        return []
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(1 << 16)
-    except OSError:
-        return ""

@@ -10,6 +10,8 @@ import re
 import time
 from typing import Collection, Dict, List, Optional
 
+from midstream.remote.machine.kernel_files import list_names, read_text
+
 SECTOR = 512  # bytes, in /proc/diskstats whatever the disk's own sectors are
 RDMA_WORD = 4  # bytes, of port_rcv_data and port_xmit_data
 MAX_DEVICES = 4096  # of which counters are read
@@ -39,20 +41,22 @@ class Rates:
 
     def _counters(self) -> Counters:
         net, block = os.path.join(self._sys, "class/net"), os.path.join(self._sys, "block")
-        physical = [name for name in _listdir(net) if os.path.exists(os.path.join(net, name, "device"))]
+        physical = [name for name in list_names(net) if os.path.exists(os.path.join(net, name, "device"))]
         return {
-            **parse_network(_text(os.path.join(self._proc, "net/dev")), physical),
+            **parse_network(read_text(os.path.join(self._proc, "net/dev")), physical),
             **parse_rdma(self._rdma()),
-            **parse_disks(_text(os.path.join(self._proc, "diskstats")), _listdir(block)),
+            **parse_disks(read_text(os.path.join(self._proc, "diskstats")), list_names(block)),
         }
 
     def _rdma(self) -> str:
         lines: List[str] = []
         devices = os.path.join(self._sys, "class/infiniband")
-        for device in sorted(_listdir(devices)):
-            for port in sorted(_listdir(os.path.join(devices, device, "ports"))):
+        for device in sorted(list_names(devices)):
+            for port in sorted(list_names(os.path.join(devices, device, "ports"))):
                 counters = os.path.join(devices, device, "ports", port, "counters")
-                received, sent = (_text(os.path.join(counters, name)) for name in ("port_rcv_data", "port_xmit_data"))
+                received, sent = (
+                    read_text(os.path.join(counters, name)) for name in ("port_rcv_data", "port_xmit_data")
+                )
                 lines.append("{}:{} {} {}".format(device, port, received.strip(), sent.strip()))
         return "\n".join(lines)
 
@@ -125,18 +129,3 @@ def parse_disks(text: str, blocks: Collection[str]) -> Counters:
         if _COUNT.fullmatch(cells[5]) and _COUNT.fullmatch(cells[9]):
             read[cells[2]], written[cells[2]] = int(cells[5]) * SECTOR, int(cells[9]) * SECTOR
     return {"disk_read": read, "disk_written": written}
-
-
-def _listdir(path: str) -> List[str]:
-    try:
-        return os.listdir(path)
-    except OSError:
-        return []
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read(1 << 20)
-    except OSError:
-        return ""

@@ -6,6 +6,7 @@ import os
 import re
 from typing import Any, Dict, Iterable, List, Mapping, Optional
 
+from midstream.remote.machine.kernel_files import list_names
 from midstream_engine.shared.accelerators import ACCELERATORS, TPU_CHIPS
 
 GOOGLE = "0x1ae0"
@@ -20,7 +21,7 @@ Metrics = Mapping[str, Mapping[int, float]]
 def chips(bus: str = "/sys/bus/pci/devices") -> List[str]:
     """PCI device ids of Google's chips, in the order of the bus."""
     found: List[str] = []
-    for device in sorted(_listdir(bus)):
+    for device in sorted(list_names(bus)):
         if _word(os.path.join(bus, device, "vendor")) == GOOGLE:
             found.append(_word(os.path.join(bus, device, "device")))
     return found
@@ -56,9 +57,9 @@ def users(proc: str = "/proc") -> List[int]:
     Only root sees processes of other users.
     """
     found: List[int] = []
-    for pid in _listdir(proc):
+    for pid in list_names(proc):
         descriptors = os.path.join(proc, pid, "fd")
-        if pid.isdigit() and any(_is_tpu(os.path.join(descriptors, name)) for name in _listdir(descriptors)):
+        if pid.isdigit() and any(_is_tpu(os.path.join(descriptors, name)) for name in list_names(descriptors)):
             found.append(int(pid))
     return sorted(found)
 
@@ -68,13 +69,6 @@ def _is_tpu(descriptor: str) -> bool:
         return DEVICE_FILES.fullmatch(os.readlink(descriptor)) is not None
     except OSError:  # closed since it was listed
         return False
-
-
-def _listdir(path: str) -> List[str]:
-    try:
-        return os.listdir(path)
-    except OSError:  # absent, or the process has exited or is another user's
-        return []
 
 
 def _word(path: str) -> str:
