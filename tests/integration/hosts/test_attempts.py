@@ -20,10 +20,10 @@ from support.checkpoints.trees import SOURCES
 
 
 def far_call(function: str, arguments: dict[str, Any]) -> Any:
-    """Call a function of runs.attempts in a new interpreter, because it forks."""
+    """Call a function of remote.runs in a new interpreter, because it forks."""
     code = (
-        f"import json, sys; sys.path[:0] = {SOURCES!r}; from midstream.remote.runs import attempts;"
-        f" print(json.dumps(attempts.{function}(**json.loads(sys.argv[1])), default=vars))"
+        f"import json, sys; sys.path[:0] = {SOURCES!r}; from midstream.remote.runs import attempt_view, attempts;"
+        f" print(json.dumps({function}(**json.loads(sys.argv[1])), default=vars))"
     )
     done = subprocess.run([sys.executable, "-c", code, json.dumps(arguments)], capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr.decode()
@@ -54,7 +54,7 @@ def start(paths: records.RunPaths, code: str, **more: Any) -> records.ProcessIde
         "config": "a: 1\n",
         **more,
     }
-    return records.ProcessIdentity.from_json(far_call("start", arguments))
+    return records.ProcessIdentity.from_json(far_call("attempts.start", arguments))
 
 
 def log(paths: records.RunPaths) -> str:
@@ -90,7 +90,7 @@ def test_failing_setup_line_is_named_and_starts_nothing(paths: records.RunPaths)
     until(lambda: not records.is_running(identity))
     assert "module load nothing-like-it failed" in log(paths)
     assert "engine" not in log(paths).splitlines()
-    assert not far_call("attempt", {"root": paths.root, "run_id": "run", "number": 1})["running"]
+    assert not far_call("attempt_view.attempt", {"root": paths.root, "run_id": "run", "number": 1})["running"]
 
 
 def test_missing_interpreter_is_reported_by_start(paths: records.RunPaths) -> None:
