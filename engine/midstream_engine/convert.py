@@ -16,10 +16,13 @@ import warnings
 from collections.abc import Iterator, Sequence
 
 from midstream_engine import records
+from midstream_engine.errors import EngineError
 from midstream_engine.interruption import interruptible
+from midstream_engine.object_store.urls import in_bucket
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 _RUNS = ("neox", "levanter")
+FETCHED = ".source"  # beside DST: the copy of a checkpoint in a bucket, kept until it is converted
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,11 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from midstream_engine.checkpoint.errors import CheckpointError
     from midstream_engine.config.errors import ConfigError
-    from midstream_engine.errors import EngineError
 
     final = os.path.abspath(os.path.expanduser(options.dst))
-    source = os.path.abspath(os.path.expanduser(options.src))
     try:
+        source = _local(options, final)
         if not os.path.isdir(source):
             raise EngineError(f"{source}: no such directory")
         if os.path.lexists(final) and (not os.path.isdir(final) or os.listdir(final)):
@@ -53,8 +55,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (EngineError, ConfigError, CheckpointError, records.RecordError, OSError) as error:
         print(f"midstream: {' '.join(str(error).split())}", file=sys.stderr)
         return records.EXIT_FAILED
+    if in_bucket(options.src):
+        shutil.rmtree(final + FETCHED)
     print(line)
     return records.EXIT_DONE
+
+
+def _local(options: argparse.Namespace, final: str) -> str:
+    """Return the path of SRC. One in a bucket is first copied to a directory beside DST, with its ``--config``."""
+    if not in_bucket(options.src):
+        return os.path.abspath(os.path.expanduser(options.src))
+    from midstream_engine.interop.bucket_source import fetch
+
+    if os.path.lexists(final) and (not os.path.isdir(final) or os.listdir(final)):
+        raise EngineError(f"{final} exists already (hint: name another directory, or remove it)")
+    bar = _Bar()
+    source, config = fetch(options.src, final + FETCHED, options.config or "", bar.show)
+    bar.close()
+    options.config = config or options.config
+    return source
 
 
 def recognise(source: str) -> str:
@@ -183,7 +202,7 @@ def _quiet() -> Iterator[None]:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m midstream_engine.convert", description="Convert a run or a model.")
     parser.add_argument("src", metavar="SRC", help="a checkpoint of GPT-NeoX (or its load: directory), Levanter, "
-                        "Hugging Face or midstream")  # fmt: skip
+                        "Hugging Face or midstream; a directory, gs:// or s3://")  # fmt: skip
     parser.add_argument("dst", metavar="DST", help="the directory to create")
     kinds = ("neox", "levanter", "huggingface", "midstream")
     parser.add_argument("--from", dest="source", choices=kinds, help="format of SRC; default: detected")

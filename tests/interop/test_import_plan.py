@@ -132,11 +132,11 @@ def test_pickle_of_a_checkpoint_runs_nothing(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", attack)
-    with pytest.raises(ValueError, match="no training state"):
-        torch_shapes.read(str(path))
+    with path.open("rb") as file, pytest.raises(ValueError, match="no training state"):
+        torch_shapes.read(file, "x.pt")
     path.write_bytes(b"no pickle at all")
-    with pytest.raises(ValueError, match="not a file of torch"):
-        torch_shapes.read(str(path))
+    with path.open("rb") as file, pytest.raises(ValueError, match=r"x\.pt: not a file of torch"):
+        torch_shapes.read(file, "x.pt")
     assert not marker.exists()
 
 

@@ -12,6 +12,25 @@ from typing import Any, Self
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(address, handler)
+        self.connections: set[Any] = set()  # addresses of clients
+        self.changed = threading.Condition()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self.changed:
+            self.connections.add(client_address)
+            self.changed.notify_all()
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            with self.changed:
+                self.connections.discard(client_address)
+                self.changed.notify_all()
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a client that disconnects or is killed."""
         if not isinstance(sys.exception(), ConnectionError):
@@ -42,6 +61,27 @@ class Loopback:
     @property
     def url(self) -> str:
         return f"http://{self.address}"
+
+    def connections(self) -> frozenset[Any]:
+        """Return the connections that are open or still served."""
+        with self._http.changed:
+            return frozenset(self._http.connections)
+
+    def wait_served(self, others: frozenset[Any], timeout: float = 60.0) -> None:
+        """Wait until everything that clients which have ended had sent is served.
+
+        A request may have its effect after the process that sent it was killed.
+
+        Args:
+            others: Connections of other clients.
+            timeout: Seconds.
+        """
+        with socket.create_connection(("127.0.0.1", self._http.server_address[1])) as last:
+            name = last.getsockname()
+            with self._http.changed:  # connections are accepted in their order
+                assert self._http.changed.wait_for(lambda: name in self._http.connections, timeout)
+        with self._http.changed:
+            assert self._http.changed.wait_for(lambda: self._http.connections <= others, timeout)
 
 
 class Quiet(BaseHTTPRequestHandler):

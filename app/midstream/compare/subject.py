@@ -80,11 +80,12 @@ def of_config(path: str | Path, overrides: Sequence[str]) -> Subject:
     return Subject(str(path), text, (*overrides, *more))
 
 
-def of_import(source: Host, path: str, config: str, overrides: Sequence[str]) -> Subject:
+def of_import(fleet: Fleet, source: Host, path: str, config: str, overrides: Sequence[str]) -> Subject:
     """Return the run that an import of another trainer's checkpoint would make.
 
     Args:
-        source: The host that has the checkpoint.
+        fleet: The fleet.
+        source: The host that has the checkpoint, or imports it from a bucket.
         path: The checkpoint there.
         config: For a checkpoint of Levanter's, the run's YAML on that host; empty: near the checkpoint.
         overrides: Flags of the engine.
@@ -92,7 +93,7 @@ def of_import(source: Host, path: str, config: str, overrides: Sequence[str]) ->
     Raises:
         MidstreamError: There is no checkpoint that can be read.
     """
-    found = foreign_run(read_survey(source, path, config), source.name, engine_flags(tuple(overrides)))
+    found = foreign_run(read_survey(fleet, source, path, config), source.name, engine_flags(tuple(overrides)))
     rows = max(length for array in found.arrays for axis, length in zip(array.axes, array.shape, strict=False)
                if axis == VOCAB)  # fmt: skip
     return Subject(f"{source.name}:{path}", yaml.safe_dump(found.config), (*overrides, FLAG, f"ids:{rows}"))

@@ -20,7 +20,8 @@ from midstream.headless.migration.import_run import adopt, run_id_of
 from midstream.headless.migration.migration_request import is_path
 from midstream.hosts.host_pool import HostPool
 from midstream.output import Output
-from midstream_engine import records
+from midstream_engine import convert, records
+from simulators.object_stores.s3_server import s3_server
 from simulators.sshd import Lab
 from support.command_line import Run, midstream
 from support.imports import neox_data
@@ -130,6 +131,42 @@ def test_import_with_config_uses_that_file(lab: Lab, runs: Callable[..., Run], t
     assert (status.state, status.step, len(status.data_digests)) == (records.STOPPED, STEP, 1)
     expected = yaml.safe_load(config.read_text())["trainer"]["num_train_steps"]
     assert yaml.safe_load(Path(imported.paths.config).read_text())["trainer"]["num_train_steps"] == expected
+
+
+def test_import_from_a_bucket_equals_import_from_disk(
+    lab: Lab, runs: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host that is named copies it, converts it and removes the copy; its data is on that host."""
+    folder = checkpoint(tmp_path)
+    with s3_server("my-bucket") as server:
+        for path in (path for path in folder.rglob("*") if path.is_file()):
+            server.put("my-bucket", f"lab/pythia/{path.relative_to(folder)}", path.read_bytes())
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        here, there = lab.local("here", devices=1), lab.local("there", devices=2)
+        file = lab.fleet_file(here=here, there=there)
+        words = ["--migrate", "here:s3://my-bucket/lab/pythia", "--to", "there"]
+        dry = midstream("--fleet", file, *words, "--dry-run")
+        assert dry.code == 0, dry.stderr
+        assert "would import here:s3://my-bucket/lab/pythia as run pythia, then migrate it to there" in dry.stdout
+        assert not (Path(here.root) / "imports").exists()
+        hosts, output = HostPool(load_fleet(file)), Output(False, io.StringIO(), io.StringIO())
+        try:
+            options, engine = parse(words)
+            assert adopt(load_fleet(file), hosts, options, engine, output) == ("pythia", "here")
+        finally:
+            hosts.close()
+    imported = runs(here.root, "pythia")
+    status = imported.status()
+    assert status is not None
+    assert (status.state, status.step, len(status.data_digests)) == (records.STOPPED, STEP, 1)
+    assert list((Path(here.root) / "imports").iterdir()) == []
+    expected = tmp_path / "expected"
+    assert convert.main([str(folder), str(expected)]) == 0
+    (name,) = os.listdir(imported.paths.checkpoints)
+    found = records.Manifest.read(f"{imported.paths.checkpoint(name)}/{records.MANIFEST}")
+    (wanted,) = expected.rglob(f"step-*/{records.MANIFEST}")
+    assert found.root_digest == records.Manifest.read(str(wanted)).root_digest
 
 
 @pytest.mark.slow  # a complete migration

@@ -348,7 +348,7 @@ def test_no_slice_is_created_for_an_import_that_cannot_fit(lab: Lab, tpu_server:
     file.write_text(file.read_text().replace("hosts: {}", f"hosts: {{gpu: {{type: local, root: {root}}}}}"))
     checkpoint = FIXTURES / "neox" / "pythia-fp32-z1-dp2"
     source = LocalHost("gpu", LocalHostConfig(root=root))
-    store_for(file, of_import(source, str(checkpoint), "", ()), None)
+    store_for(file, of_import(Fleet(), source, str(checkpoint), "", ()), None)
     move = ("--fleet", file, "--to", "pod", "--yes", "--migrate")
     line = "pod is not created: a step with one example at a time needs 21.5 GB a device"
     refused(midstream(*move, f"gpu:{checkpoint}"), 3, line)

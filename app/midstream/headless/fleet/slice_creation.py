@@ -79,7 +79,7 @@ def _check_fit(fleet: Fleet, options: argparse.Namespace, name: str, engine: tup
         report = reporter(output)
         if options.migrate and is_path(options.migrate):
             source = host_path_of(fleet, options.migrate)
-            imported = of_import(hosts.get(source.host), source.path, options.config or "", engine)
+            imported = of_import(fleet, hosts.get(source.host), source.path, options.config or "", engine)
             found = require_fit(fleet, hosts, name, lambda: imported, report)
         else:
             subject_of = subject_for(fleet, hosts, options.launch or "", options.migrate or "", engine)

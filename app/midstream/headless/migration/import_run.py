@@ -16,6 +16,7 @@ from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.headless.migration.migration_request import request_of
 from midstream.output import Output
 from midstream.suggestions import nearest
+from midstream_engine.object_store.urls import in_bucket
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
@@ -28,25 +29,28 @@ POLL_INTERVAL = 2.0  # seconds
 
 @dataclass(frozen=True)
 class HostPath:
-    """A directory of a host."""
+    """A directory of a host, or the URL of one in a bucket, which that host imports."""
 
     host: str
     path: str
 
+    def __str__(self) -> str:
+        return f"{self.host}:{self.path}"
+
 
 def host_path_of(fleet: Fleet, text: str) -> HostPath:
-    """Parse ``HOST:PATH``, or a directory of this machine.
+    """Parse ``HOST:PATH``, or a directory of this machine. PATH may be the URL of a bucket.
 
     Raises:
         UsageError: The host is unknown, or this machine is not a host of the fleet.
     """
     from midstream.fleet.fleet import LocalHostConfig
 
-    name, colon, path = text.partition(":")
+    name, colon, path = ("", "", text) if in_bucket(text) else text.partition(":")
     if colon and "/" not in name:
         if name not in fleet.hosts:
             raise UsageError(f"no host {name!r} in the fleet file", nearest(name, tuple(fleet.hosts)))
-        if not path.startswith(("/", "~")):
+        if not path.startswith(("/", "~")) and not in_bucket(path):
             raise UsageError(f"{text}: write an absolute path, such as {name}:/data/{path or 'checkpoints'}")
         return HostPath(name, path)
     here = [name for name, config in fleet.hosts.items() if isinstance(config, LocalHostConfig)]
@@ -55,6 +59,8 @@ def host_path_of(fleet: Fleet, text: str) -> HostPath:
             f"{text}: this machine is not a host of the fleet",
             "name the host: HOST:PATH, or add a host of type local",
         )
+    if in_bucket(text):
+        return HostPath(here[0], text.rstrip("/"))
     return HostPath(here[0], posixpath.abspath(posixpath.expanduser(text)))
 
 
@@ -112,7 +118,7 @@ def import_plan(
     where = {"source": source.host, "path": source.path, "target": options.to, "flags": import_flags(options)}
     output.value(
         {"event": "import", "run": run_id, **where},
-        f"would import {source.host}:{source.path} as run {run_id}, then migrate it to {options.to}"
+        f"would import {source} as run {run_id}, then migrate it to {options.to}"
         if options.dry_run
         else "",
     )
@@ -151,7 +157,7 @@ def adopt(
     source = host_path_of(fleet, options.migrate)
     host, config = hosts.get(source.host), fleet.hosts[source.host]
     run_id = run_id_of(source.path)
-    output.message(f"importing {source.host}:{source.path} as run {run_id}")
+    output.message(f"importing {source} as run {run_id}")
     ready = prepare_target(hosts, fleet, fleet.target(source.host), output.message)[source.host]
     building = posixpath.join(host.root, "imports", run_id)
     command = [ready.environment.python, "-P", "-m", MODULE, source.path, building]

@@ -23,11 +23,17 @@ from midstream.migrate.records.plan import Plan
 from midstream.migrate.records.request import Request
 from midstream.migrate.source_and_target.checkpoint_store import checkpoint_store_of
 from midstream.migrate.source_and_target.source_config import engine_flags
+from midstream.remote.bucket.checkpoint_files import BucketFiles
 from midstream.remote.imports import checkpoint_survey
 from midstream.remote.imports.checkpoint_survey import CheckpointSurvey
+from midstream.stores.bucket import app_errors
+from midstream.stores.bucket_access import access_for
 from midstream.watch.snapshot import CheckpointView, RunView, Snapshot
 from midstream_engine import records
+from midstream_engine.object_store.open_bucket import open_bucket
+from midstream_engine.object_store.urls import in_bucket, split_url
 
+IMPORTABLE = "docs/how-to/import.md says what can be imported"  # a hint
 SURVEY_TIMEOUT = 300.0  # seconds: a checkpoint may have many files on a slow disk
 
 
@@ -51,7 +57,7 @@ def plan_import(
         hosts: Connections to its hosts.
         snapshot: Present state of the fleet.
         request: The migration; its source is the host that has the checkpoint.
-        path: The checkpoint there.
+        path: The checkpoint there, or its URL in a bucket, which that host imports.
         config: For a checkpoint of Levanter's, the run's YAML on that host; empty: near the checkpoint.
         cast_parameters: Type that parameters are rounded to; empty: none.
         flags: All flags of the import, for the plan's command line.
@@ -76,7 +82,7 @@ def plan_import(
         )
     source, destinations = hosts.get(request.source), tuple(hosts.get(name) for name in target.hosts)
     destination = destinations[0]
-    survey = read_survey(source, path, config)
+    survey = read_survey(fleet, source, path, config)
     given = engine_flags(request.overrides)
     found = foreign_run(survey, source.name, given)
     if cast_parameters:
@@ -108,24 +114,42 @@ def plan_import(
     return plan
 
 
-def read_survey(source: Host, path: str, config: str) -> CheckpointSurvey:
-    """Survey a checkpoint of another trainer on its host.
+def read_survey(fleet: Fleet, source: Host, path: str, config: str) -> CheckpointSurvey:
+    """Survey a checkpoint of another trainer on its host, or from this machine in a bucket.
 
     Arguments are those of `plan_import`.
 
     Raises:
         MidstreamError: There is no checkpoint that can be read.
     """
+    where = path if in_bucket(path) else f"{source.name}: {path}"
     try:
+        if in_bucket(path):
+            return _bucket_survey(fleet, path, config)
         return source.call(checkpoint_survey.survey, timeout=SURVEY_TIMEOUT)(path=path, config=config)
+    except OSError:
+        raise MidstreamError(f"{where} cannot be read", "is it the checkpoint's path?", Exit.REFUSED) from None
+    except ValueError as error:
+        raise MidstreamError(str(error), IMPORTABLE, Exit.REFUSED) from error
     except RemoteError as error:
         if error.kind in ("FileNotFoundError", "NotADirectoryError", "PermissionError"):
-            message = f"{source.name}: {path} cannot be read"
+            message = f"{where} cannot be read"
             raise MidstreamError(message, "is it the checkpoint's path?", Exit.REFUSED) from error
         if error.kind != "ValueError":
             raise
-        hint = "docs/how-to/import.md says what can be imported"
-        raise MidstreamError(error.message, hint, Exit.REFUSED) from error
+        raise MidstreamError(error.message, IMPORTABLE, Exit.REFUSED) from error
+
+
+def _bucket_survey(fleet: Fleet, url: str, config: str) -> CheckpointSurvey:
+    """Survey a checkpoint in a bucket: a listing, and the parts of objects that say what it is."""
+    with app_errors():
+        scheme, bucket, _ = split_url(url)
+        if config and not config.startswith(f"{scheme}{bucket}/"):
+            raise UsageError(
+                f"--config {config} is not in the checkpoint's bucket", f"write {scheme}{bucket}/NAME, or copy it there"
+            )
+        with open_bucket(scheme + bucket, replace(access_for(fleet, url), public=True)) as client:
+            return checkpoint_survey.survey_of(BucketFiles(client), url.rstrip("/"), config)
 
 
 def _run(request: Request, host: str, survey: CheckpointSurvey, found: ForeignRun, name: str) -> RunView:

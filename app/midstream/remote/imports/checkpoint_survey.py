@@ -16,6 +16,7 @@ from typing import Any, Dict, List, Literal, Optional, Sequence, Tuple, cast
 
 from midstream.remote.declarations import reads
 from midstream.remote.imports import torch_shapes
+from midstream.remote.imports.checkpoint_files import CheckpointFiles, DiskFiles
 from midstream.remote.shapes import FileName, Text
 
 NEOX, LEVANTER, HUGGING_FACE = "neox", "levanter", "huggingface"
@@ -57,19 +58,27 @@ def survey(path: str, config: str = "") -> CheckpointSurvey:
         OSError: It cannot be read.
     """
     path = os.path.abspath(os.path.expanduser(path))
-    names = os.listdir(path)
+    return survey_of(DiskFiles(), path, os.path.expanduser(config))
+
+
+def survey_of(files: CheckpointFiles, path: str, config: str = "") -> CheckpointSurvey:
+    """As `survey`, of the files that ``files`` has.
+
+    Raises also what ``files`` raises.
+    """
+    names = files.names(path)
     if any(_MODEL.fullmatch(name) for name in names) or (
         "latest" in names and any(name.startswith("global_step") for name in names)
     ):
-        return _neox(path)
-    if os.path.exists(os.path.join(path, "manifest.json")) and os.path.exists(os.path.join(path, "train.json")):
+        return _neox(files, path)
+    if "manifest.json" in names and "train.json" in names:
         raise ValueError("{} is a checkpoint of midstream: --migrate RUN migrates its run".format(path))
     steps = [name for name in names if name.startswith("step-")]
-    is_run = any(os.path.exists(os.path.join(path, name, "metadata.json")) for name in steps)
+    is_run = any(files.is_file(os.path.join(path, name, "metadata.json")) for name in steps)
     if "metadata.json" in names or (is_run and "config.json" not in names):
-        return _levanter(path, config)
+        return _levanter(files, path, config)
     if "config.json" in names:
-        return _hugging_face(path)
+        return _hugging_face(files, path)
     raise ValueError("{}: not a checkpoint of GPT-NeoX, Levanter or Hugging Face".format(path))
 
 
@@ -81,34 +90,33 @@ def sizes(paths: Sequence[str]) -> List[Optional[int]]:
 
 
 def _size(path: str) -> int:
-    if not os.path.isdir(path):
-        return os.stat(path).st_size
-    total = 0
-    for parent, _, names in os.walk(path):
-        for name in names:
-            total += os.lstat(os.path.join(parent, name)).st_size
-    return total
+    return sum(DiskFiles().sizes(path).values()) if os.path.isdir(path) else os.stat(path).st_size
 
 
-def _text(path: str) -> str:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        text = file.read(CONFIG_LIMIT + 1)
-    if len(text) > CONFIG_LIMIT:
+def _text(files: CheckpointFiles, path: str) -> str:
+    with files.open(path) as file:
+        data = file.read(CONFIG_LIMIT + 1)
+    if len(data) > CONFIG_LIMIT:
         raise ValueError("{} is larger than {} bytes".format(path, CONFIG_LIMIT))
-    return text
+    return data.decode(errors="replace")
+
+
+def _torch(files: CheckpointFiles, path: str) -> Dict[str, Any]:
+    with files.open(path) as file:
+        return torch_shapes.read(file, path)
 
 
 # ------------------------------------------------------------------------------------------ GPT-NeoX
 
 
-def _neox(path: str) -> CheckpointSurvey:
+def _neox(files: CheckpointFiles, path: str) -> CheckpointSurvey:
     latest = os.path.join(path, "latest")
-    if os.path.isfile(latest):
-        tag = _text(latest).strip()
+    if files.is_file(latest):
+        tag = _text(files, latest).strip()
         if not tag or os.path.basename(tag) != tag or tag in (".", ".."):
             raise ValueError("{}: names no checkpoint in that directory".format(latest))
         path = os.path.join(path, tag)
-    names = sorted(os.listdir(path))
+    names = sorted(files.names(path))
     models = {int(found.group(1)): found.group(0) for found in map(_MODEL.fullmatch, names) if found}
     layers = {
         (int(found.group(1)), int(found.group(2) or 0)): found.group(0)
@@ -117,7 +125,7 @@ def _neox(path: str) -> CheckpointSurvey:
     }
     if 0 not in models:
         raise ValueError("{}: there is no mp_rank_00_model_states.pt".format(path))
-    state = torch_shapes.read(os.path.join(path, models[0]))
+    state = _torch(files, os.path.join(path, models[0]))
     counted = [name for name in ("iteration", "total_iters", "global_steps") if _is_count(state.get(name))]
     if not counted:
         raise ValueError("{}: has no number of iterations".format(path))
@@ -129,14 +137,18 @@ def _neox(path: str) -> CheckpointSurvey:
         numbers["data_parallel"] = data if isinstance(data, int) else 1 + max(parallel)
     numbers["model_parallel"] = len(models)
     folder = os.path.join(path, "configs")
-    found = [name for name in sorted(os.listdir(folder)) if name.endswith((".yml", ".yaml", ".json"))]
-    configs = {name: _text(os.path.join(folder, name)) for name in found}
-    shapes = _neox_shapes(path, models, layers, state)
-    return CheckpointSurvey(NEOX, path, step, _size(path), configs, shapes, numbers)
+    found = [name for name in sorted(files.names(folder)) if name.endswith((".yml", ".yaml", ".json"))]
+    configs = {name: _text(files, os.path.join(folder, name)) for name in found}
+    shapes = _neox_shapes(files, path, models, layers, state)
+    return CheckpointSurvey(NEOX, path, step, sum(files.sizes(path).values()), configs, shapes, numbers)
 
 
 def _neox_shapes(
-    path: str, models: Dict[int, str], layers: Dict[Tuple[int, int], str], state: Dict[str, Any]
+    files: CheckpointFiles,
+    path: str,
+    models: Dict[int, str],
+    layers: Dict[Tuple[int, int], str],
+    state: Dict[str, Any],
 ) -> Dict[str, List[int]]:
     """Shapes of embedding, MLP and head, of all tensor-parallel ranks together."""
     shapes: Dict[str, List[int]] = {}
@@ -157,14 +169,14 @@ def _neox_shapes(
 
     if not layers:
         for rank, name in sorted(models.items()):
-            module = (state if rank == 0 else torch_shapes.read(os.path.join(path, name))).get("module")
+            module = (state if rank == 0 else _torch(files, os.path.join(path, name))).get("module")
             if isinstance(module, dict):
                 add(cast(Dict[str, Any], module), None)
         return shapes
     wanted = {0, _NEOX_FIRST_BLOCK, max(layer for layer, _ in layers)}
     for (layer, _), name in sorted(layers.items()):
         if layer in wanted:
-            add(torch_shapes.read(os.path.join(path, name)), layer)
+            add(_torch(files, os.path.join(path, name)), layer)
     return shapes
 
 
@@ -175,47 +187,53 @@ def _is_count(value: Any) -> bool:
 # ------------------------------------------------------------------------------------------ Levanter
 
 
-def _levanter(path: str, config: str) -> CheckpointSurvey:
-    steps = {
-        int(name[5:]): name
-        for name in os.listdir(path)
-        if name[:5] == "step-" and name[5:].isdigit() and os.path.exists(os.path.join(path, name, "metadata.json"))
-    }
-    if not os.path.exists(os.path.join(path, "metadata.json")):
+def _levanter(files: CheckpointFiles, path: str, config: str) -> CheckpointSurvey:
+    names = files.names(path)
+    if "metadata.json" not in names:
+        steps = {
+            int(name[5:]): name
+            for name in names
+            if name[:5] == "step-" and name[5:].isdigit() and files.is_file(os.path.join(path, name, "metadata.json"))
+        }
         path = os.path.join(path, steps[max(steps)])
-    metadata = json.loads(_text(os.path.join(path, "metadata.json")))
+    metadata = json.loads(_text(files, os.path.join(path, "metadata.json")))
     step = cast(Dict[str, Any], metadata).get("step") if isinstance(metadata, dict) else None
     if not isinstance(step, int):
         raise ValueError("{}: metadata.json has no step".format(path))
-    candidates = [os.path.expanduser(config)] if config else [os.path.join(path, name) for name in LEVANTER_CONFIGS]
-    found = next((each for each in candidates if os.path.isfile(each)), None)
+    candidates = [config] if config else [os.path.join(path, name) for name in LEVANTER_CONFIGS]
+    found = next((each for each in candidates if files.is_file(each)), None)
     if found is None:
         raise ValueError("{}: the run's configuration is missing: name its YAML with --config".format(config or path))
     shapes: Dict[str, List[int]] = {}
     numbers: Dict[str, int] = {"optimizer": 1}
-    for parent, _, names in os.walk(path):
-        if ".zarray" in names:  # zarr 2, of Levanter 1.2; newer releases store arrays in OCDBT
-            described = json.loads(_text(os.path.join(parent, ".zarray")))
-            shapes[os.path.relpath(parent, path)] = [int(length) for length in described["shape"]]
-    return CheckpointSurvey(LEVANTER, path, step, _size(path), {os.path.normpath(found): _text(found)}, shapes, numbers)
+    sizes_of = files.sizes(path)
+    for name in sizes_of:
+        parent, _, file = name.rpartition("/")
+        if file == ".zarray":  # zarr 2, of Levanter 1.2; newer releases store arrays in OCDBT
+            described = json.loads(_text(files, os.path.join(path, name)))
+            shapes[parent or "."] = [int(length) for length in described["shape"]]
+    scheme, separator, rest = found.rpartition("://")  # of a bucket; empty on a disk
+    configs = {scheme + separator + os.path.normpath(rest): _text(files, found)}
+    return CheckpointSurvey(LEVANTER, path, step, sum(sizes_of.values()), configs, shapes, numbers)
 
 
 # ------------------------------------------------------------------------------------------ Hugging Face
 
 
-def _hugging_face(path: str) -> CheckpointSurvey:
-    config = _text(os.path.join(path, "config.json"))
+def _hugging_face(files: CheckpointFiles, path: str) -> CheckpointSurvey:
+    config = _text(files, os.path.join(path, "config.json"))
     shapes: Dict[str, List[int]] = {}
-    for name in sorted(os.listdir(path)):
+    for name in sorted(files.names(path)):
         if name.endswith(".safetensors"):
-            shapes.update(_safetensors(os.path.join(path, name)))
+            shapes.update(_safetensors(files, os.path.join(path, name)))
     if not shapes:
         raise ValueError("{}: has no *.safetensors file".format(path))
-    return CheckpointSurvey(HUGGING_FACE, path, 0, _size(path), {"config.json": config}, shapes, {"optimizer": 0})
+    size = sum(files.sizes(path).values())
+    return CheckpointSurvey(HUGGING_FACE, path, 0, size, {"config.json": config}, shapes, {"optimizer": 0})
 
 
-def _safetensors(path: str) -> Dict[str, List[int]]:
-    with open(path, "rb") as file:
+def _safetensors(files: CheckpointFiles, path: str) -> Dict[str, List[int]]:
+    with files.open(path) as file:
         prefix = file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else HEADER_LIMIT + 1
         if length > HEADER_LIMIT:

@@ -9,7 +9,7 @@ import collections
 import io
 import pickle
 import zipfile
-from typing import Any, Dict, NamedTuple, Tuple, cast
+from typing import Any, BinaryIO, Dict, NamedTuple, Tuple, cast
 
 PICKLE_LIMIT = 64 << 20  # bytes of the pickle in an archive
 OLD_FORMAT_PICKLES = 3  # in a file of torch before 1.6: magic number, protocol, system
@@ -74,34 +74,40 @@ class _Unpickler(pickle.Unpickler):
         return _Inert()
 
 
-def read(path: str) -> Dict[str, Any]:
+def read(file: BinaryIO, name: str) -> Dict[str, Any]:
     """The mapping in a file of torch, each tensor as `TensorShape`.
+
+    Args:
+        file: Open for reading, seekable.
+        name: Its name in messages.
 
     Raises:
         ValueError: It is no such file.
+        OSError: It cannot be read.
     """
     try:
-        value = _from_archive(path) if zipfile.is_zipfile(path) else _from_pickles(path)
+        archive = zipfile.is_zipfile(file)
+        file.seek(0)
+        value = _from_archive(file, name) if archive else _from_pickles(file)
     except (OSError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001  a damaged pickle may raise anything
-        raise ValueError("{}: not a file of torch, or damaged ({})".format(path, type(error).__name__)) from None
+        raise ValueError("{}: not a file of torch, or damaged ({})".format(name, type(error).__name__)) from None
     if not isinstance(value, dict):
-        raise ValueError("{}: has no training state".format(path))
+        raise ValueError("{}: has no training state".format(name))
     return cast(Dict[str, Any], value)
 
 
-def _from_archive(path: str) -> Any:
-    with zipfile.ZipFile(path) as archive:
+def _from_archive(file: BinaryIO, name: str) -> Any:
+    with zipfile.ZipFile(file) as archive:
         entry = next(each for each in archive.infolist() if each.filename.rpartition("/")[2] == "data.pkl")
         if entry.file_size > PICKLE_LIMIT:
-            raise ValueError("{}: its pickle has {} bytes".format(path, entry.file_size))
-        with archive.open(entry) as file:
-            return _Unpickler(io.BytesIO(file.read(PICKLE_LIMIT))).load()
+            raise ValueError("{}: its pickle has {} bytes".format(name, entry.file_size))
+        with archive.open(entry) as pickled:
+            return _Unpickler(io.BytesIO(pickled.read(PICKLE_LIMIT))).load()
 
 
-def _from_pickles(path: str) -> Any:
-    with open(path, "rb") as file:
-        for _ in range(OLD_FORMAT_PICKLES):
-            _Unpickler(file).load()
-        return _Unpickler(file).load()
+def _from_pickles(file: BinaryIO) -> Any:
+    for _ in range(OLD_FORMAT_PICKLES):
+        _Unpickler(file).load()
+    return _Unpickler(file).load()

@@ -369,6 +369,7 @@ def test_bucket_killed_engine_resumes_on_another_host(server: BucketServer, tmp_
         blobs = server.blobs("runs", "lab/runs/r/checkpoints/")
         return sorted(int(name.split("/")[4].split("-")[1]) for name in blobs if name.endswith(f"/{MANIFEST}"))
 
+    others = server.connections()
     with Engine(
         tmp_path / "one", *flags, "--trainer.num_train_steps", "100000", JAX_COMPILATION_CACHE_DIR=cache
     ) as first:
@@ -379,6 +380,7 @@ def test_bucket_killed_engine_resumes_on_another_host(server: BucketServer, tmp_
             time.sleep(0.05)
         first.process.kill()
         first.process.wait(30)
+    server.wait_served(others)  # a manifest that was sent is still committed
     newest = committed()[-1]
     assert not (tmp_path / "one/runs/r/checkpoints").exists()
     steps = str(newest + 10)

@@ -1,0 +1,180 @@
+"""Checkpoints of other trainers in a bucket, copied to a disk to be converted."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import posixpath
+import re
+import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from midstream_engine.errors import EngineError
+from midstream_engine.object_store.bucket_client import CHUNK, READS, BucketClient, StoredObject
+from midstream_engine.object_store.crc32c import crc_text
+from midstream_engine.object_store.errors import StoreError
+from midstream_engine.object_store.open_bucket import engine_bucket
+from midstream_engine.object_store.urls import split_url
+
+AT_ONCE = 8  # objects
+FETCHED = "fetched.jsonl"  # a line for each object that has arrived
+PARENT_CONFIGS = ("../config.yaml", "../../config.yaml")  # of a run of Levanter
+_STEP = re.compile(r"(?:global_step|step-)(\d+)")
+
+Show = Callable[[str, int, int], None]  # object, bytes done, bytes in total
+
+
+def fetch(url: str, directory: str, config: str = "", show: Show = lambda *_: None) -> tuple[str, str]:
+    """Copy the checkpoint at ``url`` to ``directory``; return its path there, and that of ``config``.
+
+    Of a run's checkpoints only the newest is copied. Objects that an interrupted call has copied are not read again, if
+    they are of the same version.
+
+    Args:
+        url: ``gs://`` or ``s3://`` of a checkpoint, or of a run of another trainer.
+        directory: Created where it is missing.
+        config: URL of the run's configuration; empty: near the checkpoint.
+        show: Called with each object that has arrived.
+
+    Raises:
+        EngineError: The bucket cannot be read, there is nothing, a name is not one of a file, or the disk is full.
+    """
+    scheme, name, prefix = split_url(url)
+    root = scheme + name
+    try:
+        client = engine_bucket(root, public=True, settings_of=url)
+        chosen = _chosen(client, prefix, url)
+        if not config and "metadata.json" in {path.rpartition("/")[2] for path in chosen}:
+            chosen.update(_parent_configs(client, prefix))
+        paths = {each.path: _place(directory, prefix, relative, url) for relative, each in chosen.items()}
+        objects = list(chosen.values())
+        if config:
+            found = _named(client, root, config)
+            paths[found.path] = os.path.join(directory, "config", posixpath.basename(found.path))
+            objects.append(found)
+        _copy(client, objects, paths, directory, show)
+    except StoreError as error:
+        raise EngineError(error.with_hint()) from error
+    except FileNotFoundError as error:
+        raise EngineError(f"{url}: {error.filename or error}: deleted while it was copied") from error
+    return _place(directory, prefix, "", url), paths[objects[-1].path] if config else ""
+
+
+def _chosen(client: BucketClient, prefix: str, url: str) -> dict[str, StoredObject]:
+    """Return the objects of one checkpoint, by path relative to ``prefix``."""
+    start = f"{prefix}/" if prefix else ""
+    found = {path[len(start) :]: each for path, each in client.entries(start).items() if not path.endswith("/")}
+    if not found:
+        raise EngineError(f"{url}: no such directory in the bucket")
+    folders = {path.split("/")[0] for path in found if "/" in path}
+    steps = {each for each in folders if _STEP.fullmatch(each)}
+    if "latest" in found and steps:
+        newest = client.get(start + "latest")[0].decode(errors="replace").strip()
+    else:
+        complete = [each for each in steps if f"{each}/metadata.json" in found]
+        newest = max(complete, key=lambda each: int(_STEP.sub(r"\1", each)), default="")
+        if "metadata.json" in found or not complete:
+            return found
+    return {path: each for path, each in found.items() if path.split("/")[0] not in steps - {newest}}
+
+
+def _parent_configs(client: BucketClient, prefix: str) -> dict[str, StoredObject]:
+    found: dict[str, StoredObject] = {}
+    for relative in PARENT_CONFIGS:
+        path = posixpath.normpath(posixpath.join(prefix, relative))
+        if not path.startswith(".") and (there := client.look(path)) is not None:
+            found[relative] = there
+    return found
+
+
+def _named(client: BucketClient, root: str, config: str) -> StoredObject:
+    """Return the object of a configuration that was named."""
+    if not config.startswith(f"{root}/"):
+        raise EngineError(f"--config {config}: not in the checkpoint's bucket (hint: copy it beside the checkpoint)")
+    found = client.look(config[len(root) + 1 :])
+    if found is None:
+        raise EngineError(f"--config {config}: no such object")
+    return found
+
+
+def _place(directory: str, prefix: str, relative: str, url: str) -> str:
+    """Return the path of an object on the disk: below two directories that stand for the parents of the checkpoint.
+
+    Raises:
+        EngineError: The object's name would be a path outside of them.
+    """
+    parts = relative.split("/") if relative else []
+    if "\0" in relative or any(part in ("", ".") for part in parts):
+        raise EngineError(f"{url}: an object's name is not that of a file: {relative!r}")
+    if ".." in parts and relative not in PARENT_CONFIGS:
+        raise EngineError(f"{url}: an object's name is not that of a file: {relative!r}")
+    return os.path.normpath(os.path.join(directory, "a", "b", posixpath.basename(prefix) or "checkpoint", relative))
+
+
+def _copy(
+    client: BucketClient, objects: list[StoredObject], paths: dict[str, str], directory: str, show: Show
+) -> None:
+    os.makedirs(directory, exist_ok=True)
+    record = os.path.join(directory, FETCHED)
+    arrived = _arrived(record)
+    total = sum(each.size for each in objects)
+    left = [each for each in objects if arrived.get(each.path) != each.version or not os.path.isfile(paths[each.path])]
+    needed, free = sum(each.size for each in left), shutil.disk_usage(directory).free
+    if needed > free:
+        raise EngineError(f"{directory}: {needed:,} bytes are needed for the copy, {free:,} are free")
+    done, lock = total - needed, threading.Lock()
+
+    def one(each: StoredObject) -> None:
+        nonlocal done
+        path = paths[each.path]
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        for _ in range(READS):
+            if _read(client, each, f"{path}.partial"):
+                break
+        else:
+            raise EngineError(f"{client.url}/{each.path}: read {READS} times, its CRC32C is not {each.crc32c}")
+        os.replace(f"{path}.partial", path)
+        with lock:
+            lines.write(json.dumps([each.path, each.version]) + "\n")
+            lines.flush()
+            done += each.size
+            show(each.path, done, total)
+
+    with open(record, "a", encoding="utf-8") as lines, ThreadPoolExecutor(AT_ONCE) as pool:
+        for future in [pool.submit(one, each) for each in left]:
+            try:
+                future.result()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+
+def _read(client: BucketClient, each: StoredObject, path: str) -> bool:
+    """Copy an object to a file; return whether its checksum is the service's, where the service reports one."""
+    google_crc32c = importlib.import_module("google_crc32c") if each.crc32c else None
+    crc = 0
+    with open(path, "wb") as file:
+        for offset in range(0, each.size, CHUNK):
+            data = client.read(each.path, offset, min(CHUNK, each.size - offset), each.version)
+            crc = google_crc32c.extend(crc, data) if google_crc32c else 0
+            file.write(data)
+        if file.tell() != each.size:
+            raise EngineError(f"{client.url}/{each.path}: {file.tell()} bytes of {each.size} arrived")
+        file.flush()
+        os.fsync(file.fileno())
+    return google_crc32c is None or crc_text(crc) == each.crc32c
+
+
+def _arrived(record: str) -> dict[str, str]:
+    """Return the version of each object that has arrived. A line that was cut is left out."""
+    found: dict[str, str] = {}
+    if os.path.exists(record):
+        with open(record, encoding="utf-8") as file:
+            for line in file:
+                if line.endswith("\n"):
+                    path, version = json.loads(line)
+                    found[path] = version
+    return found
