@@ -32,7 +32,7 @@ compilers-cuda: $(STAMP)  ## the compiler for NVIDIA GPUs, for the same tests (4
 demo: $(DEMO_STAMP)  ## a real run on two local targets, ready to migrate; HEADLESS=1 moves it without a terminal
 	@$(BIN)/midstream --demo $(if $(HEADLESS),--headless --json)
 
-lab: $(STAMP)  ## a shell with a Cloud TPU service, a bucket and hosts on loopback; ARGS="COMMAND" runs one in it
+lab: $(STAMP)  ## a shell with a Cloud TPU service, buckets and hosts on loopback; ARGS="COMMAND" runs one in it, "--public" takes moto and a GCS emulator
 	@$(BIN)/python tests/simulators/lab_shell.py $(ARGS)
 
 test: $(STAMP)  ## the test suite without the long campaigns

@@ -1,11 +1,14 @@
 """A shell in which midstream's Google Cloud side can be tried without an account: ``make lab``.
 
-    python tests/simulators/lab_shell.py [COMMAND ...]
+    python tests/simulators/lab_shell.py [--public] [COMMAND ...]
 
 A Cloud TPU service, a bucket of Google's kind, one of S3's and SSH servers run on loopback for as long as the shell (or
 the command) does. The fleet has a "GPU server" ``gpu`` of two virtual devices, another, ``cloud``, that stores
 checkpoints in S3, and a target ``pod``: a slice of four workers that is not there yet.
 Nothing is written outside a temporary directory.
+
+With ``--public`` the buckets are those of services that nobody here wrote: gcp-storage-emulator, which ignores
+conditions, and moto.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -23,8 +28,9 @@ sys.path.insert(0, str(TESTS))
 
 from simulators.google.slice import Slice, target_text  # noqa: E402
 from simulators.google.tpu_api import TpuServer  # noqa: E402
-from simulators.object_stores.bucket import BucketServer  # noqa: E402
-from simulators.object_stores.s3_server import S3Server  # noqa: E402
+from simulators.object_stores.bucket import BucketServer, bucket_server  # noqa: E402
+from simulators.object_stores.public_services import gcs_emulator, moto  # noqa: E402
+from simulators.object_stores.s3_server import S3Server, s3_server  # noqa: E402
 from simulators.sshd import SSHD, Lab, environment  # noqa: E402
 
 WORKERS = 4
@@ -45,21 +51,29 @@ The fleet file: {fleet}
 """
 
 
+@contextlib.contextmanager
+def environment_of(opened: AbstractContextManager[BucketServer | S3Server]) -> Iterator[dict[str, str]]:
+    """Context with a simulator; yields the environment of its clients."""
+    with opened as server:
+        yield server.environment
+
+
 def main(command: list[str]) -> int:
     """Run the shell, or ``command``, and return its exit code."""
+    public = command[:1] == ["--public"]
+    command = command[public:]
     if not SSHD:
         sys.exit("the lab needs an SSH server: apt-get install openssh-server")
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="midstream-lab-")))
         lab = Lab(directory)
         stack.callback(lab.close)
-        service, bucket = stack.enter_context(TpuServer()), stack.enter_context(BucketServer())
-        s3 = stack.enter_context(S3Server())
-        bucket.create("lab-runs")
-        s3.create("lab-runs")
-        gpu, pod = lab.host("gpu", devices=2), Slice(lab, "pod", WORKERS, bucket.environment)
+        service = stack.enter_context(TpuServer())
+        google = stack.enter_context(gcs_emulator("lab-runs") if public else environment_of(bucket_server("lab-runs")))
+        amazon = stack.enter_context(moto("lab-runs") if public else environment_of(s3_server("lab-runs")))
+        gpu, pod = lab.host("gpu", devices=2), Slice(lab, "pod", WORKERS, google)
         service.workers["pod"] = pod.workers
-        cloud = lab.host("cloud", devices=2, sshd=environment(**s3.environment))
+        cloud = lab.host("cloud", devices=2, sshd=environment(**amazon))
         cloud.config = dataclasses.replace(cloud.config, store="s3")
         fleet = lab.fleet_file(gpu=gpu.config, cloud=cloud.config)
         worker = f"{{devices: 1, python: {sys.executable}, store: ckpt}}"
@@ -71,8 +85,8 @@ def main(command: list[str]) -> int:
         variables = {
             **os.environ,
             **service.environment,
-            **bucket.environment,
-            **s3.environment,
+            **google,
+            **amazon,
             "MIDSTREAM_FLEET": str(fleet),
             "MIDSTREAM_STATE": str(directory / "state"),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

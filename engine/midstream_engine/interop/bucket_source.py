@@ -114,9 +114,7 @@ def _place(directory: str, prefix: str, relative: str, url: str) -> str:
     return os.path.normpath(os.path.join(directory, "a", "b", posixpath.basename(prefix) or "checkpoint", relative))
 
 
-def _copy(
-    client: BucketClient, objects: list[StoredObject], paths: dict[str, str], directory: str, show: Show
-) -> None:
+def _copy(client: BucketClient, objects: list[StoredObject], paths: dict[str, str], directory: str, show: Show) -> None:
     os.makedirs(directory, exist_ok=True)
     record = os.path.join(directory, FETCHED)
     arrived = _arrived(record)

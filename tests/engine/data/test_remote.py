@@ -30,6 +30,7 @@ from midstream_engine.object_store.open_bucket import close_clients
 from midstream_engine.records import ObjectEntry
 from simulators.object_stores.bucket import BucketServer, bucket_server
 from simulators.object_stores.file_server import FileServer
+from simulators.object_stores.s3_server import s3_server
 from simulators.planted_faults import Fault
 from support.checkpoints.token_caches import build
 
@@ -98,6 +99,34 @@ def test_bucket_cache_is_stored_and_read_by_others(bucket: BucketServer, corpus:
     again = opened(corpus / "two", config(corpus))
     assert tokens(again) == tokens(here)
     assert gets(bucket, "tokens-") == before  # from the block cache
+
+
+def test_s3_cache_is_stored_once_and_read_by_others(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hosts write it at once, in a bucket whose name contains the word; a third has no text."""
+    with s3_server("my-bucket") as server:
+        for key, value in server.environment.items():
+            monkeypatch.setenv(key, value)
+        close_clients()
+        settings = config(corpus, cache_dir="s3://my-bucket/bucket/tokens")
+        with ThreadPoolExecutor(2) as pool:
+            first, second = pool.map(lambda name: opened(corpus / name, settings), ("one", "two"))
+        assert first.digest == second.digest
+        prefix = f"bucket/tokens/{first.digest}/"
+        stored = {name.removeprefix(prefix): blob.data for name, blob in server.blobs("my-bucket", prefix).items()}
+        written = Path(first.directory if first.local else second.directory)
+        assert stored == {str(path.relative_to(written)): path.read_bytes() for path in written.rglob("*")
+                          if path.is_file()}  # fmt: skip
+        (corpus / "a.txt").unlink()
+        server.faults += [Fault("GET", "tokens-", 503), Fault("GET", "tokens-", "truncate")]
+        there = opened(corpus / "three", settings)
+        assert (there.local, there.directory) == (False, f"s3://my-bucket/{prefix[:-1]}")
+        assert tokens(there) == tokens(first)
+        assert [fault for fault in server.faults if fault.times] == []
+        batches = [TrainingBatches(each, seq_len=64, batch_size=16, seed=1) for each in (first, there)]
+        assert batches[0].batch(7).digest == batches[1].batch(7).digest
+        with pytest.raises(DataError, match="there is no bucket nobody"):
+            opened(corpus / "four", config(corpus, cache_dir="s3://nobody/tokens"))
+        close_clients()
 
 
 @pytest.mark.usefixtures("bucket")

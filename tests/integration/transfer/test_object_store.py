@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import random
-import socket
-import subprocess
-import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -23,36 +19,13 @@ from midstream_engine.object_store.bucket_client import ABSENT, BucketClient, ha
 from midstream_engine.object_store.errors import BucketMissingError, ObjectExistsError
 from midstream_engine.object_store.open_bucket import open_bucket
 from simulators.object_stores.bucket import bucket_server
+from simulators.object_stores.public_services import gcs_emulator, moto
 from simulators.object_stores.s3_server import s3_server
 
 BUCKET, PREFIX = "my-bucket", "bucket/runs"  # names that contain the word "bucket"
 PART = 5 << 20  # bytes; the smallest of an S3 upload
 SERVICES = ("gcs simulator", "s3 simulator", "moto", "gcp-storage-emulator")
 CONDITIONAL = SERVICES[:3]  # the emulator ignores preconditions
-
-
-@contextmanager
-def program(*argv: str) -> Iterator[int]:
-    """Context with a server that is a program of its own; yields its port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, *(part.format(port=port) for part in argv)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        for _ in range(600):
-            with socket.socket() as client:
-                if client.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            assert process.poll() is None, f"{argv} ended"
-            time.sleep(0.1)
-        yield port
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 @contextmanager
@@ -65,17 +38,10 @@ def service(name: str) -> Iterator[dict[str, str]]:
             yield stack.enter_context(s3_server(BUCKET)).environment
         elif name == "moto":
             pytest.importorskip("moto", reason="needs moto: make setup")
-            port = stack.enter_context(program("-m", "moto.server", "-p", "{port}"))
-            endpoint = f"http://127.0.0.1:{port}"
-            urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT"), timeout=30).close()
-            with s3_server() as unused:
-                yield {**unused.environment, "AWS_ENDPOINT_URL_S3": endpoint}
+            yield stack.enter_context(moto(BUCKET))
         else:
             pytest.importorskip("gcp_storage_emulator", reason="needs gcp-storage-emulator: make setup")
-            start = "from gcp_storage_emulator.__main__ import main; main()"
-            options = ("start", "--host=127.0.0.1", "--port={port}", "--in-memory", f"--default-bucket={BUCKET}")
-            port = stack.enter_context(program("-c", start, *options))
-            yield {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}", "GOOGLE_CLOUD_PROJECT": "lab"}
+            yield stack.enter_context(gcs_emulator(BUCKET))
 
 
 @pytest.fixture(scope="module", params=SERVICES)

@@ -18,6 +18,7 @@ from simulators.object_stores.bucket import BucketServer
 from simulators.object_stores.s3_server import S3Server, s3_server
 from simulators.planted_faults import Fault
 from support.checkpoints.trees import assert_same_tree, files, random_contents, write_checkpoint, write_tree
+from support.command_line import midstream, refused
 
 pytestmark = pytest.mark.drawn
 
@@ -99,3 +100,21 @@ def test_s3_checkpoint_is_verified_once_listings_are_behind(s3: S3Server, here: 
     data = s3.blobs("my-bucket")[name].data
     s3.put("my-bucket", name, data[:-1] + bytes([data[-1] ^ 1]))
     assert len(BucketCheckpoint(URL).examine().problems) == 1
+
+
+def test_verify_and_checkpoints_read_s3_urls(s3: S3Server, here: LocalHost, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "source", random.Random(5))
+    copy_tree(Endpoint(here, str(tmp_path / "source")), bucket_endpoint(URL))
+    local = midstream("--verify", str(tmp_path / "source"), "--json").result
+    found = midstream("--verify", URL, "--json")
+    assert (found.code, found.result) == (0, {**local, "checkpoint": URL})
+    assert midstream("--checkpoints", URL).stdout.splitlines()[0].startswith(f"{URL}: ")
+    name = next(name for name in s3.blobs("my-bucket") if "/arrays/" in name and "/c/" in name)
+    data = s3.blobs("my-bucket")[name].data
+    s3.put("my-bucket", name, data[:-1] + bytes([data[-1] ^ 1]))
+    damaged = midstream("--verify", URL)
+    assert damaged.code == 1
+    assert f"s3://my-bucket/{name}: SHA-256 is" in damaged.stdout
+    assert "is damaged: 1 problem" in damaged.stderr
+    refused(midstream("--verify", "s3://my-bucket/bucket/none"), 1, "s3://my-bucket/bucket/none")
+    refused(midstream("--verify", "s3://nobody/x"), 1, "there is no bucket nobody")

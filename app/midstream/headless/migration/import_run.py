@@ -118,9 +118,7 @@ def import_plan(
     where = {"source": source.host, "path": source.path, "target": options.to, "flags": import_flags(options)}
     output.value(
         {"event": "import", "run": run_id, **where},
-        f"would import {source} as run {run_id}, then migrate it to {options.to}"
-        if options.dry_run
-        else "",
+        f"would import {source} as run {run_id}, then migrate it to {options.to}" if options.dry_run else "",
     )
     print_plan(plan, options, output)
     failed = None

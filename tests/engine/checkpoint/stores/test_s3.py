@@ -31,6 +31,7 @@ from midstream_engine.trainer.runtime.compile_cache import SharedCache
 from simulators.object_stores.s3_server import REFUSED, S3Server, s3_server
 from simulators.planted_faults import Fault
 from support.checkpoints.checkpoint_states import plain_state, save
+from support.command_line import midstream
 
 URL = "s3://my-bucket/bucket/lab"  # names that contain the word "bucket"
 CHECKPOINTS = "bucket/lab/runs/run/checkpoints/"
@@ -73,6 +74,19 @@ def test_s3_has_the_same_bytes_as_directory_and_restores(paths: RunPaths, server
     assert restored.root_digest == here.root_digest
     for found, wanted in zip(jax.tree.leaves(restored.tree), jax.tree.leaves(plain_state()), strict=True):
         assert np.asarray(found).tobytes() == np.asarray(wanted).tobytes()
+    assert [fault for fault in server.faults if fault.times] == []
+
+
+def test_verify_decodes_arrays_in_s3(paths: RunPaths, server: S3Server) -> None:
+    saved = save(paths, plain_state())
+    url = paths.checkpoint(saved.name)
+    server.faults += [Fault("GET", "/arrays/", 503), Fault("GET", "/arrays/", "truncate")]
+    found = midstream("--verify", url, "--deep", "--json")
+    assert found.code == 0, found.stderr
+    assert (found.result["checkpoint"], found.result["root_digest"]) == (url, saved.root_digest)
+    assert {event["name"] for event in found.events if event["event"] == "array"} == {
+        each["name"] for each in saved.arrays
+    }
     assert [fault for fault in server.faults if fault.times] == []
 
 
