@@ -171,7 +171,7 @@ def _add_migrate(flags: FlagParser) -> None:
     move = flags.section("migrate")
     move.mode(
         "--migrate", metavar="RUN", needs=("--to",), engine=True, completes="runs",
-        help="migrate a run, or import another trainer's checkpoint (PATH, HOST:PATH)",
+        help="migrate a run, or import another trainer's checkpoint (PATH, HOST:PATH; in a bucket: gs://, s3://, HOST:s3://)",
     )  # fmt: skip
     move.mode(
         "--guard", metavar="RUN", needs=("--to",), completes="runs",
