@@ -29,6 +29,7 @@ from midstream_engine.interop.levanter.data import read_data
 from midstream_engine.interop.levanter.importer import open_levanter
 from midstream_engine.object_store.open_bucket import close_clients
 from simulators.object_stores.bucket import BucketServer, bucket_server
+from simulators.object_stores.s3_server import S3Server, s3_server
 from support.imports import imported_runs
 from support.paths import FIXTURES
 
@@ -143,8 +144,20 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketServer]:
     close_clients()
 
 
-def test_bucket_caches_are_read_in_place(server: BucketServer, tmp_path: Path) -> None:
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    with s3_server(BUCKET) as running:
+        for name, value in running.environment.items():
+            monkeypatch.setenv(name, value)
+        close_clients()
+        yield running
+    close_clients()
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_bucket_caches_are_read_in_place(scheme: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """The samples equal those of the caches on disk; no tokens are copied."""
+    server: BucketServer | S3Server = request.getfixturevalue("server" if scheme == "gs" else "s3")
     section = ORDERS["three, changing weights"]["data"]
     for path in DATA.rglob("*"):
         if path.is_file():
@@ -152,7 +165,7 @@ def test_bucket_caches_are_read_in_place(server: BucketServer, tmp_path: Path) -
     far = {
         **section,
         "components": {
-            name: {**body, "cache_dir": f"gs://{BUCKET}/all/{Path(body['cache_dir']).name}"}
+            name: {**body, "cache_dir": f"{scheme}://{BUCKET}/all/{Path(body['cache_dir']).name}"}
             for name, body in section["components"].items()
         },
     }
@@ -165,7 +178,7 @@ def test_bucket_caches_are_read_in_place(server: BucketServer, tmp_path: Path) -
     with pytest.raises(DataError, match="has changed since it was imported"):
         open_data(str(directory))
     with pytest.raises(DataError, match="no token cache of Levanter's"):
-        open_cache(f"gs://{BUCKET}/nowhere")
+        open_cache(f"{scheme}://{BUCKET}/nowhere")
 
 
 def test_unsupported_data_options_are_refused_by_name(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ all documents end to end; the first number of ``<field>/offsets`` is the number 
 Both are zarr arrays with a declared length far beyond the true one. A *sharded* cache consists of folders with such
 arrays. Example i of a dataset is its tokens [i * seq_len, (i + 1) * seq_len).
 
-A cache in a bucket (``gs://``) stays there: its chunks are read over the network, and its ``shard_ledger.json`` must be
-the one that was imported.
+A cache in a bucket (``gs://``, ``s3://``) stays there: its chunks are read over the network, and its
+``shard_ledger.json`` must be the one that was imported.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from midstream_engine.data.imported.levanter_order import sample_order
 from midstream_engine.data.order.examples import sequence_mask
 from midstream_engine.data.sources import bucket as bucket_objects
 from midstream_engine.data.token_ids import first_unknown, unknown_id
+from midstream_engine.object_store.access import engine_access
+from midstream_engine.object_store.errors import StoreError
+from midstream_engine.object_store.urls import GCS, in_bucket, split_url
 
 INDEX = "shard_ledger.json"
 FIELD = "input_ids"
-BUCKETS = "gs://"
 _CACHE_BYTES = 256 << 20  # of decompressed chunks in memory
 _ENDLESS = 1 << 62
 _SAMPLED_DOCUMENTS = 1000  # documents whose last token is read
@@ -151,8 +153,7 @@ def _open(path: str) -> Any:
 
     kvstore = {"driver": "file", "path": os.path.abspath(path) + "/"}
     if in_bucket(path):
-        bucket, _, prefix = path.removeprefix(BUCKETS).partition("/")
-        kvstore = {"driver": "gcs", "bucket": bucket, "path": f"{prefix}/"}
+        kvstore = _bucket_store(path)
     try:
         described = ts.KvStore.open(kvstore, context=_context()).result().read("zarr.json").result()
         spec = {"driver": "zarr3" if described.state == "value" else "zarr", "kvstore": kvstore}
@@ -173,9 +174,28 @@ def _tokens(read: Any) -> np.ndarray:
         raise DataError(f"Levanter's token cache: {' '.join(str(error).split())[:200]}") from None
 
 
-def in_bucket(path: str) -> bool:
-    """Return whether a path is in a bucket."""
-    return path.startswith(BUCKETS)
+def _bucket_store(url: str) -> dict[str, Any]:
+    """Return TensorStore's key-value store of a directory in a bucket.
+
+    Raises:
+        DataError: The URL names no bucket, or the settings of stores cannot be read.
+    """
+    try:
+        scheme, bucket, prefix = split_url(url)
+        access = engine_access(url)
+    except StoreError as error:
+        raise DataError(error.with_hint()) from None
+    if scheme == GCS:
+        return {"driver": "gcs", "bucket": bucket, "path": f"{prefix}/"}
+    endpoints = (access.endpoint, *(os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")))
+    regions = (access.region, *(os.environ.get(name, "") for name in ("AWS_REGION", "AWS_DEFAULT_REGION")))
+    given = {"endpoint": next(filter(None, endpoints), ""), "aws_region": next(filter(None, regions), "")}
+    return {
+        "driver": "s3",
+        "bucket": bucket,
+        "path": f"{prefix}/",
+        **{key: text for key, text in given.items() if text},
+    }
 
 
 def _contents(path: str) -> bytes | None:
