@@ -62,7 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _local(options: argparse.Namespace, final: str) -> str:
-    """Return the path of SRC. One in a bucket is first copied to a directory beside DST, with its ``--config``."""
+    """Return the path of SRC.
+
+    One in a bucket is first copied to a directory beside DST, with its ``--config``.
+    """
     if not in_bucket(options.src):
         return os.path.abspath(os.path.expanduser(options.src))
     from midstream_engine.interop.bucket_source import fetch

@@ -28,10 +28,10 @@ Show = Callable[[str, int, int], None]  # object, bytes done, bytes in total
 
 
 def fetch(url: str, directory: str, config: str = "", show: Show = lambda *_: None) -> tuple[str, str]:
-    """Copy the checkpoint at ``url`` to ``directory``; return its path there, and that of ``config``.
+    """Copy the checkpoint at ``url`` to ``directory``.
 
-    Of a run's checkpoints only the newest is copied. Objects that an interrupted call has copied are not read again, if
-    they are of the same version.
+    Returns its path there, and that of ``config``. Of a run's checkpoints only the newest is copied. Objects that an
+    interrupted call has copied are not read again, if they are of the same version.
 
     Args:
         url: ``gs://`` or ``s3://`` of a checkpoint, or of a run of another trainer.
@@ -101,7 +101,9 @@ def _named(client: BucketClient, root: str, config: str) -> StoredObject:
 
 
 def _place(directory: str, prefix: str, relative: str, url: str) -> str:
-    """Return the path of an object on the disk: below two directories that stand for the parents of the checkpoint.
+    """Return the path of an object on the disk.
+
+    It is below two directories that stand for the parents of the checkpoint.
 
     Raises:
         EngineError: The object's name would be a path outside of them.
@@ -151,23 +153,29 @@ def _copy(client: BucketClient, objects: list[StoredObject], paths: dict[str, st
 
 
 def _read(client: BucketClient, each: StoredObject, path: str) -> bool:
-    """Copy an object to a file; return whether its checksum is the service's, where the service reports one."""
+    """Copy an object to a file; return whether its checksum is right.
+
+    A service that reports none is believed.
+    """
     google_crc32c = importlib.import_module("google_crc32c") if each.crc32c else None
-    crc = 0
+    crc = size = 0
     with open(path, "wb") as file:
         for offset in range(0, each.size, CHUNK):
             data = client.read(each.path, offset, min(CHUNK, each.size - offset), each.version)
             crc = google_crc32c.extend(crc, data) if google_crc32c else 0
-            file.write(data)
-        if file.tell() != each.size:
-            raise EngineError(f"{client.url}/{each.path}: {file.tell()} bytes of {each.size} arrived")
+            size += file.write(data)
+        if size != each.size:
+            raise EngineError(f"{client.url}/{each.path}: {size} bytes of {each.size} arrived")
         file.flush()
         os.fsync(file.fileno())
     return google_crc32c is None or crc_text(crc) == each.crc32c
 
 
 def _arrived(record: str) -> dict[str, str]:
-    """Return the version of each object that has arrived. A line that was cut is left out."""
+    """Return the version of each object that has arrived.
+
+    A line that was cut is left out.
+    """
     found: dict[str, str] = {}
     if os.path.exists(record):
         with open(record, encoding="utf-8") as file:

@@ -39,7 +39,9 @@ class HostPath:
 
 
 def host_path_of(fleet: Fleet, text: str) -> HostPath:
-    """Parse ``HOST:PATH``, or a directory of this machine. PATH may be the URL of a bucket.
+    """Parse ``HOST:PATH``, or a directory of this machine.
+
+    PATH may be the URL of a bucket.
 
     Raises:
         UsageError: The host is unknown, or this machine is not a host of the fleet.

@@ -115,7 +115,9 @@ def plan_import(
 
 
 def read_survey(fleet: Fleet, source: Host, path: str, config: str) -> CheckpointSurvey:
-    """Survey a checkpoint of another trainer on its host, or from this machine in a bucket.
+    """Survey a checkpoint of another trainer.
+
+    Its host reads a directory, this machine a bucket.
 
     Arguments are those of `plan_import`.
 
@@ -141,7 +143,10 @@ def read_survey(fleet: Fleet, source: Host, path: str, config: str) -> Checkpoin
 
 
 def _bucket_survey(fleet: Fleet, url: str, config: str) -> CheckpointSurvey:
-    """Survey a checkpoint in a bucket: a listing, and the parts of objects that say what it is."""
+    """Survey a checkpoint in a bucket.
+
+    Reads a listing, and the parts of objects that say what it is.
+    """
     with app_errors():
         scheme, bucket, _ = split_url(url)
         if config and not config.startswith(f"{scheme}{bucket}/"):

@@ -12,13 +12,14 @@ READ_AHEAD = 256 << 10  # bytes of one request for a part of an object
 
 
 class BucketFiles:
-    """Objects of a bucket, as the files that `CheckpointFiles` has. A path is a URL; ``..`` is resolved.
+    """Objects of a bucket, as the files that `CheckpointFiles` has.
 
-    A directory is listed once: changes meanwhile are not seen. Methods raise FileNotFoundError and StoreError.
+    A path is a URL; ``..`` is resolved. A directory is listed once: later changes
+    are not seen. Methods raise FileNotFoundError and StoreError.
     """
 
     def __init__(self, client: BucketClient) -> None:
-        """Create the files of a bucket; ``client`` is that of the whole bucket."""
+        """Create the files of a bucket; ``client`` is that of the bucket without a prefix."""
         self._client = client
         self._listed: Dict[str, Dict[str, StoredObject]] = {}
 

@@ -1,5 +1,6 @@
-"""Files of another trainer's checkpoint; `bucket.checkpoint_files` is the counterpart for a bucket.
+"""Files of another trainer's checkpoint.
 
+`bucket.checkpoint_files` is the counterpart for a bucket.
 Standard library only; Python 3.8.
 """
 
