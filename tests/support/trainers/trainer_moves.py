@@ -7,11 +7,12 @@ import os
 import shutil
 import signal
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from simulators.sshd import free_port
-from support.trainers.trainer_processes import PROGRAMS
+from support.trainers.trainer_processes import PROGRAMS, children_of
 
 STEPS = 100000  # more than a test trains
 SAMPLES = 65536  # an epoch of 8192 steps: a loader may begin its second epoch in another order after a resume
@@ -125,7 +126,11 @@ def undisturbed(trainer: Trainer, python: str, directory: Path, steps: int, devi
             found[int(fields["step"])] = float.fromhex(fields["loss"])
             if len(found) == steps:
                 break
+    ranks = children_of(process.pid)
     os.killpg(process.pid, signal.SIGKILL)
+    for rank in ranks:  # torchrun starts each in a session of its own, and they hold the pipe
+        with suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)
     process.communicate()
     first = min(found)
     return {step - first: loss for step, loss in found.items()}

@@ -28,6 +28,11 @@ needs_trainers = pytest.mark.skipif(
 )
 
 
+def children_of(pid: int) -> list[int]:
+    """Process ids of the children of a running process."""
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 class Step(NamedTuple):
     """A step that a program printed: exact loss, indices of its batch."""
 
@@ -84,8 +89,7 @@ class TrainerProcess:
 
     def ranks(self) -> list[int]:
         """Process ids of the ranks under torchrun."""
-        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return [int(each) for each in path.read_text().split()]
+        return children_of(self.process.pid)
 
     def close(self) -> None:
         """End the program and its ranks."""
