@@ -165,11 +165,13 @@ def test_guard_migrates_a_script_that_was_killed(lab: Lab, runs: Callable[..., R
     assert midstream("--fleet", fleet, "--launch", file, "--on", "here", "--run-id", "r").code == 0
     source, target = runs(here.root, "r"), runs(there.root, "r")
     source.wait(lambda run: bool(run.checkpoints()), "a checkpoint")
-    guard = start_midstream("--fleet", fleet, "--guard", "r", "--to", "there", "--tries", "1", "--json")
+    words = ("--fleet", fleet, "--guard", "r", "--to", "there", "--tries", "1", "--json")
+    refused(midstream(*words), 3, "there would execute", "--yes agrees to it")
+    guard = start_midstream(*words, "--yes")
     try:
         assert guard.stdout is not None
         source.kill()
-        target.wait(lambda run: run.running and len(run.rows()) > 3, "the run there", 180.0)
+        target.wait(lambda run: run.running and len(run.rows()) > 3, "the run there", 100.0)
         kinds: list[str] = []
         for line in guard.stdout:
             kinds.append(json.loads(line)["kind"])
@@ -177,9 +179,10 @@ def test_guard_migrates_a_script_that_was_killed(lab: Lab, runs: Callable[..., R
                 break
         stopped = midstream("--fleet", fleet, "--stop", "r")
         assert stopped.code == 0, stopped.stderr
-        guard.communicate(timeout=60.0)
+        guard.wait(60.0)
     finally:
         guard.kill()
+        guard.communicate()
     assert guard.returncode == 0
     assert kinds == ["lost", "migrating", "finished"]
     assert (target.fence.owner, target.fence.epoch) == ("there", 2)

@@ -126,9 +126,10 @@ def test_run_is_continued_after_a_kill_and_rolled_back(
             event["identity"]["migration"] for event in map(json.loads, process.stdout) if event.get("event") == "plan"
         )
         back = midstream("--rollback", migration, "--yes", "--json", timeout=1200)
-        process.communicate(timeout=120)
+        process.wait(120)
     finally:
         process.kill()
+        process.communicate()
     assert back.code == 0, back.stderr
     attempt = records.Lineage.read(source.paths.lineage).attempts[-1]["attempt"]
     assert attempt == source.attempt > 2

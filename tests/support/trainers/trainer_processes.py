@@ -18,6 +18,9 @@ from support.paths import REPOSITORY, TESTS
 
 PROGRAMS = TESTS / "trainers"
 PYTHON = os.environ.get("MIDSTREAM_TRAINERS_PYTHON") or str(REPOSITORY / ".venv" / "trainers" / "bin" / "python")
+LEVANTER_PYTHON = os.environ.get("MIDSTREAM_LEVANTER_PYTHON") or str(
+    REPOSITORY / ".venv" / "levanter" / "bin" / "python"
+)
 STEP_TIMEOUT = 240.0  # seconds: the libraries take half a minute to import on a busy machine
 EXIT_TIMEOUT = 120.0  # seconds
 HUNG = 20.0  # seconds in which a process that saves on a signal would have ended by far
@@ -25,6 +28,9 @@ _LINE = re.compile(r"rank=(\d+) step=(\d+) loss=(\S+) batch=([\d,]*)")
 
 needs_trainers = pytest.mark.skipif(
     not os.access(PYTHON, os.X_OK), reason="no environment of other trainers: make test-trainers"
+)
+needs_levanter = pytest.mark.skipif(
+    not os.access(LEVANTER_PYTHON, os.X_OK), reason="no environment of Levanter: make test-levanter"
 )
 
 
