@@ -149,6 +149,12 @@ def test_running_trainer_is_described_adopted_and_advised(
         states = {event["name"]: event["state"] for event in advice.of("check")}
         assert states["checkpoint"] == "pass", advice.stdout
         assert states["batches"] == "warn", "it has no tap"
+        run.kill()
+        run.wait(lambda run: not run.running, "the driver's end")
+        assert theirs.poll() is None, "a trainer that a user has started outlives its driver"
+        again = midstream("--fleet", fleet, "--adopt", f"here:{directory}", "--run-id", "r", "--json")
+        assert again.code == 0, again.stderr
+        run.wait(lambda run: run.attempt == 2 and bool(run.rows(2)), "rows of the second attempt")
         stopped = midstream("--fleet", fleet, "--stop", "r", "--json")
         assert stopped.code == 0, stopped.stderr
         assert theirs.wait(60) != 0
