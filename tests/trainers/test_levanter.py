@@ -13,7 +13,7 @@ from support.trainers.trainer_moves import LEVANTER, undisturbed
 from support.trainers.trainer_processes import LEVANTER_PYTHON, needs_levanter
 
 pytestmark = [pytest.mark.slow, needs_levanter]
-PATIENCE = 300.0  # seconds: it compiles each step's program anew
+PATIENCE = 300.0  # seconds: it compiles at each start
 
 
 @pytest.mark.parametrize("mode", ["cold", "warm"])

@@ -106,7 +106,7 @@ def test_run_is_moved(
 def test_run_is_continued_after_a_kill_and_rolled_back(
     lab: Lab, runs: Callable[..., Run], tmp_path: Path, trainer: Trainer, tolerance: float
 ) -> None:
-    """Killed and continued where it was, then moved and taken back: the losses are those of an undisturbed run."""
+    """Killed and continued where it was, then migrated and rolled back: the losses are those of an undisturbed run."""
     here, there = lab.host("here", devices=1), lab.host("there", devices=1)
     fleet = lab.fleet_file(here=here.config, there=there.config)
     file = trainer.write(tmp_path / "code", PYTHON)

@@ -1,4 +1,7 @@
-"""Format of the lock file that a run file names: hosts build environments from pip's requirements alone."""
+"""Format of the lock file that a run file names.
+
+Hosts build environments from pip's requirements alone.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ class OtherLock(NamedTuple):
 
 
 def other_lock(name: str, text: str) -> OtherLock | None:
-    """Return what a lock file is where pip cannot install from it; None for requirements."""
+    """Return what a lock file is where pip cannot install from it.
+
+    None for requirements.
+    """
     if _CONDA.search(text):
         return OtherLock("is a lock of conda", CONDA_HINT)
     if _TOML_PACKAGES.search(text):

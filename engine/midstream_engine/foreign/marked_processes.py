@@ -58,7 +58,9 @@ def end_marked(mark: str, timeout: float = 30.0) -> List[int]:
 
 
 def watch_driver(mark: str, afterwards: Callable[[], None]) -> int:
-    """Start a process that kills all marked ones at the caller's exit, then calls ``afterwards``; return its pid.
+    """Start a process that kills all marked ones at the caller's exit.
+
+    It then calls ``afterwards``. Returns its pid.
 
     It does so whatever ends the caller.
 

@@ -119,7 +119,9 @@ def _is_still(run: RunFile, found: Found, directory: str, world: int) -> bool:
 
 @contextlib.contextmanager
 def _finished(run: RunFile, found: Found, directory: str) -> Iterator[None]:
-    """Put the mark of a finished checkpoint beside its copy, where the trainer's rule wants one there.
+    """Put the mark of a finished checkpoint beside its copy.
+
+    Only where the trainer's rule needs one there.
 
     DeepSpeed's file ``latest`` is no part of a checkpoint: it was read when the checkpoint was found, and it is
     written again where the checkpoint is placed for a resume.

@@ -1,4 +1,4 @@
-"""A trainer that an attempt has adopted: its identity on disk, and its fence where the driver was killed.
+"""A trainer that an attempt has adopted, and its fence without a driver.
 
 A trainer that a user has started is not ended with the driver: it trains on. The process that outlives the driver
 (`marked_processes.watch_driver`) keeps the fence in its place, and the trainer can be adopted again.
@@ -21,7 +21,10 @@ FENCE_INTERVAL = 0.5  # seconds between two looks at the fence without a driver
 
 
 def adopt(place: AttemptPlace, pid: int) -> Adopted:
-    """Record a running process as the trainer of this attempt. Raises EndedEarlyError where it does not run."""
+    """Record a running process as the trainer of this attempt.
+
+    Raises EndedEarlyError where it does not run.
+    """
     identity = records.identify(pid)
     if identity is None:
         raise EndedEarlyError("process {} does not run".format(pid))
@@ -30,7 +33,10 @@ def adopt(place: AttemptPlace, pid: int) -> Adopted:
 
 
 def refuse_adopted(place: AttemptPlace) -> None:
-    """Raise EndedEarlyError where a trainer that an earlier attempt had adopted still runs without its driver."""
+    """Raise EndedEarlyError where an adopted trainer still runs without its driver.
+
+    An earlier attempt had adopted it.
+    """
     for name in sorted(os.listdir(place.paths.attempts)):
         path = posixpath.join(place.paths.attempts, name, ADOPTED)
         identity = records.ProcessIdentity.read_or_none(path)
@@ -43,7 +49,9 @@ def refuse_adopted(place: AttemptPlace) -> None:
 
 
 def keep_fence_of_adopted(place: AttemptPlace) -> None:
-    """Wait until the trainer that this attempt has adopted has ended, and end it where the epoch has passed on.
+    """Wait for the end of the trainer that this attempt has adopted.
+
+    It is ended where the epoch has passed on.
 
     Returns at once where the attempt has adopted none.
     """

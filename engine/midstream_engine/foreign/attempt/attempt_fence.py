@@ -1,4 +1,7 @@
-"""Fence of an attempt of another trainer: its driver enforces it, because the trainer cannot read it."""
+"""Fence of an attempt of another trainer.
+
+Its driver enforces it, because the trainer cannot read it.
+"""
 
 from __future__ import annotations
 

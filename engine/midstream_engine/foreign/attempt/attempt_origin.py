@@ -1,4 +1,4 @@
-"""What an attempt of another trainer starts from: the checkpoint, and the evidence of its bytes."""
+"""Checkpoint that an attempt of another trainer starts from, and its evidence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from midstream_engine.foreign.attempt.attempt_place import AttemptPlace
 
 
 def find_origin(paths: records.RunPaths, command: Optional[records.Command]) -> "Tuple[Optional[str], Optional[str]]":
-    """Return name and expected root digest of the checkpoint that an attempt starts from; None for a new run.
+    """Return name and expected root digest of the checkpoint to start from.
+
+    None for a new run.
 
     Raises RecordError where the sealed checkpoint is missing.
     """

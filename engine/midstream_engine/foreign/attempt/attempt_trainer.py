@@ -1,4 +1,4 @@
-"""The trainer of an attempt on this node: inputs placed, processes started, metrics source opened."""
+"""Trainer of an attempt on this node: its inputs, processes and metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from midstream_engine.foreign.trainer_setup import Node, Setup
 
 
 class AttemptTrainer(NamedTuple):
-    """The trainer of an attempt on one node: how it is set up in a directory and started."""
+    """The trainer of an attempt on one node: its setup and its start."""
 
     place: AttemptPlace
     world: World
@@ -59,14 +59,20 @@ class AttemptTrainer(NamedTuple):
         return work_directory.place_checkpoint(place.paths, name, setup.checkpoints)
 
     def start(self, setup: Setup, checkpoint: str) -> Started:
-        """Start its processes on this node. Raises OSError where a program cannot be started."""
+        """Start its processes on this node.
+
+        Raises OSError where a program cannot be started.
+        """
         commands, environments = setup.commands(checkpoint), setup.environments(os.environ)
         say("{} in {}: {}".format(setup.run.trainer, setup.directory, " ".join(commands[0])))
         remove(setup.tap)
         return Started(commands, environments, setup.directory, self.mark)
 
     def open_tail(self, setup: Setup, path: str, first: int) -> MetricsTail:
-        """Follow its metrics into ``path`` from step ``first`` on. Raises RecordError for a wrong source."""
+        """Follow its metrics into ``path`` from step ``first`` on.
+
+        Raises RecordError for a wrong source.
+        """
         try:
             reader = open_source(setup, self.place.files.log(self.node.number))
         except ValueError as error:

@@ -11,7 +11,10 @@ SIGNALS = (*STOPS, signal.SIGUSR1)
 
 
 def block_signals() -> None:
-    """Block the signals in this thread, and in those that it starts: `wait_for_signal` takes them."""
+    """Block the signals in this thread, and in those that it starts.
+
+    `wait_for_signal` takes them.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 

@@ -1,4 +1,7 @@
-"""Standby of another trainer's run: a rehearsal on an earlier checkpoint, then the wait for the state."""
+"""Standby of another trainer's run.
+
+It rehearses on an earlier checkpoint, then waits for the state.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,9 @@ class Standby:
         self._sequence = 0
 
     def run(self, run: RunFile, command: records.Command) -> Optional[records.Command]:
-        """Rehearse, then wait; return the command that hands the run over, None where it was stopped.
+        """Rehearse, then wait; return the command that hands the run over.
+
+        None where it was stopped.
 
         Raises:
             EndedEarlyError: The trainer does not train here.
@@ -45,7 +50,9 @@ class Standby:
         return self._wait_for_state()
 
     def _rehearse(self, run: RunFile, command: records.Command) -> Optional[float]:
-        """Start the trainer once on an earlier checkpoint; return the seconds of a step, None where it was stopped.
+        """Start the trainer once on an earlier checkpoint.
+
+        Returns the seconds of a step, None where it was stopped.
 
         Its rows go to ``replay.jsonl``: the migration compares them with those of the source, which has trained past
         that checkpoint. Nothing is compared here.
