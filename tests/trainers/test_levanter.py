@@ -12,7 +12,7 @@ from support.command_line import Run, midstream
 from support.trainers.trainer_moves import LEVANTER, undisturbed
 from support.trainers.trainer_processes import LEVANTER_PYTHON, needs_levanter
 
-pytestmark = [pytest.mark.slow, needs_levanter]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500), needs_levanter]
 PATIENCE = 300.0  # seconds: it compiles at each start
 
 

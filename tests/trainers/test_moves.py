@@ -27,7 +27,7 @@ from support.trainers.trainer_moves import (
 )
 from support.trainers.trainer_processes import PYTHON, needs_trainers
 
-pytestmark = [pytest.mark.slow, needs_trainers]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500), needs_trainers]
 PATIENCE = 600.0  # seconds: torch is imported several times
 
 
