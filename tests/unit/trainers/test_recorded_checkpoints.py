@@ -10,7 +10,7 @@ from midstream_engine.foreign.recorded_checkpoints import FILES, Found, record, 
 from midstream_engine.foreign.run_file import Checkpoints, Metrics, RunFile
 from midstream_engine.foreign.work_directory import place_checkpoint
 from support.paths import FIXTURES
-from support.trainers.written_checkpoints import Case, each_case
+from support.trainers.checkpoint_cases import Case, each_case
 
 
 @each_case
