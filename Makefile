@@ -54,6 +54,14 @@ $(VENV)/trainers/.installed: $(STAMP) locks/trainers.txt
 test-trainers: $(VENV)/trainers/.installed  ## the tests that run other trainers (installs torch, 1.5 GB on a CPU)
 	@$(BIN)/python -m pytest -m "slow or not slow" tests/trainers $(ARGS)
 
+$(VENV)/levanter/.installed: $(STAMP) locks/levanter.txt
+	@$(BIN)/python -m venv $(VENV)/levanter
+	@$(VENV)/levanter/bin/python -m pip install -q --disable-pip-version-check -r locks/levanter.txt
+	@touch $@
+
+test-levanter: $(VENV)/levanter/.installed  ## the test that runs Levanter (installs it and its jax)
+	@$(BIN)/python -m pytest -m "slow or not slow" tests/trainers/test_levanter.py $(ARGS)
+
 # Folders and files whose words `make lint` checks.
 WORDS := app engine tests docs benchmarks configs README.md CONTRIBUTING.md CHANGELOG.md Makefile pyproject.toml
 
@@ -89,4 +97,4 @@ lock: $(STAMP)  ## resolve the lock files (needs uv)
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) site .pytest_cache .ruff_cache .import_linter_cache
 
-.PHONY: help setup compilers compilers-cuda demo lab quick test test-slow test-trainers lint words docs pages bench format lock clean
+.PHONY: help setup compilers compilers-cuda demo lab quick test test-slow test-trainers test-levanter lint words docs pages bench format lock clean

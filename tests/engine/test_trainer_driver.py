@@ -264,3 +264,30 @@ def test_adopted_trainer_without_its_driver_is_not_doubled(make: Callable[..., D
     finally:
         theirs.kill()
         theirs.wait()
+
+
+def test_adopted_trainer_whose_driver_is_killed_stays_fenced(make: Callable[..., Driver], tmp_path: Path) -> None:
+    """It trains on under its epoch, can be adopted again, and is ended when the run passes to another host."""
+    directory = tmp_path / "theirs"
+    file = write_script(directory, steps=20000, every=25)
+    (directory / "out").mkdir()
+    argv = [sys.executable, "train.py", "--out", "out", "--steps", "20000", "--every", "25", "--pause", "0.02"]
+    theirs = subprocess.Popen(argv, cwd=directory)
+    try:
+        driver = make(file, {"directory": str(directory)})
+        for _ in range(2):  # the second one finds it by the hint of the first
+            driver.start("--attach", str(theirs.pid))
+            driver.wait("rows", lambda: len(driver.rows()) > 2)
+            driver.kill()
+        log = Path(driver.files.log())
+        driver.wait("the fence is kept", lambda: "trains on, and is ended when the run passes on" in log.read_text())
+        out = directory / "out" / "metrics.jsonl"
+        rows = len(out.read_text().splitlines())
+        driver.wait("further rows", lambda: len(out.read_text().splitlines()) > rows + 3)
+        assert theirs.poll() is None
+        records.Fence(2, "there", 0, []).write(driver.paths.fence)
+        assert theirs.wait(TIMEOUT) == -signal.SIGKILL
+        driver.wait("the line", lambda: "has passed to there (epoch 2): process" in log.read_text())
+    finally:
+        theirs.kill()
+        theirs.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from midstream_engine import records
 from simulators.sshd import Lab
 from support.command_line import Ended, Run, midstream, refused, start_midstream
 from support.trainers.script_trainer import write_script
+from support.wheels import PACKAGE, write_wheel
 
 STEPS = 20000  # more than a test trains
 
@@ -147,12 +149,83 @@ def test_running_trainer_is_described_adopted_and_advised(
         states = {event["name"]: event["state"] for event in advice.of("check")}
         assert states["checkpoint"] == "pass", advice.stdout
         assert states["batches"] == "warn", "it has no tap"
+        run.kill()
+        run.wait(lambda run: not run.running, "the driver's end")
+        assert theirs.poll() is None, "a trainer that a user has started outlives its driver"
+        again = midstream("--fleet", fleet, "--adopt", f"here:{directory}", "--run-id", "r", "--json")
+        assert again.code == 0, again.stderr
+        run.wait(lambda run: run.attempt == 2 and bool(run.rows(2)), "rows of the second attempt")
         stopped = midstream("--fleet", fleet, "--stop", "r", "--json")
         assert stopped.code == 0, stopped.stderr
         assert theirs.wait(60) != 0
     finally:
         theirs.kill()
         theirs.wait()
+
+
+@pytest.mark.slow
+def test_guard_migrates_a_script_that_was_killed(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
+    here, there = lab.host("here"), lab.host("there")
+    fleet = lab.fleet_file(here=here.config, there=there.config)
+    file = write_script(tmp_path / "code", steps=STEPS, every=25)
+    assert midstream("--fleet", fleet, "--launch", file, "--on", "here", "--run-id", "r").code == 0
+    source, target = runs(here.root, "r"), runs(there.root, "r")
+    source.wait(lambda run: bool(run.checkpoints()), "a checkpoint")
+    words = ("--fleet", fleet, "--guard", "r", "--to", "there", "--tries", "1", "--json")
+    refused(midstream(*words), 3, "there would execute", "--yes agrees to it")
+    guard = start_midstream(*words, "--yes")
+    try:
+        assert guard.stdout is not None
+        source.kill()
+        target.wait(lambda run: run.running and len(run.rows()) > 3, "the run there", 100.0)
+        kinds: list[str] = []
+        for line in guard.stdout:
+            kinds.append(json.loads(line)["kind"])
+            if kinds[-1] == "finished":
+                break
+        stopped = midstream("--fleet", fleet, "--stop", "r")
+        assert stopped.code == 0, stopped.stderr
+        guard.wait(60.0)
+    finally:
+        guard.kill()
+        guard.communicate()
+    assert guard.returncode == 0
+    assert kinds == ["lost", "migrating", "finished"]
+    assert (target.fence.owner, target.fence.epoch) == ("there", 2)
+    check_curve(target, file, tmp_path / "straight")
+
+
+@pytest.mark.slow
+def test_environment_of_requirements_is_built_on_each_host(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    lock = write_wheel(wheels)
+    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "UV_NO_INDEX": "1", "UV_FIND_LINKS": str(wheels),
+               "UV_OFFLINE": "1"}  # fmt: skip
+    here, there = lab.host("here"), lab.host("there")
+    hosts = {
+        name: dataclasses.replace(server.config, python=None, env={**server.config.env, **offline})
+        for name, server in (("here", here), ("there", there))
+    }
+    fleet = lab.fleet_file(**hosts)
+    more = f"environment: {{lock: packages.txt, packages: [{PACKAGE}]}}"
+    file = write_script(tmp_path / "code", steps=STEPS, every=25, more=more)
+    (file.parent / "packages.txt").write_text(lock)
+    script = file.parent / "train.py"
+    script.write_text(f"import {PACKAGE}\nassert {PACKAGE}.VALUE == 42\n{script.read_text()}")
+    launched = midstream("--fleet", fleet, "--launch", file, "--on", "here", "--run-id", "r")
+    assert launched.code == 0, launched.stderr
+    source, target = runs(here.root, "r"), runs(there.root, "r")
+    source.wait(lambda run: bool(run.checkpoints()), "a checkpoint")
+    words = ("--fleet", fleet, "--migrate", "r", "--to", "there", "--yes", "--healthy-steps", "3", "--json")
+    moved = midstream(*words)
+    assert moved.code == 0, moved.stderr
+    environment = claims_of(moved)["environment"]
+    assert environment["verdict"] == "verified", environment
+    for run in (source, target):
+        status = run.status()
+        assert status is not None
+        assert status.versions[PACKAGE] == "1.0"
+        assert list(Path(run.paths.root, "envs").glob(f"*/lib/python3*/site-packages/{PACKAGE}.py"))
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 
 from midstream_engine import records
 from simulators.sshd import Lab
-from support.command_line import Ended, Run, midstream, refused
+from support.command_line import Ended, Run, midstream, refused, start_midstream
 from support.trainers.trainer_moves import (
     ACCELERATE,
     DEEPSPEED,
@@ -20,13 +20,14 @@ from support.trainers.trainer_moves import (
     LIGHTNING,
     SCRIPT,
     SHUFFLED,
+    STEPS,
     TORCHRUN,
     Trainer,
     undisturbed,
 )
 from support.trainers.trainer_processes import PYTHON, needs_trainers
 
-pytestmark = [pytest.mark.slow, needs_trainers]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500), needs_trainers]
 PATIENCE = 600.0  # seconds: torch is imported several times
 
 
@@ -42,11 +43,16 @@ def launch(fleet: Path, file: Path, on: str) -> None:
 CASES = [
     pytest.param(HUGGINGFACE, "cold", 0.0, id="huggingface-cold"),
     pytest.param(HUGGINGFACE, "warm", 0.0, id="huggingface-warm"),
-    pytest.param(LIGHTNING, "warm", 1e-6, id="lightning-warm"),  # without dropout: no random state is stored
+    pytest.param(LIGHTNING, "cold", 1e-6, id="lightning-cold"),  # without dropout: no random state is stored
+    pytest.param(LIGHTNING, "warm", 1e-6, id="lightning-warm"),
+    pytest.param(ACCELERATE, "cold", 1e-6, id="accelerate-cold"),
     pytest.param(ACCELERATE, "warm", 1e-6, id="accelerate-warm"),
+    pytest.param(TORCHRUN, "cold", 0.0, id="torchrun-cold"),
     pytest.param(TORCHRUN, "warm", 0.0, id="torchrun-warm"),
+    pytest.param(DEEPSPEED, "cold", 0.0, id="deepspeed-cold"),
     pytest.param(DEEPSPEED, "warm", 0.0, id="deepspeed-warm"),
     pytest.param(SCRIPT, "cold", 5e-5, id="script-cold"),  # its log has four digits
+    pytest.param(SCRIPT, "warm", 5e-5, id="script-warm"),
 ]
 
 
@@ -85,6 +91,57 @@ def test_run_is_moved(
         expected = undisturbed(trainer, PYTHON, tmp_path, len(steps))
         worst = max(abs(rows[step]["train/loss"] - expected[step]) for step in steps)
         assert worst <= max(tolerance, 1e-6), worst  # TensorBoard has float32
+
+
+@pytest.mark.parametrize(
+    ("trainer", "tolerance"),
+    [
+        pytest.param(trainer, tolerance, id=trainer.name)
+        for trainer, tolerance in (
+            (HUGGINGFACE, 1e-6), (LIGHTNING, 1e-6), (ACCELERATE, 1e-6), (TORCHRUN, 1e-6), (DEEPSPEED, 1e-6),
+            (SCRIPT, 5e-5),
+        )
+    ],
+)  # fmt: skip
+def test_run_is_continued_after_a_kill_and_rolled_back(
+    lab: Lab, runs: Callable[..., Run], tmp_path: Path, trainer: Trainer, tolerance: float
+) -> None:
+    """Killed and continued where it was, then migrated and rolled back: the losses are those of an undisturbed run."""
+    here, there = lab.host("here", devices=1), lab.host("there", devices=1)
+    fleet = lab.fleet_file(here=here.config, there=there.config)
+    file = trainer.write(tmp_path / "code", PYTHON)
+    launch(fleet, file, "here")
+    source, target = runs(here.root, "r"), runs(there.root, "r")
+    source.wait(lambda run: bool(run.checkpoints()), "a checkpoint", PATIENCE)
+    source.kill()
+    source.wait(lambda run: not run.running, "its end")
+    launch(fleet, file, "here")
+    source.wait(lambda run: any(name.endswith("-a002") for name in run.checkpoints()), "a save after it", PATIENCE)
+    words = ("--fleet", fleet, "--migrate", "r", "--to", "there", "--mode", "cold", "--yes")
+    process = start_midstream(*words, "--healthy-steps", str(STEPS), "--json")
+    try:
+        target.wait(lambda run: run.running and len(run.rows()) > 3, "the target's steps", PATIENCE)
+        assert process.stdout is not None
+        migration = next(
+            event["identity"]["migration"] for event in map(json.loads, process.stdout) if event.get("event") == "plan"
+        )
+        back = midstream("--rollback", migration, "--yes", "--json", timeout=1200)
+        process.wait(120)
+    finally:
+        process.kill()
+        process.communicate()
+    assert back.code == 0, back.stderr
+    attempt = records.Lineage.read(source.paths.lineage).attempts[-1]["attempt"]
+    assert attempt == source.attempt > 2
+    source.wait(lambda run: len(run.rows()) > 3, "its steps", PATIENCE)
+    assert not target.running
+    source.kill()
+    rows = source.spliced()
+    assert sorted(rows) == list(range(len(rows)))
+    assert {row["attempt"] for row in rows.values()} == {1, 2, attempt}
+    expected = undisturbed(trainer, PYTHON, tmp_path, len(rows))
+    worst = max(abs(rows[step]["train/loss"] - expected[step]) for step in rows)
+    assert worst <= tolerance, worst
 
 
 def test_run_continues_on_another_number_of_processes(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from midstream.errors import UsageError
 from midstream.plain_yaml import load_plain
 from midstream.suggestions import nearest
 from midstream.trainers.defaults import TRAINERS, TrainerDefaults
+from midstream.trainers.lock_format import other_lock
 from midstream_engine import records
 from midstream_engine.foreign.run_file import (
     BATCHES,
@@ -266,11 +267,15 @@ class _Parser:
             return found
         if found.python or len(named) > 1:
             raise self._error("environment", "python, requirements and lock exclude each other")
-        file = self._path.parent / str(given[named[0]])
+        file, key = self._path.parent / str(given[named[0]]), f"environment.{named[0]}"
         try:
-            return dataclasses.replace(found, requirements=file.read_text(encoding="utf-8"))
+            text = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise self._error(f"environment.{named[0]}", f"{file}: {error}") from None
+            raise self._error(key, f"{file}: {error}") from None
+        wrong = other_lock(file.name, text)
+        if wrong is not None:
+            raise self._error(key, f"{file} {wrong.what}, which hosts do not install", wrong.hint)
+        return dataclasses.replace(found, requirements=text)
 
     # ------------------------------------------------------------------------------------------ checks
 

@@ -93,6 +93,8 @@ class CheckpointWatch:
             )
             if done is not None and self._marks(found) not in (before, []):
                 raise records.RecordError("checkpoint of step {} changed while it was recorded".format(found.step))
+            if done is None and before and self._marks(found) == before:
+                raise records.RecordError("the copy of the checkpoint of step {} is not complete".format(found.step))
             self._done = done
             recorded_checkpoints.prune(self._paths, self._attempt)
         except Exception as error:  # noqa: BLE001  raised or reported by the driver's thread

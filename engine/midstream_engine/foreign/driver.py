@@ -20,7 +20,8 @@ from typing import List, Optional
 
 from midstream_engine import records
 from midstream_engine.checkpoint.save_fence import FenceRejectedError
-from midstream_engine.foreign.driven_attempt import DrivenAttempt, EndedEarlyError, Place
+from midstream_engine.foreign.attempt.attempt_place import AttemptPlace, EndedEarlyError
+from midstream_engine.foreign.attempt.driven_attempt import DrivenAttempt
 from midstream_engine.foreign.run_file import World
 from midstream_engine.foreign.trainer_setup import PORT, Node, read_run_file
 from midstream_engine.foreign.work_directory import MismatchError
@@ -41,7 +42,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     options = parser.parse_args(arguments)
     environment = os.environ
     paths = records.RunPaths(environment["MIDSTREAM_ROOT"], records.check_run_id(environment["RUN_ID"]))
-    place = Place(
+    place = AttemptPlace(
         paths=paths,
         number=int(environment["MIDSTREAM_ATTEMPT"]),
         epoch=int(environment.get("MIDSTREAM_EPOCH", "1")),

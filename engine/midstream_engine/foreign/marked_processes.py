@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from typing import List, Set
+from typing import Callable, List, Set
 
 from midstream_engine import records
 
@@ -57,8 +57,10 @@ def end_marked(mark: str, timeout: float = 30.0) -> List[int]:
         time.sleep(POLL_INTERVAL)
 
 
-def watch_driver(mark: str) -> int:
-    """Start a process that kills all marked ones at the caller's exit; return its pid.
+def watch_driver(mark: str, afterwards: Callable[[], None]) -> int:
+    """Start a process that kills all marked ones at the caller's exit.
+
+    It then calls ``afterwards``. Returns its pid.
 
     It does so whatever ends the caller.
 
@@ -77,6 +79,7 @@ def watch_driver(mark: str) -> int:
         os.close(writing)
         os.read(reading, 1)
         end_marked(mark)
+        afterwards()
     finally:
         sys.stdout.flush()
         os._exit(0)

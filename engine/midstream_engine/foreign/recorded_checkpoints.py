@@ -9,6 +9,7 @@ again in place; else they are copied. What is incomplete by its rule is never re
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import glob
 import hashlib
@@ -16,10 +17,11 @@ import os
 import posixpath
 import shutil
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from midstream_engine import records
 from midstream_engine.checkpoint import save_fence
+from midstream_engine.foreign.checkpoints import deepspeed
 from midstream_engine.foreign.checkpoints.checkpoint_finder import find_checkpoints
 from midstream_engine.foreign.run_file import RunFile
 
@@ -110,8 +112,29 @@ def _is_still(run: RunFile, found: Found, directory: str, world: int) -> bool:
     A file may have been written again.
     """
     pattern = glob.escape(found.path)
-    again = find_checkpoints(run.checkpoints.rule, directory, pattern, world)
+    with _finished(run, found, directory):
+        again = find_checkpoints(run.checkpoints.rule, directory, pattern, world)
     return any(each.complete and each.step == found.step and each.path == found.path for each in again)
+
+
+@contextlib.contextmanager
+def _finished(run: RunFile, found: Found, directory: str) -> Iterator[None]:
+    """Put the mark of a finished checkpoint beside its copy.
+
+    Only where the trainer's rule needs one there.
+
+    DeepSpeed's file ``latest`` is no part of a checkpoint: it was read when the checkpoint was found, and it is
+    written again where the checkpoint is placed for a resume.
+    """
+    if run.checkpoints.rule != "deepspeed":
+        yield
+        return
+    mark = posixpath.join(directory, posixpath.dirname(found.path), deepspeed.LATEST)
+    records.write_bytes(mark, posixpath.basename(found.path).encode())
+    try:
+        yield
+    finally:
+        os.unlink(mark)
 
 
 def _take(source: str, directory: str, path: str, *, link: bool) -> records.ObjectEntry:

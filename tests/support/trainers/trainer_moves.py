@@ -7,11 +7,12 @@ import os
 import shutil
 import signal
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from simulators.sshd import free_port
-from support.trainers.trainer_processes import PROGRAMS
+from support.trainers.trainer_processes import PROGRAMS, children_of
 
 STEPS = 100000  # more than a test trains
 SAMPLES = 65536  # an epoch of 8192 steps: a loader may begin its second epoch in another order after a resume
@@ -37,13 +38,16 @@ class Trainer:
         for script in PROGRAMS.glob("*.py"):
             if not script.name.startswith(("test_", "conftest")):
                 shutil.copy(script, directory)
+        settings = PROGRAMS / f"{self.name}.yaml"
+        if settings.exists():
+            shutil.copy(settings, directory)
         command = self.command.replace("EVERY", str(every)).replace("STEPS", str(STEPS))
         text = [
             f"trainer: {self.name}",
             f"command: {json.dumps(command)}",
             f"resume: {json.dumps(f'{command} {self.resume}')}",
             f"steps: {STEPS}",
-            'files: ["*.py"]',
+            'files: ["*.py", "*.yaml"]' if self.name == "levanter" else 'files: ["*.py"]',
             f"environment: {{python: {python}, variables: {{STEP_SECONDS: '{PAUSE}', OMP_NUM_THREADS: '1', "
             f"DROPOUT: '{self.dropout}', SAMPLES: '{SAMPLES}'}}}}",
             self.more,
@@ -91,6 +95,15 @@ DEEPSPEED = Trainer(
 )
 
 
+LEVANTER = Trainer(
+    "levanter",
+    "{python} train_levanter.py --config_path levanter.yaml --trainer.id r --out {out} "
+    "--trainer.checkpointer.base_path {out}/checkpoints --trainer.num_train_steps STEPS",
+    resume="--trainer.load_checkpoint_path {checkpoint}",
+    more='metrics: {source: jsonl, path: "{out}/metrics.jsonl"}\nbatch: {kept_by: trainer}',
+)
+
+
 def undisturbed(trainer: Trainer, python: str, directory: Path, steps: int, devices: int = 1) -> dict[int, float]:
     """Return the exact losses by step (from 0) of a run of the same script that nothing interrupts."""
     words = trainer.command.replace("EVERY", str(STEPS)).replace("STEPS", str(STEPS)).split()
@@ -103,7 +116,7 @@ def undisturbed(trainer: Trainer, python: str, directory: Path, steps: int, devi
     }
     (directory / "straight").mkdir()
     process = subprocess.Popen(
-        [values.get(word, word) for word in words],
+        [_filled(word, values) for word in words],
         cwd=directory / "code",
         stdout=subprocess.PIPE,
         text=True,
@@ -125,7 +138,17 @@ def undisturbed(trainer: Trainer, python: str, directory: Path, steps: int, devi
             found[int(fields["step"])] = float.fromhex(fields["loss"])
             if len(found) == steps:
                 break
+    ranks = children_of(process.pid)
     os.killpg(process.pid, signal.SIGKILL)
+    for rank in ranks:  # torchrun starts each in a session of its own, and they hold the pipe
+        with suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)
     process.communicate()
     first = min(found)
     return {step - first: loss for step, loss in found.items()}
+
+
+def _filled(word: str, values: dict[str, str]) -> str:
+    for name, value in values.items():
+        word = word.replace(name, value)
+    return word

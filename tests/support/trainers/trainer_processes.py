@@ -18,6 +18,9 @@ from support.paths import REPOSITORY, TESTS
 
 PROGRAMS = TESTS / "trainers"
 PYTHON = os.environ.get("MIDSTREAM_TRAINERS_PYTHON") or str(REPOSITORY / ".venv" / "trainers" / "bin" / "python")
+LEVANTER_PYTHON = os.environ.get("MIDSTREAM_LEVANTER_PYTHON") or str(
+    REPOSITORY / ".venv" / "levanter" / "bin" / "python"
+)
 STEP_TIMEOUT = 240.0  # seconds: the libraries take half a minute to import on a busy machine
 EXIT_TIMEOUT = 120.0  # seconds
 HUNG = 20.0  # seconds in which a process that saves on a signal would have ended by far
@@ -26,6 +29,14 @@ _LINE = re.compile(r"rank=(\d+) step=(\d+) loss=(\S+) batch=([\d,]*)")
 needs_trainers = pytest.mark.skipif(
     not os.access(PYTHON, os.X_OK), reason="no environment of other trainers: make test-trainers"
 )
+needs_levanter = pytest.mark.skipif(
+    not os.access(LEVANTER_PYTHON, os.X_OK), reason="no environment of Levanter: make test-levanter"
+)
+
+
+def children_of(pid: int) -> list[int]:
+    """Process ids of the children of a running process."""
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 class Step(NamedTuple):
@@ -84,8 +95,7 @@ class TrainerProcess:
 
     def ranks(self) -> list[int]:
         """Process ids of the ranks under torchrun."""
-        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return [int(each) for each in path.read_text().split()]
+        return children_of(self.process.pid)
 
     def close(self) -> None:
         """End the program and its ranks."""

@@ -108,6 +108,29 @@ def test_requirements_are_read_beside_the_run_file(tmp_path: Path) -> None:
         parse_run_file(text.replace("requirements: r", "lock: missing"), tmp_path / "run.yaml")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "what", "hint"),
+    [
+        ("uv.lock", 'version = 1\n\n[[package]]\nname = "torch"\n', "is a lock of uv", "uv export --frozen"),
+        ("poetry.lock", '[[package]]\nname = "torch"\n', "is a lock in TOML", "poetry export"),
+        ("conda-lock.yml", "version: 1\npackage:\n- name: python\n  manager: conda\n", "is a lock of conda", "python:"),
+        (
+            "linux-64.lock",
+            "# platform: linux-64\n@EXPLICIT\nhttps://conda.example/a.conda\n",
+            "is a lock of conda",
+            "DIR",
+        ),
+        ("environment.yml", "name: x\nchannels:\n- main\n", "is a lock of conda", "conda-lock install"),
+    ],
+)
+def test_lock_that_pip_cannot_install_is_refused(tmp_path: Path, name: str, text: str, what: str, hint: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError) as raised:
+        parse_run_file(f"{HUGGINGFACE}environment: {{lock: {name}}}\n", tmp_path / "run.yaml")
+    assert f"environment.lock: {tmp_path / name} {what}, which hosts do not install" in str(raised.value)
+    assert hint in str(raised.value.hint)
+
+
 def test_config_of_the_engine_is_no_run_file(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text("trainer: {id: x}\nmodel: {type: gpt2}\n")

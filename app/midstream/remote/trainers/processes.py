@@ -14,10 +14,10 @@ from typing import Dict, List, Optional, Set
 from midstream.remote.declarations import reads, repeatable
 from midstream.remote.shapes import FileName, Text
 from midstream_engine import records
+from midstream_engine.foreign.attempt.adopted_trainer import ADOPTED
 from midstream_engine.foreign.marked_processes import end_marked
 from midstream_engine.foreign.trainer_process import end_processes
 
-ADOPTED = "adopted.json"  # of an attempt: identity of the trainer that it has adopted
 MOST = 64  # processes that are reported
 LONGEST = 4096  # characters of a command line
 # Variables whose values describe the processes of a run; of others only the names are reported.

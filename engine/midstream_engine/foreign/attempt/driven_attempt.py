@@ -1,4 +1,4 @@
-"""An attempt of another trainer's run: start, follow, save, stop, seal, rehearse."""
+"""An attempt of another trainer's run: start, follow, save, stop, seal."""
 
 from __future__ import annotations
 
@@ -6,61 +6,35 @@ import contextlib
 import json
 import os
 import posixpath
-import shutil
 import signal
 import time
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, Optional
 
 from midstream_engine import records
 from midstream_engine.checkpoint import save_fence
-from midstream_engine.foreign import recorded_checkpoints, work_directory
-from midstream_engine.foreign.attempt_lineage import record_end, record_start
-from midstream_engine.foreign.batch_tap import BatchTap, remove
+from midstream_engine.foreign.attempt.adopted_trainer import adopt, keep_fence_of_adopted, refuse_adopted
+from midstream_engine.foreign.attempt.attempt_fence import check_fence, keep_fence
+from midstream_engine.foreign.attempt.attempt_lineage import record_end, record_start
+from midstream_engine.foreign.attempt.attempt_origin import find_origin, write_evidence
+from midstream_engine.foreign.attempt.attempt_place import AttemptPlace, EndedEarlyError, say
+from midstream_engine.foreign.attempt.attempt_trainer import AttemptTrainer
+from midstream_engine.foreign.attempt.signals import STOPS, block_signals, wait_for_signal
+from midstream_engine.foreign.attempt.standby import Standby
 from midstream_engine.foreign.checkpoint_watch import CheckpointWatch
 from midstream_engine.foreign.marked_processes import end_marked, watch_driver
-from midstream_engine.foreign.metrics_source import open_source
 from midstream_engine.foreign.metrics_tail import MetricsTail
 from midstream_engine.foreign.run_file import RunFile, World
-from midstream_engine.foreign.trainer_process import Adopted, Started, TrainerProcess
-from midstream_engine.foreign.trainer_setup import PACKAGES, Node, Setup, versions
+from midstream_engine.foreign.trainer_process import TrainerProcess
+from midstream_engine.foreign.trainer_setup import PACKAGES, Node, versions
 from midstream_engine.trainer.runtime.status_file import StatusFile
-
-POLL_INTERVAL = 0.1  # seconds
-REHEARSAL_TIMEOUT = 1800.0  # seconds for the first rows of a rehearsal
-LEASE = 600.0  # seconds without a renewal after which a standby exits
-ADOPTED = "adopted.json"  # of an attempt: identity of the trainer that it has adopted
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-SIGNALS = (*STOPS, signal.SIGUSR1)
-
-
-def say(message: str) -> None:
-    """Print a line to the attempt's log, with its time: a trainer prints there too."""
-    print("{} midstream: {}".format(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), message), flush=True)
-
-
-class EndedEarlyError(Exception):
-    """The trainer has ended without being requested to."""
-
-
-class Place(NamedTuple):
-    """An attempt as the launcher describes it."""
-
-    paths: records.RunPaths
-    number: int
-    epoch: int
-    target: str
-    host: str
-
-    @property
-    def files(self) -> records.AttemptPaths:
-        return self.paths.attempt(self.number)
 
 
 class DrivenAttempt:
     """The attempt on this node. Node 0 has the fence, the lineage and the checkpoints."""
 
-    def __init__(self, place: Place, world: World, node: Node, python: str) -> None:
+    def __init__(self, place: AttemptPlace, world: World, node: Node, python: str) -> None:
         self._place, self._world, self._node, self._python = place, world, node, python
+        self._launch = AttemptTrainer(place, world, node, python)
         self._status: Optional[StatusFile] = None
         self._trainer: Optional[TrainerProcess] = None
         self._tail: Optional[MetricsTail] = None
@@ -82,9 +56,9 @@ class DrivenAttempt:
             MismatchError: A checkpoint has other bytes than were recorded.
             RecordError: A record, or a template, cannot be used.
         """
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # before any thread: they wait for `_pause`
+        block_signals()  # before any thread
         place = self._place
-        watch_driver(self._mark)
+        watch_driver(self._launch.mark, lambda: keep_fence_of_adopted(place))
         print("resolved configuration:\n{}".format(json.dumps(run.to_json(), indent=1)), flush=True)
         say("attempt {} of {} under epoch {}".format(place.number, place.paths.run_id, place.epoch))
         first = records.Command.read_or_none(place.files.command_file)
@@ -105,17 +79,13 @@ class DrivenAttempt:
         self._status.update(devices=devices, data_digests=[run.files_digest] if run.files_digest else [])
         if standby:
             assert first is not None
-            command = self._rehearse(run, first)
+            command = Standby(self._launch, self._status).run(run, first)
             if command is None:
                 return self._ended(records.STOPPED)
             first = command
-        self._check_fence(place.epoch)
+        check_fence(place, first=self._node.number == 0)
         self._sequence = max(self._sequence, first.sequence if first is not None else 0)
         return self._train(run, first, attach)
-
-    @property
-    def _mark(self) -> str:
-        return "{}#{}".format(self._place.files.dir, self._node.number)
 
     @property
     def status(self) -> StatusFile:
@@ -124,7 +94,7 @@ class DrivenAttempt:
 
     def fail(self, message: str, code: int) -> int:
         """End the trainer, report why, and return ``code``."""
-        end_marked(self._mark)
+        end_marked(self._launch.mark)
         if self._trainer is not None:
             self._trainer.end()
         line = " ".join(message.split())[:600]
@@ -134,79 +104,24 @@ class DrivenAttempt:
             self._status.close()
         return code
 
-    def _check_fence(self, epoch: int) -> None:
-        paths, place = self._place.paths, self._place
-        with records.locked(paths.lock):
-            fence = save_fence.read_fence(paths)
-            if fence is None and self._node.number == 0:
-                fence = records.Fence(epoch, place.target)
-                fence.write(paths.fence)
-        if fence is not None and fence.epoch > epoch:
-            raise save_fence.FenceRejectedError(
-                "run {} belongs to {} (epoch {}, sealed at step {}); epoch {} cannot continue it".format(
-                    paths.run_id, fence.owner, fence.epoch, fence.sealed_step, epoch
-                )
-            )
-
-    def _setup(self, run: RunFile, directory: str) -> Setup:
-        tap = posixpath.join(self._place.files.dir, "batches-{}.jsonl".format(self._node.number))
-        return Setup(run, self._world, self._node, self._python, directory, tap)
-
-    def _directory(self, run: RunFile) -> str:
-        return run.directory or posixpath.join(self._place.paths.dir, work_directory.WORK)
-
-    def _place_inputs(self, setup: Setup, name: Optional[str]) -> Optional[work_directory.Restored]:
-        """Bring the files that travel and the checkpoint to the working directory."""
-        run, place = setup.run, self._place
-        os.makedirs(setup.directory, exist_ok=True)
-        if run.files_digest and not run.directory:
-            work_directory.bring_files(place.paths.root, run.files_digest, setup.directory)
-        if self._node.number == 0:
-            inside = setup.checkpoints == posixpath.normpath(setup.directory)
-            pattern = (run.checkpoints.pattern or "checkpoint*") if inside else "*"
-            work_directory.set_aside(setup.checkpoints, place.number, pattern)
-            if setup.out not in (setup.checkpoints, posixpath.normpath(setup.directory)):
-                work_directory.set_aside(setup.out, place.number)
-        os.makedirs(setup.out, exist_ok=True)
-        if name is None:
-            return None
-        return work_directory.place_checkpoint(place.paths, name, setup.checkpoints)
-
-    def _start(self, setup: Setup, checkpoint: str) -> Started:
-        commands, environments = setup.commands(checkpoint), setup.environments(os.environ)
-        say("{} in {}: {}".format(setup.run.trainer, setup.directory, " ".join(commands[0])))
-        remove(setup.tap)
-        return Started(commands, environments, setup.directory, self._mark)
-
-    def _open_tail(self, setup: Setup, path: str, first: int) -> MetricsTail:
-        try:
-            reader = open_source(setup, self._place.files.log(self._node.number))
-        except ValueError as error:
-            raise records.RecordError("metrics: {}".format(error)) from None
-        return MetricsTail(reader, path, first=first, tap=BatchTap(setup.tap))
-
     # ------------------------------------------------------------------------------------------------ train
 
     def _train(self, run: RunFile, command: Optional[records.Command], attach: int) -> int:
-        place, setup = self._place, self._setup(run, self._directory(run))
+        place, setup = self._place, self._launch.setup(run, self._launch.directory(run))
         began = time.monotonic()
         found = versions(self._python, tuple(dict.fromkeys([*PACKAGES, *run.environment.packages])), os.environ)
-        name, digest = self._origin(command)
+        name, digest = find_origin(place.paths, command)
         self.status.update(state=records.RESTORING if name else records.STARTING, epoch=place.epoch, versions=found)
-        restored = None if attach else self._place_inputs(setup, name)
+        restored = None if attach else self._launch.place_inputs(setup, name)
         step = restored.step if restored else 0
         if restored is not None and name is not None:
-            self._prove(restored, name, digest, time.monotonic() - began)
+            write_evidence(place, restored, name, digest, self._world.size, time.monotonic() - began)
         if attach:
-            identity = records.identify(attach)
-            if identity is None:
-                raise EndedEarlyError("process {} does not run".format(attach))
-            records.write_json(posixpath.join(place.files.dir, ADOPTED), identity.to_json())
-            self._trainer = Adopted(identity)
+            self._trainer = adopt(place, attach)
         else:
-            self._refuse_adopted()
-            self._trainer = self._start(setup, restored.path if restored else "")
-        self._tail = self._open_tail(setup, place.files.metrics, step)
+            refuse_adopted(place)
+            self._trainer = self._launch.start(setup, restored.path if restored else "")
+        self._tail = self._launch.open_tail(setup, place.files.metrics, step)
         self._watch = CheckpointWatch(setup, place.paths, place.number, place.epoch, found, first=step)
         self.status.update(
             state=records.STARTING,
@@ -233,86 +148,24 @@ class DrivenAttempt:
             )
         return self._follow(run)
 
-    def _refuse_adopted(self) -> None:
-        """Raise EndedEarlyError where an adopted trainer still runs without its driver.
-
-        An earlier attempt had adopted it.
-        """
-        for name in sorted(os.listdir(self._place.paths.attempts)):
-            path = posixpath.join(self._place.paths.attempts, name, ADOPTED)
-            identity = records.ProcessIdentity.read_or_none(path)
-            if identity is not None and records.is_running(identity):
-                raise EndedEarlyError(
-                    "process {}, which attempt {} had adopted, still runs: stop it, or adopt it again".format(
-                        identity.pid, int(name)
-                    )
-                )
-
-    def _origin(self, command: Optional[records.Command]) -> "tuple[Optional[str], Optional[str]]":
-        """Return name and expected root digest of the checkpoint this attempt starts from."""
-        if command is not None and command.action in records.STARTS and command.checkpoint:
-            return command.checkpoint, command.root_digest
-        found = recorded_checkpoints.usable(self._place.paths)
-        if found:
-            return found[-1].name, found[-1].root_digest
-        fence = save_fence.read_fence(self._place.paths)
-        if fence is not None and fence.sealed_step is not None:
-            raise records.RecordError(
-                "run {} was migrated at step {}, and that checkpoint is missing".format(
-                    self._place.paths.run_id, fence.sealed_step
-                )
-            )
-        return None, None
-
-    def _prove(self, restored: work_directory.Restored, name: str, expected: Optional[str], seconds: float) -> None:
-        """Write the evidence of what the trainer is started from.
-
-        Raises MismatchError for other bytes.
-        """
-        for wanted in (restored.recorded, expected):
-            if wanted is not None and restored.root_digest != wanted:
-                raise work_directory.MismatchError(
-                    "{} has root digest {}, expected is {}; the trainer is not started".format(
-                        name, restored.root_digest, wanted
-                    )
-                )
-        records.Restore(
-            checkpoint=name,
-            step=restored.step,
-            root_digest=restored.root_digest,
-            expected_root_digest=expected or restored.recorded,
-            recorded_losses=[],
-            recomputed_losses=[],
-            losses_error=0.0,
-            batch_digest="",
-            recorded_batch_digest="",
-            devices=self._world.size,
-            seconds={"restore": seconds},
-        ).write(self._place.files.restore)
-
     def _follow(self, run: RunFile) -> int:
         """Follow the trainer until it has ended, or was stopped."""
         assert self._trainer is not None
         while True:
-            arrived = self._pause()
+            arrived = wait_for_signal()
             if arrived in STOPS:
                 self._requested += 1
             if arrived == signal.SIGUSR1:
                 self._saves.append(0)
             self._look()
             self._read_command()
-            self._keep_fence()
+            keep_fence(self._place)
             if self._requested or self._stop is not None:
                 return self._stop_trainer(run)
             how = self._trainer.poll()
             if how is not None:
                 self._look(settle=True)
                 return self._ended_by_itself(run, how)
-
-    @staticmethod
-    def _pause(seconds: float = POLL_INTERVAL) -> Optional[int]:
-        arrived = signal.sigtimedwait(SIGNALS, seconds)
-        return None if arrived is None else arrived.si_signo
 
     def _look(self, *, settle: bool = False) -> None:
         """Read new rows, record new checkpoints, and bring the status up to date.
@@ -361,17 +214,6 @@ class DrivenAttempt:
         else:
             self.status.update(rejected=command.sequence, message="{}: it trains already".format(command.action))
 
-    def _keep_fence(self) -> None:
-        """Raise FenceRejectedError where the run has passed to another epoch."""
-        try:
-            fence = save_fence.read_fence(self._place.paths)
-        except save_fence.FenceUnreadableError:
-            return
-        if fence is not None and fence.epoch > self._place.epoch:
-            raise save_fence.FenceRejectedError(
-                "run {} has passed to {} (epoch {})".format(self._place.paths.run_id, fence.owner, fence.epoch)
-            )
-
     # ------------------------------------------------------------------------------------------------ stop
 
     def _stop_trainer(self, run: RunFile) -> int:
@@ -391,7 +233,7 @@ class DrivenAttempt:
         self._trainer.signal(policy.signal)
         deadline = time.monotonic() + policy.grace
         while self._trainer.poll() is None and time.monotonic() < deadline:
-            self._pause()
+            wait_for_signal()
             if policy.saves:
                 self._look()
         killed = self._trainer.poll() is None
@@ -424,14 +266,14 @@ class DrivenAttempt:
             self._look()
             if self._watch.newest_step > before or (before >= 0 and before >= self.status.value.step):
                 break
-            arrived = self._pause()
+            arrived = wait_for_signal()
             requested += 1 if arrived in STOPS else 0
             stopping = self._stop
             self._read_command()
             if stopping is not None and self._stop is None:
                 self.status.update(message="")
                 return True
-            self._keep_fence()
+            keep_fence(self._place)
             if requested > max(1, self._requested):
                 break  # a second signal: do not wait
         self.status.update(message="")
@@ -484,85 +326,3 @@ class DrivenAttempt:
         self.status.update(state=state)
         self.status.close()
         return records.EXIT_DONE
-
-    # ------------------------------------------------------------------------------------------------ standby
-
-    def _rehearse(self, run: RunFile, command: records.Command) -> Optional[records.Command]:
-        """Start the trainer once on an earlier checkpoint, and wait for the state.
-
-        Nothing is compared here.
-
-        Its rows go to ``replay.jsonl``: the migration compares them with those of the source, which has trained past
-        that checkpoint. Returns the command that hands the run over; None where it was stopped.
-
-        Raises:
-            EndedEarlyError: The trainer does not train here.
-        """
-        files = self._place.files
-        directory = posixpath.join(files.dir, "rehearsal")
-        setup = self._setup(run, directory)
-        self._sequence = command.sequence
-        self.status.update(state=records.RESTORING, acknowledged=command.sequence)
-        restored = self._place_inputs(setup, command.checkpoint)
-        assert restored is not None
-        if command.root_digest not in (None, restored.root_digest):
-            raise work_directory.MismatchError("{} was not copied as it was recorded".format(command.checkpoint))
-        self.status.update(state=records.COMPILING, step=restored.step)
-        trainer = self._start(setup, restored.path)
-        tail = self._open_tail(setup, files.replay, restored.step)
-        deadline = time.monotonic() + REHEARSAL_TIMEOUT
-        times: List[float] = []
-        how: Optional[str] = None
-        while tail.rows < run.rehearsal_steps and time.monotonic() < deadline:
-            arrived = self._pause()
-            if arrived in STOPS or self._lease_expired():
-                trainer.end()
-                return None
-            how = trainer.poll()
-            if tail.poll():
-                times.append(time.monotonic())
-                self.status.update(progress=time.time())
-            if how is not None:
-                tail.poll()
-                break
-        trainer.end()
-        rows = tail.rows
-        tail.close()
-        if not rows:
-            why = "has not logged a step" if how is None else "ended ({})".format(how)
-            raise EndedEarlyError("the rehearsal: {} {} after step {}".format(run.trainer, why, restored.step))
-        pace = (times[-1] - times[0]) / max(1, rows - 1) if len(times) > 1 else 0.0
-        shutil.rmtree(directory, ignore_errors=True)
-        self.status.update(state=records.WAITING, rehearsed_seconds=pace)
-        return self._wait_for_state()
-
-    def _wait_for_state(self) -> Optional[records.Command]:
-        while True:
-            if self._pause() in STOPS or self._lease_expired():
-                return None
-            try:
-                command = records.Command.read_or_none(self._place.files.command_file)
-            except (OSError, records.RecordError):
-                continue
-            if command is None or command.sequence <= self._sequence:
-                continue
-            self._sequence = command.sequence
-            if command.action == records.STOP:
-                self.status.update(acknowledged=command.sequence)
-                return None
-            if command.action == records.RESTORE:
-                self.status.update(epoch=self._place.epoch, acknowledged=command.sequence, state=records.RESTORING)
-                return command
-            self.status.update(rejected=command.sequence, message="a standby does not {}".format(command.action))
-
-    def _lease_expired(self) -> bool:
-        try:
-            renewed = os.stat(self._place.files.lease).st_mtime
-        except FileNotFoundError:
-            renewed = self._started_at()
-        return time.time() - renewed > LEASE
-
-    def _started_at(self) -> float:
-        with contextlib.suppress(OSError):
-            return os.stat(self._place.files.command_file).st_mtime
-        return time.time()

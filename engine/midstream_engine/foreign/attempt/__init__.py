@@ -1,0 +1,1 @@
+"""An attempt of another trainer's run on one node."""

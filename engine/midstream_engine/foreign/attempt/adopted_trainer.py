@@ -1,0 +1,70 @@
+"""A trainer that an attempt has adopted, and its fence without a driver.
+
+A trainer that a user has started is not ended with the driver: it trains on. The process that outlives the driver
+(`marked_processes.watch_driver`) keeps the fence in its place, and the trainer can be adopted again.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import time
+
+from midstream_engine import records
+from midstream_engine.checkpoint.save_fence import FenceRejectedError
+from midstream_engine.foreign.attempt.attempt_fence import keep_fence
+from midstream_engine.foreign.attempt.attempt_place import AttemptPlace, EndedEarlyError, say
+from midstream_engine.foreign.trainer_process import Adopted
+
+ADOPTED = "adopted.json"  # of an attempt: identity of the trainer that it has adopted
+FENCE_INTERVAL = 0.5  # seconds between two looks at the fence without a driver
+
+
+def adopt(place: AttemptPlace, pid: int) -> Adopted:
+    """Record a running process as the trainer of this attempt.
+
+    Raises EndedEarlyError where it does not run.
+    """
+    identity = records.identify(pid)
+    if identity is None:
+        raise EndedEarlyError("process {} does not run".format(pid))
+    records.write_json(posixpath.join(place.files.dir, ADOPTED), identity.to_json())
+    return Adopted(identity)
+
+
+def refuse_adopted(place: AttemptPlace) -> None:
+    """Raise EndedEarlyError where an adopted trainer still runs without its driver.
+
+    An earlier attempt had adopted it.
+    """
+    for name in sorted(os.listdir(place.paths.attempts)):
+        path = posixpath.join(place.paths.attempts, name, ADOPTED)
+        identity = records.ProcessIdentity.read_or_none(path)
+        if identity is not None and records.is_running(identity):
+            raise EndedEarlyError(
+                "process {}, which attempt {} had adopted, still runs: stop it, or adopt it again".format(
+                    identity.pid, int(name)
+                )
+            )
+
+
+def keep_fence_of_adopted(place: AttemptPlace) -> None:
+    """Wait for the end of the trainer that this attempt has adopted.
+
+    It is ended where the epoch has passed on.
+
+    Returns at once where the attempt has adopted none.
+    """
+    identity = records.ProcessIdentity.read_or_none(posixpath.join(place.files.dir, ADOPTED))
+    if identity is None or not records.is_running(identity):
+        return
+    say("the driver was killed: process {} trains on, and is ended when the run passes on".format(identity.pid))
+    trainer = Adopted(identity)
+    while trainer.poll() is None:
+        try:
+            keep_fence(place)
+        except FenceRejectedError as error:
+            left = trainer.end()
+            say("{}: process {} was ended{}".format(error, identity.pid, ", some processes remain" * bool(left)))
+            return
+        time.sleep(FENCE_INTERVAL)

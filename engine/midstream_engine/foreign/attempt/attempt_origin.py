@@ -1,0 +1,64 @@
+"""Checkpoint that an attempt of another trainer starts from, and its evidence."""
+
+from __future__ import annotations
+
+from typing import Optional, Tuple
+
+from midstream_engine import records
+from midstream_engine.checkpoint import save_fence
+from midstream_engine.foreign import recorded_checkpoints, work_directory
+from midstream_engine.foreign.attempt.attempt_place import AttemptPlace
+
+
+def find_origin(paths: records.RunPaths, command: Optional[records.Command]) -> "Tuple[Optional[str], Optional[str]]":
+    """Return name and expected root digest of the checkpoint to start from.
+
+    None for a new run.
+
+    Raises RecordError where the sealed checkpoint is missing.
+    """
+    if command is not None and command.action in records.STARTS and command.checkpoint:
+        return command.checkpoint, command.root_digest
+    found = recorded_checkpoints.usable(paths)
+    if found:
+        return found[-1].name, found[-1].root_digest
+    fence = save_fence.read_fence(paths)
+    if fence is not None and fence.sealed_step is not None:
+        raise records.RecordError(
+            "run {} was migrated at step {}, and that checkpoint is missing".format(paths.run_id, fence.sealed_step)
+        )
+    return None, None
+
+
+def write_evidence(
+    place: AttemptPlace,
+    restored: work_directory.Restored,
+    name: str,
+    expected: Optional[str],
+    devices: int,
+    seconds: float,
+) -> None:
+    """Write the evidence of what the trainer is started from.
+
+    Raises MismatchError for other bytes.
+    """
+    for wanted in (restored.recorded, expected):
+        if wanted is not None and restored.root_digest != wanted:
+            raise work_directory.MismatchError(
+                "{} has root digest {}, expected is {}; the trainer is not started".format(
+                    name, restored.root_digest, wanted
+                )
+            )
+    records.Restore(
+        checkpoint=name,
+        step=restored.step,
+        root_digest=restored.root_digest,
+        expected_root_digest=expected or restored.recorded,
+        recorded_losses=[],
+        recomputed_losses=[],
+        losses_error=0.0,
+        batch_digest="",
+        recorded_batch_digest="",
+        devices=devices,
+        seconds={"restore": seconds},
+    ).write(place.files.restore)

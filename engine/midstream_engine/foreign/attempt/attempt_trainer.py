@@ -1,0 +1,80 @@
+"""Trainer of an attempt on this node: its inputs, processes and metrics."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from typing import NamedTuple, Optional
+
+from midstream_engine import records
+from midstream_engine.foreign import work_directory
+from midstream_engine.foreign.attempt.attempt_place import AttemptPlace, say
+from midstream_engine.foreign.batch_tap import BatchTap, remove
+from midstream_engine.foreign.metrics_source import open_source
+from midstream_engine.foreign.metrics_tail import MetricsTail
+from midstream_engine.foreign.run_file import RunFile, World
+from midstream_engine.foreign.trainer_process import Started
+from midstream_engine.foreign.trainer_setup import Node, Setup
+
+
+class AttemptTrainer(NamedTuple):
+    """The trainer of an attempt on one node: its setup and its start."""
+
+    place: AttemptPlace
+    world: World
+    node: Node
+    python: str
+
+    @property
+    def mark(self) -> str:
+        """Mark of its processes."""
+        return "{}#{}".format(self.place.files.dir, self.node.number)
+
+    def directory(self, run: RunFile) -> str:
+        """Working directory of the run."""
+        return run.directory or posixpath.join(self.place.paths.dir, work_directory.WORK)
+
+    def setup(self, run: RunFile, directory: str) -> Setup:
+        tap = posixpath.join(self.place.files.dir, "batches-{}.jsonl".format(self.node.number))
+        return Setup(run, self.world, self.node, self.python, directory, tap)
+
+    def place_inputs(self, setup: Setup, name: Optional[str]) -> Optional[work_directory.Restored]:
+        """Bring the files that travel and the checkpoint to the working directory.
+
+        Raises RecordError, OSError.
+        """
+        run, place = setup.run, self.place
+        os.makedirs(setup.directory, exist_ok=True)
+        if run.files_digest and not run.directory:
+            work_directory.bring_files(place.paths.root, run.files_digest, setup.directory)
+        if self.node.number == 0:
+            inside = setup.checkpoints == posixpath.normpath(setup.directory)
+            pattern = (run.checkpoints.pattern or "checkpoint*") if inside else "*"
+            work_directory.set_aside(setup.checkpoints, place.number, pattern)
+            if setup.out not in (setup.checkpoints, posixpath.normpath(setup.directory)):
+                work_directory.set_aside(setup.out, place.number)
+        os.makedirs(setup.out, exist_ok=True)
+        if name is None:
+            return None
+        return work_directory.place_checkpoint(place.paths, name, setup.checkpoints)
+
+    def start(self, setup: Setup, checkpoint: str) -> Started:
+        """Start its processes on this node.
+
+        Raises OSError where a program cannot be started.
+        """
+        commands, environments = setup.commands(checkpoint), setup.environments(os.environ)
+        say("{} in {}: {}".format(setup.run.trainer, setup.directory, " ".join(commands[0])))
+        remove(setup.tap)
+        return Started(commands, environments, setup.directory, self.mark)
+
+    def open_tail(self, setup: Setup, path: str, first: int) -> MetricsTail:
+        """Follow its metrics into ``path`` from step ``first`` on.
+
+        Raises RecordError for a wrong source.
+        """
+        try:
+            reader = open_source(setup, self.place.files.log(self.node.number))
+        except ValueError as error:
+            raise records.RecordError("metrics: {}".format(error)) from None
+        return MetricsTail(reader, path, first=first, tap=BatchTap(setup.tap))

@@ -1,0 +1,50 @@
+"""A run of Levanter's trainer is launched, killed, continued and moved, beside one that nothing interrupts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from simulators.sshd import Lab
+from support.command_line import Run, midstream
+from support.trainers.trainer_moves import LEVANTER, undisturbed
+from support.trainers.trainer_processes import LEVANTER_PYTHON, needs_levanter
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500), needs_levanter]
+PATIENCE = 300.0  # seconds: it compiles at each start
+
+
+@pytest.mark.parametrize("mode", ["cold", "warm"])
+def test_levanter_is_continued_after_a_kill_and_moved(
+    lab: Lab, runs: Callable[..., Run], tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    here, there = lab.host("here", devices=1), lab.host("there", devices=1)
+    fleet = lab.fleet_file(here=here.config, there=there.config)
+    file = LEVANTER.write(tmp_path / "code", LEVANTER_PYTHON)
+    source, target = runs(here.root, "r"), runs(there.root, "r")
+    for attempt in (1, 2):
+        launched = midstream("--fleet", fleet, "--launch", file, "--on", "here", "--run-id", "r")
+        assert launched.code == 0, launched.stderr
+        end = f"-a{attempt:03d}"
+        source.wait(
+            lambda run, end=end: any(name.endswith(end) for name in run.checkpoints()), "a checkpoint", PATIENCE
+        )
+        if attempt == 1:
+            source.kill()
+            source.wait(lambda run: not run.running, "its end")
+    words = ("--fleet", fleet, "--migrate", "r", "--to", "there", "--mode", mode, "--yes", "--healthy-steps", "3")
+    moved = midstream(*words, "--json", timeout=900)
+    assert moved.code == 0, moved.stderr
+    claims = {claim["name"]: claim for claim in moved.result["certificate"]["claims"]}
+    assert all(claims[name]["verdict"] == "verified" for name in ("state", "step", "learning rate", "environment"))
+    if mode == "warm":
+        assert "bit by bit" in claims["replay overlap"]["statement"]
+    assert not source.running
+    target.kill()
+    rows = target.spliced()
+    assert sorted(rows) == list(range(len(rows)))
+    expected = undisturbed(LEVANTER, LEVANTER_PYTHON, tmp_path, len(rows))
+    assert max(abs(rows[step]["train/loss"] - expected[step]) for step in rows) <= 1e-6

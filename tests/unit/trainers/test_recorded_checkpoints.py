@@ -1,0 +1,41 @@
+"""Checkpoints that trainers wrote are recorded, and placed for a resume, by every rule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from midstream_engine import records
+from midstream_engine.foreign.checkpoints.checkpoint_finder import find_checkpoints, saved_state
+from midstream_engine.foreign.recorded_checkpoints import FILES, Found, record, usable
+from midstream_engine.foreign.run_file import Checkpoints, Metrics, RunFile
+from midstream_engine.foreign.work_directory import place_checkpoint
+from support.paths import FIXTURES
+from support.trainers.checkpoint_cases import Case, each_case
+
+
+@each_case
+def test_checkpoint_is_recorded_and_placed_complete(case: Case, tmp_path: Path) -> None:
+    source = FIXTURES / case.run
+    (before,) = [
+        each for each in find_checkpoints(case.rule, str(source), "", case.ranks) if each.path == case.path
+    ] or find_checkpoints(case.rule, str(source), case.path, case.ranks)
+    assert before.complete, before.reason
+    paths = records.RunPaths(str(tmp_path / "root"), "r")
+    Path(paths.checkpoints).mkdir(parents=True)
+    run = RunFile(
+        trainer="script", command=["train"], resume=["train"], checkpoints=Checkpoints(case.rule, case.path),
+        metrics=Metrics("regex"),
+    )  # fmt: skip
+    files = tuple(file.path for file in before.files)
+    found = Found(str(source), case.path, case.step, files)
+    manifest = record(paths, run, found, 1, 1, {}, case.ranks or 1)
+    assert manifest is not None
+    assert [each.name for each in usable(paths)] == [manifest.name]
+    copied = Path(paths.checkpoint(manifest.name), FILES)
+    assert {str(each.relative_to(copied)) for each in copied.rglob("*") if each.is_file()} == set(files)
+    assert saved_state(case.rule, str(copied / case.path)).model
+
+    placed = place_checkpoint(paths, manifest.name, str(tmp_path / "there"))
+    assert (placed.step, placed.root_digest) == (case.step, manifest.root_digest)
+    (after,) = find_checkpoints(case.rule, str(tmp_path / "there"), case.path, case.ranks)
+    assert (after.complete, after.step) == (True, case.step), after.reason
