@@ -59,12 +59,14 @@ def test_modules_named_in_architecture_exist() -> None:
 
 def test_packages_named_in_architecture_exist() -> None:
     page = (REPOSITORY / "docs/explanation/architecture.md").read_text()
-    named, root = [], ""
+    named, root, room = [], "", ""
     for line in page[page.index("```text") : page.index("```\n", page.index("```text") + 7)].splitlines():
         if top := re.match(r"([\w/]+/) ", line):
-            root = top[1]
-        inner = re.match(r"    (\w+/) ", line)
-        package = root + (inner[1] if inner else "")
+            root, room = top[1], ""
+        if outer := re.match(r"    (\w+/) ", line):
+            room = outer[1]
+        inner = re.match(r"        (\w+/)[ ,]", line)
+        package = root + room + (inner[1] if inner else "")
         named += [
             package + name for name in re.findall(r"\b\w+/", line[line.index("/ ") + 1 :] if "/ " in line else "")
         ]
