@@ -146,7 +146,10 @@ class MidstreamApp(BaseApp, inherit_bindings=False):
             self.add_class("-ascii")
 
     def refresh_css(self, animate: bool = True) -> None:
-        """Parse the style sheets again, unless they are parsed with this theme: for the first frame, parse once."""
+        """Parse the style sheets again, except for the first frame.
+
+        Their first parse has had the theme of the saved layout already.
+        """
         parsed, self._first_theme = self._first_theme == self.theme, ""
         if not parsed:
             super().refresh_css(animate=animate)

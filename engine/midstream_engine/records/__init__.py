@@ -243,7 +243,7 @@ __all__ = [
     "write_json",
 ]
 
-_HOMES = {  # module -> its names; a module is loaded with the first use of one of them
+_NAMES = {  # module -> its names; a module is loaded with the first use of one of them
     "command": ("PROMOTE", "REPLAY", "RESTORE", "SAVE", "STANDBY", "STARTS", "STOP", "Command"),
     "digests": ("IMPORTED", "batch_digest", "crc32c_base64", "data_digests", "root_digest", "tokenizer_digests"),
     "errors": ("DamagedRecordError", "NewerFormatError", "RecordError"),
@@ -312,11 +312,14 @@ _HOMES = {  # module -> its names; a module is loaded with the first use of one 
         "parse_checkpoint_name",
     ),
 }
-_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name's module: a program that reads one record does not wait for the classes of all."""
+    """Load the module of a name.
+
+    A program that reads one record does not wait for the classes of all.
+    """
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -200,7 +200,7 @@ def test_data_digests_lists_train_and_validation_caches() -> None:
     assert records.data_digests(train) == []
 
 
-def test_each_name_of_the_package_loads_from_the_module_that_types_name() -> None:
+def test_names_load_from_the_modules_that_the_type_checker_reads() -> None:
     """The package loads a module with the first use of one of its names; the type checker reads its imports instead."""
     nodes = ast.walk(ast.parse(Path(records.__file__).read_text()))
     imported = {
