@@ -33,12 +33,9 @@ from midstream.fleet.fleet import (
     SshHostConfig,
     TargetConfig,
 )
-from midstream.fleet.job_pods import pod_hosts
 from midstream.fleet.notify_config import NotifyConfig, check_notify
 from midstream.fleet.quantities import parse_ports, parse_rate
-from midstream.fleet.slice_check import check_slice
 from midstream.fleet.store_config import StoreConfig, check_host_store, check_stores
-from midstream.json_events import NOTIFICATIONS
 from midstream.suggestions import nearest
 
 
@@ -108,12 +105,11 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
         if isinstance(target, SliceTarget):
             check_host_store(f"{path}: targets.{name}.worker", target.worker.get("store"), decoded.stores)
     check_stores(path, decoded.stores)
-    check_notify(path, decoded.notify, tuple(NOTIFICATIONS))
-    for name, target in decoded.targets.items():
-        for pod, config in pod_hosts(path, name, target).items() if isinstance(target, KubernetesTarget) else ():
-            if pod in decoded.hosts:
-                raise UsageError(f"{path}: hosts.{pod} is also a pod of targets.{name}", "another name for the target")
-            decoded.hosts[pod] = config
+    if decoded.notify:
+        from midstream.json_events import NOTIFICATIONS
+
+        check_notify(path, decoded.notify, tuple(NOTIFICATIONS))
+    _add_pods(path, decoded)
     for name, host in decoded.hosts.items():
         _check_host(path, name, host, decoded.stores)
     return Fleet(
@@ -126,6 +122,19 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
         on_event=on_event,
         notify=tuple(decoded.notify),
     )
+
+
+def _add_pods(path: str, file: _FleetFile) -> None:
+    """Add the pods of Kubernetes targets to the hosts."""
+    for name, target in file.targets.items():
+        if not isinstance(target, KubernetesTarget):
+            continue
+        from midstream.fleet.job_pods import pod_hosts
+
+        for pod, config in pod_hosts(path, name, target).items():
+            if pod in file.hosts:
+                raise UsageError(f"{path}: hosts.{pod} is also a pod of targets.{name}", "another name for the target")
+            file.hosts[pod] = config
 
 
 def _check_host(path: str, name: str, host: HostConfig, stores: Mapping[str, StoreConfig]) -> None:
@@ -163,6 +172,8 @@ def _check_host(path: str, name: str, host: HostConfig, stores: Mapping[str, Sto
 
 def _check_target(path: str, name: str, target: TargetConfig, known: Mapping[str, HostConfig]) -> None:
     if isinstance(target, SliceTarget):
+        from midstream.fleet.slice_check import check_slice
+
         check_slice(path, name, target)
         hosts, ports = target.hosts, []
         if not hosts:

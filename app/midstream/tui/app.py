@@ -140,8 +140,19 @@ class MidstreamApp(BaseApp, inherit_bindings=False):
         for theme in palette.themes():
             self.register_theme(theme)
         self.use_theme(self.saved_layout.theme)
+        self.stylesheet.set_variables(self.get_css_variables())  # of the theme, for the first parse of the style sheets
+        self._first_theme = self.theme
         if ascii_only:
             self.add_class("-ascii")
+
+    def refresh_css(self, animate: bool = True) -> None:
+        """Parse the style sheets again, except for the first frame.
+
+        Their first parse has had the theme of the saved layout already.
+        """
+        parsed, self._first_theme = self._first_theme == self.theme, ""
+        if not parsed:
+            super().refresh_css(animate=animate)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         added = (self._control_filter, self._terminal_colors)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from midstream.hosts.prompter import PROMPTS
 from midstream.migrate.records import migration_state
-from midstream.migrate.records.request import Request
 from midstream.state_directory import state_directory
 from midstream.tui.app import MidstreamApp
 from midstream.tui.fleet_actions import FleetActions
@@ -20,6 +19,7 @@ from midstream.watch.watcher import Watcher
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
     from midstream.hosts.host_pool import HostPool
+    from midstream.migrate.records.request import Request
     from midstream.tui.recording import Recorder
 
 WATCH_INTERVAL = 1.0  # seconds between reports of a watched host

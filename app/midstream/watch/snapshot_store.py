@@ -5,6 +5,7 @@ The events of one poll become visible together, with its beat: a run's status is
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import threading
@@ -38,12 +39,12 @@ MAX_NAME_LENGTH, MAX_TEXT_LENGTH = 200, 1000  # characters of names and values o
 MAX_INTEGER = 2**53  # of metrics
 MAX_LISTED = 256  # processes, disks and ports of a host that are shown
 RECORDS = ("fence", "lineage", "status", "store")  # that a run's line may hold
-READERS = (
-    ("fence", records.Fence),
-    ("lineage", records.Lineage),
-    ("status", records.Status),
-    ("exit", records.ProcessExit),
-)
+
+
+@functools.cache
+def _readers() -> dict[str, type[records.JsonRecord]]:
+    """Return the classes of a line's records: they are loaded with the first line."""
+    return {"fence": records.Fence, "lineage": records.Lineage, "status": records.Status, "exit": records.ProcessExit}
 
 
 def _no_listener(*_: object) -> None:
@@ -303,7 +304,7 @@ class _Run:
             changes |= self._parsed("store", lambda: self._store_change(_record(records.Store, "store", line["store"])))
         if "checkpoints" in line and not changes.get("store", self.store):
             changes["checkpoints"] = tuple(_value(CheckpointView, each) for each in line["checkpoints"])
-        for key, kind in READERS:
+        for key, kind in _readers().items():
             if key in line:
                 changes |= self._parsed(key, lambda key=key, kind=kind: {key: _record(kind, key, line[key])})
         self._view = replace(self._view, **changes)

@@ -7,6 +7,7 @@ therefore uses the standard library alone and runs on Python 3.8.
 
 - `run_paths`: paths and names. `files`: atomic writes, bounded reads. `record`: the base class of all records.
 - `fence`, `lineage`, `command`, `run_files`: records of a run. `process_status`, `evidence`: written by an attempt.
+- `process_states`: states and exit codes of its processes.
 - `manifest`, `digests`: checkpoints. `metrics_rows`: rows of ``metrics.jsonl``.
 
 Paths are POSIX strings: the host that has the file may be another machine than the one that builds its path. Times are
@@ -14,105 +15,137 @@ UTC seconds since the epoch. Update ``k`` (from 0) consumes batch ``k`` and logs
 ``step-N`` is the state after ``N`` updates, so ``N`` is the next line's ``global_step``.
 """
 
-from midstream_engine.records.command import (
-    PROMOTE,
-    REPLAY,
-    RESTORE,
-    SAVE,
-    STANDBY,
-    STARTS,
-    STOP,
-    Command,
-)
-from midstream_engine.records.digests import (
-    IMPORTED,
-    batch_digest,
-    crc32c_base64,
-    data_digests,
-    root_digest,
-    tokenizer_digests,
-)
-from midstream_engine.records.errors import DamagedRecordError, NewerFormatError, RecordError
-from midstream_engine.records.evidence import ParameterDrift, Restore
-from midstream_engine.records.fence import Fence, Seal, first_fence
-from midstream_engine.records.field_forms import (
-    CHECKPOINT_NAME,
-    DIGEST,
-    DIGEST_OR_EMPTY,
-    DTYPE,
-    NAME,
-    RUN_ID,
-    RUN_ID_OR_EMPTY,
-)
-from midstream_engine.records.files import (
-    LARGEST_FILE,
-    append_line,
-    canonical_json,
-    locked,
-    open_regular,
-    parse_json,
-    read_bytes,
-    read_json,
-    read_json_or_none,
-    remove_unfinished_files,
-    sync_directory,
-    write_bytes,
-    write_json,
-)
-from midstream_engine.records.lineage import Lineage, LineageEntry
-from midstream_engine.records.manifest import (
-    FORMAT,
-    FORMAT_VERSION,
-    MANIFEST,
-    PACKED,
-    TRAIN,
-    ArrayEntry,
-    Manifest,
-    ObjectEntry,
-    SpreadHost,
-    safe_relative,
-)
-from midstream_engine.records.metrics_rows import parse_metrics, relative_difference
-from midstream_engine.records.process_identity import (
-    ProcessIdentity,
-    boot_id,
-    identify,
-    is_running,
-    this_process,
-)
-from midstream_engine.records.process_status import (
-    COMPILING,
-    ENDED,
-    EXIT_CONFIG,
-    EXIT_DONE,
-    EXIT_FAILED,
-    EXIT_FENCED,
-    EXIT_SIGNAL,
-    FAILED,
-    FINISHED,
-    ON_STANDBY,
-    REPLAYING,
-    RESTORING,
-    SAVING,
-    STARTING,
-    STOPPED,
-    STOPPING,
-    TRAINING,
-    WAITING,
-    Device,
-    ProcessExit,
-    Status,
-)
-from midstream_engine.records.record import JsonRecord, check_format
-from midstream_engine.records.run_files import MigrationLock, Pin, Store
-from midstream_engine.records.run_paths import (
-    AttemptPaths,
-    RunPaths,
-    attempt_name,
-    check_run_id,
-    checkpoint_name,
-    parse_checkpoint_name,
-)
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from midstream_engine.records.command import (
+        PROMOTE,
+        REPLAY,
+        RESTORE,
+        SAVE,
+        STANDBY,
+        STARTS,
+        STOP,
+        Command,
+    )
+    from midstream_engine.records.digests import (
+        IMPORTED,
+        batch_digest,
+        crc32c_base64,
+        data_digests,
+        root_digest,
+        tokenizer_digests,
+    )
+    from midstream_engine.records.errors import (
+        DamagedRecordError,
+        NewerFormatError,
+        RecordError,
+    )
+    from midstream_engine.records.evidence import (
+        ParameterDrift,
+        Restore,
+    )
+    from midstream_engine.records.fence import (
+        Fence,
+        Seal,
+        first_fence,
+    )
+    from midstream_engine.records.field_forms import (
+        CHECKPOINT_NAME,
+        DIGEST,
+        DIGEST_OR_EMPTY,
+        DTYPE,
+        NAME,
+        RUN_ID,
+        RUN_ID_OR_EMPTY,
+    )
+    from midstream_engine.records.files import (
+        LARGEST_FILE,
+        append_line,
+        canonical_json,
+        locked,
+        open_regular,
+        parse_json,
+        read_bytes,
+        read_json,
+        read_json_or_none,
+        remove_unfinished_files,
+        sync_directory,
+        write_bytes,
+        write_json,
+    )
+    from midstream_engine.records.lineage import (
+        Lineage,
+        LineageEntry,
+    )
+    from midstream_engine.records.manifest import (
+        FORMAT,
+        FORMAT_VERSION,
+        MANIFEST,
+        PACKED,
+        TRAIN,
+        ArrayEntry,
+        Manifest,
+        ObjectEntry,
+        SpreadHost,
+        safe_relative,
+    )
+    from midstream_engine.records.metrics_rows import (
+        parse_metrics,
+        relative_difference,
+    )
+    from midstream_engine.records.process_identity import (
+        ProcessIdentity,
+        boot_id,
+        identify,
+        is_running,
+        this_process,
+    )
+    from midstream_engine.records.process_states import (
+        COMPILING,
+        ENDED,
+        EXIT_CONFIG,
+        EXIT_DONE,
+        EXIT_FAILED,
+        EXIT_FENCED,
+        EXIT_SIGNAL,
+        FAILED,
+        FINISHED,
+        ON_STANDBY,
+        REPLAYING,
+        RESTORING,
+        SAVING,
+        STARTING,
+        STOPPED,
+        STOPPING,
+        TRAINING,
+        WAITING,
+    )
+    from midstream_engine.records.process_status import (
+        Device,
+        ProcessExit,
+        Status,
+    )
+    from midstream_engine.records.record import (
+        JsonRecord,
+        check_format,
+    )
+    from midstream_engine.records.run_files import (
+        MigrationLock,
+        Pin,
+        Store,
+    )
+    from midstream_engine.records.run_paths import (
+        AttemptPaths,
+        RunPaths,
+        attempt_name,
+        check_run_id,
+        checkpoint_name,
+        parse_checkpoint_name,
+    )
 
 __all__ = [
     "CHECKPOINT_NAME",
@@ -209,3 +242,86 @@ __all__ = [
     "write_bytes",
     "write_json",
 ]
+
+_NAMES = {  # module -> its names; a module is loaded with the first use of one of them
+    "command": ("PROMOTE", "REPLAY", "RESTORE", "SAVE", "STANDBY", "STARTS", "STOP", "Command"),
+    "digests": ("IMPORTED", "batch_digest", "crc32c_base64", "data_digests", "root_digest", "tokenizer_digests"),
+    "errors": ("DamagedRecordError", "NewerFormatError", "RecordError"),
+    "evidence": ("ParameterDrift", "Restore"),
+    "fence": ("Fence", "Seal", "first_fence"),
+    "field_forms": ("CHECKPOINT_NAME", "DIGEST", "DIGEST_OR_EMPTY", "DTYPE", "NAME", "RUN_ID", "RUN_ID_OR_EMPTY"),
+    "files": (
+        "LARGEST_FILE",
+        "append_line",
+        "canonical_json",
+        "locked",
+        "open_regular",
+        "parse_json",
+        "read_bytes",
+        "read_json",
+        "read_json_or_none",
+        "remove_unfinished_files",
+        "sync_directory",
+        "write_bytes",
+        "write_json",
+    ),
+    "lineage": ("Lineage", "LineageEntry"),
+    "manifest": (
+        "FORMAT",
+        "FORMAT_VERSION",
+        "MANIFEST",
+        "PACKED",
+        "TRAIN",
+        "ArrayEntry",
+        "Manifest",
+        "ObjectEntry",
+        "SpreadHost",
+        "safe_relative",
+    ),
+    "metrics_rows": ("parse_metrics", "relative_difference"),
+    "process_identity": ("ProcessIdentity", "boot_id", "identify", "is_running", "this_process"),
+    "process_states": (
+        "STARTING",
+        "COMPILING",
+        "RESTORING",
+        "WAITING",
+        "REPLAYING",
+        "TRAINING",
+        "SAVING",
+        "ON_STANDBY",
+        "STOPPING",
+        "STOPPED",
+        "FINISHED",
+        "FAILED",
+        "ENDED",
+        "EXIT_DONE",
+        "EXIT_FAILED",
+        "EXIT_CONFIG",
+        "EXIT_FENCED",
+        "EXIT_SIGNAL",
+    ),
+    "process_status": ("Device", "ProcessExit", "Status"),
+    "record": ("JsonRecord", "check_format"),
+    "run_files": ("MigrationLock", "Pin", "Store"),
+    "run_paths": (
+        "AttemptPaths",
+        "RunPaths",
+        "attempt_name",
+        "check_run_id",
+        "checkpoint_name",
+        "parse_checkpoint_name",
+    ),
+}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Load the module of a name.
+
+    A program that reads one record does not wait for the classes of all.
+    """
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,7 +1,4 @@
-"""Status and exit of one process of an attempt.
-
-These are states, exit codes and their records.
-"""
+"""Records of one process of an attempt: its status and its exit."""
 
 from __future__ import annotations
 
@@ -15,29 +12,8 @@ from midstream_engine.records.field_forms import (
     RUN_ID_OR_EMPTY,
 )
 from midstream_engine.records.process_identity import ProcessIdentity
+from midstream_engine.records.process_states import FINISHED, STOPPED
 from midstream_engine.records.record import JsonRecord
-
-STARTING = "starting"
-COMPILING = "compiling"
-RESTORING = "restoring"
-WAITING = "waiting"
-REPLAYING = "replaying"
-TRAINING = "training"
-SAVING = "saving"
-ON_STANDBY = "standby"
-STOPPING = "stopping"
-STOPPED = "stopped"
-FINISHED = "finished"
-FAILED = "failed"
-
-ENDED = frozenset({STOPPED, FINISHED, FAILED})
-
-# Exit codes of ``python -m midstream_engine.train``.
-EXIT_DONE = 0
-EXIT_FAILED = 1
-EXIT_CONFIG = 2
-EXIT_FENCED = 7
-EXIT_SIGNAL = 128  # plus the number of the signal that ended it without saving
 
 
 @dataclasses.dataclass(frozen=True)

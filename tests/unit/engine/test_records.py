@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import os
 import subprocess
@@ -196,3 +198,18 @@ def test_data_digests_lists_train_and_validation_caches() -> None:
     assert records.data_digests({"state": {"data_digest": "t"}}) == ["t"]
     train["provenance"]["config"]["data"]["cache_dir"] = "gs://bucket/caches"
     assert records.data_digests(train) == []
+
+
+def test_names_load_from_the_modules_that_the_type_checker_reads() -> None:
+    """The package loads a module with the first use of one of its names; the type checker reads its imports instead."""
+    nodes = ast.walk(ast.parse(Path(records.__file__).read_text()))
+    imported = {
+        name.name: getattr(importlib.import_module(node.module), name.name)
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("midstream_engine.records.")
+        for name in node.names
+    }
+    assert sorted(imported) == sorted(records.__all__)
+    assert {name: getattr(records, name) for name in records.__all__} == imported
+    with pytest.raises(AttributeError, match="'Manifests'"):
+        records.Manifests  # noqa: B018 # pyright: ignore[reportAttributeAccessIssue]

@@ -69,19 +69,31 @@ def test_first_frame_of_the_terminal_ui_loads_only_its_screen(tmp_path: Path) ->
     loaded = loaded_after(f"FLEET = {str(fleet)!r}\n{FIRST_FRAME}", "loaded")
     screens = {name for name in loaded if name.startswith("midstream.tui.screens.")}
     assert {name.split(".")[3] for name in screens} == {"base", "dialogs", "fleet"}
-    dialogs = {"confirm", "prompts", "dialog_prompter"}  # questions of the first connections
+    dialogs = {"dialog_prompter"}  # of questions of the first connections
     assert {name.split(".")[4] for name in screens if name.count(".") == 4 and "dialogs" in name} == dialogs
     rooms = {".".join(name.split(".")[:2]) for name in loaded if name.startswith("midstream.") and name.count(".") > 1}
-    first = "charts check fleet hosts listing migrate remote tui watch"
+    first = "charts fleet hosts listing migrate tui watch"
     assert rooms == {f"midstream.{room}" for room in first.split()}
     later = {
+        "midstream.check",
+        "midstream.fleet.job_pods",
+        "midstream.fleet.slice_check",
         "midstream.hosts.rpc",
         "midstream.hosts.ssh",
         "midstream.listing.filter_parser",
         "midstream.listing.linear_pattern",
+        "midstream.json_events",
+        "midstream.migrate.records.certificate",
+        "midstream.migrate.records.downtime_report",
         "midstream.migrate.records.plan",
+        "midstream.remote",
+        "midstream.tui.widgets.curve",
         "midstream.watch.feeds.host_feed",
         "midstream.watch.logs.host_log",
+        "midstream_engine.json_shapes",
+        "midstream_engine.records.manifest",
+        "midstream_engine.records.record",
+        "numpy",
         "paramiko",
     }
     assert all(importlib.util.find_spec(name) for name in later), "their names"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from midstream.check.check_result import FAIL, PASS, WARN
 from midstream.migrate.records import migration_state as states
 from midstream.migrate.records import phase_names
-from midstream.migrate.records.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED
 from midstream.tui.style import palette
 from midstream.watch import snapshot as watch
 from midstream_engine import records
@@ -119,6 +117,9 @@ def migration_state(glyphs: Glyphs, state: str) -> tuple[str, str]:
 
 def check_state(glyphs: Glyphs, state: str) -> tuple[str, str]:
     """Return (glyph, colour) of a check, of a claim's verdict, or of a phase's event."""
+    from midstream.check.check_result import FAIL, PASS, WARN
+    from midstream.migrate.records.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED
+
     if state in (PASS, VERIFIED, phase_names.DONE):
         return glyphs.passed, palette.GOOD
     if state == WARN:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
 
 from midstream.counts import count
-from midstream.migrate.records.downtime_report import DOWNTIME_PHASES, DowntimeReport, shown_phase
 from midstream.tui.style import number_format, palette
 from midstream.tui.style.glyphs import Glyphs
 from midstream.tui.style.styled_text import Text
+
+if TYPE_CHECKING:
+    from midstream.migrate.records.downtime_report import DowntimeReport
 
 
 def bar(glyphs: Glyphs, share: float, width: int, colour: str = "") -> Text:
@@ -70,6 +72,8 @@ def downtime(glyphs: Glyphs, report: DowntimeReport | None, predicted: Mapping[s
 
     They are bars on one scale.
     """
+    from midstream.migrate.records.downtime_report import DOWNTIME_PHASES, shown_phase
+
     measured = dict(report.measured) if report else {}
     names = [name for name in DOWNTIME_PHASES if predicted.get(name) or measured.get(name)]
     longest = max([*predicted.values(), *measured.values(), 1e-9])

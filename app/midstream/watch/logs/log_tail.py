@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from midstream.remote.runs.log_pages import displayed
 from midstream.watch.snapshot import LogRange
 
 MAX_LINES = 5000
@@ -34,6 +33,8 @@ class LogTail:
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Add the lines of a log event."""
+        from midstream.remote.runs.log_pages import displayed
+
         offset, end = event.get("offset", 0), event.get("end", 0)
         if event["first"] or offset != self._end:
             self.clear()

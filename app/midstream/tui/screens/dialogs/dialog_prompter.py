@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from textual.app import App
 from textual.screen import ModalScreen
 
-from midstream.hosts.prompter import HostKeyPrompt, PassphrasePrompt
-from midstream.tui.screens.dialogs.prompts import PassphraseScreen, first_contact
+if TYPE_CHECKING:
+    from midstream.hosts.prompter import HostKeyPrompt, PassphrasePrompt
 
 T = TypeVar("T")
 POLL_INTERVAL = 0.2  # seconds between checks that the application still runs
@@ -27,9 +27,13 @@ class DialogPrompter:
         self._closed = threading.Event()
 
     def accept(self, contact: HostKeyPrompt) -> bool | None:
+        from midstream.tui.screens.dialogs.prompts import first_contact
+
         return self._ask(lambda: first_contact(contact))
 
     def passphrase(self, wanted: PassphrasePrompt) -> str | None:
+        from midstream.tui.screens.dialogs.prompts import PassphraseScreen
+
         return self._ask(lambda: PassphraseScreen(wanted))
 
     def close(self) -> None:

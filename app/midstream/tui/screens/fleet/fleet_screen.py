@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widgets import Static
@@ -15,11 +17,12 @@ from midstream.tui.state.selection import Selection
 from midstream.tui.style import palette
 from midstream.tui.style.styled_text import Text, cut_to
 from midstream.tui.widgets.chrome import Hints, Rule, Views
-from midstream.tui.widgets.curve import CurveView
-from midstream.tui.widgets.plot import Drawn
 from midstream.tui.widgets.table import Table
 from midstream.watch import snapshot as watch
 from midstream.watch.snapshot import RunView
+
+if TYPE_CHECKING:
+    from midstream.tui.widgets.curve import CurveView
 
 HOSTS, MIGRATIONS = "hosts", "migrations"
 
@@ -42,7 +45,6 @@ class FleetScreen(ListScreen):
         yield FilterLine(glyphs, id="filter")
         with Vertical(id="preview"):
             yield Rule("", glyphs)
-            yield CurveView(glyphs, id="preview-curve")
             yield Static(id="preview-text")
 
     def on_mount(self) -> None:
@@ -107,12 +109,13 @@ class FleetScreen(ListScreen):
 
         key = self.table().selected
         pane, rule = self.query_one("#preview"), self.query_one(Rule)
-        curve, text = self.query_one("#preview-curve", CurveView), self.query_one("#preview-text", Static)
+        text = self.query_one("#preview-text", Static)
         pane.display = key is not None and self.size.height >= 18
         run = self._selected_run() if self._view == RUNS else None
         failure = screen_state.failure(run) if run is not None else None
-        curve.display = self._view == RUNS and failure is None
-        text.display = not curve.display
+        text.display = self._view != RUNS or failure is not None
+        for shown in self.query("#preview-curve"):
+            shown.display = not text.display
         if key is None:
             return
         if failure is not None:
@@ -124,7 +127,10 @@ class FleetScreen(ListScreen):
             self.update_text("#preview-text", words)
         elif self._view == RUNS:
             if run is not None:
+                from midstream.tui.widgets.plot import Drawn
+
                 rule.show(run.run_id, "enter opens")
+                curve = self._curve()
                 names = attempt_names(run, self.glyphs.times)
                 series, _ = self.midstream.series_cache.series(run.key, run.curve, curve.metric)
                 drawn = Drawn(series, hues=attempt_hues(run))
@@ -150,6 +156,14 @@ class FleetScreen(ListScreen):
                     "#preview-text",
                     downtime(self.glyphs, view.downtime, view.predicted_seconds, self.size.width - 2),
                 )
+
+    def _curve(self) -> CurveView:
+        """Return the curve of the preview: it is built for the first run that is selected."""
+        from midstream.tui.widgets.curve import CurveView
+
+        if not self.query("#preview-curve"):
+            self.query_one("#preview").mount(CurveView(self.glyphs, id="preview-curve"), before="#preview-text")
+        return self.query_one("#preview-curve", CurveView)
 
     def selection(self) -> Selection | None:
         from midstream.listing import documents

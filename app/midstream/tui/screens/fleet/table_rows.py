@@ -20,7 +20,6 @@ from midstream.listing.run_facts import (
     utilization,
 )
 from midstream.migrate.records import migration_state
-from midstream.migrate.records.downtime_report import DOWNTIME_PHASES
 from midstream.tui.state.saved_layout import ListLayout
 from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.style import glyphs as signs
@@ -277,6 +276,8 @@ def _downtime_spark(view: MigrationView, glyphs: Glyphs) -> str:
     """Draw the parts of the downtime as a sparkline, relative to the longest."""
     if view.downtime is None:
         return ""
+    from midstream.migrate.records.downtime_report import DOWNTIME_PHASES
+
     parts = [view.downtime.measured.get(name, 0.0) for name in DOWNTIME_PHASES]
     longest = max([*parts, 1e-9])
     return spark(glyphs, [part / longest for part in parts], len(parts))
