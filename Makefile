@@ -38,9 +38,9 @@ lab: $(STAMP)  ## a shell with a Cloud TPU service, buckets and hosts on loopbac
 test: $(STAMP)  ## the test suite without the long campaigns
 	@$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal $(ARGS)
 
-# Without the tests that start tmux and other programs of the system: they take seconds each.
+# Without the tests that start tmux and other programs of the system. Many of the rest wait: four processes on two cores.
 quick: $(STAMP)  ## unit and terminal UI tests
-	@$(BIN)/python -m pytest tests/unit tests/tui -m "not slow and not system" -n 2 --dist worksteal -q $(ARGS)
+	@$(BIN)/python -m pytest tests/unit tests/tui -m "not slow and not system" -n 4 --dist worksteal -q $(ARGS)
 
 test-slow: $(STAMP)  ## the long fault campaigns, and all tests of which `make test` draws some
 	@$(BIN)/python -m pytest -m "slow or drawn" $(ARGS)
