@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from midstream.listing import fleet_fields
 from midstream.listing.conditions import Condition, quoted
-from midstream.listing.fields import Field, by_name
+from midstream.listing.field_type import Field, by_name
 from midstream.listing.filter_error import FilterError
 from midstream.listing.filter_parser import MAX_LENGTH, parse
 from midstream.listing.filter_values import Kind

@@ -10,7 +10,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from midstream.listing.fields import Field
+from midstream.listing.field_type import Field
 from midstream.listing.filter_values import Kind, Span
 from midstream.listing.fleet_moment import FleetMoment
 from midstream.listing.linear_pattern import LinearPattern

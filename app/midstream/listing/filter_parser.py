@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from midstream.listing import filter_values
 from midstream.listing.conditions import AllOf, AnyOf, Comparison, Condition, Not, Search
-from midstream.listing.fields import Field, Fields
+from midstream.listing.field_type import Field, Fields
 from midstream.listing.filter_error import FilterError
 from midstream.listing.filter_values import EXAMPLES, Kind, Span, ValueFormError
 from midstream.listing.linear_pattern import LinearPattern, PatternError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from midstream.listing import run_facts
-from midstream.listing.fields import Field, by_name
+from midstream.listing.field_type import Field, by_name
 from midstream.listing.filter_values import Kind
 from midstream.listing.fleet_moment import FleetMoment
 from midstream.watch.snapshot import HostView, RunView

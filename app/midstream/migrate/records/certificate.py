@@ -1,4 +1,7 @@
-"""Certificate: what was checked of a migration, claim by claim, with the evidence."""
+"""Certificate: what was checked of a migration, claim by claim, with the evidence.
+
+Its claims are made in `migrate/proof/`.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from midstream.listing import fleet_fields
-from midstream.listing.fields import Fields
+from midstream.listing.field_type import Fields
 from midstream.listing.fleet_fields import NO_CERTIFICATE, certificate_state
 from midstream.listing.run_facts import (
     hardware,
