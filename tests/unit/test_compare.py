@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from midstream.compare import calibration, subject
+from midstream.compare.baseline import baseline
 from midstream.compare.calibration import Calibration, Pair
 from midstream.compare.candidates import Candidate, accelerators_of_devices, candidates, parse_prices
 from midstream.compare.compare import compare
@@ -170,6 +171,25 @@ def test_row_of_a_run_has_the_move_and_when_it_pays() -> None:
     assert slower.move.cost.pays_after_steps is None
     own = row(Subject("web", "", (), run(target="rented")), replace(candidate, target="rented"), ESTIMATE, None)
     assert own.move is None, "the run is there"
+
+
+def test_baseline_is_what_the_run_has_measured() -> None:
+    curve = [{"throughput/duration": 4.0 + step / 10, "throughput/tokens_per_second": 100.0} for step in range(11)]
+    present = baseline(run(curve=curve, kinds=("TPU v4",) * 4, step_seconds=4.5))
+    assert present is not None
+    assert (present.name, present.devices, present.device_kind) == ("lab (measured)", 4, "TPU v4")
+    assert present.step == Range(4.5, pytest.approx(4.1), pytest.approx(4.9)), "without the outer tenths"
+    assert (present.tokens_per_second, present.steps_left) == (100, 1000)
+    assert present.price_to_end is not None
+    assert present.price_to_end.value == pytest.approx(4.5)
+    few = baseline(run(curve=curve[:2]))
+    assert few is not None
+    assert few.step == Range(4.0, 4.0, 4.1)
+    unknown = baseline(run(steps=0))
+    assert unknown is not None
+    assert (unknown.steps_left, unknown.price_to_end, unknown.tokens_per_second) == (None, None, None)
+    assert baseline(run(step_seconds=0.0)) is None, "nothing is measured yet"
+    assert baseline(None) is None
 
 
 def test_order_is_by_cost_where_all_have_a_price_else_by_time() -> None:

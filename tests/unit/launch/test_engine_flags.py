@@ -47,7 +47,7 @@ def test_flags_of_another_run_or_root_are_refused(run_id: str | None, words: tup
 
 def test_run_that_moves_keeps_its_id() -> None:
     keep_name("web", ("--trainer.id", "web", "--trainer.seed", "2"))
-    with pytest.raises(UsageError, match="--trainer.id other: run web keeps its id"):
+    with pytest.raises(UsageError, match=r"--trainer\.id other: run web keeps its id"):
         keep_name("web", ("--trainer.id", "other"))
 
 
