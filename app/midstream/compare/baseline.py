@@ -1,4 +1,7 @@
-"""The run as it trains now, beside the estimates: its measured step, time and cost to the end."""
+"""The run as it trains now, to be compared with estimates.
+
+It has its measured step, time and cost to the end.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ TENTHS = 10  # the range leaves out the fastest and the slowest tenth
 
 @dataclass(frozen=True)
 class Baseline:
-    """What the run's own accelerators have measured."""
+    """Measured steps of the run on its own accelerators."""
 
     target: str
     host: str
@@ -62,7 +65,10 @@ class Baseline:
 
 
 def baseline(run: PresentRun | None) -> Baseline | None:
-    """Return what a run has measured where it is; None for a config, and before its first step is measured."""
+    """Return what a run has measured where it is.
+
+    None for a config, and before its first step is measured.
+    """
     if run is None or run.step_seconds <= 0:
         return None
     durations = _values(run.curve, "throughput/duration")

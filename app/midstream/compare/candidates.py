@@ -71,7 +71,10 @@ class UnknownAcceleratorsError(UsageError):
 
 
 class SilentTargetError(UnknownAcceleratorsError):
-    """A target that does not answer, and whose entry in the fleet file does not name its accelerators."""
+    """A target that does not answer.
+
+    Its entry in the fleet file does not name its accelerators.
+    """
 
 
 def _candidate(name: str, fleet: Fleet, snapshot: Snapshot | None, prices: Mapping[str, float]) -> Candidate:
@@ -168,7 +171,7 @@ def accelerators_of_target(fleet: Fleet, name: str, snapshot: Snapshot | None) -
 
 
 def seen_accelerators(fleet: Fleet, name: str) -> tuple[AcceleratorType, str] | None:
-    """Return the accelerators of a target when its hosts were last seen, and words that say when.
+    """Return the accelerators of a target when last seen, and words that say when.
 
     None where one of them never was seen with any, or where there are none of that number.
     """

@@ -1,4 +1,6 @@
-"""Accelerators that a target's entry in the fleet file requests, known before there are any hosts.
+"""Accelerators that a target's entry in the fleet file requests.
+
+They are known before there are any hosts.
 
 A SLURM job names them in the flags of sbatch, a Kubernetes Job in resources and labels of its nodes.
 """
@@ -23,7 +25,10 @@ TPU_KINDS = {"tpu-v4-podslice": "v4", "tpu-v5-lite-podslice": "v5e", "tpu-v5p-sl
 
 
 def requested_accelerators(fleet: Fleet, name: str) -> AcceleratorType | None:
-    """Return what a target's entry requests; None where it does not say, or not of one kind in the table."""
+    """Return the accelerators that a target's entry requests.
+
+    None where it does not say, or they are not of one kind in the table.
+    """
     config = fleet.targets.get(name)
     if isinstance(config, SlurmTarget):
         try:
@@ -45,11 +50,11 @@ def _of_pods(target: KubernetesTarget) -> AcceleratorType | None:
         except ValueError:
             return None
     kind = next((labels[label] for label in GPU_LABELS if label in labels), "")
-    number = _whole(target.resources.get(GPU_RESOURCE)) * target.pods
+    number = _number(target.resources.get(GPU_RESOURCE)) * target.pods
     return accelerators_of_devices([kind.upper()] * number) if kind else None
 
 
-def _whole(value: Any) -> int:
+def _number(value: Any) -> int:
     """Return a number of devices; 0 for anything else."""
     text = str(value)
     return int(text) if text.isascii() and text.isdigit() and len(text) < 5 else 0

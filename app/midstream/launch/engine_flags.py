@@ -1,4 +1,4 @@
-"""Engine flags after ``--``: their values, and those that name the run's directory.
+"""Engine flags after ``--``, and those that name the run's directory.
 
 The app looks for a run in the directory of its id under its host's root, so that the engine must write there.
 """
@@ -15,7 +15,10 @@ NOT_GIVEN = ("", "null", "~")  # values that are none for the engine
 
 
 def engine_flags(words: Sequence[str]) -> dict[str, str]:
-    """Parse the engine flags after ``--``: ``--name VALUE`` or ``--name=VALUE``. The last of a name counts."""
+    """Parse the engine flags after ``--``: ``--name VALUE`` or ``--name=VALUE``.
+
+    The last of a name counts.
+    """
     flags: dict[str, str] = {}
     pending = iter(words)
     for word in pending:
@@ -29,7 +32,9 @@ def engine_flags(words: Sequence[str]) -> dict[str, str]:
 
 
 def named_run(run_id: str | None, words: Sequence[str]) -> str | None:
-    """Return the run id of ``--run-id`` or of the engine flag ``--trainer.id``; None without both.
+    """Return the run id of ``--run-id`` or of the engine flag ``--trainer.id``.
+
+    None without both.
 
     Args:
         run_id: Value of ``--run-id``.
@@ -55,7 +60,7 @@ def named_run(run_id: str | None, words: Sequence[str]) -> str | None:
 
 
 def keep_name(run_id: str, words: Sequence[str]) -> None:
-    """Refuse engine flags that name another run or root than those of a run that moves.
+    """Refuse engine flags that name another run, or a root, for a run that moves.
 
     Raises:
         UsageError: They do.
@@ -66,7 +71,7 @@ def keep_name(run_id: str, words: Sequence[str]) -> None:
 
 
 def without_id(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the engine flags without ``--trainer.id``, which the launcher sets itself."""
+    """Return the engine flags without ``--trainer.id``, which the launcher sets."""
     kept: list[str] = []
     pending = iter(words)
     for word in pending:

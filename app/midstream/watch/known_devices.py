@@ -1,4 +1,4 @@
-"""Kinds of the accelerators of each host as last seen, for hosts that do not answer now.
+"""Accelerators of hosts as last seen, for those that do not answer now.
 
 They are in `$MIDSTREAM_STATE/devices.json`.
 
