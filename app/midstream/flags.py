@@ -156,7 +156,13 @@ def _add_train(flags: FlagParser) -> None:
     train.flag(
         "--on", of=("--launch", "--repair"), metavar="TARGET", completes="targets", help="where; of --repair the host"
     )
-    train.flag("--run-id", of=("--launch", "--adopt"), metavar="ID", default_text="random", help="the run's name")
+    train.flag(
+        "--run-id",
+        of=("--launch", "--adopt"),
+        metavar="ID",
+        default_text="trainer.id, else random",
+        help="the run's name",
+    )
     train.mode(
         "--adopt", metavar="HOST:DIR", help="adopt a trainer that runs there already; its directory has a run.yaml"
     )

@@ -129,6 +129,21 @@ EVENTS = (
         "problem", ("--status",), "a project or zone that could not be listed", {"message": "what happened"}
     ),
     JsonEvent(
+        "baseline", ("--compare",), "the run as it trains now, measured, to compare the candidates with",
+        {
+            "target": TARGET,
+            "host": HOST,
+            "devices": "as jax counts them",
+            "device_kind": "jax's name of a device",
+            "price_per_hour": "price of all of it; null: not known",
+            "step_seconds": "`value`, `low` and `high`: the median of the last 200 steps, without the outer tenths",
+            "tokens_per_second": "of all devices; null: not measured",
+            "steps_left": "steps to the end of the run; null: not known",
+            "seconds_to_end": "`value`, `low` and `high`; null: not known",
+            "cost_to_end": "`value`, `low` and `high`; null: no price is known",
+        },
+    ),
+    JsonEvent(
         "candidate", ("--compare", "--check", "--launch", "--migrate"),
         "an estimate for accelerators that are not here, the best first; of a slice that does not exist yet",
         {

@@ -68,6 +68,15 @@ def test_unknown_target_suggests_nearest_name(still_training: tuple[Path, Run]) 
     refused(midstream("--fleet", fleet, "--launch", TINY, "--on", "ther"), 2, "no target 'ther'", "there")
 
 
+def test_engine_flags_that_name_another_run_are_refused(still_training: tuple[Path, Run]) -> None:
+    fleet, _ = still_training
+    launch = ("--fleet", fleet, "--launch", TINY, "--on", "there", "--run-id", "mine", "--", "--trainer.id", "other")
+    refused(midstream(*launch), 2, "--run-id mine and --trainer.id other name different runs", "leave --trainer.id out")
+    move = ("--fleet", fleet, "--migrate", "nano", "--to", "there", "--", "--trainer.id", "other")
+    refused(midstream(*move), 2, "--trainer.id other: run nano keeps its id", "leave --trainer.id out")
+    assert not (fleet.parent / "there" / "runs").exists()
+
+
 def test_relative_root_is_refused(still_training: tuple[Path, Run], tmp_path: Path) -> None:
     fleet, _ = still_training
     file = tmp_path / "fleet.yaml"

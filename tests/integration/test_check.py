@@ -21,6 +21,7 @@ from midstream.fleet.fleet import Fleet, HostsTarget, LocalHostConfig, SshHostCo
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
 from midstream.remote.machine import checks, inventory
+from midstream.watch.known_devices import devices_file
 from midstream_engine.shared.accelerator_types import parse
 from simulators.sshd import Lab, environment
 from support import recorded_outputs as recorded
@@ -85,7 +86,7 @@ def test_check_prints_hint_for_each_failure(lab: Lab) -> None:
 
 
 @system
-def test_step_is_compiled_for_target_that_is_busy(lab: Lab, tmp_path: Path) -> None:
+def test_step_is_compiled_for_target_that_is_busy_or_silent(lab: Lab, tmp_path: Path) -> None:
     values = dict(zip(recorded.FIELDS, recorded.GPUS["H100"][0].splitlines()[0].split(", "), strict=True))
     program = tmp_path / "nvidia-smi"
     program.write_text(
@@ -110,9 +111,23 @@ def test_step_is_compiled_for_target_that_is_busy(lab: Lab, tmp_path: Path) -> N
     found = {check["name"]: check for check in ended.of("check")}
     assert found["accelerators are free"]["state"] == "fail"
     assert "rehearsal" not in found, "nothing is started beside the other program"
-    assert found["fit"]["detail"] == "a step with 8 examples at a time needs 96.6 GB a device of 85.9 GB"
+    needs = "a step with 8 examples at a time needs 96.6 GB a device of 85.9 GB; an estimate by the compiler for h100x1"
+    assert found["fit"]["detail"] == needs
     assert found["fit"]["hint"] == "-- --trainer.per_device_parallelism 2 fits"
     assert [row["candidate"] for row in ended.of("candidate")] == ["gpu1"]
+    # The accelerators that were seen are those of the host when it does not answer any more.
+    server.stop()
+    silent = midstream("--fleet", fleet, "--check", "gpu1", "--rehearse", TINY, "--json")
+    assert silent.code == 3
+    found = {check["name"]: check for check in silent.of("check")}
+    assert found["answers"]["state"] == "fail"
+    assert found["fit"]["detail"].startswith(f"{needs}, as it was seen on 20")
+    devices_file().unlink()
+    unknown = midstream("--fleet", fleet, "--check", "gpu1", "--rehearse", TINY, "--json")
+    (fit,) = (check for check in unknown.of("check") if check["name"] == "fit")
+    assert fit["state"] == "warn"
+    assert "gpu1 does not answer, so that its accelerators are not known" in fit["detail"]
+    assert fit["hint"].startswith(f"midstream --compare {TINY} --with h100x8 ")
 
 
 @system

@@ -100,7 +100,8 @@ def write_run(root: Path) -> RunDirectory:
         state=records.TRAINING, step=400, process=0, heartbeat=time.time(), run_id="web", attempt=1,
         num_train_steps=1000, devices=[{"kind": "TPU v5 lite"}] * 4, **records.this_process().to_json(),
     ).write(run.attempt(1).status(), durable=False)  # fmt: skip
-    rows = [{**row(step), "throughput/duration": 5.0} for step in range(380, 400)]
+    measured = {"throughput/duration": 5.0, "throughput/tokens_per_second": 400.0}
+    rows = [{**row(step), **measured} for step in range(380, 400)]
     run.text(1, "".join(json.dumps(each) + "\n" for each in rows))
     name = run.checkpoint(400)
     path = Path(run.paths.checkpoint(name), records.MANIFEST)
@@ -153,7 +154,14 @@ def test_compared_run_has_its_migration_and_its_own_step_times(tmp_path: Path) -
     assert rented["pays_after_steps"] == pytest.approx(rented["move_cost"] / saved)
     assert rented["cost_to_end"]["value"] == pytest.approx(750 * 3 / 3600 + rented["move_cost"])
     assert done.result["best"] == "v5e-16"
+    (present,) = done.of("baseline")
+    assert (present["target"], present["host"], present["devices"]) == ("lab", "lab", 4)
+    assert present["step_seconds"] == {"value": 5.0, "low": 5.0, "high": 5.0}
+    assert (present["tokens_per_second"], present["steps_left"]) == (400, 600)
+    assert present["seconds_to_end"]["value"] == 3000
+    assert present["cost_to_end"]["value"] == pytest.approx(5.0)
     table = midstream("--fleet", fleet, "--compare", "web", *with_).stdout
+    assert table.splitlines()[1].split()[:3] == ["lab", "(measured)", "4"], "the run's own row is first"
     assert "PAYS AFTER" in table
     assert "TPU v5 lite: measured / estimated 1.25 in 1 earlier run (1.25 to 1.25)" in table
 

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from midstream.compare import calibration, subject
+from midstream.compare.baseline import baseline
 from midstream.compare.calibration import Calibration, Pair
-from midstream.compare.candidates import Candidate, accelerators_of_devices, candidates, parse_prices
+from midstream.compare.candidates import Candidate, candidates, parse_prices, seen_accelerators
 from midstream.compare.compare import compare
 from midstream.compare.comparison import Row, ordered, row
 from midstream.compare.compiler import Compilers
+from midstream.compare.device_names import accelerators_of_devices
 from midstream.compare.estimate import Estimate, Memory, Range
 from midstream.compare.subject import PresentRun, Subject
 from midstream.errors import UsageError
@@ -23,6 +25,8 @@ from midstream.fleet.fleet_file import parse_fleet
 from midstream.headless.runs.compare_accelerators import is_config, text
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.reporter import Reporter
+from midstream.watch.known_devices import devices_file, remember_devices
+from midstream.watch.snapshot import Accelerator, HostView, Machine, Snapshot
 from midstream_engine.shared.accelerator_types import parse
 from support.accelerator_types import known
 
@@ -131,6 +135,57 @@ def test_target_that_is_not_known_is_a_row_beside_the_others() -> None:
     assert (found.fits, found.error) == (False, lab.problem)
 
 
+REQUESTS = """
+hosts: {login: {type: ssh, address: login.example.org}}
+targets:
+  job: {type: slurm, host: login, sbatch: [--nodes=2, --gpus-per-node=h100:8]}
+  untyped: {type: slurm, host: login, sbatch: [--gpus=8]}
+  pods: {type: kubernetes, pods: 2, resources: {nvidia.com/gpu: 8},
+         node_selector: {cloud.google.com/gke-accelerator: nvidia-h100-80gb}}
+  product: {type: kubernetes, resources: {nvidia.com/gpu: "4"},
+            node_selector: {nvidia.com/gpu.product: NVIDIA-A100-SXM4-80GB}}
+  slice: {type: kubernetes, pods: 4, resources: {google.com/tpu: 4},
+          node_selector: {cloud.google.com/gke-tpu-accelerator: tpu-v5-lite-podslice,
+                          cloud.google.com/gke-tpu-topology: 4x4}}
+  unlabelled: {type: kubernetes, resources: {nvidia.com/gpu: 8}}
+"""
+
+
+def test_targets_that_do_not_exist_yet_have_what_they_request() -> None:
+    fleet = parse_fleet(REQUESTS)
+    found = candidates("job,pods,product,slice,untyped,unlabelled", fleet, None, {})
+    assert {each.name: each.accelerators.topology for each in found if not each.problem} == {
+        "job": "h100x16", "pods": "h100x16", "product": "a100-80x4", "slice": "v5e:4x4",
+    }  # fmt: skip
+    problems = {each.name: each.problem for each in found if each.problem}
+    assert problems["untyped"].startswith("its flags of sbatch do not say which accelerators")
+    assert "does not answer" in problems["unlabelled"]
+
+
+def test_accelerators_of_a_silent_host_are_those_last_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path))
+    fleet = replace(parse_fleet("hosts: {a: {type: local}, b: {type: local}}\n"
+                                "targets: {both: {type: hosts, hosts: [a, b]}}\n"), path="fleet.yaml")  # fmt: skip
+    assert seen_accelerators(fleet, "a") is None
+    remember_devices(fleet, snapshot_of("a", ("NVIDIA H100 80GB HBM3",) * 8))
+    assert seen_accelerators(fleet, "both") is None, "of b nothing is known"
+    remember_devices(fleet, snapshot_of("b", ("NVIDIA H100 80GB HBM3",) * 8))
+    remember_devices(fleet, snapshot_of("b", (), link="down"))
+    both = seen_accelerators(fleet, "both")
+    assert both is not None
+    assert both[0].topology == "h100x16"
+    assert both[1].startswith("as it was seen on 20")
+    assert seen_accelerators(replace(fleet, path="other.yaml"), "a") is None
+    devices_file().write_text("[damaged")
+    assert seen_accelerators(fleet, "a") is None
+
+
+def snapshot_of(name: str, kinds: tuple[str, ...], link: str = "live") -> Snapshot:
+    accelerators = tuple(Accelerator(index, kind) for index, kind in enumerate(kinds))
+    machine = Machine(name, "Linux", "3.11.7", 8, 0.0, 1, 1, 1, 1, 0.0, accelerators)
+    return Snapshot(1, 0.0, (HostView(name, "ssh", link, machine=machine),), ())
+
+
 def test_prices() -> None:
     assert parse_prices("v5e-16=19.2, lab=3") == {"v5e-16": 19.2, "lab": 3.0}
     for wrong in ("v5e-16", "v5e-16=", "=3", "v5e-16=-1", "v5e-16=nan"):
@@ -170,6 +225,25 @@ def test_row_of_a_run_has_the_move_and_when_it_pays() -> None:
     assert slower.move.cost.pays_after_steps is None
     own = row(Subject("web", "", (), run(target="rented")), replace(candidate, target="rented"), ESTIMATE, None)
     assert own.move is None, "the run is there"
+
+
+def test_baseline_is_what_the_run_has_measured() -> None:
+    curve = [{"throughput/duration": 4.0 + step / 10, "throughput/tokens_per_second": 100.0} for step in range(11)]
+    present = baseline(run(curve=curve, kinds=("TPU v4",) * 4, step_seconds=4.5))
+    assert present is not None
+    assert (present.name, present.devices, present.device_kind) == ("lab (measured)", 4, "TPU v4")
+    assert (present.step.value, present.step.low, present.step.high) == pytest.approx((4.5, 4.1, 4.9))
+    assert (present.tokens_per_second, present.steps_left) == (100, 1000)
+    assert present.price_to_end is not None
+    assert present.price_to_end.value == pytest.approx(4.5)
+    few = baseline(run(curve=curve[:2]))
+    assert few is not None
+    assert few.step == Range(4.0, 4.0, 4.1)
+    unknown = baseline(run(steps=0))
+    assert unknown is not None
+    assert (unknown.steps_left, unknown.price_to_end, unknown.tokens_per_second) == (None, None, None)
+    assert baseline(run(step_seconds=0.0)) is None, "nothing is measured yet"
+    assert baseline(None) is None
 
 
 def test_order_is_by_cost_where_all_have_a_price_else_by_time() -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from midstream.compare.device_names import accelerators_of_devices
+from midstream.compare.requested_accelerators import requested_accelerators
 from midstream.errors import UsageError
 from midstream.fleet.fleet import ComputeTarget, Fleet, SliceTarget, SlurmTarget, TpuTarget
 from midstream.fleet.machine_type import machine_of
 from midstream.suggestions import did_you_mean
+from midstream.watch.known_devices import known_devices
 from midstream.watch.snapshot import Snapshot
 from midstream_engine.shared import accelerator_types
 from midstream_engine.shared.accelerator_types import EXAMPLES, AcceleratorType
@@ -64,6 +68,13 @@ def candidates(names: str, fleet: Fleet, snapshot: Snapshot | None, prices: Mapp
 
 class UnknownAcceleratorsError(UsageError):
     """Accelerators of a fleet file target that are unknown, or not in the table."""
+
+
+class SilentTargetError(UnknownAcceleratorsError):
+    """A target that does not answer.
+
+    Its entry in the fleet file does not name its accelerators.
+    """
 
 
 def _candidate(name: str, fleet: Fleet, snapshot: Snapshot | None, prices: Mapping[str, float]) -> Candidate:
@@ -133,15 +144,21 @@ def accelerators_of_target(fleet: Fleet, name: str, snapshot: Snapshot | None) -
                 f"--with {name}: {config.kind} is not in the table of accelerators", EXAMPLES
             )
         return found
+    requested = requested_accelerators(fleet, name)
     if isinstance(config, SlurmTarget):
+        if requested is not None:
+            return requested
         raise UnknownAcceleratorsError(
-            f"--with {name}: the devices of a SLURM allocation are not known before the job runs", EXAMPLES
+            f"--with {name}: its flags of sbatch do not say which accelerators the job gets",
+            "sbatch: [--nodes=2, --gpus-per-node=h100:8]",
         )
     hosts = fleet.hosts_of(name)
     views = [host for host in snapshot.hosts if host.name in hosts] if snapshot is not None else []
     silent = sorted(set(hosts) - {view.name for view in views if view.machine is not None})
+    if silent and requested is not None:
+        return requested
     if silent:
-        raise UnknownAcceleratorsError(
+        raise SilentTargetError(
             f"--with {name}: {', '.join(silent)} does not answer, so that its accelerators are not known",
             f"name them: {EXAMPLES}",
         )
@@ -153,26 +170,18 @@ def accelerators_of_target(fleet: Fleet, name: str, snapshot: Snapshot | None) -
     return found
 
 
-def accelerators_of_devices(kinds: Sequence[str]) -> AcceleratorType | None:
-    """Return the accelerators that devices of these kinds are.
+def seen_accelerators(fleet: Fleet, name: str) -> tuple[AcceleratorType, str] | None:
+    """Return the accelerators of a target when last seen, and words that say when.
 
-    It is None where there are none of that number.
+    None where one of them never was seen with any, or where there are none of that number.
     """
-    if not kinds or len(set(kinds)) > 1:
+    known = [known_devices(fleet, host) for host in fleet.hosts_of(name)]
+    found = [devices for devices in known if devices is not None]
+    accelerators = accelerators_of_devices([kind for devices in found for kind in devices.kinds])
+    if accelerators is None or len(found) < len(known):
         return None
-    count, kind = len(kinds), kinds[0]
-    names = {"TPU v4": f"v4-{2 * count}", "TPU v5 lite": f"v5e-{count}", "TPU v5e": f"v5e-{count}",
-             "TPU v5": f"v5p-{2 * count}", "TPU v5p": f"v5p-{2 * count}", "TPU v6 lite": f"v6e-{count}",
-             "TPU v6e": f"v6e-{count}", "TPU7x": f"tpu7x-{count}"}  # fmt: skip
-    name = names.get(kind, "")
-    if match := re.search(r"\b(A100|H100|H200)\b", kind):
-        model = match[1].lower()
-        small = model == "a100" and "80" not in kind
-        name = f"a100-40x{count}" if small else f"a100-80x{count}" if model == "a100" else f"{model}x{count}"
-    try:
-        return accelerator_types.parse(name)
-    except ValueError:
-        return None
+    oldest = time.strftime("%Y-%m-%d", time.gmtime(min(devices.time for devices in found)))
+    return accelerators, f"as it was seen on {oldest}"
 
 
 def parse_prices(text: str) -> dict[str, float]:

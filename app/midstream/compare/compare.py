@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from midstream.compare.calibration import Pair, calibration, remember
-from midstream.compare.candidates import Candidate, accelerators_of_devices, accelerators_of_target
+from midstream.compare.candidates import Candidate, accelerators_of_target
 from midstream.compare.comparison import Row, row
 from midstream.compare.compiler import Compilers, known_estimate
+from midstream.compare.device_names import accelerators_of_devices
 from midstream.compare.subject import Subject
 from midstream.errors import MidstreamError, UsageError
-from midstream.fleet.fleet import Fleet
+from midstream.fleet.fleet import Fleet, SlurmTarget
 from midstream.hosts.rpc.remote_program import Cancelled
 from midstream.migrate.planning.measured_rates import PastMigration, past_migrations
 from midstream_engine.shared.accelerator_types import AcceleratorType
@@ -67,7 +68,9 @@ def measured_pairs(fleet: Fleet, subject: Subject, migrations: Sequence[PastMigr
 
 def _accelerators_of_host(fleet: Fleet, host: str) -> AcceleratorType | None:
     """Return the accelerators of a worker's slice; None for other hosts."""
-    for name in fleet.targets:
+    for name, config in fleet.targets.items():
+        if isinstance(config, SlurmTarget):  # its host is a login node
+            continue
         try:
             if host in fleet.hosts_of(name) or host.startswith(f"{name}-"):
                 return accelerators_of_target(fleet, name, None)

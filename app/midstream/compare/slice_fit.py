@@ -20,6 +20,7 @@ from midstream.launch.reporter import Reporter, reporter_of
 from midstream.output import size
 
 NAME = "fit"
+ESTIMATE = "an estimate by the compiler"  # nothing has run there
 
 
 def is_virtual(target: SliceTarget) -> bool:
@@ -89,6 +90,7 @@ def candidate_fit(
     subject_of: Callable[[], Subject],
     report: Reporter,
     unknown: str,
+    source: str = "",
 ) -> tuple[Check, Row | None]:
     """Compile a step for a target's accelerators, and say whether it fits.
 
@@ -99,6 +101,7 @@ def candidate_fit(
         subject_of: Returns what is compiled.
         report: Receives the progress.
         unknown: Begins the warning where nothing can be compiled.
+        source: Where its accelerators are known from, if not from its hosts.
 
     Returns:
         As :func:`slice_fit`.
@@ -116,14 +119,15 @@ def candidate_fit(
     except MidstreamError as error:
         return Check(NAME, WARN, f"{unknown}: {error.message}", error.hint), None
     found = row(subject, candidate, estimate, None)
+    by = f"; {ESTIMATE} for {candidate.accelerators.name}" + (f", {source}" if source else "")
     needed = f"needs {size(estimate.needed)} a device" if estimate.needed else "needs more memory than a device has"
     has = f" of {size(estimate.device_memory)}" if estimate.device_memory else ""
     if not estimate.fits:
         return Check(
-            NAME, FAIL, f"a step with one example at a time {needed}{has}", "choose a larger slice or more hosts"
+            NAME, FAIL, f"a step with one example at a time {needed}{has}{by}", "choose a larger slice or more hosts"
         ), found
     if not estimate.fits_as_configured:
-        detail = f"a step with {count(estimate.configured, 'example')} at a time {needed}{has}"
+        detail = f"a step with {count(estimate.configured, 'example')} at a time {needed}{has}{by}"
         return Check(NAME, FAIL, detail, f"-- --trainer.per_device_parallelism {estimate.largest} fits"), found
     assert estimate.memory is not None
     assert found.step is not None
@@ -131,5 +135,5 @@ def candidate_fit(
         NAME,
         PASS,
         f"{count(estimate.configured, 'example')} at a time, {size(estimate.memory.peak)}{has}, "
-        f"about {found.step.value:.3g} s a step ({found.step.low:.3g} to {found.step.high:.3g})",
+        f"about {found.step.value:.3g} s a step ({found.step.low:.3g} to {found.step.high:.3g}){by}",
     ), found

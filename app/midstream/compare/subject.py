@@ -21,13 +21,13 @@ from midstream.fleet.fleet import Fleet
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.config_file import config_section, read_config
+from midstream.launch.engine_flags import engine_flags
 from midstream.migrate.imports.foreign_config import foreign_run
 from midstream.migrate.imports.import_plan import read_survey
 from midstream.migrate.planning import downtime_estimate
 from midstream.migrate.records.json_values import section
 from midstream.migrate.source_and_target import host_files, source_config
 from midstream.migrate.source_and_target.checkpoint_store import checkpoint_store_of
-from midstream.migrate.source_and_target.source_config import engine_flags
 from midstream.watch.snapshot import RunView
 from midstream.watch.watcher import take_snapshot
 from midstream_engine import records

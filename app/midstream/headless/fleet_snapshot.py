@@ -18,14 +18,16 @@ SNAPSHOT_TIMEOUT = 15.0  # seconds after which a host counts as unreachable
 def fleet_snapshot(fleet: Fleet, hosts: HostPool, *, remember: bool = True) -> Snapshot:
     """Return the state of every host that answers within `SNAPSHOT_TIMEOUT`.
 
-    ``remember``: store names for shell completion; a dry run does not.
+    ``remember``: store names for shell completion, and the hosts' accelerators; a dry run does not.
     """
+    from midstream.watch.known_devices import remember_devices
     from midstream.watch.known_names import remember_names
     from midstream.watch.watcher import take_snapshot
 
     snapshot = take_snapshot(fleet, hosts, timeout=SNAPSHOT_TIMEOUT)
     if remember:
         remember_names(fleet, snapshot)
+        remember_devices(fleet, snapshot)
     return snapshot
 
 

@@ -14,6 +14,7 @@ from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.launch import trainer_config
 from midstream.launch.config_file import config_section, read_config
+from midstream.launch.engine_flags import named_run, without_id
 from midstream.launch.engine_secrets import read_secrets
 from midstream.launch.host_group_start import CONCURRENCY, prepare_target, start
 from midstream.launch.input_check import check_inputs, read_inputs
@@ -70,7 +71,7 @@ def launch_run(
         fleet: The fleet.
         target: Name of the target.
         config_path: The config; None for a run that has attempts on the target.
-        run_id: The run; by default the config's ``trainer.id``, else a random one.
+        run_id: The run; by default that of ``--trainer.id``, the config's ``trainer.id``, else a random one.
         overrides: Flags for the engine.
         say: Receives the progress; a function is called with sparse lines.
         trainer: A run of another trainer, instead of a config; its files are on the target's hosts.
@@ -125,19 +126,21 @@ def check_launch(
         fleet: The fleet.
         target: Name of the target.
         config_path: The config; None for a run that has attempts on the target.
-        run_id: The run; by default the config's ``trainer.id``, else a random one.
+        run_id: The run; by default that of ``--trainer.id``, the config's ``trainer.id``, else a random one.
         overrides: Flags for the engine.
         say: Receives the progress; a function is called with sparse lines.
         trainer: Run file of a run of another trainer, instead of a config.
     """
     say = reporter_of(say)
     chosen = fleet.target(target)
+    run_id = named_run(run_id, overrides)
     text = inputs = None
     if trainer is not None:
         text = trainer_config.as_text(trainer)
     elif config_path is not None:
         text = read_config(config_path)
         inputs = read_inputs(config_path, overrides)
+    overrides = without_id(overrides)
     run_id = _run_id(run_id, "{}" if trainer is not None else text or "{}", Path(config_path or "run"))
     members = [hosts.get(name) for name in chosen.hosts]
     known = tuple((host, host.call(run_state.describe)(root=host.root, run_id=run_id)) for host in members)

@@ -12,6 +12,7 @@ from midstream.errors import MidstreamError
 if TYPE_CHECKING:
     from midstream.check.check_result import Check
     from midstream.check.leftovers import AnyLeftover
+    from midstream.compare.baseline import Baseline
     from midstream.compare.comparison import Row as Estimated
     from midstream.costs.cost_report import CostReport
     from midstream.hosts.providers.provider import Slice
@@ -95,7 +96,7 @@ class Actions(Protocol):
         """
         ...
 
-    def estimates(self, run: RunView, names: str, report: Reporter, cancel: Event) -> Iterator[Estimated]:
+    def estimates(self, run: RunView, names: str, report: Reporter, cancel: Event) -> Iterator[Baseline | Estimated]:
         """Yield an estimate of a run for each of ``names``, by compiling for it.
 
         ``names`` are those of accelerators or targets.

@@ -18,6 +18,7 @@ from midstream_engine import records
 if TYPE_CHECKING:
     from midstream.check.check_result import Check
     from midstream.check.leftovers import AnyLeftover
+    from midstream.compare.baseline import Baseline
     from midstream.compare.comparison import Row as Estimated
     from midstream.costs.cost_report import CostReport
     from midstream.fleet.fleet import Fleet
@@ -90,7 +91,8 @@ class FleetActions:
         fleet_slices.provider_of(tpu_target).create(target, tpu_target, report)
         fleet_slices.wait_for_login(fleet_slices.with_slices(self._fleet, report, only=(target,)), target, report)
 
-    def estimates(self, run: RunView, names: str, report: Reporter, cancel: Event) -> Iterator[Estimated]:
+    def estimates(self, run: RunView, names: str, report: Reporter, cancel: Event) -> Iterator[Baseline | Estimated]:
+        from midstream.compare.baseline import baseline
         from midstream.compare.candidates import candidates
         from midstream.compare.compare import compare
         from midstream.compare.compiler import Compilers
@@ -100,7 +102,11 @@ class FleetActions:
         fleet, hosts = self._fleet, self._hosts
         snapshot = take_snapshot(fleet, hosts, timeout=SNAPSHOT_TIMEOUT)
         wanted = candidates(names, fleet, snapshot, {})
-        yield from compare(fleet, of_run(fleet, hosts, run, ()), wanted, Compilers(fleet, hosts, None, report, cancel))
+        subject = of_run(fleet, hosts, run, ())
+        present = baseline(subject.run)
+        if present is not None:
+            yield present
+        yield from compare(fleet, subject, wanted, Compilers(fleet, hosts, None, report, cancel))
 
     def costs(self, seconds: float) -> CostReport:
         from midstream.costs.collect import collect

@@ -86,9 +86,11 @@ def run_tui(
             app.run_alone()
         finally:
             prompter.close()
+            from midstream.watch.known_devices import remember_devices
             from midstream.watch.known_names import remember_names
 
             remember_names(fleet, watch.snapshot())
+            remember_devices(fleet, watch.snapshot())
             watch.stop()
             if series is not None:
                 series.stop()

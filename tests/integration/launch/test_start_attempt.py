@@ -218,6 +218,20 @@ def test_launch_starts_next_attempt_only_after_stop(
     assert launching.launch_run(hosts, fleet, "spot", config, "mine").number == 2
 
 
+@pytest.mark.parametrize("flag", [("--trainer.id", "named"), ("--trainer.id=named",)])
+def test_engine_flag_names_the_run_that_is_launched(
+    host: Host, fleet: Fleet, tmp_path: Path, flag: tuple[str, ...], pool_of: Callable[[Fleet], HostPool]
+) -> None:
+    hosts = pool_of(fleet)
+    attempt = launching.launch_run(hosts, fleet, "spot", tmp_path / "tiny.yaml", None, (*flag, "--a", "b"))
+    assert attempt.run_id == "named"
+    wait_state(hosts, "here", "named", timeout=60)
+    found = flags_and_environment(host, attempt)
+    assert (found["flags"]["--trainer.id"], found["flags"]["--a"]) == ("named", "b")
+    assert os.listdir(f"{host.root}/runs") == ["named"]
+    stop_run(hosts, "here", "named", 1, 30)
+
+
 def test_launch_of_a_run_that_never_trained_takes_the_new_config(
     host: Host, fleet: Fleet, tmp_path: Path, pool_of: Callable[[Fleet], HostPool]
 ) -> None:
@@ -311,6 +325,15 @@ def test_invalid_launch_is_refused_before_any_change(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         launching.launch_run(pool_of(fleet), fleet, target, tmp_path / config, run_id)
+    assert not os.path.exists(host.root)
+
+
+@pytest.mark.parametrize("flag", [("--trainer.id", "other"), ("--trainer.root", "/elsewhere")])
+def test_launch_into_another_directory_is_refused(
+    host: Host, fleet: Fleet, tmp_path: Path, flag: tuple[str, ...], pool_of: Callable[[Fleet], HostPool]
+) -> None:
+    with pytest.raises(UsageError, match=" ".join(flag)):
+        launching.launch_run(pool_of(fleet), fleet, "spot", tmp_path / "tiny.yaml", "mine", flag)
     assert not os.path.exists(host.root)
 
 

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from midstream.check.check_result import PASS, Check
 from midstream.check.leftovers import AnyLeftover, Leftover, Skipped, SliceLeftover, SliceProblem
+from midstream.compare.baseline import Baseline
 from midstream.compare.comparison import Row as Estimated
 from midstream.costs.cost_report import CostReport, HostCost, MigrationCost, RunCost
 from midstream.errors import HostError, MidstreamError
@@ -129,7 +130,7 @@ class PreparedActions(Actions):
         self.cost_report: CostReport | MidstreamError = CostReport(NOW - 30 * 86400, NOW)
         self.left: tuple[AnyLeftover, ...] = LEFTOVERS
         self.listing: SliceListing | MidstreamError = SliceListing(configured=False)
-        self.estimated: tuple[Estimated, ...] = ()
+        self.estimated: tuple[Baseline | Estimated, ...] = ()
         self.cancel: threading.Event | None = None
 
     @override
@@ -148,7 +149,9 @@ class PreparedActions(Actions):
         )
 
     @override
-    def estimates(self, run: RunView, names: str, report: Reporter, cancel: threading.Event) -> Iterator[Estimated]:
+    def estimates(
+        self, run: RunView, names: str, report: Reporter, cancel: threading.Event
+    ) -> Iterator[Baseline | Estimated]:
         self.calls.append(("estimates", names))
         self.cancel = cancel
         report.update("v5e-16", "compiling")

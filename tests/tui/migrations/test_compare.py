@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
+from midstream.compare.baseline import Baseline
 from midstream.compare.candidates import Candidate
 from midstream.compare.comparison import Row
 from midstream.compare.estimate import Estimate, Memory, Range
@@ -18,6 +20,7 @@ ESTIMATE = Estimate(
     "estimate", "v5e-16", True, True, 4, 8, None, 60.0, 16, "TPU v5 lite", 16 << 30, 1, 1, 64, 2048, 1000, 4, 2,
     Memory(8 << 30, 1, 1), 2.0, 1.6, 2.4,
 )  # fmt: skip
+PRESENT = Baseline("small", "small", 2, "cpu", 1.8, Range(4.0, 3.9, 4.2), 1024.0, 1000)
 FIRST = Row(Candidate("gpu2", known("h100x8"), "gpu2", 3.6), ESTIMATE, "", Range(2.0, 1.6, 2.4), 1000)
 RENTED = Row(Candidate("v5e-16", known("v5e-16"), "", 7.2), ESTIMATE, "", Range(2.0, 1.6, 2.4), 1000)
 REFUSED = Row(Candidate("large", known("v5e-1"), "large"), replace(ESTIMATE, fits=False, step_seconds=None))
@@ -25,7 +28,7 @@ REFUSED = Row(Candidate("large", known("v5e-1"), "large"), replace(ESTIMATE, fit
 
 async def test_target_of_the_table_is_the_wizards_target() -> None:
     actions = PreparedActions()
-    actions.estimated = (REFUSED, RENTED, FIRST)
+    actions.estimated = (PRESENT, REFUSED, RENTED, FIRST)
     app = app_over(fleets.small_fleet(), actions)
 
     def notes() -> str:
@@ -40,15 +43,20 @@ async def test_target_of_the_table_is_the_wizards_target() -> None:
         await settle(pilot, lambda: "not measured on these" in screen_text(app))
         text = screen_text(app)
         assert ("estimates", "gpu2,v5e-16,large") in actions.calls
-        places = [text.index(name) for name in ("gpu2            16", "v5e-16          16", "large           16")]
+        assert "where the run is" in text
+        rows = (r"small \(measured\) +2", "gpu2 +16", "v5e-16 +16", "large +16")
+        places = [match.start() for row in rows if (match := re.search(row, text))]
+        assert len(places) == len(rows)
         assert places == sorted(places), "what does not fit is last"
         assert "\u2717 no" in text
-        await pilot.press("g", "down", "m")
+        await pilot.press("g", "m")
+        await settle(pilot, lambda: "the run is on small" in notes())
+        await pilot.press("down", "down", "m")
         await settle(pilot, lambda: "v5e-16 is no target" in notes())
         await pilot.press("down", "m")
         await settle(pilot, lambda: "the run does not fit large" in notes())
         assert isinstance(app.screen, CompareScreen)
-        await pilot.press("g", "m")
+        await pilot.press("g", "down", "m")
         await settle(pilot, lambda: isinstance(app.screen, WizardScreen) and "--to gpu2" in screen_text(app))
         assert [call[1].target for call in actions.calls if call[0] == "plan"][-1] == "gpu2"
 

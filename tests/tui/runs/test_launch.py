@@ -66,6 +66,19 @@ async def test_launch_asks_checks_confirms_and_opens_the_run() -> None:
         await settle(pilot, lambda: isinstance(app.screen, FleetScreen))
 
 
+async def test_launch_form_refuses_flags_of_another_run() -> None:
+    app = app_over(fleets.small_fleet())
+    async with app.run_test(size=(120, 30)) as pilot:
+        await pilot.press("L")
+        await settle(pilot, lambda: isinstance(app.screen, FormScreen))
+        fill(app, config="configs/gpt2_nano.yaml", target="large", run_id="mine", flags="--trainer.id other")
+        await pilot.press("enter")
+        await settle(pilot, lambda: "--run-id mine and --trainer.id other name different runs" in screen_text(app))
+        fill(app, run_id="")
+        await pilot.press("enter")
+        await settle(pilot, lambda: isinstance(app.screen, LaunchScreen))
+
+
 async def test_launch_form_gives_keys_typed_fast_to_the_next_field() -> None:
     app = app_over(fleets.small_fleet())
     async with app.run_test(size=(100, 30)) as pilot:

@@ -65,8 +65,8 @@ def check_slice(fleet: Fleet, name: str, config: str, engine: tuple[str, ...], o
 def check_busy(fleet: Fleet, name: str, config: str, engine: tuple[str, ...], output: Output) -> Check | None:
     """Compile a config's step for a target on which a check has failed.
 
-    The estimate is printed as JSON. None where its accelerators are not known, or there is no compiler for
-    them.
+    The estimate is printed as JSON. Accelerators of hosts that do not answer are those that they had when they were
+    last seen. None where there is no compiler for them.
 
     Args:
         fleet: The fleet.
@@ -75,24 +75,38 @@ def check_busy(fleet: Fleet, name: str, config: str, engine: tuple[str, ...], ou
         engine: Flags of the engine.
         output: Receives the estimate and the progress.
     """
-    from midstream.compare.candidates import Candidate, accelerators_of_target, price_of_target
-    from midstream.compare.slice_fit import candidate_fit
-    from midstream.compare.subject import SNAPSHOT_TIMEOUT
+    from midstream.check.check_result import WARN, Check
+    from midstream.compare.candidates import (
+        Candidate,
+        SilentTargetError,
+        accelerators_of_target,
+        price_of_target,
+        seen_accelerators,
+    )
+    from midstream.compare.slice_fit import NAME, candidate_fit
     from midstream.errors import UsageError
+    from midstream.headless.fleet_snapshot import fleet_snapshot
     from midstream.hosts.host_pool import HostPool
     from midstream.launch.progress_line import reporter
-    from midstream.watch.watcher import take_snapshot
 
     hosts = HostPool(fleet)
+    unknown = f"whether a step fits {name} is not known before it can be rehearsed there"
+    source = ""
     try:
         try:
-            accelerators = accelerators_of_target(fleet, name, take_snapshot(fleet, hosts, timeout=SNAPSHOT_TIMEOUT))
+            accelerators = accelerators_of_target(fleet, name, fleet_snapshot(fleet, hosts))
+        except SilentTargetError as error:
+            seen = seen_accelerators(fleet, name)
+            if seen is None:
+                why = error.message.removeprefix(f"--with {name}: ")
+                hint = f"midstream --compare {config} --with h100x8 compiles for accelerators by name"
+                return Check(NAME, WARN, f"{unknown}: {why}", hint)
+            accelerators, source = seen
         except UsageError:
             return None
         candidate = Candidate(name, accelerators, name, price_of_target(fleet, name))
         subject = subject_for(fleet, hosts, config, "", engine)
-        unknown = f"whether a step fits {name} is not known before it can be rehearsed there"
-        check, row = candidate_fit(fleet, hosts, candidate, subject, reporter(output), unknown)
+        check, row = candidate_fit(fleet, hosts, candidate, subject, reporter(output), unknown, source)
     finally:
         hosts.close()
     if row is not None:

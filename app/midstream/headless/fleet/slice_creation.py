@@ -42,9 +42,11 @@ def _check_request(fleet: Fleet, options: argparse.Namespace, target: SliceTarge
     """Refuse a request that would fail once the slice exists, before it costs money."""
     from midstream.hosts.host_pool import HostPool
     from midstream.launch.config_file import read_config
+    from midstream.launch.engine_flags import named_run
     from midstream.launch.input_check import read_inputs
 
     if options.launch:
+        named_run(options.run_id, engine)
         read_config(options.launch)
         read_inputs(options.launch, engine)
         return

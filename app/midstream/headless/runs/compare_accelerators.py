@@ -12,6 +12,7 @@ from midstream.output import Output, duration, size, table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from midstream.compare.baseline import Baseline
     from midstream.compare.comparison import Row
     from midstream.compare.estimate import Range
     from midstream.compare.subject import Subject
@@ -34,6 +35,7 @@ def compare(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], 
     Returns 0 if one fits, 3 if none does, 1 if there is no estimate at all.
     """
     from midstream.compare import compare as comparing
+    from midstream.compare.baseline import baseline
     from midstream.compare.candidates import candidates, parse_prices
     from midstream.compare.comparison import ordered
     from midstream.compare.compiler import Compilers
@@ -61,10 +63,13 @@ def compare(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], 
         rows = ordered(list(comparing.compare(fleet, subject, wanted, compilers)))
     finally:
         hosts.close()
+    present = baseline(subject.run)
+    if present is not None:
+        output.value({"event": "baseline", **present.to_json()})
     for row in rows:
         output.value({"event": "candidate", **row.to_json()})
     if not output.as_json:
-        output.value({}, text(subject, rows))
+        output.value({}, text(subject, rows, present))
     fits = [row.candidate.name for row in rows if row.fits]
     code = Exit.DONE if fits else Exit.FAILED if all(row.error for row in rows) else Exit.REFUSED
     best = fits[0] if fits else None
@@ -72,8 +77,11 @@ def compare(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], 
     return code
 
 
-def text(subject: Subject, rows: Sequence[Row]) -> list[str]:
-    """Return the comparison as a table, and lines about what it does not show."""
+def text(subject: Subject, rows: Sequence[Row], present: Baseline | None = None) -> list[str]:
+    """Return the comparison as a table, and lines about what it does not show.
+
+    ``present``: the run as it trains now, the first row.
+    """
     moves = any(row.move is not None for row in rows)
     head: tuple[str, ...] = (
         "CANDIDATE",
@@ -87,6 +95,9 @@ def text(subject: Subject, rows: Sequence[Row]) -> list[str]:
         "COST",
     )
     lines: list[tuple[str, ...]] = [(*head, "MOVE", "PAYS AFTER") if moves else head]
+    if present is not None:
+        cells = _present_cells(present)
+        lines.append((*cells, "", "") if moves else cells)
     for row in rows:
         cells = _cells(row)
         lines.append((*cells, *_move_cells(row)) if moves else cells)
@@ -146,6 +157,23 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{rate:,.0f}" if rate else "",
         _range(row.remaining, duration),
         _range(row.price_to_end, amount),
+    )
+
+
+def _present_cells(present: Baseline) -> tuple[str, ...]:
+    from midstream.compare.comparison import step_text
+
+    rate = present.tokens_per_second
+    return (
+        present.name,
+        str(present.devices),
+        "yes",
+        "",
+        "",
+        _range(present.step, step_text),
+        f"{rate:,.0f}" if rate else "",
+        _range(present.remaining, duration),
+        _range(present.price_to_end, amount),
     )
 
 

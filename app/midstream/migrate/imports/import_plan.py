@@ -14,6 +14,7 @@ from midstream.errors import Exit, MidstreamError, RemoteError, UsageError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
+from midstream.launch.engine_flags import engine_flags, keep_name
 from midstream.migrate.imports.foreign_config import NAMES, ForeignRun, foreign_run, with_parameters
 from midstream.migrate.planning.batch_shape import check_axes
 from midstream.migrate.planning.plan_parts import Contents, Ends, Imported, assemble
@@ -22,7 +23,6 @@ from midstream.migrate.records.modes import LIVE, MODES
 from midstream.migrate.records.plan import Plan
 from midstream.migrate.records.request import Request
 from midstream.migrate.source_and_target.checkpoint_store import checkpoint_store_of
-from midstream.migrate.source_and_target.source_config import engine_flags
 from midstream.remote.bucket.checkpoint_files import BucketFiles
 from midstream.remote.imports import checkpoint_survey
 from midstream.remote.imports.checkpoint_survey import CheckpointSurvey
@@ -71,6 +71,7 @@ def plan_import(
     if request.mode == LIVE:
         raise UsageError("an imported run cannot be migrated live: it does not train", "--mode warm can migrate it")
     target = fleet.target(request.target)
+    keep_name(request.run_id, request.overrides)
     if request.source in target.hosts:
         raise UsageError(f"{request.source} has the checkpoint already", "choose another target")
     copies = snapshot.copies(request.run_id)

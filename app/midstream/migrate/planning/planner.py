@@ -11,6 +11,7 @@ from typing import Any
 from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import HostPool
+from midstream.launch.engine_flags import engine_flags, keep_name
 from midstream.launch.slurm_allocation import device_kind, query_allocation, requested_devices
 from midstream.migrate.planning import batch_shape, schedule_change, source_run, trainer_plan
 from midstream.migrate.planning.plan_parts import Allocated, Contents, Ends, assemble
@@ -21,7 +22,6 @@ from midstream.migrate.records.request import Request
 from midstream.migrate.source_and_target import host_files, source_config
 from midstream.migrate.source_and_target.checkpoint_store import CheckpointStore, checkpoint_store_of
 from midstream.migrate.source_and_target.host_group import hosts_of_run
-from midstream.migrate.source_and_target.source_config import engine_flags
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_engine.foreign.run_file import is_run_file
 
@@ -52,6 +52,7 @@ def _find_ends(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Reque
         else None
     )
     run = source_run.find_run(fleet, snapshot, request)
+    keep_name(run.run_id, request.overrides)
     for host in (run.host, *target.hosts):
         root = fleet.hosts[host].root
         if not root.startswith(("/", "~")):
@@ -140,6 +141,7 @@ def check_ahead(
     if request.mode not in MODES:
         raise UsageError(f"mode {request.mode!r} is not known", f"the modes are {', '.join(MODES)}")
     run = source_run.find_run(fleet, snapshot, request)
+    keep_name(run.run_id, request.overrides)
     source = hosts.get(run.host)
     if run.status is None or run.fence is None:
         raise UsageError(

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import yaml
 
 from midstream.errors import MidstreamError, RemoteError
 from midstream.hosts.host import Host
+from midstream.launch.engine_flags import engine_flags
 from midstream.migrate.records.json_values import section
 from midstream.migrate.records.plan import Plan
 from midstream.plain_yaml import load_plain
@@ -141,18 +142,6 @@ def agreed_config(source: Host, plan: Plan) -> str:
                 f"{line}: it did not when the migration was planned", "plan it again and check the plan"
             )
     return text
-
-
-def engine_flags(words: Sequence[str]) -> dict[str, str]:
-    """Parse the engine flags after ``--``: ``--name VALUE`` or ``--name=VALUE``."""
-    flags: dict[str, str] = {}
-    for index, word in enumerate(words):
-        if not word.startswith("--"):
-            continue
-        name, equals, value = word[2:].partition("=")
-        if equals or (index + 1 < len(words) and not words[index + 1].startswith("--")):
-            flags[name] = value if equals else words[index + 1]
-    return flags
 
 
 def _leaves(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:

@@ -28,6 +28,7 @@ from midstream.tui.widgets.table import Column, Row, Table
 from midstream_engine.shared.accelerator_types import EXAMPLES
 
 if TYPE_CHECKING:
+    from midstream.compare.baseline import Baseline
     from midstream.compare.comparison import Row as ComparedRow
     from midstream.watch.snapshot import RunView
 
@@ -80,6 +81,13 @@ class CompareScreen(ModalScreen[str | None]):
             super().__init__()
             self.row = row
 
+    class Measured(Message):
+        """The run as it trains now."""
+
+        def __init__(self, present: Baseline) -> None:
+            super().__init__()
+            self.present = present
+
     class Ended(Message):
         """All candidates are done, or the comparison failed."""
 
@@ -93,6 +101,7 @@ class CompareScreen(ModalScreen[str | None]):
         self._run, self._names = run, names
         self._cancelled = threading.Event()
         self._rows: list[ComparedRow] = []
+        self._present: Baseline | None = None
         self._error: MidstreamError | None = None
         self._progress = "reading the run's configuration"
 
@@ -116,10 +125,12 @@ class CompareScreen(ModalScreen[str | None]):
         self._cancelled.set()
 
     def _compare(self) -> None:
+        from midstream.compare.baseline import Baseline
+
         try:
             found = self.midstream.actions.estimates(self._run, self._names, _ScreenReporter(self), self._cancelled)
             for row in found:
-                self.post_message(self.Estimated(row))
+                self.post_message(self.Measured(row) if isinstance(row, Baseline) else self.Estimated(row))
             self.post_message(self.Ended(None))
         except MidstreamError as error:
             self.post_message(self.Ended(error))
@@ -137,6 +148,10 @@ class CompareScreen(ModalScreen[str | None]):
         self._rows = ordered([*self._rows, event.row])
         self._paint()
 
+    def on_compare_screen_measured(self, event: Measured) -> None:
+        self._present = event.present
+        self._paint()
+
     def on_compare_screen_ended(self, event: Ended) -> None:
         self._progress, self._error = "", event.error
         self._paint()
@@ -152,13 +167,16 @@ class CompareScreen(ModalScreen[str | None]):
         if self._rows and not known and not self._progress:
             lines.append(Text(" estimates of compiled programs, not measured on these accelerators yet", palette.DIM))
         empty = ("no estimate.",) if self._error is not None else ("compiling ...",)
-        self.query_one(Table).show([table_row(row, glyphs) for row in self._rows], empty=empty)
+        present = [] if self._present is None else [baseline_row(self._present, glyphs)]
+        self.query_one(Table).show([*present, *(table_row(row, glyphs) for row in self._rows)], empty=empty)
         self.query_one("#compare-words", Static).update(Text("\n").join(lines))
 
     def action_migrate(self) -> None:
         """Choose the selected row's target for the migration."""
         chosen = next((row for row in self._rows if row.candidate.name == self.query_one(Table).selected), None)
         if chosen is None:
+            if self._present is not None and self.query_one(Table).selected == self._present.name:
+                self.notify(f"the run is on {self._present.target}", severity="warning", markup=False)
             return
         if not chosen.candidate.target:
             name = chosen.candidate.name
@@ -201,6 +219,26 @@ def ask_candidates(screen: Screen[Any], run: RunView, targets: Sequence[str], ch
     lines = ("Targets of the fleet file, and accelerators that need not be rented:", EXAMPLES)
     title = f"Compare for {run.run_id}"
     screen.app.push_screen(EnterTextScreen(title, lines, ",".join(targets), check), entered)
+
+
+def baseline_row(present: Baseline, glyphs: Glyphs) -> Row:
+    """Return the table's row of the run as it trains now."""
+    from midstream.compare.comparison import step_text
+
+    none, rate = number_format.NONE, present.tokens_per_second
+    cells = (
+        present.name,
+        str(present.devices),
+        (f"{glyphs.passed} yes", palette.GOOD),
+        none,
+        step_text(present.step.value),
+        number_format.grouped(round(rate)) if rate else none,
+        number_format.seconds(present.remaining.value) if present.remaining else none,
+        f"{present.price_to_end.value:,.2f}" if present.price_to_end else none,
+        none,
+        ("where the run is", palette.DIM),
+    )
+    return Row(present.name, cells)
 
 
 def table_row(row: ComparedRow, glyphs: Glyphs) -> Row:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from midstream.errors import MidstreamError
+from midstream.errors import MidstreamError, UsageError
+from midstream.launch.engine_flags import named_run
 from midstream.launch.launch_request import LaunchRequest
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.dialogs.engine_flags import EXAMPLE, flags_problem, words_of
@@ -12,7 +13,6 @@ from midstream.tui.screens.dialogs.form import Field, FormScreen, Values
 from midstream.tui.screens.launch.launch_screen import LaunchScreen
 from midstream.watch.runs.run_failure import has_failed
 from midstream.watch.snapshot import RunView
-from midstream_engine import records
 
 
 def ask_launch(screen: MidstreamScreen, target: str = "", request: LaunchRequest | None = None) -> None:
@@ -27,7 +27,7 @@ def ask_launch(screen: MidstreamScreen, target: str = "", request: LaunchRequest
     fields = (
         Field("config", "Config", first.config or "", "a YAML file, or one that midstream ships", actions.configs()),
         Field("target", "Target", first.target, ", ".join(targets), targets),
-        Field("run_id", "Run id", first.run_id or "", "the config's trainer.id, else random"),
+        Field("run_id", "Run id", first.run_id or "", "trainer.id of flags or config, else random"),
         Field("flags", "Engine flags", shlex.join(first.overrides), f"none; for example {EXAMPLE}"),
     )
 
@@ -36,12 +36,14 @@ def ask_launch(screen: MidstreamScreen, target: str = "", request: LaunchRequest
             return "name a config"
         if values["target"] not in targets:
             return f"no target {values['target']!r}: {', '.join(targets)}"
-        if values["run_id"]:
-            try:
-                records.check_run_id(values["run_id"])
-            except records.RecordError as error:
-                return str(error)
-        return flags_problem(values["flags"])
+        problem = flags_problem(values["flags"])
+        if problem:
+            return problem
+        try:
+            named_run(values["run_id"], words_of(values["flags"]))
+        except UsageError as error:
+            return str(error)
+        return ""
 
     def answered(values: Values | None) -> None:
         if values is not None:

@@ -438,7 +438,7 @@ class WizardScreen(MidstreamScreen):
 
         They are the targets with accelerators that there are compilers for, and the slices that do not exist yet.
         """
-        from midstream.compare.candidates import accelerators_of_devices
+        from midstream.compare.device_names import accelerators_of_devices
 
         for target in self._targets:
             hosts = [host for host in self.screen_state.snapshot.hosts if host.name in target.hosts]
