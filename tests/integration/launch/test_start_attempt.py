@@ -362,5 +362,4 @@ def test_launch_returns_when_the_run_trains(host: Host, fleet: Fleet, tmp_path: 
         "exit_code": 0, "event": "result", "ok": True, "run": "mine", "target": "spot", "attempt": 1,
         "state": "training",
     }  # fmt: skip
-    # Which states are seen depends on how fast the engine passes them.
-    assert any(f"mine: {state}" in messages.getvalue() for state in ("starting", "compiling", "training"))
+    assert "mine: starting" in messages.getvalue()

@@ -73,6 +73,7 @@ def _wait_until_training(hosts: HostPool, attempt: Attempt, report: Reporter) ->
         report.update(attempt.run_id, (first.state if first else "starting") + (f", {message}" if message else ""))
 
     states = {records.TRAINING, records.SAVING, records.STOPPED, records.FINISHED}
+    report.update(attempt.run_id, "starting")  # a fast engine has passed it at the first look
     try:
         found = wait_ranks(hosts, attempt.ranks, attempt.run_id, attempt.number, states, START_TIMEOUT, observe)
     except NotYetError:
