@@ -20,7 +20,7 @@ from midstream.hosts import deadline
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.providers.provider import SliceStatus
 from midstream.launch.attempt_monitor import RankView
-from midstream.migrate.failover import guard
+from midstream.migrate.failover import guard, run_verdict
 from midstream.migrate.notifications.notify import notify
 from midstream.remote.machine import preemption_notices
 from midstream.watch.runs.symptoms import DIVERGING, NOT_A_NUMBER, STALLED, symptoms
@@ -49,43 +49,43 @@ def snapshot(run: RunView, link: str = "live") -> Snapshot:
 @pytest.mark.parametrize(
     ("state", "running", "link", "notice", "kind"),
     [
-        (records.TRAINING, True, "live", "", guard.HEALTHY),
-        (records.TRAINING, False, "live", "", guard.LOST),
-        (records.SAVING, False, "live", "poweroff is scheduled", guard.LOST),
-        (records.TRAINING, True, "live", "poweroff is scheduled", guard.TERMINATING),
-        (records.STOPPED, False, "live", "preempted", guard.TERMINATING),
-        (records.STOPPED, False, "live", "", guard.ENDED),
-        (records.STOPPED, True, "live", "", guard.HEALTHY),  # a job of SLURM that was requeued
-        (records.FINISHED, False, "live", "preempted", guard.ENDED),
-        (records.FAILED, False, "live", "", guard.FAILED),
+        (records.TRAINING, True, "live", "", run_verdict.HEALTHY),
+        (records.TRAINING, False, "live", "", run_verdict.LOST),
+        (records.SAVING, False, "live", "poweroff is scheduled", run_verdict.LOST),
+        (records.TRAINING, True, "live", "poweroff is scheduled", run_verdict.TERMINATING),
+        (records.STOPPED, False, "live", "preempted", run_verdict.TERMINATING),
+        (records.STOPPED, False, "live", "", run_verdict.ENDED),
+        (records.STOPPED, True, "live", "", run_verdict.HEALTHY),  # a job of SLURM that was requeued
+        (records.FINISHED, False, "live", "preempted", run_verdict.ENDED),
+        (records.FAILED, False, "live", "", run_verdict.FAILED),
         # An unreachable host is no evidence, whatever was found before.
-        (records.TRAINING, False, "stale", "", guard.UNREACHABLE),
-        (records.TRAINING, False, "down", "preempted", guard.UNREACHABLE),
-        (records.FAILED, False, "down", "", guard.UNREACHABLE),
+        (records.TRAINING, False, "stale", "", run_verdict.UNREACHABLE),
+        (records.TRAINING, False, "down", "preempted", run_verdict.UNREACHABLE),
+        (records.FAILED, False, "down", "", run_verdict.UNREACHABLE),
     ],
 )
 def test_judge_needs_positive_evidence(state: str, running: bool, link: str, notice: str, kind: str) -> None:
-    _, verdict = guard.judge(snapshot(run_view(state, running), link), "r", notice)
+    _, verdict = run_verdict.judge(snapshot(run_view(state, running), link), "r", notice)
     assert verdict.kind == kind, verdict
 
 
 def test_judge_unlisted_run_is_silent() -> None:
-    assert guard.judge(Snapshot(1, NOW), "r")[1].kind == guard.UNREACHABLE
+    assert run_verdict.judge(Snapshot(1, NOW), "r")[1].kind == run_verdict.UNREACHABLE
 
 
 @pytest.mark.parametrize(
     ("provider", "kind"),
     [
-        (SliceStatus.PREEMPTED, guard.LOST),
-        (SliceStatus.READY, guard.UNREACHABLE),
-        (SliceStatus.UNKNOWN, guard.UNREACHABLE),
+        (SliceStatus.PREEMPTED, run_verdict.LOST),
+        (SliceStatus.READY, run_verdict.UNREACHABLE),
+        (SliceStatus.UNKNOWN, run_verdict.UNREACHABLE),
     ],
 )
 def test_judge_unreachable_host_lost_only_by_provider_status(provider: str, kind: str) -> None:
     reported = (provider, "p/z/pod is PREEMPTED, according to its provider")
     for link, owner in (("down", ""), ("live", "pod")):  # known before; or only the former source has a copy
-        _, verdict = guard.judge(snapshot(run_view(records.STOPPED, False), link), "r", "", reported, owner)
-        assert (verdict.kind, verdict.lost) == (kind, kind == guard.LOST), verdict
+        _, verdict = run_verdict.judge(snapshot(run_view(records.STOPPED, False), link), "r", "", reported, owner)
+        assert (verdict.kind, verdict.lost) == (kind, kind == run_verdict.LOST), verdict
         assert reported[1] in verdict.reason
 
 
@@ -106,22 +106,22 @@ FAILED_LATER = rank(0, code=1, ended=20.0)  # because its peer had ended
 @pytest.mark.parametrize(
     ("ranks", "provider", "kind"),
     [
-        ([FAILED_LATER, rank(1, "SIGKILL", ended=10.0)], SliceStatus.UNKNOWN, guard.LOST),
-        ([rank(0, "SIGKILL", ended=10.0), rank(1, code=1, ended=20.0)], SliceStatus.UNKNOWN, guard.LOST),
+        ([FAILED_LATER, rank(1, "SIGKILL", ended=10.0)], SliceStatus.UNKNOWN, run_verdict.LOST),
+        ([rank(0, "SIGKILL", ended=10.0), rank(1, code=1, ended=20.0)], SliceStatus.UNKNOWN, run_verdict.LOST),
         (
             [FAILED_LATER, rank(1, code=1, ended=10.0)],
             SliceStatus.PREEMPTED,
             None,
         ),  # an error: it would fail elsewhere too
         ([FAILED_LATER, rank(1, "SIGABRT", ended=10.0, stalled=True)], SliceStatus.UNKNOWN, None),
-        ([FAILED_LATER, RankView(1, "b", problem="timed out")], SliceStatus.UNKNOWN, guard.UNREACHABLE),
-        ([FAILED_LATER, RankView(1, "b", problem="timed out")], SliceStatus.PREEMPTED, guard.LOST),
+        ([FAILED_LATER, RankView(1, "b", problem="timed out")], SliceStatus.UNKNOWN, run_verdict.UNREACHABLE),
+        ([FAILED_LATER, RankView(1, "b", problem="timed out")], SliceStatus.PREEMPTED, run_verdict.LOST),
     ],
 )
 def test_judge_failed_finds_preempted_process_of_group(ranks: list[RankView], provider: str, kind: str | None) -> None:
-    verdict = guard.judge_failed(ranks, lambda host: (provider, f"{host} was preempted"))
+    verdict = run_verdict.judge_failed(ranks, lambda host: (provider, f"{host} was preempted"))
     assert (verdict.kind if verdict else None) == kind, verdict
-    if kind == guard.LOST and not any(rank.problem for rank in ranks):
+    if kind == run_verdict.LOST and not any(rank.problem for rank in ranks):
         assert verdict is not None
         assert "its last message" in verdict.reason
 
@@ -258,8 +258,8 @@ def test_guard_ignores_old_evidence_after_suspension(tmp_path: Path, monkeypatch
 
 def test_judge_ignores_damaged_records() -> None:
     lost = dataclasses.replace(run_view(running=False), damaged=(("fence.json", "not JSON"),))
-    run, verdict = guard.judge(snapshot(lost), "r")
+    run, verdict = run_verdict.judge(snapshot(lost), "r")
     assert run is not None
-    assert verdict.kind == guard.UNREACHABLE
+    assert verdict.kind == run_verdict.UNREACHABLE
     assert "a: run r: fence.json: not JSON" in verdict.reason
     assert "midstream --repair r --on a" in verdict.reason
