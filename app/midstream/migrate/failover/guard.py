@@ -263,6 +263,8 @@ class Guard:
         message = f"saving and stopping attempt {run.attempt}, then {target} gets the next one"
         self.report({"event": "guard", "kind": "restarting", "run": self.run_id, "to": target, "message": message})
         number = job_restart.restart(self.fleet, self.hosts, run, target)
+        if not number:
+            return  # it has finished: the next verdict says so
         self._restarted_step = step
         # An older snapshot would show a run that its user has stopped.
         self.watch.wait_for(

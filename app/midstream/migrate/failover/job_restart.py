@@ -46,6 +46,8 @@ def stop_seconds(run: RunView) -> float:
 def restart(fleet: Fleet, hosts: HostPool, run: RunView, target: str) -> int:
     """Stop the run's attempt after a save, submit the next one and return its number.
 
+    Return 0 where the run has reached its last step instead.
+
     What can be checked and installed is done before the stop.
 
     Args:
@@ -73,7 +75,7 @@ def restart(fleet: Fleet, hosts: HostPool, run: RunView, target: str) -> int:
     prepare_target(hosts, fleet, chosen)
     ended = stop_run(hosts, run.host, run.run_id, run.attempt, timeout=STOP_TIMEOUT)
     if ended.state == records.FINISHED:
-        raise MidstreamError(f"run {run.run_id} has finished at step {ended.step}")
+        return 0
     return _submit(fleet, hosts, run, target, ended.step)
 
 

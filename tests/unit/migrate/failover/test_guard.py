@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from midstream.errors import Exit
+from midstream.errors import Exit, MidstreamError
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts import deadline
 from midstream.hosts.host_pool import HostPool
@@ -263,3 +263,65 @@ def test_judge_ignores_damaged_records() -> None:
     assert verdict.kind == run_verdict.UNREACHABLE
     assert "a: run r: fence.json: not JSON" in verdict.reason
     assert "midstream --repair r --on a" in verdict.reason
+
+
+def cluster_guard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: list[Snapshot], targets: list[str], tries: int = 1
+) -> tuple[guard.Guard, list[dict[str, Any]]]:
+    """Return a guard of a job that is at its time limit, and its events; ``looks``: its snapshots."""
+    clock = SimpleNamespace(now=0.0)
+
+    def look() -> Snapshot:
+        clock.now += 4.0
+        return looks.pop(0) if len(looks) > 1 else looks[0]
+
+    monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(guard, "POLL_INTERVAL", 0.0)
+    lines = "hosts:\n  a: {{type: local, root: {0}/a}}\n  b: {{type: local, root: {0}/b}}\ntargets:\n"
+    slurm = "  {0}: {{type: slurm, host: a, sbatch: [--nodes=1]}}\n"
+    fleet = parse_fleet(lines.format(tmp_path) + slurm.format("cluster") + slurm.format("other"))
+    events: list[dict[str, Any]] = []
+    watch = SimpleNamespace(snapshot=look, wait_for=lambda *_, **__: None)
+    found = guard.Guard(fleet, HostPool(fleet), watch, "r", targets, tries, events.append)  # type: ignore[arg-type]
+
+    def notice(_: Snapshot) -> str:
+        found._job = True
+        return "job 7 reaches its time limit in 5m00"
+
+    monkeypatch.setattr(found, "_notice", notice)
+    return found, events
+
+
+def on_cluster(state: str = records.TRAINING, running: bool = True, step: int = 100) -> Snapshot:
+    run = run_view(state, running)
+    assert run.status is not None
+    return snapshot(
+        dataclasses.replace(run, fence=records.Fence(1, "cluster"), status=dataclasses.replace(run.status, step=step))
+    )
+
+
+def test_guard_leaves_stopped_run_before_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = on_cluster(records.STOPPED, running=False)
+    watching, events = cluster_guard(tmp_path, monkeypatch, [on_cluster(), stopped], ["cluster", "b"])
+    assert watching.run() == Exit.DONE
+    assert [event["kind"] for event in events] == ["finished"], events
+
+
+def test_guard_restarts_only_what_made_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job is at its limit again after 60 steps, then at once; a restart needs none of the tries."""
+    restarted: list[int | None] = []
+
+    def restart(_fleet: object, _hosts: object, run: RunView, target: str) -> int:
+        assert target == "cluster"
+        restarted.append(run.step)
+        return len(restarted) + 1
+
+    monkeypatch.setattr(guard.job_restart, "restart", restart)
+    looks = [*[on_cluster()] * 4, *[on_cluster(step=160)] * 20]
+    watching, events = cluster_guard(tmp_path, monkeypatch, looks, ["other", "b", "cluster"], tries=0)
+    with pytest.raises(MidstreamError) as found:
+        watching.run()
+    assert restarted == [100, 160]
+    assert "r made no step since it was restarted at step 160" in found.value.message
+    assert "other: it has the root of a, where the run is" in found.value.message
+    assert [event["kind"] for event in events] == [*["lost", "restarting", "restarted"] * 2, "lost", "needs you"]
