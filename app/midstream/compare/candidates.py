@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from midstream.errors import UsageError
 from midstream.fleet.fleet import ComputeTarget, Fleet, SliceTarget, SlurmTarget, TpuTarget
 from midstream.fleet.machine_type import machine_of
+from midstream.launch.slurm_allocation import EXAMPLE, device_kind, requested_devices
 from midstream.suggestions import did_you_mean
 from midstream.watch.snapshot import Snapshot
 from midstream_engine.shared import accelerator_types
@@ -26,6 +27,7 @@ class Candidate:
     problem: str = ""  # why its accelerators are not known; empty: they are
 
 
+GPUS_OF_HOST = 8  # of each host, where a comparison is with several
 UNKNOWN = AcceleratorType("", "", "", "", 0, None, (), ())  # of a target whose accelerators are not known
 
 
@@ -134,9 +136,7 @@ def accelerators_of_target(fleet: Fleet, name: str, snapshot: Snapshot | None) -
             )
         return found
     if isinstance(config, SlurmTarget):
-        raise UnknownAcceleratorsError(
-            f"--with {name}: the devices of a SLURM allocation are not known before the job runs", EXAMPLES
-        )
+        return _accelerators_of_allocation(fleet, name, config)
     hosts = fleet.hosts_of(name)
     views = [host for host in snapshot.hosts if host.name in hosts] if snapshot is not None else []
     silent = sorted(set(hosts) - {view.name for view in views if view.machine is not None})
@@ -150,6 +150,33 @@ def accelerators_of_target(fleet: Fleet, name: str, snapshot: Snapshot | None) -
     if found is None:
         shown = ", ".join(sorted(set(kinds))) or "no accelerators"
         raise UnknownAcceleratorsError(f"--with {name}: {shown}, for which there is no compiler to ask", EXAMPLES)
+    return found
+
+
+def _accelerators_of_allocation(fleet: Fleet, name: str, config: SlurmTarget) -> AcceleratorType:
+    """Return the accelerators that a SLURM target's flags of sbatch request.
+
+    Raises:
+        UnknownAcceleratorsError: The flags do not say number and type, or the type is not in the table.
+    """
+    try:
+        requested = requested_devices(name, config, fleet.hosts[config.host])
+    except UsageError as error:
+        raise UnknownAcceleratorsError(f"--with {name}: {error.message}", error.hint) from error
+    count, kind = requested.devices, device_kind(requested, None)
+    if not kind:
+        what = f"its flags of sbatch request {requested.describe()}, of no type"
+        raise UnknownAcceleratorsError(f"--with {name}: {what}", f"{EXAMPLE}, or name the accelerators: {EXAMPLES}")
+    if re.fullmatch(r"(NVIDIA )?A100([ _-](SXM4|PCIE))?", kind):
+        sizes = f"a100-40x{count} or a100-80x{count}"
+        raise UnknownAcceleratorsError(f"--with {name}: A100s have 40 or 80 GB, and sbatch's flags do not say", sizes)
+    if requested.nodes > 1 and count != GPUS_OF_HOST * requested.nodes and kind != "cpu":
+        what = f"{requested.describe()}, and several nodes are compared with {GPUS_OF_HOST} GPUs each"
+        raise UnknownAcceleratorsError(f"--with {name}: {what}", EXAMPLES)
+    found = accelerators_of_devices([kind] * count)
+    if found is None:
+        what = f"{requested.describe()}, for which there is no compiler to ask"
+        raise UnknownAcceleratorsError(f"--with {name}: {what}", EXAMPLES)
     return found
 
 

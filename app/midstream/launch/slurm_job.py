@@ -94,7 +94,10 @@ def submit(host: Host, config: HostConfig, slurm: SlurmTarget, launch: Launch, p
 
 
 def seconds_to_save(sbatch: Sequence[str]) -> float:
-    """Return how long before its time limit a job with these flags of sbatch is signalled, in seconds."""
+    """Return how many seconds before its time limit a job is signalled.
+
+    ``sbatch``: its flags of sbatch.
+    """
     given = sbatch_flags(sbatch).get("signal")
     if given is None:
         return float(SAVE_BEFORE)

@@ -1,4 +1,6 @@
-"""Restart of a run's SLURM job: save, stop, and submit the next attempt to the same target.
+"""Restart of a run's SLURM job: save, stop, submit the next attempt.
+
+The next attempt is a job of the same target.
 
 Nothing is copied, and the fence stays as it is: the same owner continues under the same epoch.
 """

@@ -1,4 +1,4 @@
-"""The time limit of a run's SLURM job, and how long before it the run is handed on.
+"""Lead before the time limit of a SLURM job, at which its run is handed on.
 
 The lead is what the migration is estimated to take, with a margin, before the job's engine is signalled to save.
 """
@@ -35,7 +35,7 @@ CHANGE = 0.25  # share by which a lead changes before it is reported again
 
 @dataclass(frozen=True)
 class Lead:
-    """Seconds before a job's time limit at which its run is handed on, and where they are from."""
+    """Seconds before a job's time limit, and where they are from."""
 
     seconds: float
     reason: str
@@ -64,7 +64,10 @@ class TimeLimit:
     _reported: float = 0.0  # seconds of the lead that was reported last
 
     def notice(self, snapshot: Snapshot, run: RunView, job: JobState) -> str:
-        """Return the notice that the run has to be handed on now; empty: not yet, or the job has no limit."""
+        """Return the notice that the run has to be handed on now.
+
+        Empty: not yet, or the job has no time limit.
+        """
         if not job.runs or job.ends <= 0:
             return ""
         lead, left = self._current(snapshot, run), max(0.0, job.ends - time.time())
@@ -138,7 +141,13 @@ def migration_lead(target: str, stages: Durations, saves: float, queue: float = 
 
 
 def restart_lead(target: str, stop: float, saves: float) -> Lead:
-    """Return the lead that a restart needs; ``stop``: estimated seconds until the engine has saved and stopped."""
+    """Return the lead that a restart needs.
+
+    Args:
+        target: Name of the job's own target.
+        stop: Estimated seconds until its engine has saved and stopped.
+        saves: As of `migration_lead`.
+    """
     parts = [f"{MARGIN:.0f} times the estimate of a save on {target} ({duration(stop)})"]
     return Lead(MARGIN * stop + saves + REACTION, _sum(parts, saves))
 

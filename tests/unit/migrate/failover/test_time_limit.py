@@ -45,10 +45,10 @@ def run_view(owner: str = "cluster", state_bytes: int = 4_000_000_000) -> RunVie
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Plans with known estimates; return the targets that were planned."""
-    asked: list[str] = []
+    requests: list[str] = []
 
     def make_plan(_fleet: Any, _hosts: Any, _snapshot: Any, request: Any) -> Any:
-        asked.append(request.target)
+        requests.append(request.target)
         if request.target not in STAGES:
             raise MidstreamError("no answer")
         return SimpleNamespace(estimate=SimpleNamespace(duration=STAGES[request.target]))
@@ -56,7 +56,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(time_limit.planner, "make_plan", make_plan)
     later = Allocation(time.time() + 500.0, "n1", "low", [])
     monkeypatch.setattr(time_limit, "query_allocation", lambda *_: later)
-    return asked
+    return requests
 
 
 def limit(fleet: Fleet, *targets: str, given: float | None = None, said: list[str] | None = None) -> TimeLimit:
