@@ -214,6 +214,10 @@ def _add_migrate(flags: FlagParser) -> None:
     )  # fmt: skip
     move.flag("--tries", of=("--guard",), type=number, default=3, metavar="N", help="migrations to start")
     move.flag(
+        "--guard-lead", of=("--guard",), metavar="DURATION", default_text="twice the estimated migration",
+        help="how long before its time limit a SLURM job is handed on: 45m",
+    )  # fmt: skip
+    move.flag(
         "--keep-slice", of=("--migrate", "--launch"), action="store_true",
         help="keep a slice created for this command if the command is refused",
     )  # fmt: skip

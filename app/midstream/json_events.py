@@ -418,11 +418,11 @@ EVENTS = (
     JsonEvent(
         "guard", ("--guard",), "what a guard observed or did; also a notification",
         {
-            "kind": "migrating, or one of the kinds of notifications",
+            "kind": "migrating, restarting, lead, or one of the kinds of notifications",
             "run": RUN,
-            "to": "migrating: the target",
+            "to": "migrating, restarting: the target",
             "migration": MIGRATION,
-            "message": "one line",
+            "message": "one line; of a lead: how long before its job's time limit a run is handed on, and why",
         },
     ),
     JsonEvent("fleet", ("--init",), "the fleet file was written", {"path": "its path"}),
@@ -510,6 +510,7 @@ NOTIFICATIONS = {
     "failed": "a migration was rolled back",
     "needs you": "a migration or a guarded run waits for you: the message says for what",
     "lost": "the host of a guarded run was lost or preempted",
+    "restarted": "a guarded run was stopped before its job's time limit, and submitted again to the same target",
     "stalled": "a guarded run makes no steps",
     "diverging": "the loss of a guarded run rises",
     "nan": "the loss of a guarded run is not finite",

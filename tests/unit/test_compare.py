@@ -158,7 +158,7 @@ def test_targets_that_do_not_exist_yet_have_what_they_request() -> None:
         "job": "h100x16", "pods": "h100x16", "product": "a100-80x4", "slice": "v5e:4x4",
     }  # fmt: skip
     problems = {each.name: each.problem for each in found if each.problem}
-    assert problems["untyped"].startswith("its flags of sbatch do not say which accelerators")
+    assert problems["untyped"].startswith("its flags of sbatch request")
     assert "does not answer" in problems["unlabelled"]
 
 

@@ -8,9 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from midstream.compare.device_names import accelerators_of_devices
-from midstream.compare.requested_accelerators import requested_accelerators
+from midstream.compare.requested_accelerators import (
+    UnknownAcceleratorsError,
+    accelerators_of_job,
+    accelerators_of_pods,
+)
 from midstream.errors import UsageError
-from midstream.fleet.fleet import ComputeTarget, Fleet, SliceTarget, SlurmTarget, TpuTarget
+from midstream.fleet.fleet import ComputeTarget, Fleet, KubernetesTarget, SliceTarget, SlurmTarget, TpuTarget
 from midstream.fleet.machine_type import machine_of
 from midstream.suggestions import did_you_mean
 from midstream.watch.known_devices import known_devices
@@ -64,10 +68,6 @@ def candidates(names: str, fleet: Fleet, snapshot: Snapshot | None, prices: Mapp
             f"--price {name}: {name} is not one of --with", did_you_mean(name, wanted) or ", ".join(wanted)
         )
     return found
-
-
-class UnknownAcceleratorsError(UsageError):
-    """Accelerators of a fleet file target that are unknown, or not in the table."""
 
 
 class SilentTargetError(UnknownAcceleratorsError):
@@ -144,14 +144,9 @@ def accelerators_of_target(fleet: Fleet, name: str, snapshot: Snapshot | None) -
                 f"--with {name}: {config.kind} is not in the table of accelerators", EXAMPLES
             )
         return found
-    requested = requested_accelerators(fleet, name)
     if isinstance(config, SlurmTarget):
-        if requested is not None:
-            return requested
-        raise UnknownAcceleratorsError(
-            f"--with {name}: its flags of sbatch do not say which accelerators the job gets",
-            "sbatch: [--nodes=2, --gpus-per-node=h100:8]",
-        )
+        return accelerators_of_job(fleet, name, config)
+    requested = accelerators_of_pods(config) if isinstance(config, KubernetesTarget) else None
     hosts = fleet.hosts_of(name)
     views = [host for host in snapshot.hosts if host.name in hosts] if snapshot is not None else []
     silent = sorted(set(hosts) - {view.name for view in views if view.machine is not None})

@@ -106,6 +106,7 @@ class SlurmTarget(TargetConfig):
     sbatch: list[str] = field(default_factory=list)  # flags of sbatch, such as --nodes=2
     ports: list[int] = field(default_factory=list)
     container: ContainerConfig | None = None  # on the compute nodes
+    guard_lead: str | None = None  # 45m: how long before its time limit a guarded job is handed on
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from midstream.fleet.fleet import (
     TargetConfig,
 )
 from midstream.fleet.notify_config import NotifyConfig, check_notify
-from midstream.fleet.quantities import parse_ports, parse_rate
+from midstream.fleet.quantities import parse_duration, parse_ports, parse_rate
 from midstream.fleet.store_config import StoreConfig, check_host_store, check_stores
 from midstream.suggestions import nearest
 
@@ -170,6 +170,16 @@ def _check_host(path: str, name: str, host: HostConfig, stores: Mapping[str, Sto
         raise UsageError(f"{path}: hosts.{name}.devices is {host.devices}", "1 or more virtual CPU devices, or null")
 
 
+def _check_slurm(path: str, name: str, target: SlurmTarget) -> None:
+    for word in target.sbatch:
+        if word == "-a" or word.startswith(("--array", "-a")):
+            raise UsageError(f"{path}: targets.{name}.sbatch has {word}", "an attempt is one job: --nodes=N")
+    try:
+        _ = None if target.guard_lead is None else parse_duration(target.guard_lead)
+    except UsageError as error:
+        raise UsageError(f"{path}: targets.{name}.guard_lead: {error.message}", error.hint) from error
+
+
 def _check_target(path: str, name: str, target: TargetConfig, known: Mapping[str, HostConfig]) -> None:
     if isinstance(target, SliceTarget):
         from midstream.fleet.slice_check import check_slice
@@ -183,9 +193,7 @@ def _check_target(path: str, name: str, target: TargetConfig, known: Mapping[str
         if not ports:
             return
     elif isinstance(target, SlurmTarget):
-        for word in target.sbatch:
-            if word == "-a" or word.startswith(("--array", "-a")):
-                raise UsageError(f"{path}: targets.{name}.sbatch has {word}", "an attempt is one job: --nodes=N")
+        _check_slurm(path, name, target)
         hosts, ports = [target.host] if target.host else [], target.ports
     else:
         assert isinstance(target, HostsTarget)

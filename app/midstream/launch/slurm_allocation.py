@@ -51,7 +51,7 @@ def requested_devices(name: str, target: SlurmTarget, config: HostConfig) -> Req
     Raises:
         UsageError: The flags do not say how many devices the job gets.
     """
-    flags = _flags(target.sbatch)
+    flags = sbatch_flags(target.sbatch)
     ntasks = _number(name, "ntasks", flags)
     nodes = _number(name, "nodes", flags) or (1 if "ntasks-per-node" in flags or ntasks is None else ntasks)
     processes = ntasks or nodes * (_number(name, "ntasks-per-node", flags) or 1)
@@ -100,7 +100,7 @@ def query_allocation(host: Host, name: str, target: SlurmTarget) -> slurm.Alloca
         raise LaunchError(error.message, f"correct sbatch: of target {name} in the fleet file") from error
 
 
-def _flags(words: Sequence[str]) -> dict[str, str]:
+def sbatch_flags(words: Sequence[str]) -> dict[str, str]:
     """Return sbatch's flags by long name; the last of several counts."""
     found: dict[str, str] = {}
     pending = ""

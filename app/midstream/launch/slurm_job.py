@@ -7,6 +7,7 @@ node's root: the script checks that before it starts anything.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 
@@ -16,6 +17,7 @@ from midstream.hosts.host import Host
 from midstream.launch.container import in_container, srun_flags
 from midstream.launch.engine_secrets import read_secrets
 from midstream.launch.errors import LaunchError
+from midstream.launch.slurm_allocation import sbatch_flags
 from midstream.launch.start_attempt import (
     ANY,
     Attempt,
@@ -33,6 +35,8 @@ from midstream_engine import records
 
 SUBMIT_TIMEOUT = 120.0  # seconds
 SAVE_BEFORE = 300  # seconds before its time limit at which the job is signalled to save and stop
+SIGNAL = re.compile(r"(?:[RB]+:)?\w+(?:@([0-9]{1,5}))?")  # sbatch's --signal
+SIGNAL_DEFAULT = 60.0  # seconds before the time limit where --signal names none
 # No process: the job has none before it runs, and then they are on other machines.
 NO_PROCESS = records.ProcessIdentity("", 0, 0)
 
@@ -87,6 +91,18 @@ def submit(host: Host, config: HostConfig, slurm: SlurmTarget, launch: Launch, p
             raise
         raise LaunchError(error.message, f"correct sbatch: of target {launch.target} in the fleet file") from error
     return Attempt(host.name, run_id, number, NO_PROCESS, (Rank(ANY, host.name),))
+
+
+def seconds_to_save(sbatch: Sequence[str]) -> float:
+    """Return how many seconds before its time limit a job is signalled.
+
+    ``sbatch``: its flags of sbatch.
+    """
+    given = sbatch_flags(sbatch).get("signal")
+    if given is None:
+        return float(SAVE_BEFORE)
+    match = SIGNAL.fullmatch(given)
+    return float(match[1]) if match and match[1] else SIGNAL_DEFAULT
 
 
 def job_script(

@@ -79,6 +79,10 @@ FIELDS: dict[type, dict[str, str | tuple[str, str]]] = {
         "sbatch": "flags of sbatch: `[--nodes=2, --gpus-per-node=8]`",
         "ports": ("the first and the last port that is open between the nodes", "all are open"),
         "container": ("a [container](#containers) on the nodes", "that of the login node"),
+        "guard_lead": (
+            "how long before its time limit `--guard` hands a job of it on: `45m`. `--guard-lead` goes before it",
+            "twice the estimated migration",
+        ),
     },
     fleet.KubernetesTarget: {
         "name": ("of the Job or JobSet", "the target's name"),

@@ -148,7 +148,18 @@ def test_guard_hands_on_job_before_its_time_limit(
     assert launched.code == 0, launched.stderr
     source, target = runs(there, "r"), runs(here, "r")
     source.wait_step(5)
+    # A migration takes minutes here, and the job has half an hour: the guard says its lead, and waits.
     guard = start_midstream("--fleet", fleet, "--guard", "r", "--to", "gpu", "--json")
+    try:
+        assert guard.stdout is not None
+        lead = json.loads(guard.stdout.readline())
+        assert lead["kind"] == "lead", lead
+        assert "times the estimate of a migration to gpu" in lead["message"], lead
+        assert "20s (SLURM's signal to save)" in lead["message"], lead
+    finally:
+        guard.kill()
+        guard.communicate()
+    guard = start_midstream("--fleet", fleet, "--guard", "r", "--to", "gpu", "--guard-lead", "1h", "--json")
     try:
         events: list[dict] = []
         assert guard.stdout is not None
@@ -164,9 +175,46 @@ def test_guard_hands_on_job_before_its_time_limit(
         guard.kill()
     events += [json.loads(line) for line in output.splitlines()]
     assert guard.returncode == 0, (errors, events)
-    assert "reaches its time limit in" in events[0]["message"], events
+    assert events[0]["message"].endswith("r is handed on 1h00 before it: as --guard-lead gives it"), events
+    assert "reaches its time limit in" in events[1]["message"], events
     rows = target.spliced()
     assert sorted(rows) == list(range(len(rows))), "no step is missing"
+
+
+def test_guard_restarts_job_on_its_own_cluster(lab: Lab, runs: Callable[..., Run], slurm_cluster: SlurmCluster) -> None:
+    flags = ["--nodes=1", "--time=30", "--signal=TERM@20"]
+    fleet, _, there = fleet_file(lab, slurm_cluster, cluster=flags, other=[*flags, "--partition=high"])
+    launched = midstream("--fleet", fleet, "--launch", TINY, "--on", "cluster", "--run-id", "r", "--", *TRAINING)
+    assert launched.code == 0, launched.stderr
+    run = runs(there, "r")
+    run.wait_step(5)
+    job = json.loads((Path(run.paths.attempt(1).dir) / "slurm.json").read_text())["job"]
+    words = ["--guard", "r", "--to", "other,cluster", "--guard-lead", "1h", "--tries", "1", "--json"]
+    guard = start_midstream("--fleet", fleet, *words)
+    try:
+        events: list[dict] = []
+        assert guard.stdout is not None
+        for line in guard.stdout:
+            events.append(json.loads(line))
+            if events[-1].get("kind") == "restarted":
+                break
+    finally:
+        guard.kill()
+        _, errors = guard.communicate()
+    assert [event.get("kind") for event in events] == ["lead", "lost", "restarting", "restarted"], (events, errors)
+    assert slurm_cluster.wait_state(job, "COMPLETED") == "COMPLETED"
+    before = run.status(1)
+    assert before is not None
+    assert before.state == records.STOPPED
+    run.wait(
+        lambda run: run.attempt == 2 and (now := run.status()) is not None and now.step > before.step + 5, "trains"
+    )
+    assert (run.fence.epoch, run.fence.owner) == (1, "cluster"), "a restart is no migration"
+    assert not Path(run.paths.migration_lock).exists()
+    rows = run.spliced()
+    assert sorted(rows) == list(range(len(rows))), "no step is missing"
+    assert run.rows(2)[0]["global_step"] == before.step, "no step is repeated"
+    assert midstream("--fleet", fleet, "--stop", "r").code == 0
 
 
 def test_target_without_known_devices_is_refused(

@@ -178,7 +178,7 @@ def test_no_event_or_field_is_documented_that_the_source_lacks() -> None:
 def test_notifications_are_those_that_are_sent() -> None:
     assert set(NOTIFICATIONS) == {
         notify.FINISHED, notify.FAILED, notify.NEEDS_YOU, notify.LOST, symptoms.STALLED, symptoms.DIVERGING,
-        symptoms.NOT_A_NUMBER,
+        symptoms.NOT_A_NUMBER, notify.RESTARTED,
     }  # fmt: skip
 
 

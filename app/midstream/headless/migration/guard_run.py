@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from midstream.counts import count
 from midstream.errors import Exit, UsageError
+from midstream.fleet.quantities import parse_duration
 from midstream.headless.fleet_snapshot import unknown_run
+from midstream.json_events import NOTIFICATIONS
 from midstream.output import Output
 
 if TYPE_CHECKING:
@@ -33,17 +35,22 @@ def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     if options.tries < 1:
         raise UsageError(f"--tries is {options.tries}", "number of migrations that the guard may start: 1 or more")
 
+    try:
+        lead = None if options.guard_lead is None else parse_duration(options.guard_lead)
+    except UsageError as error:
+        raise UsageError(f"--guard-lead: {error.message}", error.hint) from error
+
     def report(event: dict[str, Any]) -> None:
         what = event.get("message") or f"migrating {event['run']} to {event['to']}: migration {event['migration']}"
         output.value(event, f"{event['kind']}: {what}")
-        if "migration" not in event:  # a migration notifies by its own process
+        if "migration" not in event and event["kind"] in NOTIFICATIONS:  # a migration notifies by its own process
             notify_all(fleet, event)
 
     hosts = HostPool(fleet)
     watch = Watcher(fleet, hosts)
     watch.start()
     try:
-        guard = Guard(fleet, hosts, watch, options.guard, targets, options.tries, report, options.yes)
+        guard = Guard(fleet, hosts, watch, options.guard, targets, options.tries, report, options.yes, lead)
         reached = watch.wait_for(
             lambda at: bool(at.copies(options.guard)) and not guard.owner(at), timeout=FIRST_SNAPSHOT_TIMEOUT
         )

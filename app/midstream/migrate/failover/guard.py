@@ -8,6 +8,9 @@ evidence, because it may be training: the guard notifies the user and changes no
 Where no source machine answers, its provider reports it as preempted, and its checkpoints are in a bucket, the run
 continues from the newest complete one, planned from a copy of the run on a machine that answers, as with
 ``--source-lost``.
+
+A job of SLURM that is about to reach its time limit is handed on: to another target by a migration, to its own target
+by a restart.
 """
 
 from __future__ import annotations
@@ -24,9 +27,21 @@ from midstream.hosts.deadline import Deadline
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.providers import fleet_slices
 from midstream.hosts.providers.provider import SliceStatus
-from midstream.hosts.rpc.result_checks import repair_hint
-from midstream.launch.attempt_monitor import RankView, first_failure, look_at_ranks, ranks_of
+from midstream.launch.attempt_monitor import look_at_ranks, ranks_of
 from midstream.migrate.execution import migration_process
+from midstream.migrate.failover import job_restart
+from midstream.migrate.failover.run_verdict import (
+    ENDED,
+    FAILED,
+    HEALTHY,
+    LOST,
+    TERMINATING,
+    UNREACHABLE,
+    Verdict,
+    judge,
+    judge_failed,
+)
+from midstream.migrate.failover.time_limit import TimeLimit
 from midstream.migrate.journal.migration_directory import list_migrations
 from midstream.migrate.notifications import notify
 from midstream.migrate.planning import planner as planning
@@ -37,105 +52,19 @@ from midstream.migrate.records.plan import Plan
 from midstream.migrate.records.request import Request
 from midstream.migrate.source_and_target import host_files
 from midstream.migrate.source_and_target.source_config import check_config
-from midstream.output import duration
 from midstream.remote.machine import preemption_notices
 from midstream.remote.runs import slurm
 from midstream.remote.verify import tree
-from midstream.watch.runs.damaged_runs import describe
 from midstream.watch.runs.symptoms import symptoms
 from midstream.watch.snapshot import CONNECTING, LIVE, RunView, Snapshot
 from midstream.watch.watcher import Watcher
-from midstream_engine import records
 from midstream_engine.foreign.run_file import is_run_file
 
-# Verdicts on a run.
-HEALTHY, LOST, TERMINATING = "healthy", "lost", "terminating"
-UNREACHABLE, ENDED, FAILED = "unreachable", "ended", "failed"
 EVIDENCE_DURATION = 6.0  # seconds that evidence must last, so that a restart by the user is not raced
 NOTICE_INTERVAL = 10.0  # seconds between two reads of preemption notices
-HAND_ON_BEFORE = 3600.0  # seconds before its time limit at which a job is handed on: a standby takes minutes
 UNREACHABLE_TIMEOUT = 300.0  # seconds without contact after which the user is notified
 POLL_INTERVAL = 2.0  # seconds
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Verdict on a run and its reason, in one line."""
-
-    kind: str
-    reason: str = ""
-    lost: bool = False  # machines of the run are preempted, so that their disks cannot be read
-
-
-def judge(
-    snapshot: Snapshot,
-    run_id: str,
-    notice: str = "",
-    provided: tuple[str, str] = (SliceStatus.UNKNOWN, ""),
-    owner: str = "",
-) -> tuple[RunView | None, Verdict]:
-    """Judge the run's newest copy.
-
-    Args:
-        snapshot: Current snapshot of the fleet.
-        run_id: The run.
-        notice: Preemption notice of its machine; empty: none.
-        provided: Provider's status of the machine, and a line that describes it.
-        owner: Target that the run was handed to, where no copy is found on it; else empty.
-    """
-    copies = snapshot.copies(run_id)
-    if not copies:
-        return None, Verdict(UNREACHABLE, f"no host that answers has run {run_id}")
-    run = next((copy for copy in copies if copy.damaged), copies[0])
-    if run.damaged:
-        return run, Verdict(UNREACHABLE, f"{describe(run)} ({repair_hint(run.host, run_id)})")
-    if owner:
-        what = f"{run_id} was handed to {owner}, and no copy of it is found there"
-        is_preempted = provided[0] == SliceStatus.PREEMPTED
-        more = f"; {provided[1]}" if provided[1] else ""
-        return run, Verdict(LOST if is_preempted else UNREACHABLE, f"{what}{more}", lost=is_preempted)
-    host = snapshot.host(run.host)
-    if host is None or host.link != LIVE:
-        why = host.error if host is not None and host.error else "no answer"
-        if provided[0] == SliceStatus.PREEMPTED:
-            return run, Verdict(LOST, f"{run.host} does not answer, and {provided[1]}", lost=True)
-        more = f"; {provided[1]}" if provided[1] else ""
-        return run, Verdict(UNREACHABLE, f"{run.host} does not answer ({why}): it may be training{more}")
-    if run.state == records.FINISHED:
-        return run, Verdict(ENDED, f"finished at step {run.step}")
-    if run.state == records.FAILED:
-        message = run.status.message if run.status and run.status.message else "see its log"
-        return run, Verdict(FAILED, f"the engine failed on {run.host}: {message}")
-    if run.state == "lost":
-        return run, Verdict(LOST, f"the engine's process on {run.host} exited at step {run.step}")
-    if notice:
-        return run, Verdict(TERMINATING, f"{run.host}: {notice}")
-    if provided[0] in (SliceStatus.STOPPING, SliceStatus.PREEMPTED) and run.state != records.STOPPED:
-        return run, Verdict(TERMINATING, f"{run.host} still answers, and {provided[1]}")
-    if run.state == records.STOPPED and not run.running:  # a job that was requeued runs again
-        return run, Verdict(ENDED, f"stopped at step {run.step} on {run.host}")
-    return run, Verdict(HEALTHY)
-
-
-def judge_failed(ranks: Sequence[RankView], provided: Callable[[str], tuple[str, str]]) -> Verdict | None:
-    """Judge whether one of a failed run's several processes was ended from outside.
-
-    None where the run failed by an error of its own. ``provided`` returns the provider's status of a host, as in
-    `judge`.
-    """
-    unreachable = next((rank for rank in ranks if rank.problem), None)
-    if unreachable is not None:
-        status, why = provided(unreachable.host)
-        what = f"{unreachable.host} does not answer ({unreachable.problem}), and the run has ended on the others"
-        return (
-            Verdict(LOST, f"{what}; {why}", lost=True)
-            if status == SliceStatus.PREEMPTED
-            else Verdict(UNREACHABLE, what)
-        )
-    first = first_failure(ranks)
-    if first is None or not first.ended_from_outside:
-        return None
-    return Verdict(LOST, f"{first.name} exited, and the others ended because of it: {first.why}")
+RESTART_SEEN_TIMEOUT = 60.0  # seconds until a restarted run is in the snapshot
 
 
 @dataclass
@@ -150,7 +79,14 @@ class Guard:
     tries: int  # number of migrations that it may still start
     report: Callable[[dict[str, Any]], None]  # receives each event
     agreed: bool = False  # the user has agreed to all consent that a plan needs
+    lead: float | None = None  # seconds before a job's time limit at which it is handed on; None: as estimated
     _reported: set[str] = field(default_factory=set[str])
+    _time_limit: TimeLimit = field(init=False)
+    _job: bool = False  # the notice is of a job's time limit
+    _restarted_step: int = -1  # at which the guard restarted the run last
+
+    def __post_init__(self) -> None:
+        self._time_limit = TimeLimit(self.fleet, self.hosts, self.targets, self.lead, self._report_lead)
 
     def run(self) -> Exit:
         """Guard until the run ends.
@@ -165,6 +101,8 @@ class Guard:
             now = time.monotonic()
             if now - read_at > NOTICE_INTERVAL:
                 notice, provided, read_at = self._notice(snapshot), self._provided(snapshot), now
+            if self._job and any(not copy.running for copy in snapshot.copies(self.run_id)[:1]):
+                notice = ""  # a run that was stopped before its time limit was stopped by its user
             run, verdict = judge(snapshot, self.run_id, notice, provided, self.owner(snapshot))
             if run is not None and not verdict.lost and (verdict.kind == FAILED or run.state == "lost"):
                 found = self._failed(run, snapshot)
@@ -205,9 +143,9 @@ class Guard:
             machine = self.hosts.get(host.name)
             job = machine.call(slurm.job_of_attempt, timeout=30.0)(machine.root, self.run_id, copies[0].attempt)
             if job is not None:  # the login node's own notices do not concern it
-                left = job.ends - time.time()
-                reaches = job.runs and job.ends > 0 and left < HAND_ON_BEFORE
-                return f"job {job.job} reaches its time limit in {duration(max(0.0, left))}" if reaches else ""
+                self._job = True
+                return self._time_limit.notice(snapshot, copies[0], job)
+            self._job = False
             found = machine.call(preemption_notices.read, timeout=30.0)()
         except (HostError, MidstreamError):
             return ""
@@ -271,10 +209,20 @@ class Guard:
         refused: list[str] = []
         store = self._store(run) if verdict.lost else ""
         for target in self.targets:
+            if job_restart.is_own_target(self.fleet, run, target):
+                if verdict.kind == TERMINATING:
+                    try:
+                        self._restart(run, target)
+                        return
+                    except MidstreamError as error:  # HostError too
+                        refused.append(f"{target}: {error}")
+                continue
             if not store and run.host in self.fleet.hosts_of(target):
+                if self.fleet.target(target).slurm is not None:
+                    refused.append(f"{target}: it has the root of {run.host}, where the run is")
                 continue
             if self.tries < 1:
-                break
+                continue
             try:
                 plan = self._plan(self._request(run, verdict, target, store), store)
             except (HostError, MidstreamError) as error:
@@ -302,6 +250,27 @@ class Guard:
         message = f"{verdict.reason}, and no target took the run{spent}: {'; '.join(refused) or 'no target is left'}"
         self._notify(notify.NEEDS_YOU, message)
         raise MidstreamError(message, f"midstream --migrate {self.run_id} --to TARGET")
+
+    def _restart(self, run: RunView, target: str) -> None:
+        """Continue the run as the next job of its own target.
+
+        Raises:
+            MidstreamError: It is not restarted.
+        """
+        step = run.step or 0
+        if step <= self._restarted_step:
+            raise MidstreamError(f"{run.run_id} made no step since it was restarted at step {self._restarted_step}")
+        message = f"saving and stopping attempt {run.attempt}, then {target} gets the next one"
+        self.report({"event": "guard", "kind": "restarting", "run": self.run_id, "to": target, "message": message})
+        number = job_restart.restart(self.fleet, self.hosts, run, target)
+        if not number:
+            return  # it has finished: the next verdict says so
+        self._restarted_step = step
+        # An older snapshot would show a run that its user has stopped.
+        self.watch.wait_for(
+            lambda at: any(copy.attempt >= number for copy in at.copies(self.run_id)), timeout=RESTART_SEEN_TIMEOUT
+        )
+        self._notify(notify.RESTARTED, f"attempt {number} of {run.run_id} is in the queue of {target}")
 
     def _request(self, run: RunView, verdict: Verdict, target: str, store: str) -> Request:
         """Return the request for a migration.
@@ -364,6 +333,8 @@ class Guard:
             what = f"{', '.join(self.targets)} would execute the command and the files of {self.run_id}"
             raise MidstreamError(what, "--yes agrees to it", Exit.REFUSED)
         for target in self.targets:
+            if job_restart.is_own_target(self.fleet, run, target):
+                continue  # it goes on as it is
             for line in check_config(config, run.host, target, (store.rstrip("/"),) if store else (), {}):
                 raise MidstreamError(line, "--yes agrees to it", Exit.REFUSED)
 
@@ -390,6 +361,9 @@ class Guard:
         skew = host.machine.clock_skew if host is not None and host.machine is not None else 0.0
         for symptom in symptoms(run, time.time() + skew):
             self._report_once(symptom.kind, f"{run.run_id} on {run.host}: {symptom.message}", once=symptom.kind)
+
+    def _report_lead(self, message: str) -> None:
+        self.report({"event": "guard", "kind": "lead", "run": self.run_id, "message": message})
 
     def _report_once(self, kind: str, message: str, once: str = "") -> None:
         if (once or message) not in self._reported:

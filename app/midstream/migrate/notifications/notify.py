@@ -18,7 +18,7 @@ from midstream.migrate.notifications import webhook
 from midstream.printable import printable_values
 
 # Kinds of events. Programs match on these.
-FINISHED, FAILED, NEEDS_YOU, LOST = "finished", "failed", "needs you", "lost"
+FINISHED, FAILED, NEEDS_YOU, LOST, RESTARTED = "finished", "failed", "needs you", "lost", "restarted"
 COMMAND_TIMEOUT = 60.0  # seconds
 
 _log = logging.getLogger(__name__)

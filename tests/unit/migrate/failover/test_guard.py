@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from midstream.errors import Exit
+from midstream.errors import Exit, MidstreamError
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts import deadline
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.providers.provider import SliceStatus
 from midstream.launch.attempt_monitor import RankView
-from midstream.migrate.failover import guard
+from midstream.migrate.failover import guard, run_verdict
 from midstream.migrate.notifications.notify import notify
 from midstream.remote.machine import preemption_notices
 from midstream.watch.runs.symptoms import DIVERGING, NOT_A_NUMBER, STALLED, symptoms
@@ -49,43 +49,43 @@ def snapshot(run: RunView, link: str = "live") -> Snapshot:
 @pytest.mark.parametrize(
     ("state", "running", "link", "notice", "kind"),
     [
-        (records.TRAINING, True, "live", "", guard.HEALTHY),
-        (records.TRAINING, False, "live", "", guard.LOST),
-        (records.SAVING, False, "live", "poweroff is scheduled", guard.LOST),
-        (records.TRAINING, True, "live", "poweroff is scheduled", guard.TERMINATING),
-        (records.STOPPED, False, "live", "preempted", guard.TERMINATING),
-        (records.STOPPED, False, "live", "", guard.ENDED),
-        (records.STOPPED, True, "live", "", guard.HEALTHY),  # a job of SLURM that was requeued
-        (records.FINISHED, False, "live", "preempted", guard.ENDED),
-        (records.FAILED, False, "live", "", guard.FAILED),
+        (records.TRAINING, True, "live", "", run_verdict.HEALTHY),
+        (records.TRAINING, False, "live", "", run_verdict.LOST),
+        (records.SAVING, False, "live", "poweroff is scheduled", run_verdict.LOST),
+        (records.TRAINING, True, "live", "poweroff is scheduled", run_verdict.TERMINATING),
+        (records.STOPPED, False, "live", "preempted", run_verdict.TERMINATING),
+        (records.STOPPED, False, "live", "", run_verdict.ENDED),
+        (records.STOPPED, True, "live", "", run_verdict.HEALTHY),  # a job of SLURM that was requeued
+        (records.FINISHED, False, "live", "preempted", run_verdict.ENDED),
+        (records.FAILED, False, "live", "", run_verdict.FAILED),
         # An unreachable host is no evidence, whatever was found before.
-        (records.TRAINING, False, "stale", "", guard.UNREACHABLE),
-        (records.TRAINING, False, "down", "preempted", guard.UNREACHABLE),
-        (records.FAILED, False, "down", "", guard.UNREACHABLE),
+        (records.TRAINING, False, "stale", "", run_verdict.UNREACHABLE),
+        (records.TRAINING, False, "down", "preempted", run_verdict.UNREACHABLE),
+        (records.FAILED, False, "down", "", run_verdict.UNREACHABLE),
     ],
 )
 def test_judge_needs_positive_evidence(state: str, running: bool, link: str, notice: str, kind: str) -> None:
-    _, verdict = guard.judge(snapshot(run_view(state, running), link), "r", notice)
+    _, verdict = run_verdict.judge(snapshot(run_view(state, running), link), "r", notice)
     assert verdict.kind == kind, verdict
 
 
 def test_judge_unlisted_run_is_silent() -> None:
-    assert guard.judge(Snapshot(1, NOW), "r")[1].kind == guard.UNREACHABLE
+    assert run_verdict.judge(Snapshot(1, NOW), "r")[1].kind == run_verdict.UNREACHABLE
 
 
 @pytest.mark.parametrize(
     ("provider", "kind"),
     [
-        (SliceStatus.PREEMPTED, guard.LOST),
-        (SliceStatus.READY, guard.UNREACHABLE),
-        (SliceStatus.UNKNOWN, guard.UNREACHABLE),
+        (SliceStatus.PREEMPTED, run_verdict.LOST),
+        (SliceStatus.READY, run_verdict.UNREACHABLE),
+        (SliceStatus.UNKNOWN, run_verdict.UNREACHABLE),
     ],
 )
 def test_judge_unreachable_host_lost_only_by_provider_status(provider: str, kind: str) -> None:
     reported = (provider, "p/z/pod is PREEMPTED, according to its provider")
     for link, owner in (("down", ""), ("live", "pod")):  # known before; or only the former source has a copy
-        _, verdict = guard.judge(snapshot(run_view(records.STOPPED, False), link), "r", "", reported, owner)
-        assert (verdict.kind, verdict.lost) == (kind, kind == guard.LOST), verdict
+        _, verdict = run_verdict.judge(snapshot(run_view(records.STOPPED, False), link), "r", "", reported, owner)
+        assert (verdict.kind, verdict.lost) == (kind, kind == run_verdict.LOST), verdict
         assert reported[1] in verdict.reason
 
 
@@ -106,22 +106,22 @@ FAILED_LATER = rank(0, code=1, ended=20.0)  # because its peer had ended
 @pytest.mark.parametrize(
     ("ranks", "provider", "kind"),
     [
-        ([FAILED_LATER, rank(1, "SIGKILL", ended=10.0)], SliceStatus.UNKNOWN, guard.LOST),
-        ([rank(0, "SIGKILL", ended=10.0), rank(1, code=1, ended=20.0)], SliceStatus.UNKNOWN, guard.LOST),
+        ([FAILED_LATER, rank(1, "SIGKILL", ended=10.0)], SliceStatus.UNKNOWN, run_verdict.LOST),
+        ([rank(0, "SIGKILL", ended=10.0), rank(1, code=1, ended=20.0)], SliceStatus.UNKNOWN, run_verdict.LOST),
         (
             [FAILED_LATER, rank(1, code=1, ended=10.0)],
             SliceStatus.PREEMPTED,
             None,
         ),  # an error: it would fail elsewhere too
         ([FAILED_LATER, rank(1, "SIGABRT", ended=10.0, stalled=True)], SliceStatus.UNKNOWN, None),
-        ([FAILED_LATER, RankView(1, "b", problem="timed out")], SliceStatus.UNKNOWN, guard.UNREACHABLE),
-        ([FAILED_LATER, RankView(1, "b", problem="timed out")], SliceStatus.PREEMPTED, guard.LOST),
+        ([FAILED_LATER, RankView(1, "b", problem="timed out")], SliceStatus.UNKNOWN, run_verdict.UNREACHABLE),
+        ([FAILED_LATER, RankView(1, "b", problem="timed out")], SliceStatus.PREEMPTED, run_verdict.LOST),
     ],
 )
 def test_judge_failed_finds_preempted_process_of_group(ranks: list[RankView], provider: str, kind: str | None) -> None:
-    verdict = guard.judge_failed(ranks, lambda host: (provider, f"{host} was preempted"))
+    verdict = run_verdict.judge_failed(ranks, lambda host: (provider, f"{host} was preempted"))
     assert (verdict.kind if verdict else None) == kind, verdict
-    if kind == guard.LOST and not any(rank.problem for rank in ranks):
+    if kind == run_verdict.LOST and not any(rank.problem for rank in ranks):
         assert verdict is not None
         assert "its last message" in verdict.reason
 
@@ -258,8 +258,70 @@ def test_guard_ignores_old_evidence_after_suspension(tmp_path: Path, monkeypatch
 
 def test_judge_ignores_damaged_records() -> None:
     lost = dataclasses.replace(run_view(running=False), damaged=(("fence.json", "not JSON"),))
-    run, verdict = guard.judge(snapshot(lost), "r")
+    run, verdict = run_verdict.judge(snapshot(lost), "r")
     assert run is not None
-    assert verdict.kind == guard.UNREACHABLE
+    assert verdict.kind == run_verdict.UNREACHABLE
     assert "a: run r: fence.json: not JSON" in verdict.reason
     assert "midstream --repair r --on a" in verdict.reason
+
+
+def cluster_guard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: list[Snapshot], targets: list[str], tries: int = 1
+) -> tuple[guard.Guard, list[dict[str, Any]]]:
+    """Return a guard of a job that is at its time limit, and its events; ``looks``: its snapshots."""
+    clock = SimpleNamespace(now=0.0)
+
+    def look() -> Snapshot:
+        clock.now += 4.0
+        return looks.pop(0) if len(looks) > 1 else looks[0]
+
+    monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(guard, "POLL_INTERVAL", 0.0)
+    lines = "hosts:\n  a: {{type: local, root: {0}/a}}\n  b: {{type: local, root: {0}/b}}\ntargets:\n"
+    slurm = "  {0}: {{type: slurm, host: a, sbatch: [--nodes=1]}}\n"
+    fleet = parse_fleet(lines.format(tmp_path) + slurm.format("cluster") + slurm.format("other"))
+    events: list[dict[str, Any]] = []
+    watch = SimpleNamespace(snapshot=look, wait_for=lambda *_, **__: None)
+    found = guard.Guard(fleet, HostPool(fleet), watch, "r", targets, tries, events.append)  # type: ignore[arg-type]
+
+    def notice(_: Snapshot) -> str:
+        found._job = True
+        return "job 7 reaches its time limit in 5m00"
+
+    monkeypatch.setattr(found, "_notice", notice)
+    return found, events
+
+
+def on_cluster(state: str = records.TRAINING, running: bool = True, step: int = 100) -> Snapshot:
+    run = run_view(state, running)
+    assert run.status is not None
+    return snapshot(
+        dataclasses.replace(run, fence=records.Fence(1, "cluster"), status=dataclasses.replace(run.status, step=step))
+    )
+
+
+def test_guard_leaves_stopped_run_before_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = on_cluster(records.STOPPED, running=False)
+    watching, events = cluster_guard(tmp_path, monkeypatch, [on_cluster(), stopped], ["cluster", "b"])
+    assert watching.run() == Exit.DONE
+    assert [event["kind"] for event in events] == ["finished"], events
+
+
+def test_guard_restarts_only_what_made_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job is at its limit again after 60 steps, then at once; a restart needs none of the tries."""
+    restarted: list[int | None] = []
+
+    def restart(_fleet: object, _hosts: object, run: RunView, target: str) -> int:
+        assert target == "cluster"
+        restarted.append(run.step)
+        return len(restarted) + 1
+
+    monkeypatch.setattr(guard.job_restart, "restart", restart)
+    looks = [*[on_cluster()] * 4, *[on_cluster(step=160)] * 20]
+    watching, events = cluster_guard(tmp_path, monkeypatch, looks, ["other", "b", "cluster"], tries=0)
+    with pytest.raises(MidstreamError) as found:
+        watching.run()
+    assert restarted == [100, 160]
+    assert "r made no step since it was restarted at step 160" in found.value.message
+    assert "other: it has the root of a, where the run is" in found.value.message
+    assert [event["kind"] for event in events] == [*["lost", "restarting", "restarted"] * 2, "lost", "needs you"]
