@@ -117,7 +117,7 @@ class Adopted:
         return [self._identity.pid]
 
     def poll(self) -> Optional[str]:
-        self._tree.update(_descendants(self._identity.pid))
+        self._find_descendants()
         return None if records.is_running(self._identity) else "exit code unknown: it was adopted"
 
     def signal(self, name: str) -> None:
@@ -125,8 +125,12 @@ class Adopted:
             os.kill(self._identity.pid, signal.Signals[name].value)
 
     def end(self) -> List[int]:
-        self._tree.update(_descendants(self._identity.pid))
+        self._find_descendants()
         return end_processes([self._identity, *self._tree.values()])
+
+    def _find_descendants(self) -> None:
+        if records.is_running(self._identity):  # another process may have the number of one that has ended
+            self._tree.update(_descendants(self._identity.pid))
 
 
 def end_processes(processes: Sequence[records.ProcessIdentity], timeout: float = 30.0) -> List[int]:

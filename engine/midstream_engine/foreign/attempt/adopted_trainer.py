@@ -60,9 +60,11 @@ def keep_fence_of_adopted(place: AttemptPlace) -> None:
         return
     say("the driver was killed: process {} trains on, and is ended when the run passes on".format(identity.pid))
     trainer = Adopted(identity)
-    while trainer.poll() is None:
+    runs = True
+    while runs:
+        runs = trainer.poll() is None
         try:
-            keep_fence(place)
+            keep_fence(place)  # also once it has ended: the process of an earlier attempt may have ended it
         except FenceRejectedError as error:
             left = trainer.end()
             say("{}: process {} was ended{}".format(error, identity.pid, ", some processes remain" * bool(left)))
