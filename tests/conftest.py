@@ -6,6 +6,7 @@ import collections
 import datetime
 import os
 import random
+import signal
 import time
 from collections.abc import Iterator
 
@@ -49,6 +50,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left]
     order = {"faults": 0, "integration": 1}
     items.sort(key=lambda item: min((order.get(part, len(order)) for part in item.path.parts), default=len(order)))
+
+
+def pytest_runtest_setup() -> None:
+    """Heed SIGINT and SIGHUP again where nohup, or a shell for its background jobs, has them ignored.
+
+    Programs that a test starts would inherit it.
+    """
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

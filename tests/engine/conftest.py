@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import warnings
 
 import jax
@@ -16,11 +15,6 @@ with pytest.MonkeyPatch.context() as environment:
     environment.setenv("XLA_FLAGS", f"--xla_force_host_platform_device_count=8 {QUICK}")
     jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS") or "cpu")
     jax.devices()
-
-# Programs that a test starts inherit ignored signals: of nohup, and of a shell's background jobs.
-for number in (signal.SIGINT, signal.SIGHUP):
-    if signal.getsignal(number) is signal.SIG_IGN:
-        signal.signal(number, signal.SIG_DFL)
 
 with warnings.catch_warnings():
     # haliax 1.4 imports the old name of jax.shard_map.

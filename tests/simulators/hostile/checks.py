@@ -16,6 +16,8 @@ from support.checkpoints.trees import sha256
 
 IDLE_PROGRAM = 24 << 10  # KiB that an interpreter with our modules in it takes by itself
 
+OWN_FILES = ("names.json", "devices.json")  # that commands which only read may write: names and accelerators last seen
+
 # What a copy may bring to a target, below its root: an opinion of this test alone, apart from the product's.
 HISTORY = re.compile(
     r"runs/r(/(run\.yaml|lineage\.json|\.?lock"
@@ -57,10 +59,11 @@ def run(fleet: Fleet, case: Case) -> Verdict:
     # Of the probe's lines a run's records alone are kept apart: any other line of another shape ends that probe.
     case.shared = case.shared or (case.place == "probe" and not all(map(RECORD.search, verdict.changed)))
     after = fleet.watched()
+    own = [("operator", str(fleet.state / name)) for name in OWN_FILES]
     verdict.broken += [
         f"wrote {where}:{path}"
         for where, path in fleet.written(before, after)
-        if not _allowed(case, where, path) and not (where == "operator" and path == str(fleet.state / "names.json"))
+        if not _allowed(case, where, path) and (where, path) not in own
     ]
     if fleet.canary.exists():
         verdict.broken.append("executed what a host sent")
