@@ -53,13 +53,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup() -> None:
-    """Heed SIGINT and SIGHUP again where nohup, or a shell for its background jobs, has them ignored.
+    """Heed SIGINT and SIGHUP where nohup, or a shell for its background jobs, has them ignored.
 
-    Programs that a test starts would inherit it.
+    Programs that a test starts would inherit it. Each time, because a library may restore what it has found.
     """
-    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
-        if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, signal.default_int_handler):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
