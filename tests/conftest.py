@@ -7,6 +7,7 @@ import datetime
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Iterator
 
@@ -72,6 +73,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("skipped, and what would run them")
         for reason, count in reasons.most_common():
             terminalreporter.write_line(f"{count} skipped: {reason}")
+
+
+@pytest.fixture(autouse=True)
+def _closed_bucket_clients() -> Iterator[None]:
+    """Close the connections of each test's clients, which the process would keep for a bucket that has ended."""
+    yield
+    if opened := sys.modules.get("midstream_engine.object_store.open_bucket"):
+        opened.close_clients()
 
 
 @pytest.fixture(autouse=True)

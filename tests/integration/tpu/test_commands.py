@@ -296,6 +296,8 @@ def test_no_slice_is_created_for_a_step_that_cannot_fit(lab: Lab, tpu_server: Tp
     launch = ("--fleet", file, "--launch", TINY, "--on", "pod", "--yes")
     store_estimate(file, TINY, (), None)
     refused(midstream(*launch), 3, "pod is not created: a step with one example at a time needs 21.5 GB a device")
+    other = ("--run-id", "mine", "--", "--trainer.id", "other")
+    refused(midstream(*launch, *other), 2, "--run-id mine and --trainer.id other name different runs")
     store_estimate(file, TINY, ("--trainer.seed", "1"), 2)
     refused(
         midstream(*launch, "--", "--trainer.seed", "1"), 3, "4 examples at a time needs 21.5 GB a device of 17.2 GB",
@@ -353,6 +355,8 @@ def test_no_slice_is_created_for_an_import_that_cannot_fit(lab: Lab, tpu_server:
     line = "pod is not created: a step with one example at a time needs 21.5 GB a device"
     refused(midstream(*move, f"gpu:{checkpoint}"), 3, line)
     refused(midstream(*move, f"gpu:{lab.directory}"), 3, "not a checkpoint of GPT-NeoX, Levanter or Hugging Face")
+    other = (*move, f"gpu:{checkpoint}", "--", "--trainer.id", "other")
+    refused(midstream(*other), 2, "--trainer.id other: run pythia-fp32-z1-dp2 keeps its id", "leave --trainer.id out")
     assert tpu_server.created == []
 
 
@@ -362,6 +366,8 @@ def test_no_slice_is_created_for_an_import_that_cannot_fit(lab: Lab, tpu_server:
         (48, (), "a batch of 48 cannot be divided over 32 data-parallel devices"),
         (64, ("--checkpoint", "7"), "no complete checkpoint at step 7"),
         (64, ("--mode", "jump"), "'jump' is none of warm, cold and live"),
+        (64, ("--", "--trainer.id", "other"), "--trainer.id other: run r keeps its id"),
+        (64, ("--", "--trainer.root", "/other"), "--trainer.root /other: midstream would not find the run there"),
     ],
 )
 def test_refused_migration_creates_no_slice(

@@ -40,9 +40,10 @@ def with_slices(fleet: Fleet, options: argparse.Namespace, output: Output, engin
 
 def _check_request(fleet: Fleet, options: argparse.Namespace, target: SliceTarget, engine: tuple[str, ...]) -> None:
     """Refuse a request that would fail once the slice exists, before it costs money."""
+    from midstream.headless.migration.import_run import host_path_of, run_id_of
     from midstream.hosts.host_pool import HostPool
     from midstream.launch.config_file import read_config
-    from midstream.launch.engine_flags import named_run
+    from midstream.launch.engine_flags import keep_name, named_run
     from midstream.launch.input_check import read_inputs
 
     if options.launch:
@@ -51,6 +52,7 @@ def _check_request(fleet: Fleet, options: argparse.Namespace, target: SliceTarge
         read_inputs(options.launch, engine)
         return
     if is_path(options.migrate):
+        keep_name(run_id_of(host_path_of(fleet, options.migrate).path), engine)
         return
     from midstream.migrate.planning.planner import check_ahead
 
