@@ -37,6 +37,14 @@ CASES: dict[str, dict[str, Any]] = {
         "accelerators": "v5p-128", "seconds": 7.30, "vocabulary": 32000, "batch": 7 * 64,
         "model": {**SCALED, "hidden_dim": 8192}, "trainer": {"per_device_parallelism": 7},
     },
+    # MaxText, commit 76bd53b0f (2023-12-15), MaxText/configs/v4/22b.sh: 156 TFLOP/s a chip on 64 chips, at its own count
+    # of 6 x parameters x tokens and half of the attention's square; tied head, MLP without a gate, as in GPT-2.
+    "22b-v4-128": {
+        "accelerators": "v4-128", "vocabulary": 32768, "batch": 16 * 64,
+        "seconds": (6 * (48 * 12 * 6144**2 + 32768 * 6144) * 2048 + 6 * 48 * 6144 * 2048**2) * 16 / 156e12,
+        "model": {"type": "gpt2", "seq_len": 2048, "hidden_dim": 6144, "num_layers": 48, "num_heads": 24},
+        "trainer": {"per_device_parallelism": 16},
+    },
     # maxtext.readthedocs.io/en/latest/reference/models/tiering.html: 7,207 tokens a second and device; 3 examples.
     "8b-v6e-256": {
         "accelerators": "v6e-256", "seconds": 3 * 8192 / 7207, "vocabulary": 128256, "batch": 3 * 256,
