@@ -59,6 +59,24 @@ CASES: dict[str, dict[str, Any]] = {
                   "num_kv_heads": 8, "intermediate_dim": 14336, "rope": {"type": "llama3"}},
         "trainer": {"per_device_parallelism": 2},
     },
+    # nanotron, docs/benchmark_summary.svg (v0.5, one node): 46.68 and 45.22 % of 989 TFLOP/s at its own count, which has
+    # all of the attention's square; shapes from scripts/scaling_benchmarks.py, 4,096 tokens, a batch of 256.
+    "4b-h100x8": {
+        "accelerators": "h100x8", "vocabulary": 131072, "batch": 256,
+        "seconds": 256 * 3 * (28 * (8 * 3072**2 + 6 * 3072 * 8192 + 4 * 4096 * 3072) + 2 * 3072 * 131072) * 4096
+        / (8 * 989e12 * 0.4668),
+        "model": {"type": "llama", "seq_len": 4096, "hidden_dim": 3072, "num_layers": 28, "num_heads": 32,
+                  "num_kv_heads": 32, "intermediate_dim": 8192, "tie_word_embeddings": True},
+        "trainer": {"per_device_parallelism": 2},
+    },
+    "9b-h100x8": {
+        "accelerators": "h100x8", "vocabulary": 131072, "batch": 256,
+        "seconds": 256 * 3 * (32 * (8 * 4096**2 + 6 * 4096 * 14336 + 4 * 4096 * 4096) + 2 * 4096 * 131072) * 4096
+        / (8 * 989e12 * 0.4522),
+        "model": {"type": "llama", "seq_len": 4096, "hidden_dim": 4096, "num_layers": 32, "num_heads": 32,
+                  "num_kv_heads": 32, "intermediate_dim": 14336},
+        "trainer": {"per_device_parallelism": 1},
+    },
 }  # fmt: skip
 HEAD = "| case | published s | estimate s (range) | estimate / published | peak GiB | compile s | memory GiB |"
 
