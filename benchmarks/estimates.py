@@ -37,7 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
         "accelerators": "v5p-128", "seconds": 7.30, "vocabulary": 32000, "batch": 7 * 64,
         "model": {**SCALED, "hidden_dim": 8192}, "trainer": {"per_device_parallelism": 7},
     },
-    # MaxText, commit 76bd53b0f (2023-12-15), MaxText/configs/v4/22b.sh: 156 TFLOP/s a chip on 64 chips, at its own count
+    # MaxText, commit 76bd53b0f (2023-12-15), MaxText/configs/v4/22b.sh: 156 TFLOP/s on each of 64 chips, at its count
     # of 6 x parameters x tokens and half of the attention's square; tied head, MLP without a gate, as in GPT-2.
     "22b-v4-128": {
         "accelerators": "v4-128", "vocabulary": 32768, "batch": 16 * 64,
@@ -59,7 +59,7 @@ CASES: dict[str, dict[str, Any]] = {
                   "num_kv_heads": 8, "intermediate_dim": 14336, "rope": {"type": "llama3"}},
         "trainer": {"per_device_parallelism": 2},
     },
-    # nanotron, docs/benchmark_summary.svg (v0.5, one node): 46.68 and 45.22 % of 989 TFLOP/s at its own count, which has
+    # nanotron, docs/benchmark_summary.svg (v0.5, one node): 46.68 and 45.22 % of 989 TFLOP/s at its count, which has
     # all of the attention's square; shapes from scripts/scaling_benchmarks.py, 4,096 tokens, a batch of 256.
     "4b-h100x8": {
         "accelerators": "h100x8", "vocabulary": 131072, "batch": 256,
