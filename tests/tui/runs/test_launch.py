@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from textual import events
 from textual.widgets import Input
+from typing_extensions import override
 
 from midstream.check.check_result import PASS, Check
 from midstream.errors import MidstreamError
@@ -127,6 +129,23 @@ async def test_launch_with_a_failed_check_is_refused() -> None:
         await settle(pilot)
         assert isinstance(app.screen, LaunchScreen)
         assert not any(call[0] == "launch" for call in actions.calls)
+
+
+async def test_internal_error_of_a_launch_check_ends_the_preflight() -> None:
+    class FaultyActions(PreparedActions):
+        @override
+        def launch_checks(self, request: LaunchRequest) -> Iterator[Check]:
+            yield Check("answers", PASS, request.target)
+            raise ZeroDivisionError("devices")
+
+    app = app_over(fleets.small_fleet(), FaultyActions())
+    async with app.run_test(size=(100, 30)) as pilot:
+        await pilot.press("L")
+        await settle(pilot, lambda: isinstance(app.screen, FormScreen))
+        fill(app, config="mine.yaml", target="large", run_id="r1")
+        await pilot.press("enter")
+        await settle(pilot, lambda: "Cannot start: preflight: internal error" in screen_text(app))
+        assert "Fix it, then press r" in screen_text(app)
 
 
 @pytest.mark.parametrize("trained", [False, True])
