@@ -162,7 +162,9 @@ def test_targets_that_do_not_exist_yet_have_what_they_request() -> None:
     assert "does not answer" in problems["unlabelled"]
 
 
-def test_accelerators_of_a_silent_host_are_those_last_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_accelerators_of_an_unreachable_host_are_those_last_seen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path))
     fleet = replace(parse_fleet("hosts: {a: {type: local}, b: {type: local}}\n"
                                 "targets: {both: {type: hosts, hosts: [a, b]}}\n"), path="fleet.yaml")  # fmt: skip

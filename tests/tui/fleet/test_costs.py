@@ -104,7 +104,7 @@ async def test_costs_that_cannot_be_collected_say_how_to_try_again() -> None:
         await settle(pilot)
         await pilot.press("5")
         await settle(pilot, lambda: "the costs could not be collected." in screen_text(app))
-        assert "Press r to ask the hosts again." in screen_text(app)
+        assert "Press r to read the hosts again." in screen_text(app)
 
 
 async def test_costs_copy_their_command_and_show_the_selection() -> None:

@@ -125,7 +125,7 @@ class _Creation:
         self._stage = _Stage.NOT_STARTED
         self._foreign = foreign  # a slice exists that midstream did not create
         self._unanswered = ""  # the last look's error, if it failed
-        self._silent_since = 0.0  # when the looks began to fail
+        self._unanswered_since = 0.0  # when the looks began to fail
         self._seen = self._began  # when a look last found the slice
 
     def _waited(self) -> float:
@@ -137,7 +137,7 @@ class _Creation:
             found = self.service.find()
         except ProviderError as error:
             if not self._unanswered:
-                self._silent_since = slice_service.awake_clock()
+                self._unanswered_since = slice_service.awake_clock()
             if error.message != self._unanswered:
                 self.report(f"{self.path}: no answer ({error.message}); it is looked up again")
             self._unanswered = error.message
@@ -189,7 +189,7 @@ class _Creation:
             answered, found = self._look()
             if answered:
                 return found is not None and found.labels.get(TOKEN_LABEL) == self.token
-            if self._is_silent():
+            if self._is_unanswered():
                 return True  # unknown: its deletion checks the token again
             polling.wait()
 
@@ -248,17 +248,17 @@ class _Creation:
         granted = found is not None and bool(found.queued) and found.node
         return self.limit + (GRANTED_TIME if granted else 0.0)
 
-    def _is_silent(self) -> bool:
+    def _is_unanswered(self) -> bool:
         """Return whether the time is over and the service has not answered for too long."""
-        silent = slice_service.awake_clock() - self._silent_since if self._unanswered else 0.0
-        return self._waited() > self.limit and silent > UNANSWERED_TIME
+        unanswered = slice_service.awake_clock() - self._unanswered_since if self._unanswered else 0.0
+        return self._waited() > self.limit and unanswered > UNANSWERED_TIME
 
     def _check_limit(self, *, answered: bool) -> None:
         """Raise ProviderError if the time is over.
 
         Without an answer the slice may be ready, and the wait goes on.
         """
-        if not answered and not self._is_silent():
+        if not answered and not self._is_unanswered():
             return
         why = "" if answered else f", and the service has not answered since ({self._unanswered})"
         raise ProviderError(

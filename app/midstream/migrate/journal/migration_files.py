@@ -1,4 +1,4 @@
-"""Files of a migration: their names and content, the user's requests, and the lock of its process."""
+"""Files of a migration: their content, the user's requests, its process's lock."""
 
 from __future__ import annotations
 

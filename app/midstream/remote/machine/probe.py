@@ -119,7 +119,7 @@ class Facts:
 
 
 def _listen(emit: Emit, pace: Pace) -> None:
-    """Answer pings; end the program when stdin closes or is silent.
+    """Answer pings; end the program when stdin closes or no ping arrives.
 
     It reads the descriptor: a thread in ``sys.stdin`` would delay the interpreter's exit.
     """

@@ -1,4 +1,4 @@
-"""Checkpoints of a run on this host: complete, partial or damaged, and which are pinned.
+"""Checkpoints of a run on this host: complete, partial, damaged, pinned.
 
 Runs on the host; standard library only.
 """

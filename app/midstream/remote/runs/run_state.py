@@ -1,6 +1,6 @@
-"""State of the runs of this host; claims, signals, pins. Their checkpoints: see `run_checkpoints`.
+"""State of the runs of this host; claims, signals, pins.
 
-Runs on the host; standard library only.
+Their checkpoints are in `run_checkpoints`. Runs on the host; standard library only.
 """
 
 from __future__ import annotations

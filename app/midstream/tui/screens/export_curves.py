@@ -23,7 +23,7 @@ LONGEST_NAME = 100  # characters
 
 
 def ask(screen: MidstreamScreen, curve: CurveView, name: str, lines: Callable[[str, str], Sequence[Line]]) -> None:
-    """Ask for a file and export the curve to it.
+    """Prompt for a file and export the curve to it.
 
     Args:
         screen: The screen that has the curve.

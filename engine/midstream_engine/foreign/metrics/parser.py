@@ -45,7 +45,10 @@ class Parser(Protocol):
 
 
 class IndependentParts:
-    """Base of the parsers whose lines or records are independent, in files that are only appended to."""
+    """Base of the parsers whose lines or records are independent.
+
+    Their files are only appended to.
+    """
 
     @property
     def state(self) -> Any:

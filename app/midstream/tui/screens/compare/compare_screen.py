@@ -190,7 +190,7 @@ class CompareScreen(ModalScreen[str | None]):
 
 
 def ask_candidates(screen: Screen[Any], run: RunView, targets: Sequence[str], chosen: Callable[[str], object]) -> None:
-    """Ask for names of accelerators and targets, and compare them.
+    """Prompt for names of accelerators and targets, and compare them.
 
     Call ``chosen`` with a target of the table.
     """

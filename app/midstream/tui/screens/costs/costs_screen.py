@@ -29,11 +29,11 @@ DAY = 86400.0
 PERIODS = (1, 7, 30, 90, 365)  # days
 MAX_NOTES = 6  # lines about what is not known
 EMPTY = {
-    HOSTS: ("no host answered.", "Press r to ask the hosts again."),
+    HOSTS: ("no host answered.", "Press r to read the hosts again."),
     RUNS: ("no run had a process in this period.", "Press p for another period."),
     MIGRATIONS: ("no migration began in this period.", "Press p for another period."),
 }
-FAILED = ("the costs could not be collected.", "Press r to ask the hosts again.")
+FAILED = ("the costs could not be collected.", "Press r to read the hosts again.")
 
 
 class CostsScreen(MidstreamScreen):

@@ -16,7 +16,7 @@ from midstream.watch.snapshot import RunView
 
 
 def ask_launch(screen: MidstreamScreen, target: str = "", request: LaunchRequest | None = None) -> None:
-    """Ask for config, target, run id and engine flags, then run the preflight."""
+    """Prompt for config, target, run id and engine flags, then run the preflight."""
     actions = screen.midstream.actions
     try:
         targets = [each.name for each in actions.targets()]
@@ -69,7 +69,7 @@ def offer_start_again(screen: MidstreamScreen, run: RunView) -> None:
 
 
 def ask_start_again(screen: MidstreamScreen, request: LaunchRequest, failed: int = 0) -> None:
-    """Ask for engine flags, then run the preflight of the run's next attempt.
+    """Prompt for engine flags, then run the preflight of the run's next attempt.
 
     ``failed`` is the number of the attempt before, if it failed before its first step: its flags do not count.
     """

@@ -38,9 +38,9 @@ def target_row(target: Target, snapshot: Snapshot, glyphs: Glyphs) -> Row:
 
 
 def checkpoint_rows(run: RunView, now: float) -> list[Row]:
-    """Return the states that can be migrated: at the seal, the latest and each older checkpoint.
+    """Return the states that can be migrated, as rows.
 
-    ``now`` is in UTC seconds.
+    They are that of the seal, and each checkpoint. ``now`` is in UTC seconds.
     """
     step = run.step or 0
     done = [checkpoint for checkpoint in run.checkpoints if checkpoint.complete and checkpoint.accepted]

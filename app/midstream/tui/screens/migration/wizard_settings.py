@@ -62,7 +62,7 @@ class WizardSettings:
 
 
 def ask(screen: MidstreamScreen, settings: WizardSettings, chosen: Callable[[WizardSettings], None]) -> None:
-    """Ask for the settings; ``chosen`` gets them."""
+    """Prompt for the settings; ``chosen`` gets them."""
     fields = (
         Field("batch", "Global batch", settings.batch, "as the run has it"),
         Field("per_device", "Per-device batch", settings.per_device, "the largest that fits"),
