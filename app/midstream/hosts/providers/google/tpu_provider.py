@@ -11,8 +11,8 @@ from midstream.fleet.quantities import parse_duration
 from midstream.hosts.providers import creation, deletion
 from midstream.hosts.providers.google import slice_lookup, worker_access
 from midstream.hosts.providers.google.api_errors import explained
-from midstream.hosts.providers.google.slice_creation import TpuService
 from midstream.hosts.providers.google.tpu_client import ENDPOINT, loopback, open_client
+from midstream.hosts.providers.google.tpu_service import TpuService
 from midstream.hosts.providers.provider import Inventory, Progress, ProviderError, Slice
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from textual.app import ComposeResult
 from textual.message import Message
 from textual.widgets import Static
 
-from midstream.check.leftovers import AnyLeftover, Leftover, Skipped, SliceLeftover, SliceProblem
+from midstream.check.fleet_leftovers import AnyLeftover, Leftover, Skipped, SliceLeftover, SliceProblem
 from midstream.counts import agree, count
 from midstream.tui import commands
 from midstream.tui.screens.base import MidstreamScreen

@@ -8,8 +8,8 @@ from midstream.errors import MidstreamError, UsageError
 from midstream.launch.engine_flags import named_run
 from midstream.launch.launch_request import LaunchRequest
 from midstream.tui.screens.base import MidstreamScreen
-from midstream.tui.screens.dialogs.engine_flags import EXAMPLE, flags_problem, words_of
 from midstream.tui.screens.dialogs.form import Field, FormScreen, Values
+from midstream.tui.screens.dialogs.typed_flags import EXAMPLE, flags_problem, words_of
 from midstream.tui.screens.launch.launch_screen import LaunchScreen
 from midstream.watch.runs.run_failure import has_failed
 from midstream.watch.snapshot import RunView

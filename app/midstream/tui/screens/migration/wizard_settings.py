@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from midstream.counts import count
 from midstream.migrate.records.request import Request
 from midstream.tui.screens.base import MidstreamScreen
-from midstream.tui.screens.dialogs.engine_flags import EXAMPLE, flags_problem, words_of
 from midstream.tui.screens.dialogs.form import Field, FormScreen, Values
+from midstream.tui.screens.dialogs.typed_flags import EXAMPLE, flags_problem, words_of
 
 BATCH, PER_DEVICE = "--trainer.train_batch_size", "--trainer.per_device_parallelism"
 DEFAULTS = Request("", "")
