@@ -1,6 +1,6 @@
 """Estimates for accelerators and targets, to choose one from.
 
-They are fit, step, time and cost to the end, and the move.
+They are fit, step, time and cost to the end, and the migration.
 """
 
 from __future__ import annotations
@@ -244,8 +244,8 @@ def table_row(row: ComparedRow, glyphs: Glyphs) -> Row:
     at_a_time = f"{estimate.per_device_parallelism}{glyphs.times}{estimate.accumulation}" if estimate.fits else none
     remaining, paid, rate = row.remaining, row.price_to_end, row.tokens_per_second
     pays = none
-    if row.move is not None and row.move.cost is not None:
-        hours = row.move.cost.pays_after_hours
+    if row.migration is not None and row.migration.cost is not None:
+        hours = row.migration.cost.pays_after_hours
         pays = "never" if hours is None else number_format.seconds(hours * 3600)
     note = "" if estimate.fits_as_configured or not estimate.fits else f"{estimate.configured} at a time do not fit"
     cells = (
