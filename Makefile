@@ -63,7 +63,7 @@ test-levanter: $(VENV)/levanter/.installed  ## the test that runs Levanter (inst
 	@$(BIN)/python -m pytest -m "slow or not slow" tests/trainers/test_levanter.py $(ARGS)
 
 # Folders and files whose words `make lint` checks.
-WORDS := app engine tests docs benchmarks configs README.md CONTRIBUTING.md CHANGELOG.md Makefile pyproject.toml
+WORDS := app engine tests docs benchmarks configs README.md CONTRIBUTING.md CHANGELOG.md Makefile pyproject.toml mkdocs.yml
 
 lint: docs  ## ruff, import-linter, pyright, words, the site
 	@tools/words $(WORDS)

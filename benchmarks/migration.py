@@ -46,7 +46,7 @@ MIB = 1 << 20
 MODES = ("warm", "cold", "live", "by hand")
 HIDDEN = 256
 PATIENCE = 400.0  # seconds for anything at all
-STEPS_BEFORE = 6  # that the source has done when the move begins
+STEPS_BEFORE = 6  # that the source has done when the migration begins
 
 
 class Bench:
@@ -88,10 +88,10 @@ class Bench:
         self.link.communicate()
         self.lab.close()
 
-    # ------------------------------------------------------------------------------------------ moves
+    # ------------------------------------------------------------------------------------------ migrations
 
     def move(self, mode: str, number: int) -> dict[str, Any]:
-        """One move of a run of its own: ``{downtime, bytes, measured, predicted}``, seconds and bytes."""
+        """One migration of a run of its own: ``{downtime, bytes, measured, predicted}``, seconds and bytes."""
         run_id = f"{mode.replace(' ', '')}{number}"
         source, target = (Run(root, run_id) for root in self.roots)
         fleet = self.fleets["throttled" if mode == "live" else "even"]

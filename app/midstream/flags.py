@@ -63,7 +63,7 @@ def _add_start(flags: FlagParser) -> None:
         metavar="TARGET|RUN",
         engine=True,
         completes="targets",
-        help="check a target before a run starts there; of a RUN: what a move could prove, and what to switch on",
+        help="check a target before a run starts there; of a RUN: what a migration could prove, and what to switch on",
     )  # fmt: skip
     start.flag(
         "--rehearse", of=("--check",), metavar="CONFIG", nargs="?", const="", default_text="a small model's",

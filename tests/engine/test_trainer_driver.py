@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -225,14 +226,22 @@ def test_given_up_steps_are_set_aside_and_trained_again(make: Callable[..., Driv
     assert records.Restore.read(driver.files.restore).step == newest
 
 
-def test_adopted_trainer_is_followed_and_stopped(make: Callable[..., Driver], tmp_path: Path) -> None:
-    directory = tmp_path / "theirs"
+@contextmanager
+def their_trainer(directory: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
+    """Context with a trainer that midstream did not start, and its run file."""
     file = write_script(directory, steps=20000, every=25)
     (directory / "out").mkdir()
     argv = [sys.executable, "train.py", "--out", "out", "--steps", "20000", "--every", "25", "--pause", "0.02"]
-    theirs = subprocess.Popen(argv, cwd=directory)
-    try:
-        driver = make(file, {"directory": str(directory)})
+    with subprocess.Popen(argv, cwd=directory) as process:
+        try:
+            yield file, process
+        finally:
+            process.kill()
+
+
+def test_adopted_trainer_is_followed_and_stopped(make: Callable[..., Driver], tmp_path: Path) -> None:
+    with their_trainer(tmp_path / "theirs") as (file, theirs):
+        driver = make(file, {"directory": str(file.parent)})
         driver.start("--attach", str(theirs.pid))
         driver.wait("a checkpoint", driver.checkpoints)
         assert driver.rows()[0]["global_step"] == 0
@@ -241,19 +250,11 @@ def test_adopted_trainer_is_followed_and_stopped(make: Callable[..., Driver], tm
         theirs.wait(TIMEOUT)
         assert not records.is_running(records.ProcessIdentity.read(f"{driver.files.dir}/adopted.json"))
         assert records.Fence.read(driver.paths.fence).sealed_step == driver.status.step
-    finally:
-        theirs.kill()
-        theirs.wait()
 
 
 def test_adopted_trainer_without_its_driver_is_not_doubled(make: Callable[..., Driver], tmp_path: Path) -> None:
-    directory = tmp_path / "theirs"
-    file = write_script(directory, steps=20000, every=25)
-    (directory / "out").mkdir()
-    argv = [sys.executable, "train.py", "--out", "out", "--steps", "20000", "--every", "25", "--pause", "0.02"]
-    theirs = subprocess.Popen(argv, cwd=directory)
-    try:
-        driver = make(file, {"directory": str(directory)})
+    with their_trainer(tmp_path / "theirs") as (file, theirs):
+        driver = make(file, {"directory": str(file.parent)})
         driver.start("--attach", str(theirs.pid))
         driver.wait("a checkpoint", driver.checkpoints)
         driver.kill()
@@ -261,33 +262,22 @@ def test_adopted_trainer_without_its_driver_is_not_doubled(make: Callable[..., D
         assert driver.ended() == records.EXIT_FAILED
         assert f"process {theirs.pid}, which attempt 1 had adopted, still runs" in driver.status.message
         assert theirs.poll() is None
-    finally:
-        theirs.kill()
-        theirs.wait()
 
 
 def test_adopted_trainer_whose_driver_is_killed_stays_fenced(make: Callable[..., Driver], tmp_path: Path) -> None:
     """It trains on under its epoch, can be adopted again, and is ended when the run passes to another host."""
-    directory = tmp_path / "theirs"
-    file = write_script(directory, steps=20000, every=25)
-    (directory / "out").mkdir()
-    argv = [sys.executable, "train.py", "--out", "out", "--steps", "20000", "--every", "25", "--pause", "0.02"]
-    theirs = subprocess.Popen(argv, cwd=directory)
-    try:
-        driver = make(file, {"directory": str(directory)})
+    with their_trainer(tmp_path / "theirs") as (file, theirs):
+        driver = make(file, {"directory": str(file.parent)})
         for _ in range(2):  # the second one finds it by the hint of the first
             driver.start("--attach", str(theirs.pid))
             driver.wait("rows", lambda: len(driver.rows()) > 2)
             driver.kill()
         log = Path(driver.files.log())
         driver.wait("the fence is kept", lambda: "trains on, and is ended when the run passes on" in log.read_text())
-        out = directory / "out" / "metrics.jsonl"
+        out = file.parent / "out" / "metrics.jsonl"
         rows = len(out.read_text().splitlines())
         driver.wait("further rows", lambda: len(out.read_text().splitlines()) > rows + 3)
         assert theirs.poll() is None
         records.Fence(2, "there", 0, []).write(driver.paths.fence)
         assert theirs.wait(TIMEOUT) == -signal.SIGKILL
         driver.wait("the line", lambda: "has passed to there (epoch 2): process" in log.read_text())
-    finally:
-        theirs.kill()
-        theirs.wait()

@@ -24,7 +24,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
 from midstream.fleet.fleet import ComputeTarget
-from midstream.hosts.providers import creation, provider
+from midstream.hosts.providers import provider, slice_service
 from midstream.hosts.providers.compute import compute_client, machine_creation
 from midstream.hosts.providers.compute.compute_provider import ComputeProvider
 from midstream.hosts.providers.provider import ProviderError, SliceStatus
@@ -150,7 +150,7 @@ def opened() -> Iterator[Path]:
     import tempfile
 
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
-        patch.setattr(creation, "FIND_TIMEOUT", 1.0)
+        patch.setattr(slice_service, "FIND_TIMEOUT", 1.0)
         patch.setattr(machine_creation, "SETTLE_TIMEOUT", 1.0)
         patch.setattr(provider, "FIRST_POLL_INTERVAL", 0.002)
         patch.setattr(provider, "MAX_POLL_INTERVAL", 0.02)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -12,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from faults.test_migration_faults import assert_one_lineage, launched, newest_migration
 from midstream.migrate.journal.migration_directory import MigrationDirectory, migration_ids
 from midstream_engine import records
 from simulators.sshd import Lab
 from support.command_line import Run, ended, midstream, start_midstream
+from support.migrations.real_migrations import assert_one_lineage, kill_operator, launched, newest_migration, two_hosts
 
 
 def wait_journaled(word: str, follower: subprocess.Popen[str], timeout: float = 300.0) -> MigrationDirectory:
@@ -33,20 +31,9 @@ def wait_journaled(word: str, follower: subprocess.Popen[str], timeout: float = 
     pytest.fail(f"{word!r} was not journaled within {timeout} s")
 
 
-def kill_operator(directory: MigrationDirectory) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(int((directory.path / ".lock").read_text()), signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while directory.is_locked() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not directory.is_locked()
-
-
 def killed_after(word: str, lab: Lab, runs: Callable[..., Run], mode: str) -> tuple[MigrationDirectory, Path, Run, Run]:
     """Start a migration and kill its process once the journal contains ``word``."""
-    one, two = lab.local("one", devices=2), lab.local("two", devices=2)
-    fleet = lab.fleet_file(one=one, two=two)
-    source, target = runs(one.root, "r"), runs(two.root, "r")
+    fleet, source, target = two_hosts(lab, runs, 2, 2)
     launched(fleet, source, "one")
     follower = start_midstream(
         "--fleet", fleet, "--migrate", "r", "--to", "two", "--mode", mode, "--yes", "--healthy-steps", "8"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,21 +17,7 @@ from midstream.migrate.records.facts import facts_of
 from midstream_engine import records
 from simulators.sshd import Lab
 from support.command_line import SLOWER, TINY, Run, ended, midstream, start_midstream, step_of
-
-LONG = (*SLOWER, "--trainer.num_train_steps", "100000")
-
-
-def launched(fleet: Path, run: Run, target: str, *flags: str) -> None:
-    """Launch ``run`` on ``target``, and wait for its fourth step."""
-    done = midstream(
-        "--fleet", fleet, "--launch", TINY, "--on", target, "--run-id", run.paths.run_id, "--", *LONG, *flags
-    )
-    assert done.code == 0, done.stderr
-    run.wait_step(4)
-
-
-def newest_migration() -> MigrationDirectory:
-    return MigrationDirectory(migration_ids()[0])
+from support.migrations.real_migrations import assert_one_lineage, kill_operator, launched, newest_migration, two_hosts
 
 
 def wait_event(phase: str, state: str, timeout: float = 120.0) -> MigrationDirectory:
@@ -62,31 +46,12 @@ def wait_command(words: str, timeout: float = 120.0) -> MigrationDirectory:
     pytest.fail(f"{words!r} was not done within {timeout} s")
 
 
-def kill_operator(directory: MigrationDirectory) -> None:
-    """Kill the migration's process."""
-    pid = int((directory.path / ".lock").read_text())
-    with contextlib.suppress(ProcessLookupError):  # it ended by itself a moment ago
-        os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while directory.is_locked() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not directory.is_locked()
-
-
-def assert_one_lineage(run: Run) -> None:
-    """Assert that every step is there once in the accepted lineage."""
-    spliced = run.spliced()
-    assert sorted(spliced) == list(range(max(spliced) + 1))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["prepare", "cutover", "relaunch", "finish"])
 def test_migration_of_killed_operator_is_continued(phase: str, lab: Lab, runs: Callable[..., Run]) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
-    one, two = lab.local("one", devices=2), lab.local("two", devices=4)
-    fleet = lab.fleet_file(one=one, two=two)
-    source, target = runs(one.root, "r"), runs(two.root, "r")
+    fleet, source, target = two_hosts(lab, runs, 2, 4)
     launched(fleet, source, "one")
     follower = start_midstream("--fleet", fleet, "--migrate", "r", "--to", "two", "--healthy-steps", "60")
     directory = wait_event(phase, "started")
@@ -117,9 +82,7 @@ def test_migration_of_killed_operator_is_continued(phase: str, lab: Lab, runs: C
 
 @pytest.mark.drawn
 def test_killed_target_rolls_back_to_source(lab: Lab, runs: Callable[..., Run]) -> None:
-    one, two = lab.local("one", devices=2), lab.local("two", devices=4)
-    fleet = lab.fleet_file(one=one, two=two)
-    source, target = runs(one.root, "r"), runs(two.root, "r")
+    fleet, source, target = two_hosts(lab, runs, 2, 4)
     launched(fleet, source, "one")
     follower = start_midstream("--fleet", fleet, "--migrate", "r", "--to", "two", "--mode", "cold", "--json")
     wait_event("relaunch", "started")
@@ -168,9 +131,7 @@ def test_rollback_on_request_until_finished(lab: Lab, runs: Callable[..., Run]) 
 @pytest.mark.drawn
 def test_wrong_reference_losses_roll_back(lab: Lab, runs: Callable[..., Run]) -> None:
     """The checkpoint's bytes are intact, but its recorded reference losses are wrong."""
-    one, two = lab.local("one", devices=2), lab.local("two", devices=2)
-    fleet = lab.fleet_file(one=one, two=two)
-    source, target = runs(one.root, "r"), runs(two.root, "r")
+    fleet, source, target = two_hosts(lab, runs, 2, 2)
     launched(fleet, source, "one", "--trainer.checkpointer.keep", "[{every: 5}]")
     source.wait(lambda run: len(run.checkpoints()) >= 1, "a checkpoint")
     name = source.checkpoints()[0]
@@ -283,9 +244,7 @@ def test_unwritable_source_and_competing_operators(
 @pytest.mark.slow
 def test_rollback_undoes_stop_and_target_start(lab: Lab, runs: Callable[..., Run]) -> None:
     """Kill the operator after the source's stop, then at the target's start."""
-    one, two = lab.local("one", devices=2), lab.local("two", devices=4)
-    fleet = lab.fleet_file(one=one, two=two)
-    source, target = runs(one.root, "r"), runs(two.root, "r")
+    fleet, source, target = two_hosts(lab, runs, 2, 4)
     launched(fleet, source, "one", "--trainer.checkpointer.keep", "[{every: 5}]")
     source.wait(lambda run: len(run.checkpoints()) >= 1, "a checkpoint")
     step = str(step_of(source.checkpoints()[0]))

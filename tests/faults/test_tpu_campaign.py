@@ -30,7 +30,7 @@ from google.cloud import tpu_v2
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
 from midstream.fleet.fleet import TpuTarget
-from midstream.hosts.providers import creation, provider
+from midstream.hosts.providers import provider, slice_service
 from midstream.hosts.providers.google import tpu_client
 from midstream.hosts.providers.google.tpu_provider import TpuProvider
 from midstream.hosts.providers.provider import ProviderError, SliceStatus
@@ -165,7 +165,7 @@ def hurry(setattr_: Any) -> None:
     """Shorten all polling and retry intervals."""
     import google.api_core.retry
 
-    setattr_(creation, "FIND_TIMEOUT", 1.0)
+    setattr_(slice_service, "FIND_TIMEOUT", 1.0)
     setattr_(provider, "FIRST_POLL_INTERVAL", 0.002)
     setattr_(provider, "MAX_POLL_INTERVAL", 0.02)
     real = google.api_core.retry.Retry

@@ -88,18 +88,18 @@ def draw(random_: random.Random) -> Case:
 class Worker(LocalHost):
     """Worker of the slice, which may become unreachable."""
 
-    silent = False
+    unreachable = False
     tries = 0
     back_after: int | None = None
 
     def _reached(self) -> None:
-        if self.silent:
+        if self.unreachable:
             raise ConnectionLostError(f"{self.name}: the connection is lost")
 
     def connect(self) -> None:
-        if self.silent and self.back_after is not None:
+        if self.unreachable and self.back_after is not None:
             self.tries += 1
-            self.silent = self.tries < self.back_after
+            self.unreachable = self.tries < self.back_after
         self._reached()
         super().connect()
 
@@ -195,7 +195,7 @@ def moved(case: Case, server: TpuServer, room: Path) -> str:
     move, run, worker = begun(server, room, WARM if case["standby"] else COLD)
 
     def strike() -> None:
-        worker.silent, worker.back_after = True, case["back_after"]
+        worker.unreachable, worker.back_after = True, case["back_after"]
         node = server.nodes[f"{PARENT}/nodes/pod"]
         if case["says"] == "preempted":
             node.state = State.PREEMPTED
@@ -223,7 +223,7 @@ def judged(case: dict[str, Any], code: Exit, move: Migration, run: RunDirectory,
     sealed = move.journal.facts.sealed is not None
     started = move.journal.facts.relaunching is not None
     reports = [event.message for event in view.events if "according to its provider" in event.message]
-    if not worker.silent:  # reachable again before a decision, or reported as preempted and rolled back
+    if not worker.unreachable:  # reachable again before a decision, or reported as preempted and rolled back
         assert code in (Exit.DONE, Exit.FAILED, Exit.INTERRUPTED)
     if view.state == migration_state.COMPLETED:
         assert (fence.epoch, fence.owner) == (2, "pod")
@@ -248,7 +248,7 @@ def judged(case: dict[str, Any], code: Exit, move: Migration, run: RunDirectory,
     assert (fence.owner, fence.epoch) == owner
     assert fence.accepts(fence.epoch, STEP + 1), "the source may commit"
     assert records.MigrationLock.read_or_none(run.paths.migration_lock) is None, "the lock is released"
-    if started and worker.silent:
+    if started and worker.unreachable:
         assert ended, "an unreachable worker is no evidence"
         assert reports
     return "back at once" if reports else "back while unreachable"
@@ -306,7 +306,7 @@ def test_source_preempted_after_seal_is_skipped(tmp_path: Path, monkeypatch: pyt
         )
         worker = move.hosts.lookup("pod-0")
         assert isinstance(worker, Worker)
-        worker.silent = True
+        worker.unreachable = True
 
         shutil.rmtree(move.target_group.checkpoint_store.endpoint("step-20-a001").directory)
         assert complete(move, "step-20-a001", StreamedCopy()) > 0
@@ -347,7 +347,7 @@ def test_source_preempted_before_seal_rolls_back(tmp_path: Path, monkeypatch: py
             name = phase_names.PREPARE
 
             def run(self, move: Migration) -> None:
-                worker.silent = True
+                worker.unreachable = True
                 server.preempt("pod")
                 move.source.call(standby_state.clock)()
 

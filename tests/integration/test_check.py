@@ -86,7 +86,7 @@ def test_check_prints_hint_for_each_failure(lab: Lab) -> None:
 
 
 @system
-def test_step_is_compiled_for_target_that_is_busy_or_silent(lab: Lab, tmp_path: Path) -> None:
+def test_step_is_compiled_for_target_that_is_busy_or_unreachable(lab: Lab, tmp_path: Path) -> None:
     values = dict(zip(recorded.FIELDS, recorded.GPUS["H100"][0].splitlines()[0].split(", "), strict=True))
     program = tmp_path / "nvidia-smi"
     program.write_text(
@@ -117,9 +117,9 @@ def test_step_is_compiled_for_target_that_is_busy_or_silent(lab: Lab, tmp_path: 
     assert [row["candidate"] for row in ended.of("candidate")] == ["gpu1"]
     # The accelerators that were seen are those of the host when it does not answer any more.
     server.stop()
-    silent = midstream("--fleet", fleet, "--check", "gpu1", "--rehearse", TINY, "--json")
-    assert silent.code == 3
-    found = {check["name"]: check for check in silent.of("check")}
+    unreachable = midstream("--fleet", fleet, "--check", "gpu1", "--rehearse", TINY, "--json")
+    assert unreachable.code == 3
+    found = {check["name"]: check for check in unreachable.of("check")}
     assert found["answers"]["state"] == "fail"
     assert found["fit"]["detail"].startswith(f"{needs}, as it was seen on 20")
     devices_file().unlink()

@@ -148,11 +148,11 @@ def test_compared_run_has_its_migration_and_its_own_step_times(tmp_path: Path) -
     assert rows["v5p-8"]["step_seconds"]["value"] == 2.0
     assert rented["steps_left"] == 600
     assert rented["seconds_to_end"]["value"] == 750
-    assert rented["move_seconds"] > rented["downtime"] > 0
+    assert rented["migration_seconds"] > rented["downtime"] > 0
     # A step costs 5 s at 6 an hour now, and 1.25 s at 3 there.
     saved = 6.0 * 5 / 3600 - 3.0 * 1.25 / 3600
-    assert rented["pays_after_steps"] == pytest.approx(rented["move_cost"] / saved)
-    assert rented["cost_to_end"]["value"] == pytest.approx(750 * 3 / 3600 + rented["move_cost"])
+    assert rented["pays_after_steps"] == pytest.approx(rented["migration_cost"] / saved)
+    assert rented["cost_to_end"]["value"] == pytest.approx(750 * 3 / 3600 + rented["migration_cost"])
     assert done.result["best"] == "v5e-16"
     (present,) = done.of("baseline")
     assert (present["target"], present["host"], present["devices"]) == ("lab", "lab", 4)

@@ -14,12 +14,12 @@ from xml.etree import ElementTree
 import pytest
 
 from midstream.charts.chart import NO_RANGE, Chart, Line, parse_range, range_text
+from midstream.charts.chart_file import check_path, write_chart
 from midstream.charts.csv_file import csv_text
 from midstream.charts.layout import HEIGHT, WIDTH, Label, Segments, shapes, thin
 from midstream.charts.run_lines import lines_of, metric_names
 from midstream.charts.smoothing import DEFAULT_FACTOR, Average, factor_of, parse_factor, time_constant
 from midstream.charts.svg import svg
-from midstream.charts.write import check_path, write_chart
 from midstream.errors import UsageError
 from support.tui import prepared_migrations
 

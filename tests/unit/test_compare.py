@@ -162,7 +162,9 @@ def test_targets_that_do_not_exist_yet_have_what_they_request() -> None:
     assert "does not answer" in problems["unlabelled"]
 
 
-def test_accelerators_of_a_silent_host_are_those_last_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_accelerators_of_an_unreachable_host_are_those_last_seen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path))
     fleet = replace(parse_fleet("hosts: {a: {type: local}, b: {type: local}}\n"
                                 "targets: {both: {type: hosts, hosts: [a, b]}}\n"), path="fleet.yaml")  # fmt: skip
@@ -199,7 +201,7 @@ def test_row_of_a_config_counts_all_steps() -> None:
     assert found.tokens_per_second == 500
     assert found.remaining == Range(4000, 3000, 6000)
     assert found.price_to_end == Range(4.0, 3.0, 6.0)
-    assert found.move is None
+    assert found.migration is None
     assert found.to_json()["cost_to_end"] == {"value": 4.0, "low": 3.0, "high": 6.0}
 
 
@@ -212,19 +214,19 @@ def test_row_of_a_run_has_the_move_and_when_it_pays() -> None:
     candidate = Candidate("v5e-16", known("v5e-16"), price=3.6)
     found = row(Subject("web", "", (), run()), candidate, ESTIMATE, None)
     assert found.steps_left == 1000
-    assert found.move is not None
-    assert found.move.cost is not None
-    assert found.move.seconds > 60, "the compilation and the copy"
-    # A step costs 4 s here and 2 s there at the same price: the move has paid after its cost by what a step saves.
-    assert found.move.cost.pays_after_steps == pytest.approx(found.move.cost.migration / (3.6 / 3600 * 2))
+    assert found.migration is not None
+    assert found.migration.cost is not None
+    assert found.migration.seconds > 60, "the compilation and the copy"
+    # A step costs 4 s here and 2 s there at the same price: the migration has paid after its cost by what a step saves.
+    assert found.migration.cost.pays_after_steps == pytest.approx(found.migration.cost.migration / (3.6 / 3600 * 2))
     assert found.price_to_end is not None
-    assert found.price_to_end.value == pytest.approx(2.0 + found.move.cost.migration)
+    assert found.price_to_end.value == pytest.approx(2.0 + found.migration.cost.migration)
     slower = row(Subject("web", "", (), run(step_seconds=1.0)), candidate, ESTIMATE, None)
-    assert slower.move is not None
-    assert slower.move.cost is not None
-    assert slower.move.cost.pays_after_steps is None
+    assert slower.migration is not None
+    assert slower.migration.cost is not None
+    assert slower.migration.cost.pays_after_steps is None
     own = row(Subject("web", "", (), run(target="rented")), replace(candidate, target="rented"), ESTIMATE, None)
-    assert own.move is None, "the run is there"
+    assert own.migration is None, "the run is there"
 
 
 def test_baseline_is_what_the_run_has_measured() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from midstream.check.leftovers import SliceLeftover, SliceProblem
+from midstream.check.fleet_leftovers import SliceLeftover, SliceProblem
 from midstream.hosts.providers import fleet_slices
 from midstream.hosts.providers.provider import SliceStatus
 

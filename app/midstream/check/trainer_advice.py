@@ -1,4 +1,4 @@
-"""Advice before a move of a run.
+"""Advice before a migration of a run.
 
 It says what the run's trainer stores, what a certificate can check, and what to switch on.
 """
@@ -83,7 +83,7 @@ def _stored(trainer: RunFile, found: stored_state.StoredState | None, ranks: int
         "stored for every process"
         if enough
         else f"stored for {found.random_states} of {count(ranks, 'process', 'processes')}: dropout and augmentation "
-        "draw other numbers after a move",
+        "draw other numbers after a migration",
     )
     texts = {
         "stored": "stored with the checkpoint",

@@ -70,7 +70,7 @@ def candidates(names: str, fleet: Fleet, snapshot: Snapshot | None, prices: Mapp
     return found
 
 
-class SilentTargetError(UnknownAcceleratorsError):
+class UnreachableTargetError(UnknownAcceleratorsError):
     """A target that does not answer.
 
     Its entry in the fleet file does not name its accelerators.
@@ -149,19 +149,19 @@ def accelerators_of_target(fleet: Fleet, name: str, snapshot: Snapshot | None) -
     requested = accelerators_of_pods(config) if isinstance(config, KubernetesTarget) else None
     hosts = fleet.hosts_of(name)
     views = [host for host in snapshot.hosts if host.name in hosts] if snapshot is not None else []
-    silent = sorted(set(hosts) - {view.name for view in views if view.machine is not None})
-    if silent and requested is not None:
+    unanswered = sorted(set(hosts) - {view.name for view in views if view.machine is not None})
+    if unanswered and requested is not None:
         return requested
-    if silent:
-        raise SilentTargetError(
-            f"--with {name}: {', '.join(silent)} does not answer, so that its accelerators are not known",
+    if unanswered:
+        raise UnreachableTargetError(
+            f"--with {name}: {', '.join(unanswered)} does not answer, so that its accelerators are not known",
             f"name them: {EXAMPLES}",
         )
     kinds = [device.kind for view in views if view.machine for device in view.machine.accelerators]
     found = accelerators_of_devices(kinds)
     if found is None:
         shown = ", ".join(sorted(set(kinds))) or "no accelerators"
-        raise UnknownAcceleratorsError(f"--with {name}: {shown}, for which there is no compiler to ask", EXAMPLES)
+        raise UnknownAcceleratorsError(f"--with {name}: {shown}, for which there is no compiler here", EXAMPLES)
     return found
 
 

@@ -1,6 +1,6 @@
 """Rows of a comparison: time and cost to the end on each candidate.
 
-Also what the move of a run costs.
+Also what the migration of a run costs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from midstream.migrate.records.modes import WARM
 
 
 @dataclass(frozen=True)
-class Move:
+class EstimatedMigration:
     """Duration, downtime and cost of a migration of the run to a candidate."""
 
     seconds: float  # until it trains there, without the installation and the copy of its data
@@ -40,7 +40,7 @@ class Row:
     step: Range | None = None  # seconds
     steps_left: int = 0
     calibration: Calibration | None = None
-    move: Move | None = None
+    migration: EstimatedMigration | None = None
 
     @property
     def fits(self) -> bool:
@@ -52,21 +52,21 @@ class Row:
 
     @property
     def remaining(self) -> Range | None:
-        """Seconds to the end of the run, without the move."""
+        """Seconds to the end of the run, without the migration."""
         return self.step.times(self.steps_left) if self.step else None
 
     @property
     def price_to_end(self) -> Range | None:
-        """Price of the time to the end, with that of the move where it is known."""
+        """Price of the time to the end, with that of the migration where it is known."""
         if self.remaining is None or self.candidate.price is None:
             return None
         found = self.remaining.times(self.candidate.price / HOUR)
-        extra = self.move.cost.migration if self.move and self.move.cost else 0.0
+        extra = self.migration.cost.migration if self.migration and self.migration.cost else 0.0
         return Range(found.value + extra, found.low + extra, found.high + extra)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields of the event ``candidate``."""
-        estimate, move = self.estimate, self.move
+        estimate, migration = self.estimate, self.migration
         found: dict[str, Any] = {
             "candidate": self.candidate.name,
             "accelerators": self.candidate.accelerators.name,
@@ -103,13 +103,13 @@ class Row:
                 "cost_to_end": vars(self.price_to_end) if self.price_to_end else None,
                 "calibration": self.calibration.to_json() if self.calibration else None,
             }
-        if move is not None:
+        if migration is not None:
             found |= {
-                "move_seconds": move.seconds,
-                "downtime": move.downtime,
-                "move_cost": move.cost.migration if move.cost else None,
-                "pays_after_steps": move.cost.pays_after_steps if move.cost else None,
-                "pays_after_hours": move.cost.pays_after_hours if move.cost else None,
+                "migration_seconds": migration.seconds,
+                "downtime": migration.downtime,
+                "migration_cost": migration.cost.migration if migration.cost else None,
+                "pays_after_steps": migration.cost.pays_after_steps if migration.cost else None,
+                "pays_after_hours": migration.cost.pays_after_hours if migration.cost else None,
             }
         return found
 
@@ -128,7 +128,7 @@ def row(
         candidate: The candidate.
         estimate: The estimate of its compiled step.
         calibration: Measured over estimated steps on devices of its kind; None: not measured.
-        migrations: Earlier migrations, by which a move of the run to the candidate is estimated.
+        migrations: Earlier migrations, by which a migration of the run to the candidate is estimated.
     """
     steps = estimate.steps
     if subject.run is not None:
@@ -138,20 +138,20 @@ def row(
         return Row(candidate, estimate, steps_left=steps, calibration=calibration)
     if calibration is not None:
         step = calibration.applied(step)
-    move = None
+    migration = None
     if subject.run is not None and subject.run.target != candidate.target:
-        move = _move(subject.run, candidate, estimate, step.value, steps, migrations)
-    return Row(candidate, estimate, "", step, steps, calibration, move)
+        migration = _migration(subject.run, candidate, estimate, step.value, steps, migrations)
+    return Row(candidate, estimate, "", step, steps, calibration, migration)
 
 
-def _move(
+def _migration(
     run: PresentRun,
     candidate: Candidate,
     estimate: Estimate,
     step: float,
     steps_left: int,
     migrations: Sequence[PastMigration],
-) -> Move:
+) -> EstimatedMigration:
     rates = rates_between(migrations, run.run_id, run.host, candidate.target, WARM, run.checkpoint_bytes)
     downtime = sum(downtime_estimate.predict(run.curve, run.checkpoint_bytes, WARM, rates).values())
     prepared = downtime_estimate.preparation_seconds(0, run.checkpoint_bytes, WARM, rates, estimate.compile_seconds)
@@ -164,7 +164,7 @@ def _move(
         tokens=estimate.tokens,
         steps_left=steps_left,
     )
-    return Move(prepared + downtime, downtime, price)
+    return EstimatedMigration(prepared + downtime, downtime, price)
 
 
 def ordered(rows: Sequence[Row]) -> list[Row]:

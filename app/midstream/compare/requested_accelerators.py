@@ -51,7 +51,7 @@ def accelerators_of_job(fleet: Fleet, name: str, config: SlurmTarget) -> Acceler
         raise UnknownAcceleratorsError(f"--with {name}: {what}", EXAMPLES)
     found = accelerators_of_devices([kind] * count)
     if found is None:
-        what = f"{requested.describe()}, for which there is no compiler to ask"
+        what = f"{requested.describe()}, for which there is no compiler here"
         raise UnknownAcceleratorsError(f"--with {name}: {what}", EXAMPLES)
     return found
 

@@ -41,7 +41,7 @@ LARGEST_TOKENIZER = 256 << 20  # bytes
 
 @dataclass(frozen=True)
 class PresentRun:
-    """A run of the fleet, as far as a move's time and cost depend on it."""
+    """A run of the fleet, as far as the time and cost of a migration depend on it."""
 
     run_id: str
     host: str

@@ -106,7 +106,7 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
             check_host_store(f"{path}: targets.{name}.worker", target.worker.get("store"), decoded.stores)
     check_stores(path, decoded.stores)
     if decoded.notify:
-        from midstream.json_events import NOTIFICATIONS
+        from midstream.json_events.notifications import NOTIFICATIONS
 
         check_notify(path, decoded.notify, tuple(NOTIFICATIONS))
     _add_pods(path, decoded)

@@ -17,7 +17,7 @@ def can_ask(output: Output) -> bool:
 
 
 def confirmed(question: str, output: Output) -> bool:
-    """Ask a yes-or-no question on a terminal. Return False without one."""
+    """Return the answer to a yes-or-no question; False without a terminal."""
     if not can_ask(output):
         return False
     sys.stderr.write(printable(f"{question} [y/N] "))

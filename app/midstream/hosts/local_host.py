@@ -9,6 +9,7 @@ import platform
 import select
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO, cast
 
@@ -33,6 +34,17 @@ class _TimedPipe(io.FileIO):
     deadline: Deadline | None = None
     check: Callable[[], None] = staticmethod(lambda: None)
 
+    def end(self) -> None:
+        """Make reads return the end of the file, and the child's next write fail.
+
+        Another thread may be reading, so that the descriptor cannot be closed.
+        """
+        if self.closed:
+            return
+        empty = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(empty, self.fileno(), inheritable=False)
+        os.close(empty)
+
     def readinto(self, buffer: Any) -> int | None:
         while self.deadline is not None:
             ready = select.select([self], [], [], self.deadline.step)[0]
@@ -49,6 +61,7 @@ class LocalProcess:
 
     def __init__(self, child: subprocess.Popen[bytes], host: str) -> None:
         self._child = child
+        self._closing = threading.Lock()
         self.host = host
         self.stdin = cast(BinaryIO, child.stdin)
         raw = cast(io.BufferedReader, child.stdout).detach()
@@ -81,9 +94,14 @@ class LocalProcess:
         return self._stderr.text()
 
     def close(self) -> None:
+        with self._closing:  # a reader that this ends may close it too
+            self._close()
+
+    def _close(self) -> None:
         if self._child.poll() is None:
             # Not the buffered stream: flushing it would block for ever if the child never reads.
             cast(io.BufferedWriter, self.stdin).raw.close()
+            self._pipe.end()
             try:
                 self._child.wait(SHUTDOWN_TIMEOUT)
             except subprocess.TimeoutExpired:

@@ -70,7 +70,7 @@ class NoPrompter:
 
 
 class TerminalPrompter:
-    """Asks on the controlling terminal. stdin and stdout stay free for data."""
+    """Prompts on the controlling terminal. stdin and stdout stay free for data."""
 
     def accept(self, prompt: HostKeyPrompt, /) -> bool | None:
         question = (
@@ -108,14 +108,14 @@ def _echo(terminal: int, echo: bool) -> Iterator[None]:
         yield
         return
     before = termios.tcgetattr(terminal)
-    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    without_echo = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
 
     def restore() -> None:
         with contextlib.suppress(termios.error, OSError), open("/dev/tty", "rb", buffering=0) as tty:
             termios.tcsetattr(tty.fileno(), termios.TCSAFLUSH, before)
 
     atexit.register(restore)
-    termios.tcsetattr(terminal, termios.TCSAFLUSH, silent)
+    termios.tcsetattr(terminal, termios.TCSAFLUSH, without_echo)
     try:
         yield
     finally:
@@ -124,7 +124,7 @@ def _echo(terminal: int, echo: bool) -> Iterator[None]:
 
 
 class _PromptQueue:
-    """Asks one question at a time, and stores the answers."""
+    """Prompts one question at a time, and stores the answers."""
 
     def __init__(self) -> None:
         self._turn = threading.RLock()
@@ -205,7 +205,7 @@ class _PromptQueue:
             self._waiting -= 1
 
     def reset(self) -> None:
-        """Forget the answers, so that a retry asks again."""
+        """Forget the answers, so that a retry prompts again."""
         self._answers.clear()
         self._locked.clear()
 

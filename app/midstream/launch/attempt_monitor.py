@@ -149,9 +149,9 @@ def look_at_ranks(hosts: HostPool, ranks: Sequence[Rank], run_id: str, number: i
 
 def _view(rank: Rank, found: attempt_view.ProcessView, skew: float) -> RankView:
     status, ended = found.status, found.exit
-    silent = max(0.0, time.time() + skew - status.heartbeat) if status else 0.0
+    unreachable = max(0.0, time.time() + skew - status.heartbeat) if status else 0.0
     if ended is not None:
-        silent = max(0.0, ended.time - ended.heartbeat) if ended.heartbeat else 0.0
+        unreachable = max(0.0, ended.time - ended.heartbeat) if ended.heartbeat else 0.0
     return RankView(
         rank.process,
         rank.host,
@@ -160,7 +160,7 @@ def _view(rank: Rank, found: attempt_view.ProcessView, skew: float) -> RankView:
         found.supervised,
         ended,
         tuple(found.log),
-        silent,
+        unreachable,
         ended.time - skew if ended else None,
         job=f"job {found.job.job} ({found.job.state})" if found.job else "",
     )
@@ -178,9 +178,9 @@ def first_failure(ranks: Sequence[RankView]) -> RankView | None:
     first = min(failed, key=lambda rank: rank.ended or float("inf"))
     if first.exit is None or not first.exit.stalled:
         return first
-    silent = [rank for rank in ranks if rank.unreachable > HEARTBEAT_TIMEOUT]
-    if silent and len(silent) < len(ranks):
-        return max(silent, key=lambda rank: rank.unreachable)
+    lost = [rank for rank in ranks if rank.unreachable > HEARTBEAT_TIMEOUT]
+    if lost and len(lost) < len(ranks):
+        return max(lost, key=lambda rank: rank.unreachable)
     behind = min(ranks, key=lambda rank: rank.status.step if rank.status else 0)
     return first if behind.status is None or _step(behind) == _step(first) else behind
 

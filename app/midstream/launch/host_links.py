@@ -65,7 +65,7 @@ def listening(host: Host, internal: str | None = None, ports: Sequence[int] = ()
     first, last = (ports[0], ports[-1]) if ports else (0, 0)
     process = start_program(host, network.listen)(token=token, first=first, last=last)
     try:
-        line = read_line(process, "machine.network.listen", LINE_LIMIT, silence=START_TIMEOUT)
+        line = read_line(process, "machine.network.listen", LINE_LIMIT, first_byte_timeout=START_TIMEOUT)
         if not line.endswith(b"\n"):
             _ended(host, process)  # ConnectionLostError, unless it has exited
         report = _report(host, line) if line else None

@@ -5,7 +5,8 @@ The table is in docs/reference/fleet-file.md.
 
 from __future__ import annotations
 
-from midstream.json_events import EVENTS, NOTIFICATION_FIELDS, NOTIFICATIONS
+from midstream.json_events import EVENTS
+from midstream.json_events.notifications import NOTIFICATION_FIELDS, NOTIFICATIONS
 from midstream.reference.markdown import marked, table
 
 INTRODUCTION = """\

@@ -11,7 +11,7 @@ from midstream.errors import MidstreamError
 
 if TYPE_CHECKING:
     from midstream.check.check_result import Check
-    from midstream.check.leftovers import AnyLeftover
+    from midstream.check.fleet_leftovers import AnyLeftover
     from midstream.compare.baseline import Baseline
     from midstream.compare.comparison import Row as Estimated
     from midstream.costs.cost_report import CostReport

@@ -139,7 +139,7 @@ COMMANDS = (
     Command("again", ("r",), "Refresh", "list the slices again", (SLICES,)),
     Command("dismiss", ("escape", "q", "4"), "Close", "deletion continues", (SLICES,)),
     Command("period", ("p",), "Period", "1, 7, 30, 90, 365 days", (COSTS,), hint=True),
-    Command("again", ("r",), "Refresh", "ask the hosts again", (COSTS,), hint=True),
+    Command("again", ("r",), "Refresh", "read the hosts again", (COSTS,), hint=True),
     Command("rollback", ("r",), "Roll back", "return the run to its source", (MIGRATION,), hint=True, changes=True),
     Command("continue", ("c",), "Continue", "continue an interrupted migration", (MIGRATION,), hint=True, changes=True),
     Command("open_run", ("o",), "Open run", "open the migrated run", (MIGRATION,), hint=True),

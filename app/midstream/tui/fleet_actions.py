@@ -17,7 +17,7 @@ from midstream_engine import records
 
 if TYPE_CHECKING:
     from midstream.check.check_result import Check
-    from midstream.check.leftovers import AnyLeftover
+    from midstream.check.fleet_leftovers import AnyLeftover
     from midstream.compare.baseline import Baseline
     from midstream.compare.comparison import Row as Estimated
     from midstream.costs.cost_report import CostReport
@@ -183,7 +183,7 @@ class FleetActions:
         return launch_any(self._hosts, self._fleet, request.target, config, run_id, flags, report).run_id
 
     def leftovers(self, report: Callable[[str], None], *, remove: bool) -> list[AnyLeftover]:
-        from midstream.check.leftovers import Examined, SliceProblem, find_leftovers
+        from midstream.check.fleet_leftovers import Examined, SliceProblem, find_leftovers
         from midstream.check.slice_leftovers import find_slice_leftovers
 
         on_hosts = find_leftovers(self._fleet, self._hosts, remove=remove)

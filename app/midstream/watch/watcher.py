@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from midstream.watch.feeds.host_feed import HostFeed
 
 MAX_BATCH_TIME = 0.25  # seconds; changes within them are reported together
-MAX_TICK = 0.5  # seconds between two checks of silent hosts
+MAX_TICK = 0.5  # seconds between two checks for unreachable hosts
 SHUTDOWN_TIMEOUT = 5.0  # seconds that all feeds may take to end
 
 _log = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class Watcher:
         self._store.mark_unanswered(why)
 
     def _notify(self) -> None:
-        """Detect silent hosts, and call the subscribers."""
+        """Detect unreachable hosts, and call the subscribers."""
         version = -1
         while not self._stopped.is_set():
             snapshot = self._store.wait_newer(version, self._tick)

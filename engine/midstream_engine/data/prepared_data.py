@@ -24,7 +24,7 @@ from midstream_engine.data.imported.imported_files import link_imported, tokeniz
 from midstream_engine.data.sources import hugging_face_hub, list_sources
 from midstream_engine.data.tokenize import tokenize_units, units
 from midstream_engine.data.tokenize.tokenizer import Tokenizer
-from midstream_engine.data.tokenize.work_directory import work_directory
+from midstream_engine.data.tokenize.tokenizing_directory import tokenizing_directory
 
 log = logging.getLogger(__name__)
 _NOTHING = "data.train_urls is empty: name files, or stdlib:**/*.py to try things"
@@ -174,7 +174,7 @@ def open_cache(
     found = caches.find_request(request, wanted)
     if found is not None:
         return caches.share(found, [request, url_request])
-    with work_directory(caches.path, f"{request}-{unit_bytes}") as directory:
+    with tokenizing_directory(caches.path, f"{request}-{unit_bytes}") as directory:
         found = caches.find_request(request, wanted)  # from the process that this one waited for
         if found is not None:
             return caches.share(found, [request, url_request])

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from midstream_engine.errors import EngineError
 from midstream_engine.object_store.bucket_client import CHUNK, READS, BucketClient, StoredObject
-from midstream_engine.object_store.crc32c import crc_text
 from midstream_engine.object_store.errors import StoreError
+from midstream_engine.object_store.joined_crc32c import crc_text
 from midstream_engine.object_store.open_bucket import engine_bucket
 from midstream_engine.object_store.urls import split_url
 

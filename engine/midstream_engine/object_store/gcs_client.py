@@ -23,7 +23,6 @@ from midstream_engine.object_store.bucket_client import (
     has_bytes,
     hashed,
 )
-from midstream_engine.object_store.crc32c import combined, crc_number, crc_text
 from midstream_engine.object_store.errors import (
     AccessDeniedError,
     DamagedObjectError,
@@ -31,6 +30,7 @@ from midstream_engine.object_store.errors import (
     StoreError,
 )
 from midstream_engine.object_store.gcs_errors import LOGIN, no_bucket, translate_errors
+from midstream_engine.object_store.joined_crc32c import combined, crc_number, crc_text
 from midstream_engine.object_store.urls import joined, split_url
 
 COMPOSED = 32  # objects that the service joins in one request

@@ -39,7 +39,7 @@ STOP_TIMEOUT = 0.7  # seconds for the other processes to record a stop; jax abor
 CONNECTION_LOST = "connection lost: the process or its host ended"
 
 
-def silence(seconds: float) -> str:
+def no_heartbeat(seconds: float) -> str:
     """Return the reason of a failure by heartbeat timeout."""
     return f"no heartbeat for {seconds:.0f} s"
 
@@ -145,7 +145,7 @@ class Coordinator:
                 elif message.kind != "heartbeat":
                     self._forward(message)
         except TimeoutError:
-            reason = silence(self._timeout)
+            reason = no_heartbeat(self._timeout)
         except (OSError, FrameError) as error:
             log.debug("process %d: %s", process, error)
         finally:

@@ -24,7 +24,7 @@ from midstream_engine.processes.coordinator import (
     CONNECTION_LOST,
     HEARTBEATS_PER_TIMEOUT,
     Coordinator,
-    silence,
+    no_heartbeat,
     split_address,
 )
 from midstream_engine.processes.frames import Channel, FrameError, Message
@@ -38,9 +38,9 @@ LONGEST_REASON = 2000  # characters
 
 
 class PeerLostError(EngineError):
-    """Failure of a process that others depend on, or its silence beyond a time limit.
+    """Failure of a process that others depend on.
 
-    The message names the process.
+    It has failed, or sent no heartbeat within a time limit. The message names the process.
     """
 
 
@@ -265,7 +265,7 @@ class CoordinatorClient:
                 elif message.kind == "stopped":
                     self._add_stop(int(message.fields["process"]), str(message.fields["reason"]))
         except TimeoutError:
-            reason = silence(self._timeout)
+            reason = no_heartbeat(self._timeout)
         except (OSError, FrameError) as error:
             log.debug("process 0: %s", error)
         self._add_failure(0, reason)

@@ -7,12 +7,14 @@ the standard library alone.
 
 from __future__ import annotations
 
-import json
+import io
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
-from midstream_engine.records import canonical_json
+from midstream_engine.records import RecordError, canonical_json, parse_json
+
+HEADER_LIMIT = 64 << 20  # bytes
 
 # numpy's (and zarr's) name -> safetensors' name, and bytes of an element.
 NAMES = {
@@ -35,21 +37,40 @@ class TensorEntry(NamedTuple):
     stop: int
 
 
+def load_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
+    """Read the header of an open file, from its first byte on.
+
+    Returns the JSON value of each tensor by name, and the offset of the data.
+
+    Raises:
+        ValueError: The header is partial, too large, or no JSON object.
+    """
+    prefix = file.read(8)
+    if len(prefix) < 8:
+        raise ValueError(f"has {len(prefix)} bytes, fewer than a header of safetensors")
+    length = int.from_bytes(prefix, "little")
+    if length > HEADER_LIMIT:
+        raise ValueError(f"is no file of safetensors: its header would have {length} bytes")
+    text = file.read(length)
+    if len(text) < length:
+        raise ValueError("ends in its header")
+    try:
+        found = parse_json(text, "header")
+    except RecordError:
+        raise ValueError("its header is not JSON") from None
+    if not isinstance(found, dict):
+        raise ValueError("its header is not a JSON object")
+    return {name: value for name, value in found.items() if name != "__metadata__"}, 8 + length
+
+
 def read_header(raw: memoryview) -> dict[str, TensorEntry]:
     """Return the tensors of a complete file by name.
 
     Raises:
         ValueError: The file is malformed, or an element type is not known.
     """
-    if len(raw) < 8:
-        raise ValueError("shorter than its header")
-    start = 8 + int.from_bytes(raw[:8], "little")
-    if start > len(raw):
-        raise ValueError("its header is longer than the file")
-    header = json.loads(bytes(raw[8:start]))
-    if not isinstance(header, dict):
-        raise ValueError("its header is no JSON object")
-    return {name: _entry(name, value, start, len(raw)) for name, value in header.items() if name != "__metadata__"}
+    entries, start = load_header(io.BytesIO(raw[: 8 + int.from_bytes(raw[:8], "little")]))
+    return {name: _entry(name, value, start, len(raw)) for name, value in entries.items()}
 
 
 def _entry(name: str, value: object, start: int, size: int) -> TensorEntry:

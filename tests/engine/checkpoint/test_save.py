@@ -1,4 +1,4 @@
-"""Save and restore: bit-exact dtypes, no overwriting, no silent conversion."""
+"""Save and restore: bit-exact dtypes, no overwriting, no unnoticed conversion."""
 
 from __future__ import annotations
 

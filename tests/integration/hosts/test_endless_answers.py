@@ -91,10 +91,10 @@ def test_read_line_limits_bytes_and_seconds(host: LocalHost) -> None:
     process.close()
     process = host.open(["cat"])
     with pytest.raises(ConnectionLostError, match="within 1 s"):
-        read_line(process, "it", silence=1.0)
+        read_line(process, "it", first_byte_timeout=1.0)
     process.close()
     process = host.open(["true"])
-    assert read_line(process, "it", silence=60.0) == b""
+    assert read_line(process, "it", first_byte_timeout=60.0) == b""
     process.close()
 
 

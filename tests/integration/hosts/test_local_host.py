@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,31 @@ def test_run_missing_command_exits_127_like_a_shell(host: LocalHost, tmp_path: P
 def test_run_times_out(host: LocalHost) -> None:
     with pytest.raises(HostError, match="did not end within"):
         host.run(["sleep", "60"], timeout=0.1)
+
+
+def test_close_ends_a_process_that_keeps_writing(host: LocalHost, tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    program = "yes; echo $? >$0"  # 128 + 13: a write failed; it would be absent if the shell had been killed
+    process = host.open(["sh", "-c", program, str(ended)])
+    assert process.stdout.read(2) == b"y\n"
+    process.close()
+    assert ended.read_text() == "141\n"
+
+
+def test_close_ends_a_read_of_another_thread(host: LocalHost) -> None:
+    process = host.open(["yes"])
+    parts: list[bytes] = []
+
+    def read_to_the_end() -> None:
+        parts.extend(iter(lambda: process.stdout.read(1 << 16), b""))
+        process.close()  # as the first close may not have ended yet
+
+    reader = threading.Thread(target=read_to_the_end)
+    reader.start()
+    process.close()
+    reader.join(60)
+    assert not reader.is_alive()
+    assert set(b"".join(parts)) <= set(b"y\n")
 
 
 def test_close_ends_the_process(host: LocalHost) -> None:

@@ -17,7 +17,7 @@ from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.migrate.execution import migration_process
 from midstream.migrate.execution.journal_recovery import reestablish
-from midstream.migrate.journal import migration_directory
+from midstream.migrate.journal import migration_directory, migration_files
 from midstream.migrate.journal.journal import Journal, read
 from midstream.migrate.journal.migration_directory import MigrationDirectory
 from midstream.migrate.phases.context.migration import Migration, MovedOnError
@@ -259,7 +259,7 @@ def test_create_without_disk_space_leaves_nothing() -> None:
             migration_directory.create(PLAN, "hosts: {}\n")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert list(migration_directory.migrations_directory().iterdir()) == []
+    assert list(migration_files.migrations_directory().iterdir()) == []
 
 
 # ------------------------------------------------------------------------------------------ the journal's lines

@@ -18,24 +18,11 @@ from midstream.migrate.journal.journal import read_events
 from midstream.migrate.journal.migration_directory import MigrationDirectory, migration_ids
 from midstream_engine import records
 from simulators.sshd import Lab
-from support.command_line import SLOWER, TINY, Run, ended, midstream, start_midstream, step_of
+from support.command_line import TINY, Run, ended, midstream, start_midstream, step_of
+from support.migrations.real_migrations import assert_one_lineage, kill_operator, launched, two_hosts
 
-LONG = (*SLOWER, "--trainer.num_train_steps", "100000")
 # 40 MB of state and little computation: enough that chunks are sent while the source saves.
 HEAVY = ("--model.hidden_dim", "512", "--model.num_layers", "1", "--model.pad_vocab_to_multiple", "2048")
-
-
-def launched(fleet: Path, run: Run, target: str, *flags: str) -> None:
-    done = midstream(
-        "--fleet", fleet, "--launch", TINY, "--on", target, "--run-id", run.paths.run_id, "--", *LONG, *flags
-    )
-    assert done.code == 0, done.stderr
-    run.wait_step(4)
-
-
-def assert_one_lineage(run: Run) -> None:
-    spliced = run.spliced()
-    assert sorted(spliced) == list(range(max(spliced) + 1))
 
 
 def verdicts(result: dict[str, Any]) -> dict[str, str]:
@@ -144,9 +131,7 @@ def test_source_lost_migrates_from_earlier_host(lab: Lab, runs: Callable[..., Ru
 @pytest.mark.slow  # each kill has to hit its moment, and is tried again where it came late
 def test_standby_may_be_killed_before_and_after_seal(lab: Lab, runs: Callable[..., Run]) -> None:
     """Before the seal another standby starts; after it the run starts without one."""
-    one, two = lab.local("one", devices=2), lab.local("two", devices=4)
-    fleet = lab.fleet_file(one=one, two=two)
-    source, target = runs(one.root, "r"), runs(two.root, "r")
+    fleet, source, target = two_hosts(lab, runs, 2, 4)
     launched(fleet, source, "one")
     follower = start_midstream("--fleet", fleet, "--migrate", "r", "--to", "two", "--healthy-steps", "2", "--json")
     directory = wait_for("command", "it rehearses on")
@@ -173,19 +158,9 @@ def test_standby_may_be_killed_before_and_after_seal(lab: Lab, runs: Callable[..
     assert_one_lineage(target)
 
 
-def kill_operator(directory: MigrationDirectory) -> None:
-    os.kill(int((directory.path / ".lock").read_text()), signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while directory.is_locked() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not directory.is_locked()
-
-
 @pytest.mark.drawn
 def test_failed_rehearsal_leaves_source_training(lab: Lab, runs: Callable[..., Run]) -> None:
-    one, two = lab.local("one", devices=2), lab.local("two", devices=2)
-    fleet = lab.fleet_file(one=one, two=two)
-    source, target = runs(one.root, "r"), runs(two.root, "r")
+    fleet, source, target = two_hosts(lab, runs, 2, 2)
     launched(fleet, source, "one", "--trainer.checkpointer.keep", "[{every: 5}]")
     source.wait(lambda run: len(run.checkpoints()) >= 1, "a checkpoint")
     moved = midstream(
@@ -270,9 +245,7 @@ class Throttled:
 
 @pytest.mark.drawn
 def test_live_migration_never_stops_the_source(lab: Lab, runs: Callable[..., Run]) -> None:
-    one, two = lab.local("one", devices=2), lab.local("two", devices=4)
-    fleet = lab.fleet_file(one=one, two=two)
-    source, target = runs(one.root, "r"), runs(two.root, "r")
+    fleet, source, target = two_hosts(lab, runs, 2, 4)
     launched(fleet, source, "one")
     status = source.status()
     assert status is not None
@@ -308,9 +281,7 @@ def test_live_migration_never_stops_the_source(lab: Lab, runs: Callable[..., Run
 @pytest.mark.slow
 def test_live_migration_continues_as_warm_on_request(lab: Lab, runs: Callable[..., Run]) -> None:
     """The target has fewer devices than the source, and never catches up."""
-    one, two = lab.local("one", devices=4), lab.local("two", devices=2)
-    fleet = lab.fleet_file(one=one, two=two)
-    source, target = runs(one.root, "r"), runs(two.root, "r")
+    fleet, source, target = two_hosts(lab, runs, 4, 2)
     launched(fleet, source, "one", "--trainer.mp", "p=f32,c=bf16")
     migrate = ("--fleet", fleet, "--migrate", "r", "--to", "two", "--mode", "live", "--healthy-steps", "2", "--json")
     refused = midstream(*migrate)

@@ -106,7 +106,7 @@ def test_stopped_server_is_down_until_restart(server: SshServer, watch: Watcher)
     assert wait_until(watch, live).hosts[0].error == ""
 
 
-def test_silent_link_is_stale_until_it_answers(server: SshServer, run: RunDirectory, watch: Watcher) -> None:
+def test_link_without_answers_is_stale_until_it_answers(server: SshServer, run: RunDirectory, watch: Watcher) -> None:
     wait_until(watch, live, rows=3)
     sessions = server.sessions()
     for pid in sessions:

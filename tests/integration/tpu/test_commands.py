@@ -17,7 +17,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from midstream.check.leftovers import SliceLeftover
+from midstream.check.fleet_leftovers import SliceLeftover
 from midstream.cli import main
 from midstream.compare.candidates import accelerators_of_slice
 from midstream.compare.compiler import engine_and_packages

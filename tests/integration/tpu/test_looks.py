@@ -13,7 +13,7 @@ from google.cloud import tpu_v2
 from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet, GoogleConfig, TpuTarget
 from midstream.fleet.fleet_file import parse_fleet
-from midstream.hosts.providers import creation, fleet_slices
+from midstream.hosts.providers import fleet_slices, slice_service
 from midstream.hosts.providers.google.tpu_provider import TpuProvider
 from midstream.hosts.providers.provider import ErrorKind, ProviderError, SliceStatus
 from simulators.google.tpu_api import Fault, TpuServer, fast_polling, tpu_server
@@ -81,8 +81,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, server: TpuServer, step: float) -> None:
         self.awake, self.slept, self.step = 0.0, 0.0, step
-        monkeypatch.setattr(creation, "clock", self.read)
-        monkeypatch.setattr(creation, "awake_clock", lambda: self.awake)
+        monkeypatch.setattr(slice_service, "clock", self.read)
+        monkeypatch.setattr(slice_service, "awake_clock", lambda: self.awake)
         server.clock = lambda: self.awake + self.slept
 
     def read(self) -> float:
@@ -139,7 +139,7 @@ def test_silence_after_the_limit_ends_creation(
         silence.times = 0  # the service answers again by the time of the deletion
         return real(*arguments, **words)  # type: ignore[arg-type]
 
-    real = creation.find_patiently
+    real = slice_service.find_patiently
     first = [True]
 
     def patiently(*arguments: object, **words: object) -> object:
@@ -148,7 +148,7 @@ def test_silence_after_the_limit_ends_creation(
             return real(*arguments, **words)  # type: ignore[arg-type]
         return find(*arguments, **words)
 
-    monkeypatch.setattr(creation, "find_patiently", patiently)
+    monkeypatch.setattr(slice_service, "find_patiently", patiently)
     with pytest.raises(ProviderError, match=r"has not answered since .*network is unreachable") as caught:
         google.create("pod", POD, say)
     assert caught.value.kind == ErrorKind.TIMEOUT

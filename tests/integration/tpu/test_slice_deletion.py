@@ -70,7 +70,7 @@ def test_training_run_is_named_before_deletion(lab: Lab, tpu_server: TpuServer, 
     assert "webtext trains on pod-0" in agreed.stderr
 
 
-def test_silent_worker_is_no_evidence_of_an_idle_slice(lab: Lab, tpu_server: TpuServer, pod: Slice) -> None:
+def test_unreachable_worker_is_no_evidence_of_an_idle_slice(lab: Lab, tpu_server: TpuServer, pod: Slice) -> None:
     file = fleet_file(lab, pod)
     created(file)
     pod.servers[0].stop()

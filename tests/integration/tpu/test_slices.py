@@ -12,7 +12,7 @@ from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet, GoogleConfig, TpuTarget
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts.providers import creation, fleet_slices
-from midstream.hosts.providers.google import slice_creation, slice_lookup, tpu_client
+from midstream.hosts.providers.google import slice_lookup, tpu_client, tpu_service
 from midstream.hosts.providers.google.tpu_provider import TpuProvider
 from midstream.hosts.providers.provider import ErrorKind, ProviderError, Slice, SliceStatus
 from simulators.google.tpu_api import Fault, TpuServer, fast_polling, tpu_server
@@ -68,20 +68,20 @@ def test_slice_is_created_reused_and_deleted(tpu_server: TpuServer, google: TpuP
 
 def test_node_request_follows_fleet_file() -> None:
     words = {**vars(POD), "spot": False, "reserved": True, "network": "n", "subnetwork": "s", "service_account": "a@b"}
-    node = slice_creation.node_message("Pod.1", TpuTarget(**words), "token")
+    node = tpu_service.node_message("Pod.1", TpuTarget(**words), "token")
     assert (node.scheduling_config.reserved, node.scheduling_config.spot) == (True, False)
     assert (node.network_config.network, node.network_config.subnetwork) == ("n", "s")
     assert node.network_config.enable_external_ips
     assert node.service_account.email == "a@b"
     assert node.labels["midstream-target"] == "pod-1", "in the form of labels"
     words |= {"accelerator_type": "v5p", "topology": "2x2x4", "reach": "iap", "os_login": "a@b"}
-    node = slice_creation.node_message("pod", TpuTarget(**words), "token")
+    node = tpu_service.node_message("pod", TpuTarget(**words), "token")
     assert node.accelerator_config.type_ == tpu_v2.AcceleratorConfig.Type.V5P
     assert (node.accelerator_config.topology, node.accelerator_type) == ("2x2x4", "")
     assert not node.network_config.enable_external_ips
     assert node.metadata["enable-oslogin"] == "TRUE"
     with pytest.raises(ProviderError, match="accelerator_type is a generation, not 'v9'"):
-        slice_creation.node_message("pod", TpuTarget(**{**words, "accelerator_type": "v9"}), "token")
+        tpu_service.node_message("pod", TpuTarget(**{**words, "accelerator_type": "v9"}), "token")
 
 
 def test_reservation_is_named_and_reserved(tpu_server: TpuServer, google: TpuProvider) -> None:

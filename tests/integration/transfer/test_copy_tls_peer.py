@@ -44,7 +44,7 @@ def listening(tmp_path: Path) -> Iterator[Listening]:
 
 
 @pytest.mark.parametrize("count", [8, 200, 600])
-def test_silent_callers_do_not_block_the_peer(listening: Listening, count: int) -> None:
+def test_callers_that_send_nothing_do_not_block_the_peer(listening: Listening, count: int) -> None:
     """Handled one after another, 5 s each, seven of them would outlast the listener."""
     with ExitStack() as stack:
         for _ in range(count):

@@ -14,7 +14,7 @@ import pytest
 
 from midstream.errors import ConnectionLostError
 from midstream.hosts.ssh.ssh_host import SshHost
-from midstream.remote.copy.stdin_lines import SILENCE
+from midstream.remote.copy.stdin_lines import IDLE_TIMEOUT
 from midstream.transfer import CopySettings, Endpoint, copy_tree
 from midstream.transfer.report import Progress
 from simulators.link import Link, through
@@ -22,7 +22,7 @@ from simulators.sshd import Lab, SshServer
 from support.checkpoints.trees import assert_same_tree, random_contents, write_tree
 
 MIB = 1 << 20
-STALL = SILENCE + 10.0  # seconds: both ends have timed out by then
+STALL = IDLE_TIMEOUT + 10.0  # seconds: both ends have timed out by then
 
 
 def programs(*servers: SshServer) -> list[int]:
@@ -38,7 +38,7 @@ def programs(*servers: SshServer) -> list[int]:
     return found
 
 
-@pytest.mark.slow  # the stall is longer than SILENCE
+@pytest.mark.slow  # the stall is longer than IDLE_TIMEOUT
 @pytest.mark.parametrize("route", ["relay", "direct"])
 @pytest.mark.parametrize("what", ["links", "programs"])
 def test_stalled_copy_resumes_with_received_chunks(lab: Lab, tmp_path: Path, route: str, what: str) -> None:

@@ -163,7 +163,7 @@ def test_killed_probe_restarts_without_duplicate_rows(tmp_path: Path, watching: 
     assert probes() != [pid]
 
 
-def test_silent_probe_is_stale_until_it_answers(tmp_path: Path, watching: Watching) -> None:
+def test_probe_without_answers_is_stale_until_it_answers(tmp_path: Path, watching: Watching) -> None:
     watch = watching(here=LocalHostConfig(root=str(tmp_path)))
     seen(watch, live)
     [pid] = probes()

@@ -301,12 +301,7 @@ class _Handler(Quiet):
         except RefusedError as error:
             errors = [{"reason": error.reason, "message": error.message, "domain": "global"}]
             status, value = error.status, {"error": {"code": error.status, "message": error.message, "errors": errors}}
-        answer = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
+        self.send_json(status, value)
 
     do_GET = do_POST = do_DELETE = _serve
 

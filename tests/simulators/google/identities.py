@@ -61,12 +61,7 @@ class _Handler(Quiet):
             status = 200
         except (ValueError, KeyError) as error:
             status, answer = 403, {"error": "access_denied", "error_description": str(error)}
-        data = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        self.send_json(status, answer)
 
     def _token(self, body: bytes) -> dict[str, Any]:
         form = {key: values[0] for key, values in parse_qs(body.decode()).items()}

@@ -259,12 +259,7 @@ class _RestHandler(Quiet):
                 value = found if status == 200 else value
             except RefusedError as error:
                 status, value = 409, {"error": {"code": 409, "message": error.message, "status": "ALREADY_EXISTS"}}
-        answer = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
+        self.send_json(status, value)
 
 
 @pytest.fixture

@@ -158,7 +158,7 @@ def _one_lineage(fleet: Fleet, to: str, code: int) -> list[str]:
     epochs = {name: fence.epoch for name, fence in fences.items() if fence is not None}
     target = fences.get(to)
     if code == 0 and (target is None or target.epoch < 2):
-        return [f"the move ended well, and the target's fence is {target}"]
+        return [f"the migration ended well, and the target's fence is {target}"]
     if code in (1, 5) and epochs.get(to, 0) > epochs.get("bad", 0):
         return [f"rolled back, and the target is ahead: {epochs}"]
     return []

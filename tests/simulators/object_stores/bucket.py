@@ -14,20 +14,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import re
-import threading
 from collections.abc import Iterator
 from email.parser import BytesParser
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
-from simulators.object_stores.bucket_objects import Blob, Buckets, RefusedError
-from simulators.planted_faults import PlantedFaults, garbled
-from support.loopback import Loopback, Quiet
-
-Answer = tuple[int, dict[str, str], bytes]  # status, headers, body
+from simulators.object_stores.bucket_objects import Blob, RefusedError
+from simulators.object_stores.object_service import Answer, ObjectHandler, ObjectService
 
 COMPOSED = 32  # objects that are joined by one request
 CHUNK = 256 << 10  # resumable uploads come in multiples of this many bytes
@@ -45,23 +40,14 @@ class _Upload:
     done: Blob | None = None
 
 
-class BucketServer(Loopback, Buckets, PlantedFaults):
+class BucketServer(ObjectService[_Upload]):
     """Buckets in memory, served by threads of this process."""
 
     def __init__(self) -> None:
-        Buckets.__init__(self)
-        Loopback.__init__(self, _Handler, "bucket")
-        PlantedFaults.__init__(self)
-        self.closing = threading.Event()
+        super().__init__(_Handler, "bucket")
         self.requester_pays: set[str] = set()  # buckets
         self.admits: str | None = None  # the token that requests have to carry; empty: they must have none; None: any
         self.sent = 0  # bytes of objects' contents that were answered
-        self.uploads: dict[str, _Upload] = {}
-        self._ids = itertools.count(1)
-
-    def __exit__(self, *raised: object) -> None:
-        self.closing.set()
-        super().__exit__(*raised)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -73,13 +59,6 @@ class BucketServer(Loopback, Buckets, PlantedFaults):
             "GOOGLE_CLOUD_PROJECT": "lab",
             "NO_GCE_CHECK": "true",  # do not look for a metadata server
         }
-
-    def begin_upload(self, upload: _Upload) -> str:
-        with self.lock:
-            self.bucket(upload.bucket)
-            identity = f"upload-{next(self._ids)}"
-            self.uploads[identity] = upload
-        return identity
 
     def finish_upload(self, upload: _Upload) -> Blob:
         given = upload.resource
@@ -101,77 +80,17 @@ _BUCKET = re.compile(r"/storage/v1/b/([^/]+)")
 _UPLOAD = re.compile(r"/(?:resumable/)?upload/storage/v1/b/([^/]+)/o")
 
 
-class _Handler(Quiet):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    wbufsize = -1  # headers and body leave together
+class _Handler(ObjectHandler):
+    def answer(self, path: str, query: dict[str, str], body: bytes) -> Answer:
+        self._admitted()
+        self._pays(path, query)
+        return self._route(self.command, path, query, body)
 
-    def do_GET(self) -> None:
-        self._answer("GET")
-
-    def do_POST(self) -> None:
-        self._answer("POST")
-
-    def do_PUT(self) -> None:
-        self._answer("PUT")
-
-    def do_DELETE(self) -> None:
-        self._answer("DELETE")
-
-    def _answer(self, method: str) -> None:
-        body = self._body()
-        fault = self.server_of.fault(method, self.path)
-        if fault in ("drop", "hang"):
-            if fault == "hang":
-                self.server_of.closing.wait()
-            self.close_connection = True
-            return
-        if isinstance(fault, RefusedError):
-            self._error(fault)
-            return
-        parts = urlsplit(self.path)
-        query = {key: values[0] for key, values in parse_qs(parts.query, keep_blank_values=True).items()}
-        try:
-            self._admitted()
-            self._pays(parts.path, query)
-            status, headers, data = self._route(method, parts.path, query, body)
-        except RefusedError as refusal:
-            self._error(refusal)
-            return
-        if fault == "close":
-            self.close_connection = True
-            return
-        self._send(status, headers, garbled(data) if fault == "garble" else data, cut=fault == "truncate")
-
-    def _body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        found = bytearray()
-        while size := int(self.rfile.readline().split(b";")[0], 16):
-            found += self.rfile.read(size)
-            self.rfile.readline()
-        while self.rfile.readline().strip():
-            continue
-        return bytes(found)
-
-    def _send(self, status: int, headers: dict[str, str], data: bytes, *, cut: bool = False) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        with contextlib.suppress(ConnectionError):  # the client has closed the connection
-            self.wfile.write(data[: len(data) // 2] if cut else data)
-            self.wfile.flush()
-        if cut:
-            self.close_connection = True
-
-    def _error(self, refusal: RefusedError) -> None:
+    def refused(self, refusal: RefusedError) -> Answer:
         if refusal.status == 304:
-            self._send(304, {}, b"")
-            return
+            return 304, {}, b""
         error = {"code": refusal.status, "message": str(refusal), "errors": [{"reason": refusal.code or "lab"}]}
-        self._send(refusal.status, {"Content-Type": "application/json"}, json.dumps({"error": error}).encode())
+        return refusal.status, {"Content-Type": "application/json"}, json.dumps({"error": error}).encode()
 
     def _route(self, method: str, path: str, query: dict[str, str], body: bytes) -> Answer:
         server = self.server_of
@@ -226,16 +145,13 @@ class _Handler(Quiet):
             "ETag": f"g{blob.generation}",
         }
         total = len(blob.data)
-        wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
-        if not wanted or not (wanted[1] or wanted[2]):
+        wanted = self.byte_range(total)
+        if wanted is None:
             self._count(total)
             return 200, headers, blob.data
-        first = int(wanted[1]) if wanted[1] else max(0, total - int(wanted[2]))
-        last = min(int(wanted[2]), total - 1) if wanted[1] and wanted[2] else total - 1
-        if first >= total:
-            raise RefusedError(416, f"{total} bytes, {wanted[0]} wanted")
-        self._count(last + 1 - first)
-        return 206, {**headers, "Content-Range": f"bytes {first}-{last}/{total}"}, blob.data[first : last + 1]
+        first, end = wanted
+        self._count(end - first)
+        return 206, {**headers, "Content-Range": f"bytes {first}-{end - 1}/{total}"}, blob.data[first:end]
 
     def _count(self, size: int) -> None:
         with self.server_of.lock:

@@ -9,8 +9,8 @@ from urllib.parse import quote
 from xml.sax.saxutils import escape
 
 from simulators.object_stores.bucket_objects import Blob, RefusedError
+from simulators.object_stores.object_service import Answer
 
-Answer = tuple[int, dict[str, str], bytes]  # status, headers, body
 Fields = Sequence[tuple[str, Any]]  # (tag, text or fields)
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"

@@ -16,21 +16,19 @@ import contextlib
 import dataclasses
 import datetime
 import hashlib
-import itertools
 import re
 import threading
 import zlib
 from collections.abc import Callable, Iterator
 from email.utils import formatdate
-from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import google_crc32c
 
-from simulators.object_stores.bucket_objects import Blob, Buckets, RefusedError
+from simulators.object_stores.bucket_objects import Blob, RefusedError
+from simulators.object_stores.object_service import Answer, ObjectHandler, ObjectService
 from simulators.object_stores.s3_messages import (
-    Answer,
     completed,
     copied,
     error,
@@ -40,8 +38,7 @@ from simulators.object_stores.s3_messages import (
     started,
     xml,
 )
-from simulators.planted_faults import PlantedFaults, garbled
-from support.loopback import Loopback, Quiet
+from simulators.planted_faults import garbled
 
 SMALLEST_PART = 5 << 20  # bytes; of all parts of an upload but the last
 SKEW = 900.0  # seconds that a client's clock may differ
@@ -67,7 +64,7 @@ class _Upload:
     parts: dict[int, Blob] = dataclasses.field(default_factory=dict)
 
 
-class S3Server(Loopback, Buckets, PlantedFaults):
+class S3Server(ObjectService[_Upload]):
     """Buckets in memory, served by threads of this process.
 
     Attributes:
@@ -75,28 +72,17 @@ class S3Server(Loopback, Buckets, PlantedFaults):
         public: Whether requests without a signature may read.
         writes: What becomes of conditional writes.
         checksums: Whether ``x-amz-checksum-*`` is checked and answered, which older services ignore.
-        clock: Seconds that the server's clock is ahead.
     """
 
     def __init__(self) -> None:
-        Buckets.__init__(self)
-        Loopback.__init__(self, _Handler, "s3")
-        PlantedFaults.__init__(self)
-        self.closing = threading.Event()
+        super().__init__(_Handler, "s3")
         self.admits: dict[str, str] = {}
         self.public = False
         self.writes = CONDITIONAL
         self.checksums = True
-        self.clock = 0.0
         self.ranges: list[str] = []  # of requests for objects
         self.md5_sent = 0  # bodies that arrived with Content-MD5
         self.garbled_bodies = 0  # the next so many bodies change on their way to the service
-        self.uploads: dict[str, _Upload] = {}
-        self._ids = itertools.count(1)
-
-    def __exit__(self, *raised: object) -> None:
-        self.closing.set()
-        super().__exit__(*raised)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -112,13 +98,6 @@ class S3Server(Loopback, Buckets, PlantedFaults):
             "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
         }
 
-    def begin_upload(self, upload: _Upload) -> str:
-        with self.lock:
-            self.bucket(upload.bucket)
-            identity = f"upload-{next(self._ids)}"
-            self.uploads[identity] = upload
-        return identity
-
     def upload(self, identity: str) -> _Upload:
         with self.lock:
             if identity not in self.uploads:
@@ -126,58 +105,21 @@ class S3Server(Loopback, Buckets, PlantedFaults):
             return self.uploads[identity]
 
 
-class _Handler(Quiet):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    wbufsize = -1  # headers and body leave together
-
-    def do_GET(self) -> None:
-        self._answer("GET")
-
+class _Handler(ObjectHandler):
     def do_HEAD(self) -> None:
-        self._answer("HEAD")
+        self.do_GET()
 
-    def do_POST(self) -> None:
-        self._answer("POST")
+    def answer(self, path: str, query: dict[str, str], body: bytes) -> Answer:
+        bucket, _, name = unquote(path.lstrip("/")).partition("/")
+        self._admitted(self.command)
+        return self._route(self.command, bucket, name, query, body)
 
-    def do_PUT(self) -> None:
-        self._answer("PUT")
+    def refused(self, refusal: RefusedError) -> Answer:
+        status, headers, data = error(refusal)
+        return status, headers, b"" if self.command == "HEAD" else data
 
-    def do_DELETE(self) -> None:
-        self._answer("DELETE")
-
-    def _answer(self, method: str) -> None:
-        if self.headers.get("Expect", "").lower() == "100-continue":
-            self.wfile.flush()
-        body = self._body()
-        fault = self.server_of.fault(method, self.path)
-        if fault in ("drop", "hang"):
-            if fault == "hang":
-                self.server_of.closing.wait()
-            self.close_connection = True
-            return
-        parts = urlsplit(self.path)
-        query = {key: values[0] for key, values in parse_qs(parts.query, keep_blank_values=True).items()}
-        bucket, _, name = unquote(parts.path.lstrip("/")).partition("/")
-        try:
-            if isinstance(fault, RefusedError):
-                raise fault
-            self._admitted(method)
-            status, headers, data = self._route(method, bucket, name, query, body)
-        except RefusedError as refusal:
-            status, headers, data = error(refusal)
-            if method == "HEAD":
-                data = b""
-        if fault == "close":
-            self.close_connection = True
-            return
-        self._send(method, status, headers, garbled(data) if fault == "garble" else data, cut=fault == "truncate")
-
-    def _body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
-            body = b"".join(iter(self._chunk, b""))
-        else:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+    def body(self) -> bytes:
+        body = super().body()
         if not self.headers.get("x-amz-content-sha256", "").startswith("STREAMING"):
             return body
         found, start = bytearray(), 0  # chunks of the protocol's own: SIZE[;signature], bytes
@@ -188,27 +130,6 @@ class _Handler(Quiet):
                 return bytes(found)
             found += body[end + 2 : end + 2 + size]
             start = end + 4 + size
-
-    def _chunk(self) -> bytes:
-        size = int(self.rfile.readline().split(b";")[0], 16)
-        data = self.rfile.read(size)
-        self.rfile.readline()
-        return data
-
-    def _send(self, method: str, status: int, headers: dict[str, str], data: bytes, *, cut: bool = False) -> None:
-        self.send_response_only(status)
-        self.send_header("Date", formatdate(_now(self.server_of).timestamp(), usegmt=True))
-        for name, value in headers.items():
-            self.send_header(name, value)
-        if "Content-Length" not in headers and status != 204:
-            self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        with contextlib.suppress(ConnectionError):  # the client has closed the connection
-            if method != "HEAD":
-                self.wfile.write(data[: len(data) // 2] if cut else data)
-            self.wfile.flush()
-        if cut:
-            self.close_connection = True
 
     def _admitted(self, method: str) -> None:
         """RefusedError if a request has no accepted access key, an expired token, or a time of another day."""
@@ -226,7 +147,7 @@ class _Handler(Quiet):
         stamp = self.headers.get("x-amz-date", "")
         if stamp:
             given = datetime.datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=datetime.UTC)
-            if abs((given - _now(server)).total_seconds()) > SKEW:
+            if abs(given.timestamp() - server.now()) > SKEW:
                 raise RefusedError(
                     403, "The difference between the request time and the current time is too large.",
                     "RequestTimeTooSkewed",
@@ -366,17 +287,14 @@ class _Handler(Quiet):
         total = len(blob.data)
         if method == "GET":
             self.server_of.ranges.append(self.headers.get("Range", ""))
-        wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
-        if not wanted or not (wanted[1] or wanted[2]):
+        wanted = self.byte_range(total)
+        if wanted is None:
             return 200, {**headers, "Content-Length": str(total)}, blob.data
-        first = int(wanted[1]) if wanted[1] else max(0, total - int(wanted[2]))
-        last = min(int(wanted[2]), total - 1) if wanted[1] and wanted[2] else total - 1
-        if first >= total:
-            raise RefusedError(416, "The requested range is not satisfiable", "InvalidRange")
-        data = blob.data[first : last + 1] if method == "GET" else b""
+        first, end = wanted
+        data = blob.data[first:end] if method == "GET" else b""
         return (
             206,
-            {**headers, "Content-Range": f"bytes {first}-{last}/{total}", "Content-Length": str(last + 1 - first)},
+            {**headers, "Content-Range": f"bytes {first}-{end - 1}/{total}", "Content-Length": str(end - first)},
             data,
         )
 
@@ -443,10 +361,6 @@ def _part(data: bytes) -> Blob:
 def etag(blob: Blob) -> str:
     """Return an object's ETag. It is no MD5, as that of an encrypted object; a dash says so, as in those of parts."""
     return blob.etag or f"{blob.generation:032x}-1"
-
-
-def _now(server: Any) -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=server.clock)
 
 
 @contextlib.contextmanager

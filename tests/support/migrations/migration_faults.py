@@ -46,13 +46,13 @@ from support.engines.engine_runs import QUICK
 
 MODES = (WARM, LIVE, COLD)
 KINDS = ("operator", "source", "target", "sshd", "cut", "stall", "disk")
-# Lines that the journal of a move without a fault has, about: the moment is after one of them.
+# Lines that the journal of a migration without a fault has, about: the moment is after one of them.
 LINES = {WARM: 40, LIVE: 46, COLD: 36}
 DISK = 96 << 20
 STEPS = 1500  # of the run; a new one is begun before they are done
 RENEWED = 1000  # step from which no further move of the same run is begun
 STEP, REPLICAS = 0.3, 0.05  # seconds: of the run, and of a replica, which is faster on every host
-PATIENCE = 250.0  # seconds in which a move has to come to an end, or a run to go on
+PATIENCE = 250.0  # seconds in which a migration has to come to an end, or a run to go on
 TOLERANCE = 1e-4  # relative, of float32 losses
 FLAGS = (
     "--model.hidden_dim", "32", "--model.num_layers", "1", "--model.seq_len", "16",
@@ -227,7 +227,7 @@ class Campaign:
         status = self.runs[self.at].status() if self.runs else None
         return status.step if status is not None else STEPS
 
-    # ------------------------------------------------------------------------------------------ a move with a fault
+    # ---------------------------------------------------------------------------------------- a migration with a fault
 
     def move(self, seed: int, number: int) -> dict[str, Any]:
         """Run one migration, and return what happened. Raises BrokenPromiseError."""
@@ -298,7 +298,7 @@ class Campaign:
             plan = planning.make_plan(self.fleet, hosts, fleet_snapshot(self.fleet, hosts), request)
             refused = [check for check in preflight.run_checks(self.fleet, hosts, plan) if check.state == FAIL]
             if refused:
-                raise BrokenPromiseError(f"the preflight refused a sound move: {refused}")
+                raise BrokenPromiseError(f"the preflight refused a sound migration: {refused}")
         finally:
             hosts.close()
         return migration_process.start(self.fleet, plan)

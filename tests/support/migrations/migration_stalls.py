@@ -46,7 +46,7 @@ class StallCampaign(Campaign):
     """Both hosts are behind an SSH server and a link of their own."""
 
     patience = 900.0
-    pace = 0.6  # a move lasts minutes, and the run is not to be done before
+    pace = 0.6  # a migration lasts minutes, and the run is not to be done before
     renewed = 600
     sshd = ""  # further lines of the servers' configuration
 

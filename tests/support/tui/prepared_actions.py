@@ -13,7 +13,7 @@ from typing import Any
 from typing_extensions import override
 
 from midstream.check.check_result import PASS, Check
-from midstream.check.leftovers import AnyLeftover, Leftover, Skipped, SliceLeftover, SliceProblem
+from midstream.check.fleet_leftovers import AnyLeftover, Leftover, Skipped, SliceLeftover, SliceProblem
 from midstream.compare.baseline import Baseline
 from midstream.compare.comparison import Row as Estimated
 from midstream.costs.cost_report import CostReport, HostCost, MigrationCost, RunCost

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from textual.pilot import Pilot
@@ -12,7 +13,7 @@ from textual.strip import Strip
 from midstream.tui.app import MidstreamApp
 from midstream.watch.snapshot import Snapshot
 from support.paths import TESTS
-from support.tui.fleets import NOW
+from support.tui.fleets import NOW, small_fleet
 from support.tui.prepared_actions import PreparedActions, PreparedSnapshots
 from support.tui.scenes import Scene
 
@@ -61,6 +62,19 @@ async def settle(pilot: Pilot, until: Callable[[], bool] | None = None, *, tries
             return
         await pilot.pause(0.01)
     raise AssertionError(f"not settled after {tries} polls:\n{screen_text(app)}")
+
+
+@asynccontextmanager
+async def opened(
+    key: str, answers: PreparedActions | None = None, *, size: tuple[int, int] = (80, 24)
+) -> AsyncIterator[tuple[MidstreamApp, Pilot[int]]]:
+    """Run the app over a small fleet, and open a screen by its key."""
+    app = app_over(small_fleet(), answers)
+    async with app.run_test(size=size) as pilot:
+        await settle(pilot)
+        await pilot.press(key)
+        await settle(pilot)
+        yield app, pilot
 
 
 async def play(pilot: Pilot[Any], scene: Scene) -> None:

@@ -7,7 +7,7 @@ from midstream.tui.screens.fleet.fleet_screen import FleetScreen
 from midstream.tui.screens.migration.migration_screen import MigrationScreen
 from support.tui import fleets, prepared_migrations
 from support.tui.prepared_actions import PreparedActions
-from support.tui.screens import app_over, screen_text, settle
+from support.tui.screens import app_over, opened, screen_text, settle
 
 
 async def test_fleet_adds_hosts_from_ssh_configuration() -> None:
@@ -26,10 +26,7 @@ async def test_fleet_adds_hosts_from_ssh_configuration() -> None:
 
 async def test_stop_run_requires_the_run_name() -> None:
     actions = PreparedActions()
-    app = app_over(fleets.small_fleet(), actions)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("S")
-        await settle(pilot)
+    async with opened("S", actions) as (app, pilot):
         assert isinstance(app.screen, ConfirmScreen)
         await pilot.press(*"nan", "enter")
         await settle(pilot)

@@ -9,7 +9,7 @@ from midstream.headless.fleet.show_costs import text as cost_text
 from midstream.tui.screens.costs.costs_screen import CostsScreen
 from support.tui import fleets, prepared_actions
 from support.tui.prepared_actions import PreparedActions
-from support.tui.screens import app_over, check_golden, screen_text, settle
+from support.tui.screens import app_over, check_golden, opened, screen_text, settle
 
 REPORT = prepared_actions.COSTS
 
@@ -46,10 +46,7 @@ async def test_costs_of_hosts_runs_and_migrations() -> None:
 async def test_costs_of_another_period_are_collected_again() -> None:
     actions = PreparedActions()
     actions.cost_report = REPORT
-    app = app_over(fleets.small_fleet(), actions)
-    async with app.run_test(size=(100, 30)) as pilot:
-        await settle(pilot)
-        await pilot.press("5")
+    async with opened("5", actions, size=(100, 30)) as (app, pilot):
         await settle(pilot, lambda: "large" in screen_text(app))
         await pilot.press("p")
         await settle(pilot, lambda: "last 90 d" in screen_text(app) and "large" in screen_text(app))
@@ -61,10 +58,7 @@ async def test_costs_of_another_period_are_collected_again() -> None:
 async def test_costs_error_keeps_the_last_report() -> None:
     actions = PreparedActions()
     actions.cost_report = REPORT
-    app = app_over(fleets.small_fleet(), actions)
-    async with app.run_test(size=(100, 30)) as pilot:
-        await settle(pilot)
-        await pilot.press("5")
+    async with opened("5", actions, size=(100, 30)) as (app, pilot):
         await settle(pilot, lambda: "large" in screen_text(app))
         actions.cost_report = MidstreamError("the journal cannot be read", "look at it")
         await pilot.press("r")
@@ -77,10 +71,7 @@ async def test_costs_without_prices_show_hours_and_no_total() -> None:
     actions = PreparedActions()
     hosts = tuple(replace(host, price=None) for host in REPORT.hosts)
     actions.cost_report = replace(REPORT, hosts=hosts)
-    app = app_over(fleets.small_fleet(), actions)
-    async with app.run_test(size=(100, 30)) as pilot:
-        await settle(pilot)
-        await pilot.press("5")
+    async with opened("5", actions, size=(100, 30)) as (app, pilot):
         await settle(pilot, lambda: "31.5 h" in screen_text(app))
         assert "no price_per_hour in the fleet file, so no cost: large, small, desk" in screen_text(app)
         assert "in all" not in screen_text(app)
@@ -99,21 +90,15 @@ def test_cost_leaves_out_an_unknown_total() -> None:
 async def test_costs_that_cannot_be_collected_say_how_to_try_again() -> None:
     actions = PreparedActions()
     actions.cost_report = MidstreamError("the journal cannot be read", "look at it")
-    app = app_over(fleets.small_fleet(), actions)
-    async with app.run_test(size=(100, 30)) as pilot:
-        await settle(pilot)
-        await pilot.press("5")
+    async with opened("5", actions, size=(100, 30)) as (app, pilot):
         await settle(pilot, lambda: "the costs could not be collected." in screen_text(app))
-        assert "Press r to ask the hosts again." in screen_text(app)
+        assert "Press r to read the hosts again." in screen_text(app)
 
 
 async def test_costs_copy_their_command_and_show_the_selection() -> None:
     actions = PreparedActions()
     actions.cost_report = REPORT
-    app = app_over(fleets.small_fleet(), actions)
-    async with app.run_test(size=(100, 40)) as pilot:
-        await settle(pilot)
-        await pilot.press("5")
+    async with opened("5", actions, size=(100, 40)) as (app, pilot):
         await settle(pilot, lambda: "large" in screen_text(app))
         await pilot.press("p")
         await settle(pilot, lambda: "last 90 d" in screen_text(app) and "large" in screen_text(app))

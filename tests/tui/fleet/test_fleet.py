@@ -13,7 +13,7 @@ from midstream.tui.screens.run.run_screen import RunScreen
 from midstream.watch.snapshot import CONNECTING, DOWN, Snapshot
 from support.tui import fleets, prepared_migrations
 from support.tui.prepared_actions import PreparedActions, PreparedSnapshots
-from support.tui.screens import app_over, line_with, screen_text, settle
+from support.tui.screens import app_over, line_with, opened, screen_text, settle
 
 
 async def test_fleet_opens_on_runs_with_their_numbers() -> None:
@@ -168,10 +168,7 @@ async def test_fleet_migrations_open_their_screen() -> None:
 
 async def test_fleet_m_opens_wizard_or_running_migration() -> None:
     actions = PreparedActions()
-    app = app_over(fleets.small_fleet(), actions)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("m")
-        await settle(pilot)
+    async with opened("m", actions) as (app, pilot):
         assert isinstance(app.screen, WizardScreen)
         await pilot.press("escape")
         actions.views = (prepared_migrations.migration(),)

@@ -12,7 +12,7 @@ from midstream.tui.fleet_actions import FleetActions
 from midstream.tui.screens.slices.slices_screen import SlicesScreen
 from support.tui import fleets, prepared_actions
 from support.tui.prepared_actions import PreparedActions
-from support.tui.screens import app_over, check_golden, screen_text, settle
+from support.tui.screens import app_over, check_golden, opened, screen_text, settle
 
 FOUND = prepared_actions.SLICES
 
@@ -34,10 +34,7 @@ async def test_slices_list_shows_state_health_and_queue() -> None:
 
 async def test_slices_empty_list_shows_next_action() -> None:
     actions = PreparedActions()
-    app = app_over(fleets.small_fleet(), actions)
-    async with app.run_test(size=(100, 30)) as pilot:
-        await settle(pilot)
-        await pilot.press("4")
+    async with opened("4", actions, size=(100, 30)) as (app, pilot):
         await settle(pilot, lambda: "no Google Cloud project" in screen_text(app))
         actions.listing = SliceListing()
         await pilot.press("r")
@@ -50,10 +47,7 @@ async def test_slices_empty_list_shows_next_action() -> None:
 async def test_slices_error_keeps_last_list() -> None:
     actions = PreparedActions()
     actions.listing = FOUND
-    app = app_over(fleets.small_fleet(), actions)
-    async with app.run_test(size=(120, 30)) as pilot:
-        await settle(pilot)
-        await pilot.press("4")
+    async with opened("4", actions, size=(120, 30)) as (app, pilot):
         await settle(pilot, lambda: "READY" in screen_text(app))
         actions.listing = MidstreamError("no credentials for Google Cloud", "gcloud auth application-default login")
         await pilot.press("r")
@@ -66,10 +60,7 @@ async def test_slices_copy_their_command_and_show_the_selection() -> None:
     actions = PreparedActions()
     missing = CreatableSlice("big", "lab/us-central2-b/big", "v4-64", "spot", "its price is not in the fleet file")
     actions.listing = replace(FOUND, creatable=(missing,))
-    app = app_over(fleets.small_fleet(), actions)
-    async with app.run_test(size=(120, 50)) as pilot:
-        await settle(pilot)
-        await pilot.press("4")
+    async with opened("4", actions, size=(120, 50)) as (app, pilot):
         await settle(pilot, lambda: "READY" in screen_text(app))
         await pilot.press("y")
         assert app.clipboard == "midstream --status"

@@ -14,7 +14,7 @@ from midstream.tui.screens.migration.wizard import WizardScreen
 from support.accelerator_types import known
 from support.tui import fleets
 from support.tui.prepared_actions import PreparedActions
-from support.tui.screens import app_over, screen_text, settle
+from support.tui.screens import app_over, opened, screen_text, settle
 
 ESTIMATE = Estimate(
     "estimate", "v5e-16", True, True, 4, 8, None, 60.0, 16, "TPU v5 lite", 16 << 30, 1, 1, 64, 2048, 1000, 4, 2,
@@ -63,9 +63,7 @@ async def test_target_of_the_table_is_the_wizards_target() -> None:
 
 async def test_closing_the_table_ends_the_compilation() -> None:
     actions = PreparedActions()
-    app = app_over(fleets.small_fleet(), actions)
-    async with app.run_test(size=(100, 30)) as pilot:
-        await pilot.press("m")
+    async with opened("m", actions, size=(100, 30)) as (app, pilot):
         await settle(pilot, lambda: "downtime" in screen_text(app))
         await pilot.press("a", *"v5e-16", "enter")
         await settle(pilot, lambda: isinstance(app.screen, CompareScreen))

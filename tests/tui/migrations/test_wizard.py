@@ -27,7 +27,7 @@ from midstream.watch.snapshot import Snapshot
 from support.tui import fleets, prepared_migrations
 from support.tui.fleets import NOW
 from support.tui.prepared_actions import PreparedActions, PreparedSnapshots
-from support.tui.screens import app_over, screen_text, settle
+from support.tui.screens import app_over, opened, screen_text, settle
 
 
 def calls_of(actions: PreparedActions, name: str) -> list[Any]:
@@ -35,9 +35,7 @@ def calls_of(actions: PreparedActions, name: str) -> list[Any]:
 
 
 async def test_wizard_plan_shows_changed_numbers_and_command() -> None:
-    app = app_over(fleets.small_fleet())
-    async with app.run_test(size=(80, 45)) as pilot:
-        await pilot.press("m")
+    async with opened("m", size=(80, 45)) as (app, pilot):
         await settle(pilot, lambda: "downtime" in screen_text(app))
         text = screen_text(app)
         for words in (
@@ -57,20 +55,14 @@ async def test_wizard_plan_shows_changed_numbers_and_command() -> None:
 
 
 async def test_wizard_excludes_source_from_targets() -> None:
-    app = app_over(fleets.small_fleet())
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("m")
-        await settle(pilot)
+    async with opened("m") as (app, _):
         targets = [row.key for row in app.screen.query_one("#targets").rows]  # type: ignore[attr-defined]
         assert targets == ["large", "gpu2"]
 
 
 async def test_wizard_replans_for_other_target_or_checkpoint() -> None:
     actions = PreparedActions()
-    app = app_over(fleets.small_fleet(), actions)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("m")
-        await settle(pilot)
+    async with opened("m", actions) as (app, pilot):
         await pilot.press("j")
         await settle(pilot)
         await pilot.press("c", "j", "enter")
@@ -99,9 +91,7 @@ async def test_wizard_shows_lost_steps_and_warnings() -> None:
         estimate=replace(prepared_migrations.PLAN.estimate, steps_lost=4),
         policy=replace(prepared_migrations.PLAN.policy, warnings=("4 steps after the chosen checkpoint are lost",)),
     )
-    app = app_over(fleets.small_fleet(), actions)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("m")
+    async with opened("m", actions) as (app, pilot):
         await settle(pilot, lambda: "step-1200-a001  4 steps are discarded" in screen_text(app))
         assert "! 4 steps after the chosen checkpoint are lost" in screen_text(app)
 
@@ -109,9 +99,7 @@ async def test_wizard_shows_lost_steps_and_warnings() -> None:
 async def test_wizard_impossible_plan_shows_reason_and_blocks() -> None:
     actions = PreparedActions()
     actions.plan = UsageError("target large has 2 hosts", "the modes are cold, warm, live")
-    app = app_over(fleets.small_fleet(), actions)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("m")
+    async with opened("m", actions) as (app, pilot):
         await settle(pilot, lambda: "target large has 2 hosts" in screen_text(app))
         assert "the modes are cold, warm, live" in screen_text(app)
         await pilot.press("enter")
@@ -171,10 +159,7 @@ async def test_wizard_enter_before_the_plan_says_that_it_is_computed() -> None:
 
 
 async def test_wizard_checks_show_hints_and_warnings_do_not_block() -> None:
-    app = app_over(fleets.small_fleet())
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("m")
-        await settle(pilot)
+    async with opened("m") as (app, pilot):
         await pilot.press("enter")
         await settle(pilot, lambda: "Ready." in screen_text(app))
         text = screen_text(app)
@@ -186,10 +171,7 @@ async def test_wizard_checks_show_hints_and_warnings_do_not_block() -> None:
 async def test_wizard_verdict_is_visible_with_many_checks() -> None:
     actions = PreparedActions()
     actions.checks = tuple(Check(f"check {number}", PASS, "fine") for number in range(40))
-    app = app_over(fleets.small_fleet(), actions)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("m")
-        await settle(pilot)
+    async with opened("m", actions) as (app, pilot):
         assert "  risk  " in screen_text(app)
         await pilot.press("enter")
         await settle(pilot, lambda: "Ready." in screen_text(app))
@@ -199,10 +181,7 @@ async def test_wizard_verdict_is_visible_with_many_checks() -> None:
 async def test_wizard_lists_failed_checks_first() -> None:
     actions = PreparedActions()
     actions.checks = (*prepared_migrations.CHECKS * 5, prepared_migrations.REFUSAL)
-    app = app_over(fleets.small_fleet(), actions)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("m")
-        await settle(pilot)
+    async with opened("m", actions) as (app, pilot):
         await pilot.press("enter")
         await settle(pilot, lambda: "kill 811" in screen_text(app))
 
@@ -212,9 +191,7 @@ async def test_wizard_shows_cost_of_downtime() -> None:
     actions.plan = replace(
         prepared_migrations.PLAN, estimate=replace(prepared_migrations.PLAN.estimate, cost_per_hour=(12.0, 24.0))
     )
-    app = app_over(fleets.small_fleet(), actions)
-    async with app.run_test(size=(100, 30)) as pilot:
-        await pilot.press("m")
+    async with opened("m", actions, size=(100, 30)) as (app, pilot):
         await settle(pilot, lambda: "12.00 → 24.00" in screen_text(app))
         assert "costs about 0.14" in screen_text(app)
 
@@ -249,10 +226,7 @@ async def test_wizard_shows_checks_while_later_ones_run() -> None:
 async def test_wizard_failed_check_blocks_and_r_repeats_checks() -> None:
     actions = PreparedActions()
     actions.checks = (*prepared_migrations.CHECKS, prepared_migrations.REFUSAL)
-    app = app_over(fleets.small_fleet(), actions)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("m")
-        await settle(pilot)
+    async with opened("m", actions) as (app, pilot):
         await pilot.press("enter")
         await settle(pilot, lambda: "Cannot migrate: devices free: pid 811 uses device 0." in screen_text(app))
         assert "stop it on large: kill 811" in screen_text(app)
@@ -266,10 +240,7 @@ async def test_wizard_failed_check_blocks_and_r_repeats_checks() -> None:
 
 async def test_wizard_b_returns_to_plan() -> None:
     actions = PreparedActions()
-    app = app_over(fleets.small_fleet(), actions)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("m")
-        await settle(pilot)
+    async with opened("m", actions) as (app, pilot):
         await pilot.press("enter")
         await settle(pilot)
         await pilot.press("b")
@@ -280,10 +251,7 @@ async def test_wizard_b_returns_to_plan() -> None:
 
 async def test_wizard_starts_only_on_the_typed_run_name() -> None:
     actions = PreparedActions()
-    app = app_over(fleets.small_fleet(), actions)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("m")
-        await settle(pilot)
+    async with opened("m", actions) as (app, pilot):
         await pilot.press("enter")
         await settle(pilot, lambda: "Ready." in screen_text(app))
         await pilot.press("enter")
@@ -305,10 +273,7 @@ async def test_wizard_starts_only_on_the_typed_run_name() -> None:
 @pytest.mark.parametrize("keys", [("escape",), ("enter", "escape"), ("enter", "enter", "escape", "escape")])
 async def test_wizard_esc_at_any_step_changes_nothing(keys: tuple[str, ...]) -> None:
     actions = PreparedActions()
-    app = app_over(fleets.small_fleet(), actions)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("m")
-        await settle(pilot)
+    async with opened("m", actions) as (app, pilot):
         for key in keys:
             await pilot.press(key)
             await settle(pilot)
@@ -336,10 +301,7 @@ async def test_wizard_failed_start_shows_reason_and_stays() -> None:
 
 
 async def test_wizard_y_copies_command_line() -> None:
-    app = app_over(fleets.small_fleet())
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("m")
-        await settle(pilot)
+    async with opened("m") as (app, pilot):
         await pilot.press("y")
         await settle(pilot)
         assert (

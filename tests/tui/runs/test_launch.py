@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from textual import events
 from textual.widgets import Input
+from typing_extensions import override
 
 from midstream.check.check_result import PASS, Check
 from midstream.errors import MidstreamError
@@ -26,14 +28,12 @@ from support.tui import fleets, prepared_actions, prepared_migrations
 from support.tui.prepared_actions import PreparedActions
 from support.tui.prepared_migrations import REFUSAL
 from support.tui.scenes import fill
-from support.tui.screens import app_over, screen_text, settle
+from support.tui.screens import app_over, opened, screen_text, settle
 
 
 async def test_launch_asks_checks_confirms_and_opens_the_run() -> None:
     actions = PreparedActions()
-    app = app_over(fleets.small_fleet(), actions)
-    async with app.run_test(size=(100, 30)) as pilot:
-        await pilot.press("L")
+    async with opened("L", actions, size=(100, 30)) as (app, pilot):
         await settle(pilot, lambda: isinstance(app.screen, FormScreen))
         await pilot.press("enter")
         await settle(pilot)
@@ -67,9 +67,7 @@ async def test_launch_asks_checks_confirms_and_opens_the_run() -> None:
 
 
 async def test_launch_form_refuses_flags_of_another_run() -> None:
-    app = app_over(fleets.small_fleet())
-    async with app.run_test(size=(120, 30)) as pilot:
-        await pilot.press("L")
+    async with opened("L", size=(120, 30)) as (app, pilot):
         await settle(pilot, lambda: isinstance(app.screen, FormScreen))
         fill(app, config="configs/gpt2_nano.yaml", target="large", run_id="mine", flags="--trainer.id other")
         await pilot.press("enter")
@@ -80,9 +78,7 @@ async def test_launch_form_refuses_flags_of_another_run() -> None:
 
 
 async def test_launch_form_gives_keys_typed_fast_to_the_next_field() -> None:
-    app = app_over(fleets.small_fleet())
-    async with app.run_test(size=(100, 30)) as pilot:
-        await pilot.press("L")
+    async with opened("L", size=(100, 30)) as (app, pilot):
         await settle(pilot, lambda: isinstance(app.screen, FormScreen))
         for key in ("a", "down", "b", "tab", "c", "down", "d"):  # without waiting for any
             app.post_message(events.Key(key, key if len(key) == 1 else None))
@@ -93,9 +89,7 @@ async def test_launch_form_gives_keys_typed_fast_to_the_next_field() -> None:
 async def test_launch_that_fails_says_why_and_checks_again() -> None:
     actions = PreparedActions()
     actions.started = MidstreamError("gpu1: pip cannot reach pypi.org", "wheels: of the host in the fleet file")
-    app = app_over(fleets.small_fleet(), actions)
-    async with app.run_test(size=(100, 30)) as pilot:
-        await pilot.press("L")
+    async with opened("L", actions, size=(100, 30)) as (app, pilot):
         await settle(pilot, lambda: isinstance(app.screen, FormScreen))
         fill(app, config="mine.yaml", target="large", run_id="r1")
         await pilot.press("enter")
@@ -127,6 +121,23 @@ async def test_launch_with_a_failed_check_is_refused() -> None:
         await settle(pilot)
         assert isinstance(app.screen, LaunchScreen)
         assert not any(call[0] == "launch" for call in actions.calls)
+
+
+async def test_internal_error_of_a_launch_check_ends_the_preflight() -> None:
+    class FaultyActions(PreparedActions):
+        @override
+        def launch_checks(self, request: LaunchRequest) -> Iterator[Check]:
+            yield Check("answers", PASS, request.target)
+            raise ZeroDivisionError("devices")
+
+    app = app_over(fleets.small_fleet(), FaultyActions())
+    async with app.run_test(size=(100, 30)) as pilot:
+        await pilot.press("L")
+        await settle(pilot, lambda: isinstance(app.screen, FormScreen))
+        fill(app, config="mine.yaml", target="large", run_id="r1")
+        await pilot.press("enter")
+        await settle(pilot, lambda: "Cannot start: preflight: internal error" in screen_text(app))
+        assert "Fix it, then press r" in screen_text(app)
 
 
 @pytest.mark.parametrize("trained", [False, True])
@@ -171,9 +182,7 @@ async def test_stop_of_marked_runs_is_confirmed_once() -> None:
 
 async def test_clean_lists_leftovers_and_removes_after_confirmation() -> None:
     actions = PreparedActions()
-    app = app_over(fleets.small_fleet(), actions)
-    async with app.run_test(size=(120, 30)) as pilot:
-        await pilot.press("C")
+    async with opened("C", actions, size=(120, 30)) as (app, pilot):
         await settle(pilot, lambda: isinstance(app.screen, LeftoversScreen))
         await settle(pilot, lambda: "enter removes 1" in screen_text(app))
         for words in ("checkpoints/step-1300-a001", "kept: it changed 3 s ago", "gpu1 is skipped: gpu1: connection"):
@@ -188,9 +197,7 @@ async def test_clean_lists_leftovers_and_removes_after_confirmation() -> None:
 async def test_clean_lists_slices_and_deletes_those_that_have_ended() -> None:
     actions = PreparedActions()
     actions.left = prepared_actions.SLICE_LEFTOVERS
-    app = app_over(fleets.small_fleet(), actions)
-    async with app.run_test(size=(160, 30)) as pilot:
-        await pilot.press("C")
+    async with opened("C", actions, size=(160, 30)) as (app, pilot):
         await settle(pilot, lambda: "enter removes 1 leftover, after confirmation" in screen_text(app))
         text = screen_text(app)
         for words in ("kept: it is READY, and may be in use", "costs money or quota", "permission tpu.nodes.list"):
@@ -247,9 +254,7 @@ async def test_read_only_lists_leftovers_and_removes_none() -> None:
 
 async def test_wizard_settings_are_planned_with() -> None:
     actions = PreparedActions()
-    app = app_over(fleets.small_fleet(), actions)
-    async with app.run_test(size=(100, 30)) as pilot:
-        await pilot.press("m")
+    async with opened("m", actions, size=(100, 30)) as (app, pilot):
         await settle(pilot, lambda: isinstance(app.screen, WizardScreen))
         await pilot.press("s")
         await settle(pilot, lambda: isinstance(app.screen, FormScreen))

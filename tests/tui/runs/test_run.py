@@ -96,7 +96,7 @@ async def test_run_that_was_started_says_what_it_does_and_since_when() -> None:
     begins = fleets.run("new", state=records.COMPILING, step=0, curve=())
     assert begins.lineage is not None
     compiling = fleets.labelled(begins, 24 / 3600)
-    silent = replace(begins, status=None, lineage=None)
+    just_started = replace(begins, status=None, lineage=None)
     failed = replace(begins, running=False, status=None, ended_without_status=True, exit=ended)
     app = app_over(fleets.small_fleet())
     assert isinstance(app.source, PreparedSnapshots)
@@ -106,7 +106,7 @@ async def test_run_that_was_started_says_what_it_does_and_since_when() -> None:
         await settle(pilot, lambda: "Its host has not reported it yet." in screen_text(app))
         assert "new was started 30s ago." in screen_text(app)
         for run, words in (
-            (silent, ("Starting on small for 30s: its process has not reported yet.", "starting for 30s  small")),
+            (just_started, ("Starting on small for 30s: its process has not reported yet.", "starting for 30s  small")),
             (compiling, ("Starting on small for 24s: compiling.", "compiling for 24s")),
             (
                 failed,

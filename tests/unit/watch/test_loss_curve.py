@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.watch.runs.loss_curve import LossCurve
+from midstream.watch.runs.metric_columns import MetricColumns
 from midstream_engine import records
 from support.migrations.spliced_rows import splice
 
@@ -82,19 +83,26 @@ def test_view_reads_like_a_list() -> None:
     assert view == list(view)
 
 
-def test_appending_to_a_long_curve_is_fast() -> None:
+def test_appending_reads_new_rows_alone_and_copies_none(monkeypatch: pytest.MonkeyPatch) -> None:
     curve = LossCurve()
-    curve.extend(1, [{"global_step": step, "train/loss": 0.0} for step in range(300_000)])
+    curve.extend(1, [{"global_step": step, "train/loss": 0.0} for step in range(3000)])
+    read: list[int] = []
+    value = MetricColumns.value
 
-    def seconds(count: int) -> float:
-        began = time.perf_counter()
-        for step in range(count):
-            curve.extend(1, [{"global_step": 300_000 + step, "train/loss": 0.0}])
-            curve.rows()
-        return time.perf_counter() - began
+    def counted(columns: MetricColumns, index: int, name: str) -> object:
+        read.append(index)
+        return value(columns, index, name)
 
-    # A splice of 300,000 rows takes about 0.2 s: 200 of them 40 s.
-    assert seconds(200) < 2.0
+    monkeypatch.setattr(MetricColumns, "value", counted)
+    for step in range(3000, 3200):
+        before = curve.rows()
+        curve.extend(1, [{"global_step": step, "train/loss": 0.0}])
+        assert curve.rows().continues(before)
+    assert read == list(range(3000, 3200))
+    curve.restart(2)
+    assert len(read) == 200, "an attempt without rows changes nothing"
+    curve.set_records(lineage({1: 1}), None)
+    assert len(read) == 200 + 3200, "other records: all rows are read again"
 
 
 @settings(max_examples=100, deadline=None, print_blob=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def clean(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     """List leftovers of one run or all on reachable hosts; with ``--yes`` remove them."""
-    from midstream.check.leftovers import Examined, Skipped, find_leftovers
+    from midstream.check.fleet_leftovers import Examined, Skipped, find_leftovers
     from midstream.hosts.host_pool import HostPool
 
     rows = [("HOST", "RUN", "LEFTOVER", "KIND", "SIZE", "")]
@@ -59,7 +59,7 @@ def _slices(fleet: Fleet, remove: bool, output: Output) -> tuple[int, int]:
 
     Returns how many were found, and how many of them can be removed and stay.
     """
-    from midstream.check.leftovers import SliceProblem
+    from midstream.check.fleet_leftovers import SliceProblem
     from midstream.check.slice_leftovers import find_slice_leftovers
     from midstream.listing import documents
 

@@ -28,7 +28,7 @@ def check(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], ou
     from midstream.launch.progress_line import reporter
 
     if options.rehearse is not None and options.check in fleet.unavailable:
-        from midstream.headless.fleet.slice_check import check_slice
+        from midstream.headless.fleet.check_slice import check_slice
 
         # There is no host to rehearse on: the compiler alone says whether it fits.
         config = options.rehearse or REHEARSAL_CONFIG
@@ -47,7 +47,7 @@ def check(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], ou
         checks = _print(check_target(fleet, hosts, target), output)
         failed = any(check.state == FAIL for check in checks)
         if options.rehearse is not None and failed:
-            from midstream.headless.fleet.slice_check import check_busy
+            from midstream.headless.fleet.check_slice import check_busy
 
             # Nothing is rehearsed beside what a check found: the compiler alone says whether the step fits.
             fit = check_busy(fleet, target.name, options.rehearse or REHEARSAL_CONFIG, engine, output)

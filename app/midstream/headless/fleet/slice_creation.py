@@ -73,7 +73,7 @@ def _check_fit(fleet: Fleet, options: argparse.Namespace, name: str, engine: tup
     """
     from midstream.compare.slice_fit import require_fit
     from midstream.compare.subject import of_import
-    from midstream.headless.fleet.slice_check import subject_for
+    from midstream.headless.fleet.check_slice import subject_for
     from midstream.headless.migration.import_run import host_path_of
     from midstream.hosts.host_pool import HostPool
     from midstream.launch.progress_line import reporter

@@ -102,9 +102,9 @@ def _occupants(fleet: Fleet, hosts: HostPool, name: str, place: str) -> _Occupan
             return _Occupants()
         return _Occupants(unknown=f"what trains on {name} is unknown: {missing.message if missing else 'no workers'}")
     snapshot = fleet_snapshot(fleet, hosts, remember=False)
-    silent = [host for host in snapshot.hosts if host.link != "live"]
-    unknown = "; ".join(f"{host.name} does not answer ({host.error or 'no answer'})" for host in silent[:3])
-    return _Occupants(_training(snapshot), f"what trains there may be unknown: {unknown}" if silent else "")
+    unreachable = [host for host in snapshot.hosts if host.link != "live"]
+    unknown = "; ".join(f"{host.name} does not answer ({host.error or 'no answer'})" for host in unreachable[:3])
+    return _Occupants(_training(snapshot), f"what trains there may be unknown: {unknown}" if unreachable else "")
 
 
 def _training(snapshot: Snapshot) -> tuple[RunView, ...]:

@@ -9,7 +9,7 @@ from midstream.counts import count
 from midstream.errors import Exit, UsageError
 from midstream.fleet.quantities import parse_duration
 from midstream.headless.fleet_snapshot import unknown_run
-from midstream.json_events import NOTIFICATIONS
+from midstream.json_events.notifications import NOTIFICATIONS
 from midstream.output import Output
 
 if TYPE_CHECKING:

@@ -82,7 +82,7 @@ def text(subject: Subject, rows: Sequence[Row], present: Baseline | None = None)
 
     ``present``: the run as it trains now, the first row.
     """
-    moves = any(row.move is not None for row in rows)
+    migrates = any(row.migration is not None for row in rows)
     head: tuple[str, ...] = (
         "CANDIDATE",
         "DEVICES",
@@ -94,13 +94,13 @@ def text(subject: Subject, rows: Sequence[Row], present: Baseline | None = None)
         "TO THE END",
         "COST",
     )
-    lines: list[tuple[str, ...]] = [(*head, "MOVE", "PAYS AFTER") if moves else head]
+    lines: list[tuple[str, ...]] = [(*head, "MIGRATION", "PAYS AFTER") if migrates else head]
     if present is not None:
         cells = _present_cells(present)
-        lines.append((*cells, "", "") if moves else cells)
+        lines.append((*cells, "", "") if migrates else cells)
     for row in rows:
         cells = _cells(row)
-        lines.append((*cells, *_move_cells(row)) if moves else cells)
+        lines.append((*cells, *_migration_cells(row)) if migrates else cells)
     found = table(lines)
     found += ["", *notes(subject, rows)]
     return found
@@ -128,7 +128,7 @@ def notes(subject: Subject, rows: Sequence[Row]) -> list[str]:
     known = {row.calibration for row in rows if row.calibration is not None}
     lines += sorted(each.describe() for each in known)
     if subject.run is not None and not subject.run.step_seconds:
-        lines.append(f"{subject.name}: no step is measured yet, so that nothing says when a move pays for itself")
+        lines.append(f"{subject.name}: no step is measured yet, so that nothing says when a migration pays for itself")
     if any(row.calibration is None and row.step is not None for row in rows):
         lines.append("estimates of the compiled program, not measured on these accelerators yet")
     return lines
@@ -177,14 +177,14 @@ def _present_cells(present: Baseline) -> tuple[str, ...]:
     )
 
 
-def _move_cells(row: Row) -> tuple[str, str]:
-    if row.move is None:
+def _migration_cells(row: Row) -> tuple[str, str]:
+    if row.migration is None:
         return "", ""
-    words = duration(row.move.seconds)
-    if row.move.cost is None:
+    words = duration(row.migration.seconds)
+    if row.migration.cost is None:
         return words, ""
-    words += f", {amount(row.move.cost.migration)}"
-    hours = row.move.cost.pays_after_hours
+    words += f", {amount(row.migration.cost.migration)}"
+    hours = row.migration.cost.pays_after_hours
     return words, "never" if hours is None else duration(hours * 3600)
 
 

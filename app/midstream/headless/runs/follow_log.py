@@ -44,7 +44,7 @@ def follow_log(
     Raises:
         RemoteError: The log cannot be read.
     """
-    follower, silent = LogFollower(host, path, LAST_LINES), False
+    follower, unreachable = LogFollower(host, path, LAST_LINES), False
     while True:
         try:
             # Before the lines: those of an attempt that has ended are complete.
@@ -55,12 +55,12 @@ def follow_log(
         except RemoteError:
             raise
         except HostError as error:
-            if not silent:
+            if not unreachable:
                 output.message(f"midstream: {error.message}; trying again until it answers")
-            silent = True
+            unreachable = True
             wait(RETRY_INTERVAL)
             continue
-        silent = False
+        unreachable = False
         if not found.running:
             break
         wait(POLL_INTERVAL)

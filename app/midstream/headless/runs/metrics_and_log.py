@@ -59,8 +59,8 @@ def _chart_of(options: argparse.Namespace) -> tuple[Path, Chart]:
         UsageError: A flag is invalid.
     """
     from midstream.charts.chart import NO_RANGE, Chart, parse_range
+    from midstream.charts.chart_file import check_path
     from midstream.charts.smoothing import parse_factor
-    from midstream.charts.write import check_path
 
     return check_path(options.plot), Chart(
         options.metric or "train/loss",
@@ -76,8 +76,8 @@ def _chart_of(options: argparse.Namespace) -> tuple[Path, Chart]:
 
 def _plot(path: Path, chart: Chart, runs: Sequence[RunView], output: Output) -> int:
     """Write the chart of the runs to a file."""
+    from midstream.charts.chart_file import write_chart
     from midstream.charts.run_lines import lines_of, metric_names
-    from midstream.charts.write import write_chart
     from midstream.fleet.fleet import nearest
 
     metric = chart.metric

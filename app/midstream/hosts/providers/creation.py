@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
-from collections.abc import Callable, Sequence
 from enum import Enum, auto
-from typing import Protocol
 
 from midstream.counts import count
+from midstream.hosts.providers import deletion, slice_service
 from midstream.hosts.providers.provider import (
     TOKEN_LABEL,
     ErrorKind,
@@ -28,6 +26,7 @@ from midstream.hosts.providers.provider import (
     SliceStatus,
     format_duration,
 )
+from midstream.hosts.providers.slice_service import Service
 
 MAX_START_CALLS = 5  # while the service does not answer
 READY_POLLS = 2  # consecutive polls that have to report it ready: states flap
@@ -36,59 +35,6 @@ NOT_FOUND_TIME = 30.0  # seconds that a slice that was requested may not be list
 REPORT_INTERVAL = 60.0  # seconds after which an unchanged state is reported again
 UNANSWERED_TIME = 900.0  # seconds awake without an answer, after which a creation whose time is over is ended
 GRANTED_TIME = 900.0  # seconds that machines may take after a queue has granted them
-DELETE_TIMEOUT = 900.0  # seconds
-PASSING = (ErrorKind.UNAVAILABLE, ErrorKind.RATE, ErrorKind.BUSY)  # what a look's failure may end by itself
-FIND_TIMEOUT = 60.0  # seconds that the looks before a deletion may fail
-
-
-def clock() -> float:
-    """Return seconds that include those in which this machine sleeps.
-
-    This is unlike `time.monotonic` on Linux.
-    """
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.time()
-
-
-def awake_clock() -> float:
-    """Return seconds without those in which this machine sleeps.
-
-    It gets no answers then.
-    """
-    return time.monotonic()
-
-
-class Service(Protocol):
-    """One slice at its service.
-
-    All methods raise ProviderError; its kind says whether a call had an effect.
-
-    UNAVAILABLE: there was no answer, and the call may have had its effect. RATE: refused for now, without effect. Every
-    other kind: refused. EXISTS: something has that name, perhaps by the same call before.
-    """
-
-    path: str  # PROJECT/ZONE/NAME
-    text: str  # what is requested, in words: "v3-32, spot, queued"
-    partial: bool  # a part of it was created before a refusal
-    by_hand: str  # the command of the provider's own tool that deletes it
-
-    def find(self) -> Slice | None:
-        """Look once, without retries.
-
-        Returns None if the service answers that nothing has the name.
-        """
-        ...
-
-    def start(self, token: str) -> None:
-        """Send the request. May be called again with the same token."""
-        ...
-
-    def failure(self) -> ProviderError | None:
-        """Return the error that ended the request; None while it runs or has succeeded."""
-        ...
-
-    def remove(self, found: Slice) -> None:
-        """Request the deletion of everything that belongs to ``found``."""
-        ...
 
 
 class _Stage(Enum):
@@ -119,7 +65,7 @@ def create(
     """
     failure, nothing = f"{name} cannot be created", "nothing was created, nothing costs money"
     try:
-        found = find_patiently(service.find)
+        found = slice_service.find_patiently(service.find)
     except ProviderError as error:
         raise ProviderError(f"{failure}: {error.message}; {nothing}", error.hint, error.kind) from error
     if found is not None and found.status in (SliceStatus.PREEMPTED, SliceStatus.FAILED):
@@ -131,7 +77,7 @@ def create(
             )
         progress(f"{found.path} is {found.state}: it is deleted first")
         try:
-            delete(service, found, progress)
+            deletion.delete(service, found, progress)
         except ProviderError as error:
             left = f"what is left of {found.path} may cost money: midstream --delete {found.path}"
             raise ProviderError(f"{failure}: {error.message}; {left}", error.hint, error.kind, left) from error
@@ -175,15 +121,15 @@ class _Creation:
     ) -> None:
         self.service, self.name, self.path, self.limit = service, name, service.path, limit
         self.token, self.report, self.cancel = secrets.token_hex(6), progress, cancel
-        self._began = clock()
+        self._began = slice_service.clock()
         self._stage = _Stage.NOT_STARTED
         self._foreign = foreign  # a slice exists that midstream did not create
         self._unanswered = ""  # the last look's error, if it failed
-        self._silent_since = 0.0  # when the looks began to fail
+        self._unanswered_since = 0.0  # when the looks began to fail
         self._seen = self._began  # when a look last found the slice
 
     def _waited(self) -> float:
-        return clock() - self._began
+        return slice_service.clock() - self._began
 
     def _look(self) -> tuple[bool, Slice | None]:
         """Look once. False if the look failed, which is reported and is no evidence."""
@@ -191,13 +137,13 @@ class _Creation:
             found = self.service.find()
         except ProviderError as error:
             if not self._unanswered:
-                self._silent_since = awake_clock()
+                self._unanswered_since = slice_service.awake_clock()
             if error.message != self._unanswered:
                 self.report(f"{self.path}: no answer ({error.message}); it is looked up again")
             self._unanswered = error.message
             return False, None
         self._unanswered = ""
-        self._seen = clock() if found is not None else self._seen
+        self._seen = slice_service.clock() if found is not None else self._seen
         return True, found
 
     # ------------------------------------------------------------------------------------------------ request
@@ -243,7 +189,7 @@ class _Creation:
             answered, found = self._look()
             if answered:
                 return found is not None and found.labels.get(TOKEN_LABEL) == self.token
-            if self._is_silent():
+            if self._is_unanswered():
                 return True  # unknown: its deletion checks the token again
             polling.wait()
 
@@ -271,9 +217,9 @@ class _Creation:
                     return found
                 self._check_found(found, missing_polls)
                 now = found.text() if found is not None else "requested"
-                if now != reported or clock() - reported_at > REPORT_INTERVAL:
+                if now != reported or slice_service.clock() - reported_at > REPORT_INTERVAL:
                     self.report(f"{self.path}: {now} ({format_duration(self._waited())})")
-                    reported, reported_at = now, clock()
+                    reported, reported_at = now, slice_service.clock()
             if waited > self._limit(found) and not ready_polls:
                 self._check_limit(answered=answered)
             polling.wait()
@@ -284,7 +230,7 @@ class _Creation:
         The service reports that.
         """
         if found is None:
-            if missing_polls >= NOT_FOUND_POLLS and clock() - self._seen > NOT_FOUND_TIME:
+            if missing_polls >= NOT_FOUND_POLLS and slice_service.clock() - self._seen > NOT_FOUND_TIME:
                 raise ProviderError(
                     f"{self.name} cannot be created: {self.path} no longer exists", "", ErrorKind.NOT_FOUND
                 )
@@ -302,17 +248,17 @@ class _Creation:
         granted = found is not None and bool(found.queued) and found.node
         return self.limit + (GRANTED_TIME if granted else 0.0)
 
-    def _is_silent(self) -> bool:
+    def _is_unanswered(self) -> bool:
         """Return whether the time is over and the service has not answered for too long."""
-        silent = awake_clock() - self._silent_since if self._unanswered else 0.0
-        return self._waited() > self.limit and silent > UNANSWERED_TIME
+        unanswered = slice_service.awake_clock() - self._unanswered_since if self._unanswered else 0.0
+        return self._waited() > self.limit and unanswered > UNANSWERED_TIME
 
     def _check_limit(self, *, answered: bool) -> None:
         """Raise ProviderError if the time is over.
 
         Without an answer the slice may be ready, and the wait goes on.
         """
-        if not answered and not self._is_silent():
+        if not answered and not self._is_unanswered():
             return
         why = "" if answered else f", and the service has not answered since ({self._unanswered})"
         raise ProviderError(
@@ -372,80 +318,12 @@ class _Creation:
         """
         polls, polling = 1 if self._stage == _Stage.STARTED else NOT_FOUND_POLLS, Polling()
         for poll in range(polls):
-            found = find_patiently(self.service.find, also=(ErrorKind.CREDENTIALS,))
+            found = slice_service.find_patiently(self.service.find, also=(ErrorKind.CREDENTIALS,))
             if found is not None:
                 if found.labels.get(TOKEN_LABEL) != self.token:
                     return False  # another slice of the same name
-                delete(self.service, found, self.report)
+                deletion.delete(self.service, found, self.report)
                 return True
             if poll + 1 < polls:
                 polling.wait()
         return self._stage == _Stage.STARTED
-
-
-def find_patiently(find: Callable[[], Slice | None], also: Sequence[ErrorKind] = ()) -> Slice | None:
-    """Look until a look succeeds, for `FIND_TIMEOUT` seconds.
-
-    Refusals that do not pass are raised at once: missing permissions, wrong names. ``also``: kinds that may pass.
-
-    Raises:
-        ProviderError: No look succeeded in time; it is the last error.
-    """
-    deadline, polling = awake_clock() + FIND_TIMEOUT, Polling()
-    while True:
-        try:
-            return find()
-        except ProviderError as error:
-            if error.kind not in (*PASSING, *also) or awake_clock() > deadline:
-                raise
-        polling.wait()
-
-
-def delete(service: Service, found: Slice, progress: Progress) -> None:
-    """Delete a slice, and wait until nothing of it exists.
-
-    Args:
-        service: The slice at its service.
-        found: The slice as it was found.
-        progress: Gets lines of progress.
-
-    Raises:
-        ProviderError: Something remains.
-    """
-    began, answered, requested, problem = clock(), clock(), False, ""
-    polling = Polling()
-    while True:
-        try:
-            now = service.find()
-            if now is None or _is_another(found, now):
-                progress(f"{found.path} is deleted")
-                return
-            if not requested or "DELETING" not in (now.state, now.queued):
-                service.remove(now)
-                if not requested:
-                    progress(f"{found.path}: it is being deleted")
-                requested = True
-            answered, problem = clock(), ""
-        except ProviderError as error:
-            requested = requested or error.kind == ErrorKind.NOT_FOUND
-            refused = error.kind in (ErrorKind.PERMISSION, ErrorKind.INVALID, ErrorKind.DISABLED)
-            if refused or (error.kind == ErrorKind.CREDENTIALS and clock() - answered > FIND_TIMEOUT):
-                message = f"{found.path} cannot be deleted: {error.message}"
-                raise ProviderError(message, error.hint, error.kind) from error
-            if error.kind == ErrorKind.BUSY:
-                answered = clock()
-            problem = f": {error.message}"  # busy with its creation, or not answering: tried again
-        if clock() - began > DELETE_TIMEOUT:
-            raise ProviderError(
-                f"{found.path} still exists after {format_duration(DELETE_TIMEOUT)}{problem}", "", ErrorKind.TIMEOUT
-            )
-        polling.wait()
-
-
-def _is_another(before: Slice, now: Slice) -> bool:
-    """Return whether the name belongs to a later slice.
-
-    Another user created it after the first was deleted.
-    """
-    token, other = before.labels.get(TOKEN_LABEL), now.labels.get(TOKEN_LABEL)
-    return bool(token and token != other) or bool(before.identity and now.identity and before.identity != now.identity)

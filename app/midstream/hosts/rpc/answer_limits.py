@@ -148,7 +148,7 @@ def read_line(
     what: str,
     limit: int = LINE_LIMIT,
     seconds: float = LINE_TIMEOUT,
-    silence: float | None = None,
+    first_byte_timeout: float | None = None,
 ) -> bytes:
     """Read the next line of a program; empty at its end.
 
@@ -157,16 +157,16 @@ def read_line(
         what: Name of the program in messages.
         limit: Most bytes of the line.
         seconds: Longest time from its first byte to its end.
-        silence: Longest time before its first byte, in seconds; None: unlimited.
+        first_byte_timeout: Longest time before its first byte, in seconds; None: unlimited.
 
     Raises:
         AnswerTooLargeError: It is longer than ``limit`` bytes.
         ConnectionLostError: It does not end within ``seconds`` of its first byte, or does not begin within
-            ``silence`` seconds.
+            ``first_byte_timeout`` seconds.
     """
     stdout = cast(Any, process.stdout)
     try:
-        process.limit_reading(Deadline(silence) if silence is not None else None)
+        process.limit_reading(Deadline(first_byte_timeout) if first_byte_timeout is not None else None)
         if not stdout.peek(1):
             return b""
         process.limit_reading(Deadline(seconds))
@@ -179,7 +179,9 @@ def read_line(
     return line
 
 
-def lines_of(process: Process, what: str, limit: int = LINE_LIMIT, silence: float | None = None) -> Iterator[bytes]:
+def lines_of(
+    process: Process, what: str, limit: int = LINE_LIMIT, first_byte_timeout: float | None = None
+) -> Iterator[bytes]:
     """Yield the lines of a program. Raises as `read_line`."""
-    while line := read_line(process, what, limit, silence=silence):
+    while line := read_line(process, what, limit, first_byte_timeout=first_byte_timeout):
         yield line

@@ -204,7 +204,7 @@ def _call_once(host: Host, python: str, function: str, line: bytes, timeout: flo
                 f"{host.name}: {function} was ended by signal {-done.returncode} before it answered",
                 "was it short of memory? run the same again",
             ) from None
-        raise _silent(host, python, function, done.returncode, done.stderr.decode(errors="replace")) from None
+        raise _no_answer(host, python, function, done.returncode, done.stderr.decode(errors="replace")) from None
     return answer
 
 
@@ -245,7 +245,7 @@ def _start(host: Host, name: str, line: bytes, window: int | None) -> Process:
             if printed >= PREAMBLE_LIMIT:
                 raise too_large(host.name, f"{name}, before it began,", PREAMBLE_LIMIT, FORCED)
         code = process.wait(EXIT_TIMEOUT)
-        raise _silent(host, host.remote_python, name, code, process.stderr_text())
+        raise _no_answer(host, host.remote_python, name, code, process.stderr_text())
     except (OSError, EOFError) as error:  # a timeout is one, too
         process.close()
         raise ConnectionLostError(f"{host.name}: lost contact as {name} was started", "run the same again") from error
@@ -259,7 +259,7 @@ def no_python(host: Host) -> HostError:
     return HostError(f"{host.name}: no Python 3.8 or newer there", "install python3, or name one with `python:`")
 
 
-def _silent(host: Host, python: str, function: str, code: int, stderr: str) -> RemoteError:
+def _no_answer(host: Host, python: str, function: str, code: int, stderr: str) -> RemoteError:
     words = stderr.strip().splitlines()
     return RemoteError(
         f"{host.name}: {function} gave no answer (exit {code}): {words[-1].strip() if words else 'no message'}",

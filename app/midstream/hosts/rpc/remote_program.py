@@ -32,7 +32,7 @@ def reports(process: Process, function: str = "a program") -> Iterator[Any]:
 
     Raises ValueError for a malformed line, else as `read_line`.
     """
-    for line in lines_of(process, function, silence=LINE_TIMEOUT):
+    for line in lines_of(process, function, first_byte_timeout=LINE_TIMEOUT):
         yield decode(line)
 
 
@@ -73,7 +73,7 @@ def _reports(
 ) -> Iterator[Report]:
     function = name_of(reporting.program)
     complete = False
-    for line in lines_of(process, function, silence=LINE_TIMEOUT):
+    for line in lines_of(process, function, first_byte_timeout=LINE_TIMEOUT):
         try:
             value = decode(line)
             report = report_of(host.name, reporting, value)

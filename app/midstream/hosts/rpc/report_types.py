@@ -11,7 +11,8 @@ from typing import Annotated, Any, Generic, NotRequired, ParamSpec, TypedDict, T
 
 from midstream.remote.copy import growing_checkpoint
 from midstream.remote.machine import compilation, environments, network
-from midstream.remote.runs.run_state import CheckpointName, RunId
+from midstream.remote.runs.run_checkpoints import CheckpointName
+from midstream.remote.runs.run_state import RunId
 from midstream.remote.shapes import FileName, Measured, Signed, Text
 from midstream.remote.verify import array_check, tree
 from midstream_engine import records

@@ -22,6 +22,7 @@ from midstream.migrate.execution.journal_recovery import hosts_report, reestabli
 from midstream.migrate.execution.lease_renewal import LeaseRenewal
 from midstream.migrate.journal import damaged_files, fleet_scope
 from midstream.migrate.journal import migration_directory as directories
+from midstream.migrate.journal.cached_view import START_TIMEOUT
 from midstream.migrate.journal.journal import (
     Journal,
     JournalError,
@@ -31,7 +32,7 @@ from midstream.migrate.journal.journal import (
     read_events,
     refuse_newer,
 )
-from midstream.migrate.journal.migration_directory import START_TIMEOUT, MigrationDirectory
+from midstream.migrate.journal.migration_directory import MigrationDirectory
 from midstream.migrate.journal.migration_view import MigrationView
 from midstream.migrate.notifications import notify
 from midstream.migrate.phases.context.migration import Migration, MovedOnError

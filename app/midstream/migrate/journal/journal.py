@@ -260,7 +260,7 @@ class JournalReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = 0  # its inode
+        self._inode: int = 0
         self._offset = 0
         self.content = Content()
         self.problem = ""  # why it cannot be read
@@ -273,15 +273,15 @@ class JournalReader:
         try:
             with self._path.open("rb") as file:
                 found = os.fstat(file.fileno())
-                if found.st_ino != self._file or found.st_size < self._offset:  # replaced or truncated
-                    self._file, self._offset, self.content = found.st_ino, 0, Content()
+                if found.st_ino != self._inode or found.st_size < self._offset:  # replaced or truncated
+                    self._inode, self._offset, self.content = found.st_ino, 0, Content()
                 file.seek(self._offset)
                 data = file.read()
                 self.problem = "" if found.st_size else "is empty"
         except OSError as error:
             missing = isinstance(error, FileNotFoundError)
             self.problem = "is missing" if missing else f"cannot be read: {error.strerror}"
-            self._file, self._offset, self.content = 0, 0, Content()
+            self._inode, self._offset, self.content = 0, 0, Content()
             return ()
         complete = data[: data.rfind(b"\n") + 1]
         self.partial = len(complete) < len(data)
@@ -290,7 +290,7 @@ class JournalReader:
             self.content.add_lines(complete.splitlines())
         except records.NewerFormatError as error:
             self.problem, self.newer = str(error).removeprefix("journal.jsonl: "), True
-            self._file, self._offset, self.content = 0, 0, Content()
+            self._inode, self._offset, self.content = 0, 0, Content()
         return tuple(self.content.events)
 
     @property

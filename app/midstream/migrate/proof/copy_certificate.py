@@ -10,7 +10,6 @@ the seal agree with the source's own, where it has any.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,18 +50,7 @@ def certify(
         reference_losses(restore),
         _continuity(step, target_rows, source_rows, precision(plan)),
     )
-    return Certificate(
-        migration=plan.migration,
-        run_id=plan.run_id,
-        source=plan.source,
-        target=plan.target,
-        step=step,
-        checkpoint=sealed.checkpoint,
-        root_digest=sealed.root_digest,
-        epoch=plan.epoch,
-        claims=claims,
-        issued=time.time(),
-    )
+    return Certificate.issue(plan, sealed, claims)
 
 
 def _verdict(holds: bool) -> str:

@@ -8,7 +8,6 @@ takeover is reported with it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -97,18 +96,7 @@ def certify(
         reference_losses(restore),
         _continuity(plan, source_rows, replica_rows, drift),
     )
-    return Certificate(
-        migration=plan.migration,
-        run_id=plan.run_id,
-        source=plan.source,
-        target=plan.target,
-        step=sealed.step,
-        checkpoint=sealed.checkpoint,
-        root_digest=sealed.root_digest,
-        epoch=plan.epoch,
-        claims=claims,
-        issued=time.time(),
-    )
+    return Certificate.issue(plan, sealed, claims)
 
 
 def _state(rehearsal: StartingPoint, restore: records.Restore, step: int) -> Claim:

@@ -9,7 +9,6 @@ where the script has the tap. *Environment*: versions on both sides.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -125,18 +124,7 @@ def certify(
         _data(rehearsed, past),
         _environment(evidence),
     )
-    return Certificate(
-        migration=plan.migration,
-        run_id=plan.run_id,
-        source=plan.source,
-        target=plan.target,
-        step=sealed.step,
-        checkpoint=sealed.checkpoint,
-        root_digest=sealed.root_digest,
-        epoch=plan.epoch,
-        claims=claims,
-        issued=time.time(),
-    )
+    return Certificate.issue(plan, sealed, claims)
 
 
 def _state(sealed: Sealed, restore: records.Restore) -> Claim:

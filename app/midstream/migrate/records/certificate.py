@@ -5,11 +5,14 @@ Its claims are made in `migrate/proof/`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+from midstream.migrate.records.facts import Sealed
 from midstream.migrate.records.json_values import fields_of
+from midstream.migrate.records.plan import Plan
 
 VERIFIED, CLAIM_FAILED, NOT_CHECKED = "verified", "failed", "not checked"
 COMPARED = ("continuity", "replay overlap")  # claims whose evidence has the losses of both sides, ``steps``
@@ -44,7 +47,7 @@ class Certificate:
     root_digest: str
     epoch: int
     claims: tuple[Claim, ...]
-    issued: float
+    issued: float  # UTC seconds
 
     @property
     def valid(self) -> bool:
@@ -63,6 +66,22 @@ class Certificate:
                 if (claim.needed and claim.verdict != VERIFIED) or (claim.verdict == CLAIM_FAILED and not claim.agreed)
             ),
             None,
+        )
+
+    @classmethod
+    def issue(cls, plan: Plan, sealed: Sealed, claims: tuple[Claim, ...]) -> Self:
+        """Return the certificate of a planned migration with these claims, issued now."""
+        return cls(
+            migration=plan.migration,
+            run_id=plan.run_id,
+            source=plan.source,
+            target=plan.target,
+            step=sealed.step,
+            checkpoint=sealed.checkpoint,
+            root_digest=sealed.root_digest,
+            epoch=plan.epoch,
+            claims=claims,
+            issued=time.time(),
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from midstream.fleet.fleet import Fleet
 from midstream.hosts.host import Host
 from midstream.migrate.source_and_target import host_files
 from midstream.remote.runs import run_state, standby_state
-from midstream.remote.runs.run_state import CheckpointSummary, RunDescription
+from midstream.remote.runs.run_checkpoints import CheckpointSummary
+from midstream.remote.runs.run_state import RunDescription
 from midstream.remote.verify import tree
 from midstream.stores.bucket_access import Access, access_for
 from midstream.stores.bucket_checkpoint import BucketCheckpoint

@@ -16,7 +16,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from midstream.remote.bucket import tree
 from midstream.remote.bucket.access_problem import report_problem
-from midstream.remote.copy.stdin_lines import SILENCE, Lines
+from midstream.remote.copy.stdin_lines import IDLE_TIMEOUT, Lines
 from midstream.remote.copy.target.staging import part_name
 from midstream.remote.declarations import program
 from midstream.remote.files import allowlist
@@ -67,7 +67,7 @@ def serve(
         access: Fields of `Access`.
         survey: Not used.
     """
-    lines = Lines(silence=SILENCE, last={"do": "end"})
+    lines = Lines(idle_timeout=IDLE_TIMEOUT, last={"do": "end"})
     try:
         objects = allowlist.check_all(kind, objects)
     except allowlist.NotAllowedError as error:

@@ -1,6 +1,6 @@
 """Messages of the app to a program on a host: JSON objects on stdin, one a line.
 
-The program ends when stdin closes. Where the app sends a line every few seconds, it also ends after a silence: a
+The program ends when stdin closes. Where the app sends a line every few seconds, it also ends when none arrives: a
 connection that was lost without an end of file would otherwise keep it running for hours.
 """
 
@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any, Dict, Optional
 
-SILENCE = 30.0  # seconds without a byte after which a connection counts as lost
+IDLE_TIMEOUT = 30.0  # seconds without a byte after which a connection counts as lost
 GRACE = 1.0  # seconds to clean up after the end of stdin
 
 
@@ -26,9 +26,9 @@ class Lines:
     the interpreter's exit.
     """
 
-    def __init__(self, silence: Optional[float] = None, last: Optional[Dict[str, Any]] = None) -> None:
+    def __init__(self, idle_timeout: Optional[float] = None, last: Optional[Dict[str, Any]] = None) -> None:
         self._queue: "queue.Queue[Dict[str, Any]]" = queue.Queue()
-        self._silence = silence
+        self._idle_timeout = idle_timeout
         self._last = last
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -42,7 +42,7 @@ class Lines:
     def _read(self) -> None:
         pending = b""
         while True:
-            if self._silence is not None and not select.select([0], [], [], self._silence)[0]:
+            if self._idle_timeout is not None and not select.select([0], [], [], self._idle_timeout)[0]:
                 break
             data = os.read(0, 1 << 16)
             if not data:

@@ -11,17 +11,16 @@ import dataclasses
 import json
 import os
 import re
-import struct
 from typing import Any, Dict, List, Literal, Optional, Sequence, Tuple, cast
 
 from midstream.remote.declarations import reads
 from midstream.remote.imports import torch_shapes
 from midstream.remote.imports.checkpoint_files import CheckpointFiles, DiskFiles
 from midstream.remote.shapes import FileName, Text
+from midstream_engine.shared.safetensors_header import load_header
 
 NEOX, LEVANTER, HUGGING_FACE = "neox", "levanter", "huggingface"
 CONFIG_LIMIT = 1 << 20  # bytes of a configuration
-HEADER_LIMIT = 64 << 20  # bytes of the header of a file of safetensors
 LEVANTER_CONFIGS = ("config.yaml", "train_lm.yaml", "../config.yaml", "../../config.yaml")  # as the converter looks
 _MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 _LAYER = re.compile(r"layer_(\d+)(?:-model_(\d+))?-model_states\.pt")
@@ -234,9 +233,8 @@ def _hugging_face(files: CheckpointFiles, path: str) -> CheckpointSurvey:
 
 def _safetensors(files: CheckpointFiles, path: str) -> Dict[str, List[int]]:
     with files.open(path) as file:
-        prefix = file.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else HEADER_LIMIT + 1
-        if length > HEADER_LIMIT:
-            raise ValueError("{}: not a file of safetensors".format(path))
-        header = json.loads(file.read(length).decode())
-    return {name: [int(size) for size in entry["shape"]] for name, entry in header.items() if name != "__metadata__"}
+        try:
+            entries, _ = load_header(file)
+        except ValueError as error:
+            raise ValueError("{}: {}".format(path, error)) from None
+    return {name: [int(size) for size in entry["shape"]] for name, entry in entries.items()}

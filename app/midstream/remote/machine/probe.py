@@ -32,7 +32,7 @@ from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, Optio
 from midstream.remote.declarations import program
 from midstream.remote.machine import accelerators, gauges, inventory
 from midstream.remote.machine.rates import Rates
-from midstream.remote.runs import damaged_records, run_state
+from midstream.remote.runs import damaged_records, run_checkpoints, run_state
 from midstream_engine import records
 
 CHUNK = 1 << 18  # bytes of metrics or log in one line
@@ -119,7 +119,7 @@ class Facts:
 
 
 def _listen(emit: Emit, pace: Pace) -> None:
-    """Answer pings; end the program when stdin closes or is silent.
+    """Answer pings; end the program when stdin closes or no ping arrives.
 
     It reads the descriptor: a thread in ``sys.stdin`` would delay the interpreter's exit.
     """
@@ -206,7 +206,7 @@ class _Run:
         self._paths = records.RunPaths(root, run_id)
         self._reported: Dict[str, Any] = {}
         self._marks: Dict[str, Any] = {}
-        self._manifests: run_state.KnownManifests = {}
+        self._manifests: run_checkpoints.KnownManifests = {}
         self._checked: damaged_records.Known = {}
         self._metrics = {int(attempt): _Growing(*position, longest=CHUNK) for attempt, position in known.items()}
         self._log = _Growing()
@@ -274,11 +274,11 @@ class _Run:
         return {"store": self._record("store", self._paths.store_file, records.Store)}
 
     def _checkpoints(self) -> Dict[str, Any]:
-        return {"checkpoints": [vars(entry) for entry in run_state.checkpoints(self._paths, self._manifests)]}
+        return {"checkpoints": [vars(entry) for entry in run_checkpoints.checkpoints(self._paths, self._manifests)]}
 
     def _record(self, name: str, path: str, kind: Any) -> Any:
         """JSON of a record, read again only if the file changed."""
-        mark = run_state.signature(path)
+        mark = damaged_records.signature(path)
         if mark is None:
             return None
         if name not in self._reported or self._marks.get(name) != mark:
@@ -343,7 +343,7 @@ class _Growing:
 
         Another file of the name, or a shorter one, is read from its beginning.
         """
-        mark = run_state.signature(path)
+        mark = damaged_records.signature(path)
         if mark is None:
             return
         inode, size, _ = mark

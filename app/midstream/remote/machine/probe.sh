@@ -5,7 +5,7 @@
 # write: another process answers the pings. stdin takes lines of JSON: {"ping": n}, {"pace": seconds}.
 
 root=$1 interval=$2 fields=$3 top=$4
-main=$$ known='' silent=0
+main=$$ known='' idle=0
 LC_ALL=C
 export LC_ALL
 exec 3<&0 </dev/null
@@ -109,7 +109,7 @@ near() { # nearest existing parent of the root
     printf '%s\n' "${root:-/}"
 }
 
-trap 'silent=0' USR1
+trap 'idle=0' USR1
 listen &
 turn=0
 while :; do
@@ -122,7 +122,7 @@ while :; do
     gpus
     if [ $((turn % 6)) -eq 0 ]; then facts; users; fi
     printf '@end\n' || exit
-    turn=$((turn + 1)) silent=$((silent + interval))
-    [ "$silent" -gt 120 ] && exit # no ping for 120 s: a lost connection may never close stdin
+    turn=$((turn + 1)) idle=$((idle + interval))
+    [ "$idle" -gt 120 ] && exit # no ping for 120 s: a lost connection may never close stdin
     sleep "$interval" || exit
 done

@@ -18,7 +18,7 @@ import time
 from typing import Dict, Iterator, List, Literal, Optional, Sequence, Tuple
 
 from midstream.remote.declarations import once, reads
-from midstream.remote.runs import damaged_records, run_state
+from midstream.remote.runs import damaged_records, run_checkpoints, run_state
 from midstream.remote.runs.damaged_records import names_in
 from midstream.remote.shapes import FileName, Text
 from midstream_engine import records
@@ -130,7 +130,7 @@ def _reason(paths: records.RunPaths, path: str, kind: str, running: Dict[int, st
         parsed = records.parse_checkpoint_name(name)
         return running.get(parsed[1], "") if parsed else ""
     if kind == "trash":
-        pinned = name[len(TRASH) :] in run_state.pinned(paths)
+        pinned = name[len(TRASH) :] in run_checkpoints.pinned(paths)
         if pinned and os.path.exists(posixpath.join(paths.dir, path, records.MANIFEST)):
             return "it is pinned: the next save restores it"
         return next(iter(running.values()), "")

@@ -14,8 +14,9 @@ import time
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Type, TypeVar, cast
 
 from midstream.remote.declarations import once, reads
-from midstream.remote.runs import damaged_records, run_state
+from midstream.remote.runs import damaged_records, run_checkpoints, run_state
 from midstream.remote.runs.damaged_records import names_in
+from midstream.remote.runs.run_checkpoints import CheckpointName
 from midstream.remote.shapes import FileName, Text
 from midstream_engine import records
 
@@ -56,7 +57,7 @@ class AttemptEvidence:
 class CheckpointEvidence:
     """A directory of a checkpoint."""
 
-    name: run_state.CheckpointName
+    name: CheckpointName
     step: int
     attempt: int
     complete: bool
@@ -226,7 +227,9 @@ def _checkpoints(paths: records.RunPaths) -> List[CheckpointEvidence]:
     for name in names_in(paths.checkpoints):
         parsed = records.parse_checkpoint_name(name)
         if parsed is not None:
-            manifest = run_state.manifest_summary(posixpath.join(paths.checkpoint(name), records.MANIFEST), name, {})
+            manifest = run_checkpoints.manifest_summary(
+                posixpath.join(paths.checkpoint(name), records.MANIFEST), name, {}
+            )
             found.append(
                 CheckpointEvidence(
                     name=name,

@@ -1,6 +1,6 @@
 """State of the runs of this host; claims, signals, pins.
 
-Runs on the host; standard library only.
+Their checkpoints are in `run_checkpoints`. Runs on the host; standard library only.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ import os
 import posixpath
 import re
 import signal as signals
-import time
-from typing import Any, Collection, Dict, List, Optional, Set, Tuple
+from typing import List, Optional, Set
 
 from midstream.remote.declarations import MANIFEST_LIMIT, PAGE_LIMIT, reads, repeatable
-from midstream.remote.runs import damaged_records, slurm
-from midstream.remote.runs.damaged_records import names_in, signature
+from midstream.remote.runs import damaged_records, run_checkpoints, slurm
+from midstream.remote.runs.damaged_records import names_in
+from midstream.remote.runs.run_checkpoints import CheckpointSummary
 from midstream.remote.shapes import Annotated, Text
 from midstream_engine import records
 
 RunId = Annotated[str, records.RUN_ID]
-CheckpointName = Annotated[str, records.CHECKPOINT_NAME]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,38 +46,6 @@ class MigrationAttempt(ProcessState):
 
 
 @dataclasses.dataclass(frozen=True)
-class ManifestSummary:
-    """The fields of a manifest that a list of checkpoints shows.
-
-    They have the defaults where there is no manifest.
-    """
-
-    complete: bool = False
-    epoch: int = 0
-    size: int = 0  # bytes
-    created: float = 0.0
-    root_digest: str = ""
-    damaged: str = ""  # why the manifest cannot be read
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckpointSummary:
-    """A directory of a checkpoint; ``accepted`` is true where the fence accepts it."""
-
-    name: CheckpointName
-    step: int
-    attempt: int
-    pinned: bool
-    complete: bool
-    accepted: bool
-    epoch: int
-    size: int  # bytes
-    created: float
-    root_digest: str
-    damaged: str
-
-
-@dataclasses.dataclass(frozen=True)
 class RunDescription(ProcessState):
     """Records of a run; ``status`` and ``running`` are those of its newest attempt."""
 
@@ -101,9 +68,6 @@ class Lines:
 
     text: Text
     offset: int
-
-
-KnownManifests = Dict[str, Tuple[Any, ManifestSummary]]  # by name: the file's signature and its summary
 
 
 class RefusedError(Exception):
@@ -156,7 +120,7 @@ def describe(root: str, run_id: str) -> RunDescription:
         lineage=records.Lineage.read_or_none(paths.lineage),
         attempts=numbers,
         attempt=newest,
-        checkpoints=checkpoints(paths),
+        checkpoints=run_checkpoints.checkpoints(paths),
     )
 
 
@@ -276,81 +240,6 @@ def running_attempt(root: str, run_id: str) -> int:
     return next((number for number in reversed(numbers) if status(root, run_id, number).running), 0)
 
 
-def checkpoints(paths: records.RunPaths, known: Optional[KnownManifests] = None) -> List[CheckpointSummary]:
-    """Every directory of a checkpoint, oldest first: complete, partial or damaged.
-
-    ``known`` keeps the summaries of manifests for the next call: a file that has not changed is not read again.
-    """
-    known = {} if known is None else known
-    names = set(names_in(paths.checkpoints))
-    while True:
-        found = _listed(paths, names, known)
-        before, names = names, set(names_in(paths.checkpoints))
-        # Retention may have removed the newest that was listed, after one that was not listed was saved.
-        if names == before or any(entry.complete for entry in found):
-            return found
-
-
-def _listed(paths: records.RunPaths, names: Collection[str], known: KnownManifests) -> List[CheckpointSummary]:
-    fence = records.Fence.read_or_none(paths.fence)
-    pins = pinned(paths)
-    found: List[CheckpointSummary] = []
-    for name in names:
-        parsed = records.parse_checkpoint_name(name)
-        if parsed is None:
-            continue
-        step, attempt = parsed
-        manifest = manifest_summary(posixpath.join(paths.checkpoint(name), records.MANIFEST), name, known)
-        accepted = manifest.complete and (fence is None or fence.accepts(manifest.epoch, step))
-        found.append(
-            CheckpointSummary(
-                name=name,
-                step=step,
-                attempt=attempt,
-                pinned=name in pins,
-                complete=manifest.complete,
-                accepted=accepted,
-                epoch=manifest.epoch,
-                size=manifest.size,
-                created=manifest.created,
-                root_digest=manifest.root_digest,
-                damaged=manifest.damaged,
-            )
-        )
-    for name in set(known).difference(names):
-        del known[name]
-    return sorted(found, key=lambda entry: (entry.step, entry.attempt))
-
-
-def manifest_summary(path: str, name: str, known: KnownManifests) -> ManifestSummary:
-    """Summary of a manifest; the defaults where there is none."""
-    mark = None
-    try:
-        mark = signature(path)
-        if name not in known or known[name][0] != mark:
-            known[name] = (mark, _short(records.Manifest.read(path), name))
-        return known[name][1]
-    except (FileNotFoundError, NotADirectoryError):
-        return _damaged("a symbolic link to nothing", path) if os.path.islink(path) else ManifestSummary()
-    except records.RecordError as error:
-        known[name] = (mark, _damaged(str(error), path))
-        return known[name][1]
-    except OSError as error:
-        return _damaged("cannot be read ({})".format(error.strerror), path)
-
-
-def _short(manifest: records.Manifest, name: str) -> ManifestSummary:
-    if manifest.name != name:
-        return _damaged("it is the manifest of {}".format(manifest.name), name)
-    return ManifestSummary(True, manifest.epoch, manifest.size, manifest.created, manifest.root_digest)
-
-
-def _damaged(why: str, path: str) -> ManifestSummary:
-    prefix = path + ": "
-    why = " ".join(why[len(prefix) :].split() if why.startswith(prefix) else why.split())
-    return ManifestSummary(damaged="{}: {}".format(records.MANIFEST, why[: damaged_records.LONGEST]))
-
-
 @reads()
 def restore_evidence(root: str, run_id: str, attempt: int) -> Optional[records.Restore]:
     """``restore.json`` of an attempt; None where it has restored nothing yet."""
@@ -449,18 +338,3 @@ def unpin(root: str, run_id: str, migration: str) -> None:
 
 def _pin_path(paths: records.RunPaths, migration: str) -> str:
     return posixpath.join(paths.pins, records.check_run_id(migration) + ".json")
-
-
-def pinned(paths: records.RunPaths) -> Dict[str, float]:
-    """Pinned checkpoints, each with the time at which its pin expires (UTC seconds)."""
-    try:
-        names = os.listdir(paths.pins)
-    except FileNotFoundError:
-        return {}
-    pins: Dict[str, float] = {}
-    for name in names:
-        with contextlib.suppress(FileNotFoundError, records.RecordError):
-            one = records.Pin.read(posixpath.join(paths.pins, name))
-            if one.expires > time.time():
-                pins[one.checkpoint] = one.expires
-    return pins

@@ -13,8 +13,8 @@ import time
 from typing import Any, Dict, List, Literal, Mapping, Optional
 
 from midstream.remote.declarations import MANIFEST_LIMIT, reads, repeatable
-from midstream.remote.runs import losses, ownership, run_state
-from midstream.remote.runs.run_state import CheckpointSummary
+from midstream.remote.runs import losses, ownership, run_checkpoints, run_state
+from midstream.remote.runs.run_checkpoints import CheckpointName, CheckpointSummary
 from midstream_engine import records
 
 POLL_INTERVAL = 0.02  # seconds
@@ -24,7 +24,7 @@ POLL_INTERVAL = 0.02  # seconds
 class NewestState:
     """The newest complete, accepted checkpoint."""
 
-    name: run_state.CheckpointName
+    name: CheckpointName
     manifest: records.Manifest
     train: Dict[str, Any]  # train.json
 
@@ -121,7 +121,9 @@ def pin_newest(root: str, run_id: str, migration: str, expires: float, name: str
 
 
 def _newest(paths: records.RunPaths, name: str) -> Optional[CheckpointSummary]:
-    usable = [checkpoint for checkpoint in run_state.checkpoints(paths) if checkpoint.complete and checkpoint.accepted]
+    usable = [
+        checkpoint for checkpoint in run_checkpoints.checkpoints(paths) if checkpoint.complete and checkpoint.accepted
+    ]
     usable = [checkpoint for checkpoint in usable if name in ("", checkpoint.name)]
     return max(usable, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt)) if usable else None
 

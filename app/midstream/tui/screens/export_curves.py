@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from midstream.charts.chart import NO_RANGE, Chart, Line
-from midstream.charts.write import check_path, write_chart
+from midstream.charts.chart_file import check_path, write_chart
 from midstream.errors import UsageError
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.dialogs.enter_text import EnterTextScreen
@@ -23,7 +23,7 @@ LONGEST_NAME = 100  # characters
 
 
 def ask(screen: MidstreamScreen, curve: CurveView, name: str, lines: Callable[[str, str], Sequence[Line]]) -> None:
-    """Ask for a file and export the curve to it.
+    """Prompt for a file and export the curve to it.
 
     Args:
         screen: The screen that has the curve.

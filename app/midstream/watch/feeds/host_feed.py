@@ -84,15 +84,15 @@ class HostFeed:
         """Detect a host without events. Called regularly from another thread."""
         now = time.monotonic()
         with self._lock:
-            process, silence = self._process, now - self._last_event
-            if process is None or not self._connected or silence <= STALE_POLLS * self._interval + STALE_MARGIN:
+            process, age = self._process, now - self._last_event
+            if process is None or not self._connected or age <= STALE_POLLS * self._interval + STALE_MARGIN:
                 return
         # A thread that uses no file answers pings: this distinguishes a slow disk from a lost connection.
         if now - self._pinged > STALE_PING_INTERVAL:
             self._ping(process.stdin)
         answers = self._last_line > self._last_event
         why = "it answers, but its disk does not: does a file system hang?" if answers else "reconnecting soon"
-        self._store.mark_stale(self.name, f"no news since {silence:.0f} s; {why}")
+        self._store.mark_stale(self.name, f"no news since {age:.0f} s; {why}")
         if now - self._last_line > ANSWER_TIMEOUT:
             _in_background(process.close)
 
@@ -147,8 +147,8 @@ class HostFeed:
         """Yield the probe's lines to its end. ConnectionLostError without a beat in time."""
         began = time.monotonic()
         while True:
-            silence = None if self._connected else max(0.1, began + FIRST_BEAT_TIMEOUT - time.monotonic())
-            line = read_line(process, "its probe", LINE_LIMIT, ANSWER_TIMEOUT, silence)
+            first_byte_timeout = None if self._connected else max(0.1, began + FIRST_BEAT_TIMEOUT - time.monotonic())
+            line = read_line(process, "its probe", LINE_LIMIT, ANSWER_TIMEOUT, first_byte_timeout)
             if not line:
                 return
             yield line

@@ -5,7 +5,7 @@ The dict is the same on every mesh and process.
 ``model/blocks/attn/qkv/weight`` is made of field names, dict keys and indices on the way from the root to the leaf. A
 haliax NamedArray is one leaf and keeps its axis names; the axes of a plain array are ``dim_0, dim_1, ...``. A typed
 PRNG key becomes its key data with one more axis, named after the generator (``key<fry>``), so that another generator is
-a difference of axes and not a silent reinterpretation.
+a difference of axes and not an unnoticed reinterpretation.
 
 Other leaves (functions, Python numbers, strings) belong to the configuration: they are not saved, and a restored tree
 takes them from its template.

@@ -7,7 +7,7 @@ from typing import Any
 
 from midstream_engine.checkpoint.errors import CheckpointCorruptError
 from midstream_engine.checkpoint.stores import open_store
-from midstream_engine.checkpoint.stores.manifest import json_object, manifest_of, with_place
+from midstream_engine.checkpoint.stores.stored_manifest import json_object, manifest_of, with_place
 from midstream_engine.records import TRAIN, Manifest
 
 

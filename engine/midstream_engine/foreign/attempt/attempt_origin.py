@@ -40,7 +40,16 @@ def write_evidence(
 ) -> None:
     """Write the evidence of what the trainer is started from.
 
-    Raises MismatchError for other bytes.
+    Args:
+        place: The attempt.
+        restored: The checkpoint's files as they were placed.
+        name: Name of the checkpoint.
+        expected: Root digest that the command names; None: it names none.
+        devices: Devices of the attempt.
+        seconds: Seconds that placing the files took.
+
+    Raises:
+        MismatchError: The files have another root digest.
     """
     for wanted in (restored.recorded, expected):
         if wanted is not None and restored.root_digest != wanted:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import struct
 from typing import Any, Dict, List, Tuple, cast
 
 from midstream_engine import records
 from midstream_engine.foreign.formats.errors import FormatError
-
-HEADER_LIMIT = 64 << 20  # bytes
+from midstream_engine.shared.safetensors_header import load_header
 
 
 def check(path: str) -> None:
@@ -21,32 +19,19 @@ def check(path: str) -> None:
     """
     with records.open_regular(path) as file:
         total = os.fstat(file.fileno()).st_size
-        prefix = file.read(8)
-        if len(prefix) < 8:
-            raise FormatError("has {} bytes, fewer than a header of safetensors".format(total))
-        (length,) = struct.unpack("<Q", prefix)
-        if length > HEADER_LIMIT:
-            raise FormatError("is no file of safetensors: its header would have {} bytes".format(length))
-        header = file.read(length)
-    if len(header) < length:
-        raise FormatError("ends in its header")
-    try:
-        entries: Any = records.parse_json(header, "header")
-    except records.RecordError:
-        raise FormatError("its header is not JSON") from None
-    if not isinstance(entries, dict):
-        raise FormatError("its header is not a JSON object")
-    end = _end(cast("Dict[str, Any]", entries))
-    if total != 8 + length + end:
-        raise FormatError("has {} bytes, and its header names {}".format(total, 8 + length + end))
+        try:
+            entries, start = load_header(file)
+        except ValueError as error:
+            raise FormatError(str(error)) from None
+    end = start + _end(entries)
+    if total != end:
+        raise FormatError("has {} bytes, and its header names {}".format(total, end))
 
 
 def _end(entries: Dict[str, Any]) -> int:
     """Bytes of the tensors, which follow each other without a gap."""
     spans: List[Tuple[int, int]] = []
     for name, entry in entries.items():
-        if name == "__metadata__":
-            continue
         span: Any = cast("Dict[str, Any]", entry).get("data_offsets") if isinstance(entry, dict) else None
         if not isinstance(span, list) or len(cast("List[Any]", span)) != 2:
             raise FormatError("its header has no offsets of {!r}".format(name[:80]))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, List, cast
 
-from midstream_engine.foreign.metrics.parser import Parsed
+from midstream_engine.foreign.metrics.parser import IndependentParts, Parsed
 from midstream_engine.foreign.metrics.rows import Columns, Point
 from midstream_engine.foreign.metrics.text_lines import complete_lines
 
 PATTERN = "**/*.jsonl"
 
 
-class JsonlParser:
+class JsonlParser(IndependentParts):
     """Parser of lines of JSON; see `Parser`.
 
     Lines that are no object with a step are left out.
@@ -21,18 +21,6 @@ class JsonlParser:
     def __init__(self, columns: Columns) -> None:
         """``columns``: names of the step and the time."""
         self._columns = columns
-
-    @property
-    def state(self) -> Any:
-        """Nothing: lines are independent."""
-        return None
-
-    def restore(self, state: Any) -> None:
-        """Nothing to restore."""
-
-    def rewritten(self, data: bytes) -> bool:  # noqa: ARG002
-        """Files of lines are only appended to."""
-        return False
 
     def parse(self, data: bytes, offset: int) -> Parsed:  # noqa: ARG002
         """Parse the complete lines; see `Parser.parse`."""

@@ -42,3 +42,22 @@ class Parser(Protocol):
         The parser then leaves out what it has had. Otherwise the file is a new part.
         """
         ...
+
+
+class IndependentParts:
+    """Base of the parsers whose lines or records are independent.
+
+    Their files are only appended to.
+    """
+
+    @property
+    def state(self) -> Any:
+        """Nothing: reading continues after a complete part."""
+        return None
+
+    def restore(self, state: Any) -> None:
+        """Nothing to restore."""
+
+    def rewritten(self, data: bytes) -> bool:  # noqa: ARG002 (of `Parser`)
+        """Such a file is only appended to."""
+        return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List
 
-from midstream_engine.foreign.metrics.parser import Parsed
+from midstream_engine.foreign.metrics.parser import IndependentParts, Parsed
 from midstream_engine.foreign.metrics.rows import Columns, Point
 from midstream_engine.foreign.metrics.text_lines import complete_lines
 
@@ -14,7 +14,7 @@ MATCHED = 2000  # characters of a line: an expression may take time that grows w
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
-class RegexParser:
+class RegexParser(IndependentParts):
     """Parser of lines of text; see `Parser`.
 
     Progress bars that overwrite their line count by the last text in it.
@@ -35,18 +35,6 @@ class RegexParser:
         if "step" not in self._expression.groupindex:
             raise ValueError("the regular expression for metrics has no group (?P<step>...)")
         self._columns = Columns(columns.first_step)
-
-    @property
-    def state(self) -> Any:
-        """Nothing: lines are independent."""
-        return None
-
-    def restore(self, state: Any) -> None:
-        """Nothing to restore."""
-
-    def rewritten(self, data: bytes) -> bool:  # noqa: ARG002
-        """Logs are only appended to."""
-        return False
 
     def parse(self, data: bytes, offset: int) -> Parsed:  # noqa: ARG002
         """Parse the complete lines; see `Parser.parse`."""

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, Dict, List, Optional
+from typing import Dict, List, Optional
 
 from midstream_engine.foreign.formats import protobuf
 from midstream_engine.foreign.formats.errors import FormatError
 from midstream_engine.foreign.formats.framed_records import tf_records
-from midstream_engine.foreign.metrics.parser import Parsed
+from midstream_engine.foreign.metrics.parser import IndependentParts, Parsed
 from midstream_engine.foreign.metrics.rows import LARGEST_STEP, NAME_LIMIT, Columns, Point
 
 PATTERN = "**/events.out.tfevents.*"
 _DTYPES = {1: "<f", 2: "<d"}  # of a tensor: float, double
 
 
-class TensorBoardParser:
+class TensorBoardParser(IndependentParts):
     """Parser of an event file; see `Parser`.
 
     A damaged record is waited for: it may be one that is being written.
@@ -23,18 +23,6 @@ class TensorBoardParser:
 
     def __init__(self, columns: Columns) -> None:
         """``columns`` are not needed: events have their step and their time."""
-
-    @property
-    def state(self) -> Any:
-        """Nothing: records are independent."""
-        return None
-
-    def restore(self, state: Any) -> None:
-        """Nothing to restore."""
-
-    def rewritten(self, data: bytes) -> bool:  # noqa: ARG002
-        """Event files are only appended to."""
-        return False
 
     def parse(self, data: bytes, offset: int) -> Parsed:  # noqa: ARG002
         """Parse the complete records; see `Parser.parse`."""

@@ -8,31 +8,19 @@ from typing import Any, Dict, List, Optional, Tuple
 from midstream_engine.foreign.formats import protobuf
 from midstream_engine.foreign.formats.errors import FormatError
 from midstream_engine.foreign.formats.framed_records import wandb_records
-from midstream_engine.foreign.metrics.parser import Parsed
+from midstream_engine.foreign.metrics.parser import IndependentParts, Parsed
 from midstream_engine.foreign.metrics.rows import Columns, Point
 
 PATTERN = "**/run-*.wandb"
 _VALUE_LIMIT = 4096  # characters of a value: numbers are short, and histograms are left out
 
 
-class WandbParser:
+class WandbParser(IndependentParts):
     """Parses a file of W&B; see `Parser`."""
 
     def __init__(self, columns: Columns) -> None:
         """``columns``: names of the step and the time."""
         self._columns = columns
-
-    @property
-    def state(self) -> Any:
-        """Nothing: reading continues after a complete record."""
-        return None
-
-    def restore(self, state: Any) -> None:
-        """Nothing to restore."""
-
-    def rewritten(self, data: bytes) -> bool:  # noqa: ARG002
-        """The file is only appended to."""
-        return False
 
     def parse(self, data: bytes, offset: int) -> Parsed:
         """Parse the complete records; see `Parser.parse`."""

@@ -7,7 +7,7 @@ itself. A kernel visits only the blocks in which such positions are, so short do
 no array of [position, position] exists: cuDNN needs one as bias, and writes another as its gradient.
 
 The algorithm is that of Dao, "FlashAttention-2", 2023; sizes of blocks are those of Triton's tutorial 06 (fused
-attention). The compiler does not shard a kernel: each device runs it on its own part of the batch and the heads.
+attention).
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from haliax import NamedArray
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
-from jax.sharding import PartitionSpec
 
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.models.attention.kernel_sizes import BLOCK, document_kernels_fit
 from midstream_engine.models.attention.kernel_sizes import HEADS as HEAD_SIZES
-from midstream_engine.models.axes import BATCH, HEADS, KV_HEADS
-from midstream_engine.models.sharding import mesh_axes, mesh_platform
+from midstream_engine.models.attention.sharded_attention import sharded_attention
+from midstream_engine.models.sharding import mesh_platform
 
 _MASKED = -1e30  # a score of positions that do not attend to each other
 # Positions at a time: outer are those of a program, inner those that it visits one block after the other.
@@ -69,17 +68,7 @@ def document_attention(q: NamedArray, k: NamedArray, v: NamedArray, segments: Na
             f"not {positions}, and a head size of {', '.join(map(str, HEAD_SIZES))}, not {size}; use cudnn"
         )
     local = partial(_on_device, interpret=mesh_platform() != "gpu")
-    arguments = [q.array, k.array, v.array, segments.rearrange((BATCH, ...)).array]
-    batch, heads = mesh_axes(BATCH), mesh_axes(HEADS)
-    if not batch and not heads:
-        return NamedArray(local(*arguments), q.axes)
-    if heads and k.axes[2].name == KV_HEADS and mesh_axes(KV_HEADS) != heads:
-        # The heads are sharded, their keys are not: give every head its own.
-        copies = q.axes[2].size // k.axes[2].size
-        arguments[1:3] = [jnp.repeat(array, copies, axis=2) for array in arguments[1:3]]
-    spec = PartitionSpec(batch, None, heads, None)
-    run = jax.shard_map(local, in_specs=(spec, spec, spec, PartitionSpec(batch, None)), out_specs=spec, check_vma=False)
-    return NamedArray(run(*arguments), q.axes)
+    return sharded_attention(local, q, k, v, segments)
 
 
 def document_bounds(segments: jax.Array) -> tuple[jax.Array, jax.Array]:

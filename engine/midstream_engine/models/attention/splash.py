@@ -1,8 +1,6 @@
 """Splash attention: jax's flash attention kernel for TPUs.
 
 Elsewhere it runs in interpret mode, for tests.
-
-The compiler does not shard a kernel: each device runs it on its own part of the batch and the heads.
 """
 
 from __future__ import annotations
@@ -11,15 +9,13 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from haliax import NamedArray
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
-from jax.sharding import PartitionSpec
 
 from midstream_engine.config.errors import ConfigError
-from midstream_engine.models.axes import BATCH, HEADS, KV_HEADS
-from midstream_engine.models.sharding import mesh_axes, mesh_platform
+from midstream_engine.models.attention.sharded_attention import sharded_attention
+from midstream_engine.models.sharding import mesh_platform
 
 _LANES = 128  # blocks are multiples of this
 # Default positions per block: what the compilers for v5e and v6e fit in a kernel's 16 MiB of vector memory, in 16 bits
@@ -69,17 +65,7 @@ def splash_attention(
     narrow = q.dtype.itemsize == 2 and q.axes[3].size <= _HEAD
     size = block_size(q.axes[1].size, block, narrow=narrow)
     local = partial(_on_device, block=size, interpret=mesh_platform() != "tpu")
-    arguments = [q.array, k.array, v.array] + ([] if segments is None else [segments.array])
-    batch, heads = mesh_axes(BATCH), mesh_axes(HEADS)
-    if not batch and not heads:
-        return NamedArray(local(*arguments), q.axes)
-    if heads and k.axes[2].name == KV_HEADS and mesh_axes(KV_HEADS) != heads:
-        # The heads are sharded, their keys are not: give every head its own.
-        copies = q.axes[2].size // k.axes[2].size
-        arguments[1:3] = [jnp.repeat(array, copies, axis=2) for array in arguments[1:3]]
-    spec = PartitionSpec(batch, None, heads, None)
-    specs = (spec, spec, spec, PartitionSpec(batch, None))[: len(arguments)]
-    return NamedArray(jax.shard_map(local, in_specs=specs, out_specs=spec, check_vma=False)(*arguments), q.axes)
+    return sharded_attention(local, q, k, v, segments)
 
 
 def _on_device(

@@ -21,7 +21,7 @@ from midstream_engine.signals import Signals
 from midstream_engine.tracking.metrics_recorder import Recorder
 from midstream_engine.tracking.run_facts import RunFacts
 from midstream_engine.tracking.trackers import start_recorder
-from midstream_engine.trainer.attempt.agreement import agree_on_command, agree_on_origin, check_alike, in_turn
+from midstream_engine.trainer.attempt.consensus import agree_on_command, agree_on_origin, check_alike, in_turn
 from midstream_engine.trainer.attempt.parameter_drift import measure_later
 from midstream_engine.trainer.attempt.replica import Outcome, Replay
 from midstream_engine.trainer.attempt.resume import (

@@ -125,7 +125,7 @@ def test_too_many_lost_connections_fail_the_phase(migration: Migration, monkeypa
     assert carry_out(migration, monkeypatch, Step(phase_names.CUTOVER, raising(*cut))) == Exit.FAILED
 
 
-def silent() -> Step:
+def without_output() -> Step:
     """Return a cutover whose host never answers."""
     return Step(
         phase_names.CUTOVER,
@@ -147,7 +147,7 @@ def test_lost_contact_interrupts_without_rollback(
     migration = unsealed(tmp_path)
     if facts:
         migration.journal.record(facts)
-    assert carry_out(migration, monkeypatch, silent()) == Exit.INTERRUPTED
+    assert carry_out(migration, monkeypatch, without_output()) == Exit.INTERRUPTED
     view = migration.directory.view()
     assert view.state == migration_state.INTERRUPTED
     assert message in view.error

@@ -69,7 +69,7 @@ def test_judge_needs_positive_evidence(state: str, running: bool, link: str, not
     assert verdict.kind == kind, verdict
 
 
-def test_judge_unlisted_run_is_silent() -> None:
+def test_judge_does_not_report_an_unlisted_run() -> None:
     assert run_verdict.judge(Snapshot(1, NOW), "r")[1].kind == run_verdict.UNREACHABLE
 
 

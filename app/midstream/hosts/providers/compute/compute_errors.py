@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from midstream.hosts.providers.google.api_errors import no_credentials
 from midstream.hosts.providers.provider import ErrorKind, ProviderError
 
 ROLE = "roles/compute.instanceAdmin.v1"
@@ -54,11 +55,7 @@ def explained(what: str, project: str = "", zone: str = "") -> Iterator[None]:
     try:
         yield
     except auth.DefaultCredentialsError as error:
-        raise ProviderError(
-            f"{what}: there are no Google credentials here",
-            "gcloud auth application-default login; or GOOGLE_APPLICATION_CREDENTIALS names a service account's file",
-            ErrorKind.CREDENTIALS,
-        ) from error
+        raise no_credentials(what) from error
     except auth.GoogleAuthError as error:
         passing = isinstance(error, auth.TransportError)
         kind = ErrorKind.UNAVAILABLE if passing else ErrorKind.CREDENTIALS

@@ -9,13 +9,13 @@ from typing import Any
 
 from midstream.fleet.fleet import ComputeTarget, SliceTarget
 from midstream.fleet.quantities import parse_duration
-from midstream.hosts.providers import creation
+from midstream.hosts.providers import creation, deletion, slice_service
 from midstream.hosts.providers.compute import machine_access, machine_lookup
 from midstream.hosts.providers.compute.compute_client import ENDPOINT, ComputeClients
 from midstream.hosts.providers.compute.compute_errors import explained
 from midstream.hosts.providers.compute.machine_creation import ComputeService
 from midstream.hosts.providers.google.tpu_client import loopback
-from midstream.hosts.providers.provider import ErrorKind, Inventory, Progress, ProviderError, Slice
+from midstream.hosts.providers.provider import Inventory, Progress, ProviderError, Slice
 from midstream.hosts.providers.ssh_access import identity, public_key
 
 
@@ -41,7 +41,7 @@ class ComputeProvider:
 
     def find(self, name: str, target: SliceTarget) -> Slice | None:
         service = self._service(name, target)
-        return creation.find_patiently(service.find)
+        return slice_service.find_patiently(service.find)
 
     def create(self, name: str, target: SliceTarget, progress: Progress, cancel: Event | None = None) -> Slice:
         assert isinstance(target, ComputeTarget)
@@ -54,10 +54,7 @@ class ComputeProvider:
 
     def delete(self, path: str, progress: Progress) -> None:
         service = ComputeService(self._clients, path, None, path)
-        found = creation.find_patiently(service.find)
-        if found is None:
-            raise ProviderError(f"{path} does not exist", "midstream --status lists the slices", ErrorKind.NOT_FOUND)
-        creation.delete(service, found, progress)
+        deletion.delete_existing(service, progress)
 
     def grant_access(
         self, name: str, target: SliceTarget, found: Slice, progress: Progress, *, touch: bool

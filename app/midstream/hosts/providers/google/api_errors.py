@@ -27,11 +27,7 @@ def explained(what: str, project: str = "", zone: str = "") -> Iterator[None]:
     try:
         yield
     except auth.DefaultCredentialsError as error:
-        raise ProviderError(
-            f"{what}: there are no Google credentials here",
-            "gcloud auth application-default login; or GOOGLE_APPLICATION_CREDENTIALS names a service account's file",
-            ErrorKind.CREDENTIALS,
-        ) from error
+        raise no_credentials(what) from error
     except auth.GoogleAuthError as error:
         raise ProviderError(
             f"{what}: the Google credentials are not accepted: {_line(error)}",
@@ -44,6 +40,15 @@ def explained(what: str, project: str = "", zone: str = "") -> Iterator[None]:
         raise ProviderError(
             f"{what}: the service does not answer: {_line(error)}", "try again", ErrorKind.UNAVAILABLE
         ) from error
+
+
+def no_credentials(what: str) -> ProviderError:
+    """Return the error of a machine without Google credentials."""
+    return ProviderError(
+        f"{what}: there are no Google credentials here",
+        "gcloud auth application-default login; or GOOGLE_APPLICATION_CREDENTIALS names a service account's file",
+        ErrorKind.CREDENTIALS,
+    )
 
 
 def translate(what: str, error: Any, project: str = "", zone: str = "") -> ProviderError:

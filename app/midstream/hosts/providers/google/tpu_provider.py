@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from midstream.fleet.fleet import SliceTarget, TpuTarget
 from midstream.fleet.quantities import parse_duration
-from midstream.hosts.providers import creation
+from midstream.hosts.providers import creation, deletion
 from midstream.hosts.providers.google import slice_lookup, worker_access
 from midstream.hosts.providers.google.api_errors import explained
-from midstream.hosts.providers.google.slice_creation import TpuService
 from midstream.hosts.providers.google.tpu_client import ENDPOINT, loopback, open_client
-from midstream.hosts.providers.provider import ErrorKind, Inventory, Progress, ProviderError, Slice
+from midstream.hosts.providers.google.tpu_service import TpuService
+from midstream.hosts.providers.provider import Inventory, Progress, ProviderError, Slice
 
 if TYPE_CHECKING:
     from google.cloud.tpu_v2 import TpuClient
@@ -51,10 +51,7 @@ class TpuProvider:
 
     def delete(self, path: str, progress: Progress) -> None:
         service = TpuService(self._client, path, None, path)
-        found = creation.find_patiently(service.find)
-        if found is None:
-            raise ProviderError(f"{path} does not exist", "midstream --status lists the slices", ErrorKind.NOT_FOUND)
-        creation.delete(service, found, progress)
+        deletion.delete_existing(service, progress)
 
     def grant_access(
         self, name: str, target: SliceTarget, found: Slice, progress: Progress, *, touch: bool

@@ -60,10 +60,10 @@ def wait_for(
     """
     source, target, watch = migration.source_group, migration.target_group, migration.watch
     provider = provider_of(migration, source if host in source.target.hosts else target)
-    in_contact, silent = Deadline(timeout), Deadline(10 * timeout)
+    in_contact, out_of_contact = Deadline(timeout), Deadline(10 * timeout)
     reported = False
     checked_at = time.monotonic()
-    while not (in_contact.reached or silent.reached):
+    while not (in_contact.reached or out_of_contact.reached):
         migration.check_requests()
         migration.clock.report(migration.phase)
         matching: list[RunView] = []
@@ -80,20 +80,20 @@ def wait_for(
         view = watch.snapshot().host(host)
         if view is not None and view.link == "live":
             in_contact.count()
-            silent.skip()
+            out_of_contact.skip()
             reported = False
             if check is not None and time.monotonic() - checked_at >= CHECK_INTERVAL:
                 check()
                 checked_at = time.monotonic()
             continue
         in_contact.skip()
-        silent.count()
+        out_of_contact.count()
         if not reported:
             migration.note(f"{host} does not answer; waiting: losing contact is not losing the run")
             reported = True
         if host in target.target.hosts or migration.journal.facts.sealed is None:
             provider.check()
-    if silent.reached:
+    if out_of_contact.reached:
         raise NeedsOperatorError(
             f"{what}: not within {timeout:.0f} s on {host}, which does not answer",
             f"midstream --continue {migration.plan.migration} continues it when it does",

@@ -25,6 +25,7 @@ from midstream.migrate.phases.copying.streamed_copy import copy_checkpoint
 from midstream.migrate.records.facts import Copied, Facts, Sealed, StartingPoint
 from midstream.migrate.source_and_target.source_config import agreed_config
 from midstream.remote.runs import ownership, run_state, standby_state
+from midstream.remote.runs.run_checkpoints import CheckpointSummary
 from midstream.watch.snapshot import RunView
 from midstream_engine import records
 
@@ -101,7 +102,7 @@ def _choose(migration: Migration) -> StartingPoint:
     """
     plan, source = migration.plan, migration.source
 
-    def pinned() -> run_state.CheckpointSummary | None:
+    def pinned() -> CheckpointSummary | None:
         name = "" if plan.checkpoint == "now" else plan.checkpoint
         return migration.source_group.checkpoint_store.pin_newest(plan.migration, pin_expires(migration), name)
 

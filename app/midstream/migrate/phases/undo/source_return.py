@@ -10,6 +10,7 @@ from midstream.migrate.phases.context.observation import wait_for
 from midstream.migrate.phases.context.record_commands import show_command, show_fence
 from midstream.migrate.source_and_target.host_group import HostGroup
 from midstream.remote.runs import ownership, run_state
+from midstream.remote.runs.run_checkpoints import CheckpointSummary
 from midstream.watch.snapshot import RunView
 from midstream_engine import records
 
@@ -124,7 +125,7 @@ def returned_fence(migration: Migration, fence: records.Fence) -> records.Fence:
     )
 
 
-def _is_own(migration: Migration, checkpoint: run_state.CheckpointSummary) -> bool:
+def _is_own(migration: Migration, checkpoint: CheckpointSummary) -> bool:
     """Return whether the source's fence accepts it, or it has the sealed epoch."""
     return checkpoint.accepted or checkpoint.epoch == migration.plan.source_epoch
 

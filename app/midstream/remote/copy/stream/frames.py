@@ -3,7 +3,7 @@
 Frame: kind (u8), length of the payload (u32), big-endian, then the payload. ITEM has JSON: path, size and sha256
 of the object, ``offset`` and ``length`` of the item in it; DATA its bytes, in order; PACKED the same as a packed chunk
 (`byte_planes`); FAILED why it cannot be read.
-FINISH and IDLE have no payload; an idle sender sends IDLE, so that silence means a lost connection. An *item* is an
+FINISH and IDLE have no payload; an idle sender sends IDLE, so that no data means a lost connection. An *item* is an
 object or a range of one.
 """
 
@@ -16,7 +16,7 @@ import select
 import struct
 from typing import Any, Callable
 
-from midstream.remote.copy.stdin_lines import SILENCE
+from midstream.remote.copy.stdin_lines import IDLE_TIMEOUT
 
 HEADER = struct.Struct(">BI")
 ITEM, DATA, FAILED, FINISH, IDLE, PACKED = 1, 2, 3, 4, 5, 6
@@ -79,6 +79,6 @@ class Bytes:
 
 
 def from_stdin(view: memoryview) -> int:
-    if not select.select([0], [], [], SILENCE)[0]:
-        raise ProblemError("truncated", message="no data for {:.0f} s".format(SILENCE))
+    if not select.select([0], [], [], IDLE_TIMEOUT)[0]:
+        raise ProblemError("truncated", message="no data for {:.0f} s".format(IDLE_TIMEOUT))
     return os.readv(0, [view])

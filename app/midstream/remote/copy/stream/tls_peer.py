@@ -27,7 +27,7 @@ from typing import (
     cast,
 )
 
-from midstream.remote.copy.stdin_lines import SILENCE, Lines
+from midstream.remote.copy.stdin_lines import IDLE_TIMEOUT, Lines
 from midstream.remote.declarations import program, reads
 from midstream.remote.files.object_files import emit
 
@@ -86,7 +86,7 @@ def _pinned(sock: ssl.SSLSocket, peer: Dict[str, Any]) -> None:
 def _tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE * 1000))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(IDLE_TIMEOUT * 1000))
 
 
 # ------------------------------------------------------------------------------------------------ connect
@@ -107,7 +107,7 @@ def _listener(ports: Optional[Sequence[int]]) -> socket.socket:
 class _Callers:
     """Connections that are not authenticated yet.
 
-    All are read in turn: a silent one delays no other.
+    All are read in turn: one that sends nothing delays no other.
     """
 
     def __init__(self, listener: socket.socket, peer: Dict[str, Any]) -> None:
@@ -280,7 +280,7 @@ def connect(peer: Dict[str, Any]) -> ssl.SSLSocket:
             sock = _accept(listener, peer)
     else:
         sock, _ = _dial(peer)
-    sock.settimeout(SILENCE)
+    sock.settimeout(IDLE_TIMEOUT)
     return sock
 
 

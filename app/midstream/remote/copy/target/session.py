@@ -11,7 +11,7 @@ import posixpath
 import time
 from typing import Iterator, List, Optional, Sequence, Set, Tuple
 
-from midstream.remote.copy.stdin_lines import SILENCE, Lines
+from midstream.remote.copy.stdin_lines import IDLE_TIMEOUT, Lines
 from midstream.remote.copy.target import local_reuse
 from midstream.remote.copy.target.range_assembly import Assemblies
 from midstream.remote.copy.target.staging import (
@@ -63,7 +63,7 @@ def serve(
         kind: What the copy may contain (`allowlist`).
         survey: Whether to look for objects and parts that exist already.
     """
-    lines = Lines(silence=SILENCE, last={"do": "end"})
+    lines = Lines(idle_timeout=IDLE_TIMEOUT, last={"do": "end"})
     stage = Stage(directory, generation)
     try:
         objects = allowlist.check_all(kind, objects)

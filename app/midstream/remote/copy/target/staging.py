@@ -23,7 +23,7 @@ import threading
 import time
 from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
-from midstream.remote.copy.stdin_lines import SILENCE
+from midstream.remote.copy.stdin_lines import IDLE_TIMEOUT
 from midstream.remote.files.copy_items import CopyObject
 from midstream.remote.files.object_files import (
     INCOMING,
@@ -40,7 +40,7 @@ LOCK = "lock"
 CHUNK = 8 << 20  # bytes; a stream that was cut sends at most so many again
 SYNC_THREADS = 16  # fsync in parallel: a file system's journal commits many files together
 SLACK = 1 << 20  # bytes of the disk beside the objects: manifest and directories
-LOCK_TIMEOUT = SILENCE + 5.0  # seconds; receivers of an ended copy exit after SILENCE
+LOCK_TIMEOUT = IDLE_TIMEOUT + 5.0  # seconds; receivers of an ended copy exit after IDLE_TIMEOUT
 
 
 class Stage:

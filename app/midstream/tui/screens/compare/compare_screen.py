@@ -1,6 +1,6 @@
 """Estimates for accelerators and targets, to choose one from.
 
-They are fit, step, time and cost to the end, and the move.
+They are fit, step, time and cost to the end, and the migration.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from midstream.launch.reporter import Reporter, state_line
 from midstream.tui import commands
 from midstream.tui.base_app import BaseApp, app_of
 from midstream.tui.screens.dialogs.enter_text import EnterTextScreen
+from midstream.tui.screens.progress import Progressed, progress_lines
 from midstream.tui.style import number_format, palette
 from midstream.tui.style.glyphs import Glyphs
 from midstream.tui.style.styled_text import Text
@@ -53,7 +54,7 @@ class _ScreenReporter(Reporter):
         self._screen = screen
 
     def __call__(self, line: str) -> None:
-        self._screen.post_message(CompareScreen.Progressed(line))
+        self._screen.post_message(Progressed(line))
 
     def update(self, what: str, state: str, seconds_left: float | None = None) -> None:
         self(state_line(what, state, seconds_left))
@@ -66,13 +67,6 @@ class CompareScreen(ModalScreen[str | None]):
     """
 
     BINDINGS = commands.bindings(commands.COMPARE)
-
-    class Progressed(Message):
-        """A line of progress."""
-
-        def __init__(self, line: str) -> None:
-            super().__init__()
-            self.line = line
 
     class Estimated(Message):
         """One candidate has its estimate."""
@@ -138,7 +132,7 @@ class CompareScreen(ModalScreen[str | None]):
     def _failed(self, error: Exception) -> None:
         self.post_message(self.Ended(MidstreamError(f"{type(error).__name__}: {error}")))
 
-    def on_compare_screen_progressed(self, event: Progressed) -> None:
+    def on_progressed(self, event: Progressed) -> None:
         self._progress = event.line
         self._paint()
 
@@ -158,10 +152,7 @@ class CompareScreen(ModalScreen[str | None]):
 
     def _paint(self) -> None:
         glyphs = self.midstream.glyphs
-        lines = [Text(f" {glyphs.busy} {self._progress}", palette.ACCENT)] if self._progress else []
-        if self._error is not None:
-            lines.append(Text(f" {glyphs.failed} {self._error.message}", palette.BAD))
-            lines += [Text(f"   {self._error.hint}", palette.ACCENT)] if self._error.hint else []
+        lines = progress_lines(self._progress, self._error, glyphs)
         known = {row.calibration for row in self._rows if row.calibration is not None}
         lines += [Text(f" {text}", palette.DIM) for text in sorted(each.describe() for each in known)]
         if self._rows and not known and not self._progress:
@@ -199,7 +190,7 @@ class CompareScreen(ModalScreen[str | None]):
 
 
 def ask_candidates(screen: Screen[Any], run: RunView, targets: Sequence[str], chosen: Callable[[str], object]) -> None:
-    """Ask for names of accelerators and targets, and compare them.
+    """Prompt for names of accelerators and targets, and compare them.
 
     Call ``chosen`` with a target of the table.
     """
@@ -253,8 +244,8 @@ def table_row(row: ComparedRow, glyphs: Glyphs) -> Row:
     at_a_time = f"{estimate.per_device_parallelism}{glyphs.times}{estimate.accumulation}" if estimate.fits else none
     remaining, paid, rate = row.remaining, row.price_to_end, row.tokens_per_second
     pays = none
-    if row.move is not None and row.move.cost is not None:
-        hours = row.move.cost.pays_after_hours
+    if row.migration is not None and row.migration.cost is not None:
+        hours = row.migration.cost.pays_after_hours
         pays = "never" if hours is None else number_format.seconds(hours * 3600)
     note = "" if estimate.fits_as_configured or not estimate.fits else f"{estimate.configured} at a time do not fit"
     cells = (

@@ -14,6 +14,7 @@ from midstream.errors import MidstreamError
 from midstream.tui import commands
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.costs.cost_rows import COLUMNS, HOSTS, MIGRATIONS, RUNS, rows_of
+from midstream.tui.screens.progress import progress_lines
 from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.state.selection import Selection
 from midstream.tui.style import palette
@@ -28,11 +29,11 @@ DAY = 86400.0
 PERIODS = (1, 7, 30, 90, 365)  # days
 MAX_NOTES = 6  # lines about what is not known
 EMPTY = {
-    HOSTS: ("no host answered.", "Press r to ask the hosts again."),
+    HOSTS: ("no host answered.", "Press r to read the hosts again."),
     RUNS: ("no run had a process in this period.", "Press p for another period."),
     MIGRATIONS: ("no migration began in this period.", "Press p for another period."),
 }
-FAILED = ("the costs could not be collected.", "Press r to ask the hosts again.")
+FAILED = ("the costs could not be collected.", "Press r to read the hosts again.")
 
 
 class CostsScreen(MidstreamScreen):
@@ -78,17 +79,14 @@ class CostsScreen(MidstreamScreen):
         del screen_state
         report = self._report
         self.query_one(Views).show(self._view, {} if report is None else _counts(report))
-        waiting = ("asking the hosts ...",) if self._collecting else FAILED
+        waiting = ("reading the hosts ...",) if self._collecting else FAILED
         rows = [] if report is None else rows_of(self._view, report)
         self.query_one(f"#{self._view}", Table).show(rows, empty=waiting if report is None else EMPTY[self._view])
         self.query_one("#cost-notes", Static).update(Text("\n").join(self._notes()))
 
     def _notes(self) -> list[Text]:
         glyphs, report = self.glyphs, self._report
-        lines: list[Text] = []
-        if self._error is not None:
-            lines.append(Text(f" {glyphs.failed} {self._error.message}", palette.BAD))
-            lines += [Text(f"   {self._error.hint}", palette.ACCENT)] if self._error.hint else []
+        lines = progress_lines("", self._error, glyphs)
         if report is not None:
             lines += _totals(report)
             shown = report.not_known[:MAX_NOTES]
@@ -97,7 +95,7 @@ class CostsScreen(MidstreamScreen):
                 more = len(report.not_known) - len(shown)
                 lines.append(Text(f"   and {more} more: midstream --cost prints all", palette.DIM))
         if self._collecting and report is not None:
-            lines.append(Text(f" {glyphs.busy} asking the hosts ...", palette.ACCENT))
+            lines.append(Text(f" {glyphs.busy} reading the hosts ...", palette.ACCENT))
         return lines
 
     # ------------------------------------------------------------------------------------------ commands

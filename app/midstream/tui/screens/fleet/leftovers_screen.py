@@ -12,11 +12,12 @@ from textual.app import ComposeResult
 from textual.message import Message
 from textual.widgets import Static
 
-from midstream.check.leftovers import AnyLeftover, Leftover, Skipped, SliceLeftover, SliceProblem
+from midstream.check.fleet_leftovers import AnyLeftover, Leftover, Skipped, SliceLeftover, SliceProblem
 from midstream.counts import agree, count
 from midstream.tui import commands
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
+from midstream.tui.screens.progress import Progressed
 from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.style import number_format, palette
 from midstream.tui.style.styled_text import Text
@@ -46,13 +47,6 @@ class LeftoversScreen(MidstreamScreen):
         def __init__(self, found: list[AnyLeftover], *, removed: bool) -> None:
             super().__init__()
             self.found, self.removed = found, removed
-
-    class Progressed(Message):
-        """A line of progress of a deletion."""
-
-        def __init__(self, line: str) -> None:
-            super().__init__()
-            self.line = line
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +114,7 @@ class LeftoversScreen(MidstreamScreen):
 
     def _read(self, remove: bool) -> None:
         def report(line: str) -> None:
-            self.post_message(self.Progressed(line))
+            self.post_message(Progressed(line))
 
         found: list[AnyLeftover] = []
         try:
@@ -136,7 +130,7 @@ class LeftoversScreen(MidstreamScreen):
             self.notify(f"{count(sum(each.removed for each in self._found), 'leftover')} removed")
         self.refresh_state()
 
-    def on_leftovers_screen_progressed(self, event: Progressed) -> None:
+    def on_progressed(self, event: Progressed) -> None:
         if self._doing:
             self._doing = event.line
             self.refresh_state()

@@ -8,15 +8,15 @@ from midstream.errors import MidstreamError, UsageError
 from midstream.launch.engine_flags import named_run
 from midstream.launch.launch_request import LaunchRequest
 from midstream.tui.screens.base import MidstreamScreen
-from midstream.tui.screens.dialogs.engine_flags import EXAMPLE, flags_problem, words_of
 from midstream.tui.screens.dialogs.form import Field, FormScreen, Values
+from midstream.tui.screens.dialogs.typed_flags import EXAMPLE, flags_problem, words_of
 from midstream.tui.screens.launch.launch_screen import LaunchScreen
 from midstream.watch.runs.run_failure import has_failed
 from midstream.watch.snapshot import RunView
 
 
 def ask_launch(screen: MidstreamScreen, target: str = "", request: LaunchRequest | None = None) -> None:
-    """Ask for config, target, run id and engine flags, then run the preflight."""
+    """Prompt for config, target, run id and engine flags, then run the preflight."""
     actions = screen.midstream.actions
     try:
         targets = [each.name for each in actions.targets()]
@@ -69,7 +69,7 @@ def offer_start_again(screen: MidstreamScreen, run: RunView) -> None:
 
 
 def ask_start_again(screen: MidstreamScreen, request: LaunchRequest, failed: int = 0) -> None:
-    """Ask for engine flags, then run the preflight of the run's next attempt.
+    """Prompt for engine flags, then run the preflight of the run's next attempt.
 
     ``failed`` is the number of the attempt before, if it failed before its first step: its flags do not count.
     """

@@ -8,13 +8,14 @@ from textual.app import ComposeResult
 from textual.message import Message
 from textual.widgets import Static
 
-from midstream.check.check_result import FAIL, Check
+from midstream.check.check_result import FAIL
 from midstream.errors import MidstreamError
 from midstream.launch.launch_request import LaunchRequest
 from midstream.launch.reporter import Reporter, state_line
 from midstream.tui import commands
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
+from midstream.tui.screens.preflight import Checked, Preflight
 from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.style import checks_text, number_format, palette
 from midstream.tui.style.styled_text import Text
@@ -29,13 +30,6 @@ class LaunchScreen(MidstreamScreen):
 
     SCOPE = commands.LAUNCH
     BINDINGS = commands.bindings(commands.LAUNCH, commands.EVERYWHERE)
-
-    class Checked(Message):
-        """One check of preflight number ``round`` was done; None: all were."""
-
-        def __init__(self, round: int, check: Check | None) -> None:
-            super().__init__()
-            self.round, self.check = round, check
 
     class Progress(Message):
         """The launch reported a line that stays, or a state that the next one replaces."""
@@ -55,8 +49,7 @@ class LaunchScreen(MidstreamScreen):
         super().__init__()
         self.request = request
         self._stage = CHECKING
-        self._checks: list[Check] = []
-        self._round = 0
+        self._preflight = Preflight(self)
         self._reports: list[str] = []
         self._state = ""  # of the current operation
         self._error: MidstreamError | None = None
@@ -81,7 +74,9 @@ class LaunchScreen(MidstreamScreen):
     @property
     def _run_id(self) -> str:
         """The id that the last check has named, or the requested one."""
-        found = next((check.detail for check in self._checks if check.name == "run" and check.state != FAIL), "")
+        found = next(
+            (check.detail for check in self._preflight.checks if check.name == "run" and check.state != FAIL), ""
+        )
         return self.request.run_id or found.partition(" ")[0]
 
     @property
@@ -104,8 +99,8 @@ class LaunchScreen(MidstreamScreen):
             words.update(text)
             self.query_one(Pane).scroll_end(animate=False)
         else:
-            rule.show(f"preflight: {checks_text.summary(self._checks)}")
-            words.update(checks_text.describe(self._checks, self._stage == READY, self.glyphs, width - 1))
+            rule.show(f"preflight: {checks_text.summary(self._preflight.checks)}")
+            words.update(checks_text.describe(self._preflight.checks, self._stage == READY, self.glyphs, width - 1))
         self.query_one("#verdict", Static).update(self._verdict(width))
         # During the start these keys do nothing.
         self.query_one(Hints).hide(*(("again", "next", "previous") if self._stage == STARTING else ()))
@@ -122,8 +117,8 @@ class LaunchScreen(MidstreamScreen):
             age = number_format.age(max(0.0, self.screen_state.now - self._since))
             return Text(f"  starting for {age}; esc leaves the screen, the start continues", palette.ACCENT)
         if self._stage == CHECKING:
-            return Text(f"  checking ...  {len(self._checks)} done", palette.ACCENT)
-        failed = next((check for check in self._checks if check.state == FAIL), None)
+            return Text(f"  checking ...  {len(self._preflight.checks)} done", palette.ACCENT)
+        failed = self._preflight.failed
         if failed is not None:
             words = f"Cannot start: {failed.name}: {failed.detail}."
             text = Text(f"  {number_format.folded(words, width, 2)}\n", palette.BAD)
@@ -134,27 +129,14 @@ class LaunchScreen(MidstreamScreen):
 
     def action_again(self) -> None:
         if self._stage != STARTING:
-            self._stage, self._checks, self._error, self._reports = CHECKING, [], None, []
-            self._round += 1
-            self.in_background(partial(self._run_checks, self._round))
+            self._stage, self._error, self._reports = CHECKING, None, []
+            self._preflight.start(partial(self.midstream.actions.launch_checks, self.request))
             self.refresh_state()
 
-    def _run_checks(self, round: int) -> None:
-        try:
-            for check in self.midstream.actions.launch_checks(self.request):
-                if self._round != round:
-                    return
-                self.post_message(self.Checked(round, check))
-        except MidstreamError as error:
-            self.post_message(self.Checked(round, Check("preflight", FAIL, error.message, error.hint)))
-        self.post_message(self.Checked(round, None))
-
-    def on_launch_screen_checked(self, event: Checked) -> None:
-        if event.round == self._round and self._stage == CHECKING:
-            if event.check is None:
+    def on_checked(self, event: Checked) -> None:
+        if self._stage == CHECKING and self._preflight.add(event):
+            if self._preflight.complete:
                 self._stage = READY
-            else:
-                self._checks.append(event.check)
             self.refresh_state()
 
     # ------------------------------------------------------------------------------------------ start
@@ -163,11 +145,11 @@ class LaunchScreen(MidstreamScreen):
         if self._stage != READY:
             self.notify("the checks are not done" if self._stage == CHECKING else "press r to check again")
             return
-        failed = next((check for check in self._checks if check.state == FAIL), None)
+        failed = self._preflight.failed
         if failed is not None:
             self.notify("a check failed: fix it, then press r", severity="error")
         elif not self.refuse_readonly():
-            run = next((check.detail for check in self._checks if check.name == "run"), "")
+            run = next((check.detail for check in self._preflight.checks if check.name == "run"), "")
             lines = (
                 f"{run}.",
                 "midstream installs its engine and the packages where they are missing, then starts the run.",
@@ -215,12 +197,12 @@ class LaunchScreen(MidstreamScreen):
     def action_previous(self) -> None:
         """Return to the form with its values."""
         if self._stage != STARTING:
-            self._round += 1
+            self._preflight.cancel()
             self.app.pop_screen()
             self.midstream.open_launch(self.request)
 
     def action_back(self) -> None:
-        self._round += 1
+        self._preflight.cancel()
         super().action_back()
 
     def action_copy(self) -> None:

@@ -8,6 +8,7 @@ from midstream.counts import agree, count
 from midstream.migrate.duration import stages
 from midstream.migrate.records import cost
 from midstream.migrate.records.downtime_report import shown_phase
+from midstream.migrate.records.modes import LIVE
 from midstream.migrate.records.plan import Plan
 from midstream.tui.style import number_format, palette
 from midstream.tui.style.glyphs import Glyphs
@@ -108,3 +109,26 @@ def _idle(plan: Plan) -> str:
     prices = [price for price in plan.estimate.cost_per_hour if price is not None]
     downtime = plan.estimate.predicted_downtime
     return "" if downtime is None else f"the downtime costs about {sum(prices) * downtime / 3600:.2f}"
+
+
+def consequences(plan: Plan) -> list[str]:
+    """Return what the user confirms before the plan is executed, as lines."""
+    downtime = plan.estimate.predicted_downtime
+    later = "some time" if downtime is None else f"about {number_format.seconds(downtime)}"
+    first = f"{plan.source} saves, is sealed and stops; {later} later it continues on {plan.target}."
+    if plan.mode == LIVE:
+        first = f"{plan.target} replays the run; {plan.source} trains until it has caught up."
+    lines = [first]
+    if plan.estimate.steps_lost:
+        lost = plan.estimate.steps_lost
+        lines.append(f"{count(lost, 'step')} after {plan.checkpoint} {agree(lost)} discarded.")
+    if plan.estimate.duration:
+        lines.append(f"The migration takes {stages.total_text(plan.estimate.duration)}.")
+    return [
+        *lines,
+        *plan.policy.consent,
+        "",
+        "Risk: a link breaks, the target fails. Then it is rolled back and the source runs again.",
+        "Safety: nothing is deleted; r rolls back until the target has done "
+        f"{count(plan.policy.healthy_steps, 'healthy step')}.",
+    ]

@@ -5,20 +5,17 @@ The start is confirmed by the run's name.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Sequence
 from functools import partial
 
 from textual.app import ComposeResult
 from textual.message import Message
 from textual.widgets import Static
 
-from midstream.check.check_result import FAIL, Check
-from midstream.counts import agree, count
 from midstream.errors import MidstreamError
-from midstream.listing.run_facts import hardware, short_kind
-from midstream.migrate.duration import stages
+from midstream.listing.run_facts import hardware
 from midstream.migrate.records import phase_names
-from midstream.migrate.records.modes import COLD, LIVE, MODES, WARM
+from midstream.migrate.records.modes import WARM
 from midstream.migrate.records.plan import Plan
 from midstream.migrate.records.request import Request
 from midstream.tui import commands
@@ -27,13 +24,13 @@ from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.compare.compare_screen import ask_candidates
 from midstream.tui.screens.dialogs.choose import ChooseScreen
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
-from midstream.tui.screens.migration import plan_text, wizard_settings
+from midstream.tui.screens.migration import plan_text, wizard_choices, wizard_settings
 from midstream.tui.screens.migration.migration_screen import MigrationScreen
 from midstream.tui.screens.migration.wizard_settings import WizardSettings
+from midstream.tui.screens.preflight import Checked, Preflight
 from midstream.tui.screens.slices import create_slice
 from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.style import checks_text, number_format, palette
-from midstream.tui.style import glyphs as signs
 from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets import steps
 from midstream.tui.widgets.chrome import Hints, Rule
@@ -43,18 +40,12 @@ from midstream.watch.snapshot import RunView, Snapshot
 
 PLAN, PREFLIGHT, STARTING = "plan", "preflight", "starting"
 CREATE_TARGET = "create target"  # the target must be created before planning
-MODE_WORDS = {
-    WARM: "the target compiles first; then stop, copy, start",
-    COLD: "stop, copy, start",
-    LIVE: "the source trains until the target has caught up",
-}
 RISKS = {
     PLAN: ("none: the plan is an estimate", "nothing changes; esc cancels"),
     CREATE_TARGET: ("creation fails: nothing remains", "the price is confirmed first"),
     PREFLIGHT: ("a check fails: no migration starts", "checks change nothing; b returns"),
     STARTING: ("a link breaks, the target fails: rollback", "the source stays until the end"),
 }
-TARGET_COLUMNS = (Column("TARGET", widest=24), Column("DEVICES"), Column("LINK"), Column("", widest=200, rest=True))
 
 
 class WizardScreen(MidstreamScreen):
@@ -69,13 +60,6 @@ class WizardScreen(MidstreamScreen):
         def __init__(self, request: Request, plan: Plan | None, error: MidstreamError | None) -> None:
             super().__init__()
             self.request, self.plan, self.error = request, plan, error
-
-    class Checked(Message):
-        """One check of preflight number ``round`` was done; None: all were."""
-
-        def __init__(self, round: int, check: Check | None) -> None:
-            super().__init__()
-            self.round, self.check = round, check
 
     class Started(Message):
         """The migration's process was started."""
@@ -104,14 +88,12 @@ class WizardScreen(MidstreamScreen):
         self._request: Request | None = None
         self._plan: Plan | None = None
         self._error: MidstreamError | None = None
-        self._checks: list[Check] = []
-        self._all_checked = False
-        self._round = 0  # number of the preflight; results of older ones are dropped
+        self._preflight = Preflight(self)
 
     def body(self) -> ComposeResult:
         glyphs = self.glyphs
         yield Static(id="steps")
-        yield Table(TARGET_COLUMNS, glyphs, id="targets")
+        yield Table(wizard_choices.TARGET_COLUMNS, glyphs, id="targets")
         yield Rule("plan", glyphs)
         with Pane(id="wizard-text"):
             yield Static(id="wizard-words")
@@ -138,7 +120,7 @@ class WizardScreen(MidstreamScreen):
         table = self.query_one(Table)
         targets = [target for target in self._targets if run is None or run.host not in target.hosts]
         table.show(
-            [self._target_row(target, screen_state) for target in targets],
+            [wizard_choices.target_row(target, screen_state.snapshot, self.glyphs) for target in targets],
             empty=(
                 "no other target in the fleet file. Add a host, or write a fleet file:",
                 "  midstream --init",
@@ -148,16 +130,6 @@ class WizardScreen(MidstreamScreen):
             table.select(self._preselected)
             self._preselected = ""
         self._paint()
-
-    def _target_row(self, target: Target, screen_state: ScreenState) -> Row:
-        hosts = [host for host in screen_state.snapshot.hosts if host.name in target.hosts]
-        found = [item for host in hosts if host.machine for item in host.machine.accelerators]
-        count = f"{len(found)}{self.glyphs.times}{short_kind(found[0].kind)}" if found else number_format.NONE
-        worst = next((host for host in hosts if host.link != "live"), hosts[0] if hosts else None)
-        if worst is None:
-            return Row(target.name, (target.name, count, "", ""))
-        glyph, colour = signs.link_state(self.glyphs, worst.link)
-        return Row(target.name, (target.name, count, (f"{glyph} {worst.link}", colour), (worst.error, palette.BAD)))
 
     def _paint(self) -> None:
         width = max(20, self.size.width)
@@ -172,8 +144,8 @@ class WizardScreen(MidstreamScreen):
             rule.show("plan" if self._settings == WizardSettings() else f"plan: {more}", choices)
             words.update(self._plan_words(width))
         else:
-            rule.show(f"preflight: {checks_text.summary(self._checks)}")
-            words.update(checks_text.describe(self._checks, self._all_checked, self.glyphs, width - 1))
+            rule.show(f"preflight: {checks_text.summary(self._preflight.checks)}")
+            words.update(checks_text.describe(self._preflight.checks, self._preflight.complete, self.glyphs, width - 1))
         self.query_one("#verdict", Static).update(self._verdict(width))
         self.query_one("#risk", Static).update(self._risk())
         command = self._plan.command() if self._plan else ""
@@ -208,10 +180,9 @@ class WizardScreen(MidstreamScreen):
             if self._plan is None:
                 return Text() if self._error else Text(f"  {self._why_no_plan}", palette.ACCENT)
             return Text("  enter runs the preflight", palette.DIM)
-        if not self._all_checked:
-            return Text(f"  checking ...  {len(self._checks)} done", palette.ACCENT)
-        if self._blocked:
-            reason = next(check for check in self._checks if check.state == FAIL)
+        if not self._preflight.complete:
+            return Text(f"  checking ...  {len(self._preflight.checks)} done", palette.ACCENT)
+        if (reason := self._preflight.failed) is not None:
             words = f"Cannot migrate: {reason.name}: {reason.detail}."
             hint = "Fix it, then press r; b returns to the plan."
             return Text(f"  {number_format.folded(words, width, 2)}\n", palette.BAD).append(f"  {hint}", palette.DIM)
@@ -234,10 +205,6 @@ class WizardScreen(MidstreamScreen):
         if self._error is not None:
             return "this migration cannot be planned: choose another target, or r plans again"
         return "the plan is being computed; press enter when it is shown"
-
-    @property
-    def _blocked(self) -> bool:
-        return any(check.state == FAIL for check in self._checks)
 
     # ------------------------------------------------------------------------------------------ planning
 
@@ -280,54 +247,15 @@ class WizardScreen(MidstreamScreen):
 
     # ------------------------------------------------------------------------------------------ preflight
 
-    def _run_checks(self, round: int, plan: Plan) -> None:
-        try:
-            for check in self.midstream.actions.preflight(plan):
-                if self._round != round:
-                    return
-                self.post_message(self.Checked(round, check))
-        except MidstreamError as error:
-            self.post_message(self.Checked(round, Check("preflight", FAIL, error.message, error.hint)))
-        except Exception as error:  # without a result the screen would wait for ever
-            words = f"internal error: {type(error).__name__}: {error}"
-            self.post_message(self.Checked(round, Check("preflight", FAIL, words)))
-            self.post_message(self.Checked(round, None))
-            raise
-        self.post_message(self.Checked(round, None))
-
-    def on_wizard_screen_checked(self, event: Checked) -> None:
-        if event.round != self._round or self._stage != PREFLIGHT:
-            return
-        if event.check is None:
-            self._all_checked = True
-        else:
-            self._checks.append(event.check)
-        self._paint()
+    def on_checked(self, event: Checked) -> None:
+        if self._stage == PREFLIGHT and self._preflight.add(event):
+            self._paint()
 
     # ------------------------------------------------------------------------------------------ start
 
     def _confirm(self) -> None:
         plan = self._plan
         assert plan is not None
-        downtime = plan.estimate.predicted_downtime
-        later = "some time" if downtime is None else f"about {number_format.seconds(downtime)}"
-        after = f"{later} later it continues on {plan.target}"
-        first = f"{plan.source} saves, is sealed and stops; {after}."
-        if plan.mode == LIVE:
-            first = f"{plan.target} replays the run; {plan.source} trains until it has caught up."
-        healthy = plan.policy.healthy_steps
-        lines = [
-            first,
-            *plan.policy.consent,
-            "",
-            "Risk: a link breaks, the target fails. Then it is rolled back and the source runs again.",
-            f"Safety: nothing is deleted; r rolls back until the target has done {count(healthy, 'healthy step')}.",
-        ]
-        if plan.estimate.duration:
-            lines.insert(1, f"The migration takes {stages.total_text(plan.estimate.duration)}.")
-        if plan.estimate.steps_lost:
-            lost = plan.estimate.steps_lost
-            lines.insert(1, f"{count(lost, 'step')} after {plan.checkpoint} {agree(lost)} discarded.")
 
         def answered(yes: bool | None) -> None:
             if yes and self._stage == PREFLIGHT:
@@ -336,7 +264,7 @@ class WizardScreen(MidstreamScreen):
                 self.in_background(partial(self._start, plan))
 
         title = f"Migrate {plan.run_id} from {plan.source} to {plan.target}"
-        self.app.push_screen(ConfirmScreen(title, lines, word=plan.run_id), answered)
+        self.app.push_screen(ConfirmScreen(title, plan_text.consequences(plan), word=plan.run_id), answered)
 
     def _start(self, plan: Plan) -> None:
         try:
@@ -371,15 +299,15 @@ class WizardScreen(MidstreamScreen):
             self._stage = PREFLIGHT
             self.query_one(Pane).focus()
             self.action_again()
-        elif self._stage == PREFLIGHT and self._all_checked:
-            if self._blocked:
+        elif self._stage == PREFLIGHT and self._preflight.complete:
+            if self._preflight.failed is not None:
                 self.notify("a check failed: fix it, then press r", severity="error")
             elif not self.refuse_readonly():
                 self._confirm()
 
     def action_previous(self) -> None:
         if self._stage == PREFLIGHT:
-            self._round += 1
+            self._preflight.cancel()
             self._stage = PLAN
             self._replan()
             self.query_one(Table).focus()
@@ -389,32 +317,12 @@ class WizardScreen(MidstreamScreen):
         run = self.run_view
         if self._stage != PLAN or run is None:
             return
-        step = run.step or 0
-        done = [checkpoint for checkpoint in run.checkpoints if checkpoint.complete and checkpoint.accepted]
-        newest = max((checkpoint.step for checkpoint in done), default=None)
-        rows = [Row("now", ("now", "saved at the seal: no step is lost", number_format.grouped(step), ""))]
-        if newest is not None:
-            lost = plan_text.discarded(step - newest)
-            rows.append(Row("latest", ("latest", lost, number_format.grouped(newest), "")))
-        rows += [
-            Row(
-                str(checkpoint.step),
-                (
-                    checkpoint.name,
-                    plan_text.discarded(step - checkpoint.step),
-                    number_format.grouped(checkpoint.step),
-                    number_format.age(self.screen_state.now - checkpoint.created if checkpoint.created else None),
-                ),
-            )
-            for checkpoint in sorted(done, key=lambda checkpoint: -checkpoint.step)
-        ]
-        columns = (Column("CHECKPOINT"), Column("LOSS"), Column("STEP", right=True), Column("AGE", right=True))
-        self._choose("Checkpoint", columns, rows, "_checkpoint")
+        rows = wizard_choices.checkpoint_rows(run, self.screen_state.now)
+        self._choose("Checkpoint", wizard_choices.CHECKPOINT_COLUMNS, rows, "_checkpoint")
 
     def action_mode(self) -> None:
         if self._stage == PLAN:
-            rows = [Row(mode, (mode, MODE_WORDS[mode])) for mode in MODES]
-            self._choose("Mode", (Column("MODE"), Column("SEQUENCE", widest=64)), rows, "_mode")
+            self._choose("Mode", wizard_choices.MODE_COLUMNS, wizard_choices.MODE_ROWS, "_mode")
 
     def action_settings(self) -> None:
         """Change batch, healthy steps and engine flags."""
@@ -431,26 +339,15 @@ class WizardScreen(MidstreamScreen):
         """Estimate accelerators and targets, and choose a target of them."""
         run = self.run_view
         if self._stage == PLAN and run is not None:
-            ask_candidates(self, run, [*self._comparable()], self._chosen_target)
-
-    def _comparable(self) -> Iterator[str]:
-        """Yield the names that can be compared.
-
-        They are the targets with accelerators that there are compilers for, and the slices that do not exist yet.
-        """
-        from midstream.compare.device_names import accelerators_of_devices
-
-        for target in self._targets:
-            hosts = [host for host in self.screen_state.snapshot.hosts if host.name in target.hosts]
-            kinds = [item.kind for host in hosts if host.machine for item in host.machine.accelerators]
-            if not target.hosts or accelerators_of_devices(kinds) is not None:
-                yield target.name
+            ask_candidates(
+                self, run, wizard_choices.comparable(self._targets, self.screen_state.snapshot), self._chosen_target
+            )
 
     def _chosen_target(self, name: str) -> None:
         self.query_one(Table).select(name)
         self._replan()
 
-    def _choose(self, title: str, columns: tuple[Column, ...], rows: list[Row], attribute: str) -> None:
+    def _choose(self, title: str, columns: Sequence[Column], rows: Sequence[Row], attribute: str) -> None:
         def chosen(key: Hashable) -> None:
             if key is not None and self._stage == PLAN and key != getattr(self, attribute):
                 setattr(self, attribute, str(key))
@@ -462,9 +359,7 @@ class WizardScreen(MidstreamScreen):
         if self._stage == PLAN:
             self._replan()
         elif self._stage == PREFLIGHT and self._plan is not None:
-            self._checks, self._all_checked = [], False
-            self._round += 1
-            self.in_background(partial(self._run_checks, self._round, self._plan))
+            self._preflight.start(partial(self.midstream.actions.preflight, self._plan))
             self._paint()
 
     def action_copy(self) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from midstream.counts import count
 from midstream.migrate.records.request import Request
 from midstream.tui.screens.base import MidstreamScreen
-from midstream.tui.screens.dialogs.engine_flags import EXAMPLE, flags_problem, words_of
 from midstream.tui.screens.dialogs.form import Field, FormScreen, Values
+from midstream.tui.screens.dialogs.typed_flags import EXAMPLE, flags_problem, words_of
 
 BATCH, PER_DEVICE = "--trainer.train_batch_size", "--trainer.per_device_parallelism"
 DEFAULTS = Request("", "")
@@ -62,7 +62,7 @@ class WizardSettings:
 
 
 def ask(screen: MidstreamScreen, settings: WizardSettings, chosen: Callable[[WizardSettings], None]) -> None:
-    """Ask for the settings; ``chosen`` gets them."""
+    """Prompt for the settings; ``chosen`` gets them."""
     fields = (
         Field("batch", "Global batch", settings.batch, "as the run has it"),
         Field("per_device", "Per-device batch", settings.per_device, "the largest that fits"),

@@ -68,12 +68,12 @@ def facts(run: RunView, screen_state: ScreenState, glyphs: Glyphs, width: int, s
         width: Width in cells.
         started: When this program started it, in UTC seconds; None: it did not.
     """
-    silent = started is not None and run.state == "empty"
-    state = records.STARTING if silent else run.state
+    just_started = started is not None and run.state == "empty"
+    state = records.STARTING if just_started else run.state
     glyph, colour = signs.run_state(glyphs, state)
     stale = screen_state.is_stale(run.host)
     text = Text(no_wrap=True).append(f" {glyph} {state}", f"bold {palette.WAIT if stale else colour}")
-    if (silent or (run.running and run.state in DOING and run.state != records.TRAINING)) and not stale:
+    if (just_started or (run.running and run.state in DOING and run.state != records.TRAINING)) and not stale:
         text.append(_starting_for(run, screen_state, started), colour)
     text.append(f"  {run.host} {hardware(run, glyphs.times)}".rstrip(), palette.TEXT)
     total = run.status.num_train_steps if run.status else 0

@@ -17,6 +17,7 @@ from midstream.tui import commands
 from midstream.tui.actions import CreatableSlice, SliceListing
 from midstream.tui.base_app import BaseApp, app_of
 from midstream.tui.screens.dialogs.document import DocumentScreen
+from midstream.tui.screens.progress import Progressed, progress_lines
 from midstream.tui.screens.slices import create_slice, delete_slice
 from midstream.tui.state.selection import Selection
 from midstream.tui.style import number_format, palette
@@ -60,13 +61,6 @@ class SlicesScreen(ModalScreen[None]):
         def __init__(self, found: SliceListing | None, error: MidstreamError | None) -> None:
             super().__init__()
             self.found, self.error = found, error
-
-    class Progressed(Message):
-        """A line of progress of a deletion."""
-
-        def __init__(self, line: str) -> None:
-            super().__init__()
-            self.line = line
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,16 +107,13 @@ class SlicesScreen(ModalScreen[None]):
         self._found = event.found or self._found  # an error keeps the last listing
         self._paint()
 
-    def on_slices_screen_progressed(self, event: Progressed) -> None:
+    def on_progressed(self, event: Progressed) -> None:
         self._progress = event.line
         self._paint()
 
     def _paint(self) -> None:
         found, glyphs, now = self._found, self.midstream.glyphs, self.midstream.screen_state.now
-        lines = [Text(f" {glyphs.busy} {self._progress}", palette.ACCENT)] if self._progress else []
-        if self._error is not None:
-            lines.append(Text(f" {glyphs.failed} {self._error.message}", palette.BAD))
-            lines += [Text(f"   {self._error.hint}", palette.ACCENT)] if self._error.hint else []
+        lines = progress_lines(self._progress, self._error, glyphs)
         if found is None:
             self.query_one(Table).show((), empty=("slices unknown.", "r refreshes."))
         else:
@@ -177,7 +168,7 @@ class SlicesScreen(ModalScreen[None]):
         elif not self._refused():
 
             def report(line: str) -> None:
-                self.post_message(self.Progressed(line))
+                self.post_message(Progressed(line))
 
             delete_slice.ask(self.midstream, each, target, report, lambda error: self._deleted(bool(target), error))
 

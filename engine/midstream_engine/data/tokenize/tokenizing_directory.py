@@ -19,7 +19,7 @@ _ABANDONED = 14 * 86400.0  # seconds after which unfinished work is removed
 
 
 @contextlib.contextmanager
-def work_directory(data_root: str, name: str) -> Iterator[str]:
+def tokenizing_directory(data_root: str, name: str) -> Iterator[str]:
     """Open the directory of one request's finished units, as a context manager.
 
     The directory exists until the cache is built.

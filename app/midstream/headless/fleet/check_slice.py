@@ -78,7 +78,7 @@ def check_busy(fleet: Fleet, name: str, config: str, engine: tuple[str, ...], ou
     from midstream.check.check_result import WARN, Check
     from midstream.compare.candidates import (
         Candidate,
-        SilentTargetError,
+        UnreachableTargetError,
         accelerators_of_target,
         price_of_target,
         seen_accelerators,
@@ -95,7 +95,7 @@ def check_busy(fleet: Fleet, name: str, config: str, engine: tuple[str, ...], ou
     try:
         try:
             accelerators = accelerators_of_target(fleet, name, fleet_snapshot(fleet, hosts))
-        except SilentTargetError as error:
+        except UnreachableTargetError as error:
             seen = seen_accelerators(fleet, name)
             if seen is None:
                 why = error.message.removeprefix(f"--with {name}: ")

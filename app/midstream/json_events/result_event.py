@@ -1,0 +1,61 @@
+"""The last event of a command."""
+
+from __future__ import annotations
+
+from midstream.json_events.json_event import HOST, MIGRATION, RUN, TARGET, JsonEvent
+
+RESULT_EVENT = JsonEvent(
+    "result",
+    (
+        "--check", "--doctor", "--launch", "--adopt", "--init-run", "--stop", "--migrate", "--continue",
+        "--rollback", "--guard", "--repair",
+        "--clean", "--delete", "--checkpoints", "--config", "--verify", "--diff", "--log", "--compare",
+    ),
+    "the end of a command that acts or judges, and of each one that fails: the last line",
+    {
+        "ok": "the command did what was requested",
+        "exit_code": "exit code of the command",
+        "error": "what happened, if it failed",
+        "hint": "what to do",
+        "message": "of a migration: what happened",
+        "time": "of a migration: UTC seconds",
+        "compared": "--compare: the run or the configuration",
+        "best": "--compare: the first candidate that fits; null: none",
+        "run": RUN,
+        "host": HOST,
+        "target": TARGET,
+        "attempt": "--launch, --log --follow: number of the attempt",
+        "state": "--launch: the state of its first process, training if it did not end at once; "
+        "--log --follow: as it ended",
+        "step": "--launch: its step; --stop, --log --follow: the last step",
+        "checkpoint": "--stop, --verify, --checkpoints: the checkpoint",
+        "dry_run": "--migrate --dry-run: nothing was changed",
+        "migration": MIGRATION,
+        "outcome": "of a migration: completed, rolled back, interrupted, rollback incomplete or moved on",
+        "file": "--init-run: the run file that was written",
+        "certificate": "of a migration: the certificate",
+        "downtime": "of a migration: the downtime report",
+        "duration": "of a migration: estimated and measured seconds by stage",
+        "not_checked": "--verify MIGRATION: number of claims that can no longer be checked",
+        "objects": "--verify: number of objects",
+        "bytes": "--verify: bytes",
+        "root_digest": "--verify, --checkpoints: the root digest",
+        "deep": "--verify: every array was decoded",
+        "problems": "--verify: pairs of path and what is wrong",
+        "root_digests": "--diff: of both",
+        "checkpoints": "--diff: names of both",
+        "differences": "--diff: arrays that differ",
+        "attempts": "--config: both attempts",
+        "changes": "--config: number of differences",
+        "damaged": "--repair: number of damaged records",
+        "written": "--repair: number of records written",
+        "matches": "--log --search: number of lines with a match",
+        "lines": "--log --search: number of lines of the log",
+        "leftovers": "--clean: their number",
+        "removable": "--clean: number that can be removed and remains",
+        "deleted": "--delete: the slice",
+        "pass": "--check, --doctor: checks that passed",
+        "warn": "checks with a warning",
+        "fail": "checks that failed",
+    },
+)  # fmt: skip
