@@ -237,6 +237,11 @@ class GcsClient:
                 blob.reload(**self._patience())
         return data, str(blob.generation)
 
+    def read_into(self, path: str, offset: int, into: memoryview, version: str | None = None) -> int:
+        data = self.read(path, offset, len(into), version)
+        into[: len(data)] = data
+        return len(data)
+
     def read(self, path: str, offset: int, length: int, version: str | None = None) -> bytes:
         if not length:
             return b""
