@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from midstream.errors import RemoteError
+from midstream.errors import ConnectionLostError, RemoteError
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.host import ANSWER_LIMIT, Completed, Host, P, Process, R
 from midstream.hosts.local_host import LocalHost
@@ -73,6 +73,24 @@ class BucketHost:
             return remote_call.start_program(self, BUCKET_FUNCTIONS[program], window=window)(
                 **arguments, access=self.access.to_json()
             )
+
+        return start
+
+    def runs_on(self, host: Host) -> bool:
+        """Return whether the bucket's client runs on the machine of ``host``."""
+        return host is self.via if self.via is not None else isinstance(host, LocalHost)
+
+    def start_own(self, program: Callable[..., Any]) -> Callable[..., Process]:
+        """Return a program of the bucket's own, as `start_program` does.
+
+        Its argument ``access`` is added. Errors of libraries are ConnectionLostError.
+        """
+
+        def start(**named: Any) -> Process:
+            try:
+                return remote_call.start_program(self, program)(**named, access=self.access.to_json())
+            except (OSError, EOFError) as error:
+                raise ConnectionLostError(f"{self.name}: the connection broke", "run it again to continue") from error
 
         return start
 

@@ -84,6 +84,13 @@ class BucketClient(Protocol):
         """Return a range; fewer bytes at the object's end."""
         ...
 
+    def read_into(self, path: str, offset: int, into: memoryview, version: str | None = None) -> int:
+        """Read a range into memory; return how many bytes arrived.
+
+        They are fewer than ``into`` has at the object's end.
+        """
+        ...
+
     def put(
         self, path: str, data: Any, sha256: str = "", *, part: bool = False, replaces: str | None = None
     ) -> StoredObject:
@@ -174,7 +181,6 @@ class ObjectFile(io.RawIOBase):
         length = max(0, min(len(buffer), self._size - self._position))
         if not length:
             return 0
-        data = self._client.read(self._path, self._position, length, self._version)
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
+        count = self._client.read_into(self._path, self._position, memoryview(buffer).cast("B")[:length], self._version)
+        self._position += count
+        return count

@@ -9,6 +9,8 @@ import contextlib
 import importlib
 import io
 import os
+import secrets
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -136,6 +138,8 @@ class GcsClient:
         self._public = access.public
         self._bucket = self._storage.bucket(self.bucket, user_project=access.user_project or None)
         self._exists = False  # the bucket; known once any request has succeeded
+        self._lock = threading.Lock()
+        self._conditions: bool | None = None  # None: not tried yet
 
     def __enter__(self) -> GcsClient:
         return self
@@ -144,7 +148,35 @@ class GcsClient:
         self._storage.close()
 
     def has_conditions(self) -> bool:
-        return True
+        """Return whether conditions work; of an emulator, try them once, with an object of their own.
+
+        Google's service is known to have them.
+        """
+        with self._lock:
+            if self._conditions is None:
+                self._conditions = "STORAGE_EMULATOR_HOST" not in os.environ or self._tried_conditions()
+            return self._conditions
+
+    def _tried_conditions(self) -> bool:
+        path = f".conditions-{secrets.token_hex(8)}"
+
+        def created() -> bool:
+            with contextlib.suppress(ObjectExistsError), self._errors(path, of_bucket=True):
+                self._blob(path).upload_from_string(b"midstream", BINARY, if_generation_match=0, **self._patience())
+                return True
+            return False
+
+        try:  # an object is created once, and not again
+            return created() and not created()
+        finally:
+            self.delete(path)
+
+    def _check_version(self, path: str, expected: str) -> None:
+        """Raise ObjectExistsError for another version than ``expected``, where the service does not compare it."""
+        if not self.has_conditions():
+            there = self.look(path)
+            if (ABSENT if there is None else there.version) != expected:
+                raise ObjectExistsError(f"{joined(self.url, path)}: another object exists")
 
     # ------------------------------------------------------------------------------------------------- requests
 
@@ -237,6 +269,11 @@ class GcsClient:
                 blob.reload(**self._patience())
         return data, str(blob.generation)
 
+    def read_into(self, path: str, offset: int, into: memoryview, version: str | None = None) -> int:
+        data = self.read(path, offset, len(into), version)
+        into[: len(data)] = data
+        return len(data)
+
     def read(self, path: str, offset: int, length: int, version: str | None = None) -> bytes:
         if not length:
             return b""
@@ -262,6 +299,7 @@ class GcsClient:
             blob = self._blob(path)
             blob.metadata = dict({HASH: sha256}, **({MARK: "part"} if part else {}))
             try:
+                self._check_version(path, expected)
                 with self._errors(path, of_bucket=True):
                     blob.upload_from_file(
                         io.BytesIO(data), size=len(data), content_type=BINARY, checksum="crc32c",
@@ -284,6 +322,7 @@ class GcsClient:
         blob = self._blob(path)
         blob.metadata = {HASH: sha256}
         try:
+            self._check_version(path, ABSENT)
             with self._errors(path, of_bucket=True):
                 blob.upload_from_filename(file, BINARY, if_generation_match=0, checksum="crc32c", **self._patience())
         except ObjectExistsError:

@@ -31,12 +31,12 @@ from midstream_engine.object_store.errors import (
     ObjectExistsError,
     StoreError,
 )
+from midstream_engine.object_store.response_body import fill
 from midstream_engine.object_store.s3_multipart import MultipartUpload, multipart_of
 from midstream_engine.object_store.s3_requests import BrokenBodyError, S3Requests, tag_of
 from midstream_engine.object_store.urls import joined
 
 AMAZON = (".amazonaws.com", ".amazonaws.com.cn")
-BLOCK = 1 << 20  # bytes that are read from a connection at a time
 WRITES = 10  # times that an object is written while others replace it
 ONE_REQUEST = 64 << 20  # bytes up to which a file is written in one request
 
@@ -123,9 +123,13 @@ class S3Client(S3Requests):
         return self.request(path, once, conditional=version is not None)
 
     def read(self, path: str, offset: int, length: int, version: str | None = None) -> bytes:
+        data = bytearray(length)
+        return bytes(memoryview(data)[: self.read_into(path, offset, memoryview(data), version)])
+
+    def read_into(self, path: str, offset: int, into: memoryview, version: str | None = None) -> int:
+        length, arrived = len(into), 0
         if not length:
-            return b""
-        data, arrived = bytearray(length), 0
+            return 0
         parameters: dict[str, Any] = {"Bucket": self.bucket, "Key": self.key(path), **_match(version)}
         client_error, _ = self.failures
 
@@ -140,30 +144,19 @@ class S3Client(S3Requests):
             expected = min(int(answer["ContentLength"]), length - arrived)
             parameters.setdefault("IfMatch", f'"{tag_of(answer)}"')  # the rest is of the same object
             before = arrived
-            arrived += self._receive(answer["Body"], memoryview(data)[before : before + expected])
+            arrived += self._receive(answer["Body"], into[before : before + expected])
             if arrived - before < expected:
                 raise BrokenBodyError(f"{arrived} of {before + expected} bytes arrived")
             return arrived
 
-        count = self.request(path, once, conditional=version is not None)
-        return bytes(memoryview(data)[:count])
+        return self.request(path, once, conditional=version is not None)
 
     def _receive(self, body: Any, into: memoryview) -> int:
         """Fill ``into`` from a body; return how many bytes arrived.
 
         They are those before the body ended or broke off.
         """
-        arrived = 0
-        with contextlib.closing(body):
-            while arrived < len(into):
-                try:
-                    count = body.readinto(into[arrived : arrived + BLOCK])
-                except self.failures[1]:
-                    break
-                if not count:
-                    break
-                arrived += count
-        return arrived
+        return fill(body, into, self.failures[1])
 
     # ------------------------------------------------------------------------------------------------- writing
 
@@ -171,7 +164,8 @@ class S3Client(S3Requests):
         self, path: str, data: Any, sha256: str = "", *, part: bool = False, replaces: str | None = None
     ) -> StoredObject:
         sha256 = sha256 or hashed(data)
-        parameters = {"Body": bytes(data), "Metadata": dict({HASH: sha256}, **({MARK: "part"} if part else {}))}
+        body = data if isinstance(data, (bytes, bytearray)) else bytes(data)  # botocore sends no other memory
+        parameters = {"Body": body, "Metadata": dict({HASH: sha256}, **({MARK: "part"} if part else {}))}
 
         def once(condition: dict[str, str]) -> str:
             return self.checked(path, "put_object", {**parameters, "Key": self.key(path), **condition}, sha256)

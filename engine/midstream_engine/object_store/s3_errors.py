@@ -25,7 +25,8 @@ TRANSIENT_CODES = (
     "InternalError", "OperationAborted", "ConditionalRequestConflict", "RequestTimeout", "ServiceUnavailable",
     "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "TooManyRequestsException", 
     "RequestLimitExceeded",
-    "BandwidthLimitExceeded", "IncompleteBody", "BadDigest", "XAmzContentChecksumMismatch", "ClientDisconnected",
+    "BandwidthLimitExceeded", "IncompleteBody", "BadDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch",
+    "ClientDisconnected",
 )  # fmt: skip
 EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired", "InvalidToken")
 RENEWED = (*EXPIRED, "400")  # an answer to HEAD has no words

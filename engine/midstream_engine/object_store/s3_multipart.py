@@ -53,12 +53,10 @@ class MultipartUpload:
     def _of(self, number: int) -> dict[str, Any]:
         return {**self._parameters, "UploadId": self._identity, "PartNumber": number}
 
-    def send(self, number: int, data: Any) -> None:
+    def send(self, number: int, data: bytes | bytearray) -> None:
         """Send a part."""
         digest = hashlib.sha256(data)
-        tag = self.requests.checked(
-            self.path, "upload_part", {**self._of(number), "Body": bytes(data)}, digest.hexdigest()
-        )
+        tag = self.requests.checked(self.path, "upload_part", {**self._of(number), "Body": data}, digest.hexdigest())
         checksum = base64.b64encode(digest.digest()).decode()
         self._parts[number] = {"ETag": f'"{tag}"', **({} if self.requests.sends_md5 else {"ChecksumSHA256": checksum})}
 

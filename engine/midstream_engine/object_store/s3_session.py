@@ -15,6 +15,7 @@ from midstream_engine.object_store.access import ANONYMOUS, Access
 from midstream_engine.object_store.bucket_client import AT_ONCE
 from midstream_engine.object_store.errors import AccessDeniedError, StoreError, one_line
 from midstream_engine.object_store.s3_errors import CREDENTIALS
+from midstream_engine.object_store.s3_signing import sign_known_hashes
 
 CONNECT_TIMEOUT = 10.0  # seconds
 REQUEST_TIMEOUT = 60.0  # seconds without a byte after which a connection counts as dead
@@ -66,6 +67,7 @@ def open_session(access: Access, environment: tuple[tuple[str, str], ...], opene
         )
     except (exceptions.BotoCoreError, ValueError) as error:
         raise StoreError(f"s3://: {one_line(error)}", "correct AWS's configuration, or the store's settings") from None
+    sign_known_hashes(client)
     return client, anonymous
 
 

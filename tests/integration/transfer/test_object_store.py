@@ -153,6 +153,21 @@ def test_writes_on_condition_have_one_winner(
     assert client.entries().keys() == {"manifest"}, "the trial of conditions leaves nothing"
 
 
+def test_service_without_conditions_is_found_out(
+    opened: Callable[..., BucketClient], environment: tuple[str, dict[str, str]]
+) -> None:
+    client = opened()
+    assert client.has_conditions() == (environment[0] in CONDITIONAL)
+    assert client.entries() == {}, "the trial leaves nothing"
+    made = client.put("object", b"first", replaces=ABSENT)
+    with pytest.raises(ObjectExistsError):
+        client.put("object", b"second", replaces=ABSENT)
+    client.put("object", b"third", replaces=made.version)
+    with pytest.raises(ObjectExistsError):
+        client.put("object", b"fourth", replaces=made.version)
+    assert client.get("object")[0] == b"third"
+
+
 def test_parts_are_joined_by_the_service(opened: Callable[..., BucketClient]) -> None:
     client = opened()
     sizes = [PART, 100, PART, 7, 8, 9, 5]  # also some that are too small for a part of S3

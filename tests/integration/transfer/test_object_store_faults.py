@@ -288,3 +288,37 @@ def test_s3_upload_that_fails_leaves_no_parts(s3: S3Server) -> None:
     client.join("joined", parts, len(DATA) * 6, hashed(DATA * 6), "x")
     assert client.get("joined")[0] == DATA * 6
     assert client.entries().keys() == {"joined"}
+
+
+def test_s3_body_with_a_checksum_is_not_hashed_to_sign_it(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    auth = pytest.importorskip("botocore.auth")
+    data = bytearray(random.Random(8).randbytes(100_000))
+    with open_bucket("s3://runs/p", Access()) as client:
+        client.put("first", b"tries conditions")
+        hashes: list[int] = []
+        digest = auth.sha256
+
+        def sha256(data: bytes = b"") -> object:
+            hashes.append(len(data))
+            return digest(data)
+
+        monkeypatch.setattr(auth, "sha256", sha256)
+        client.put("x", data, hashed(data))
+        assert max(hashes, default=0) < 10_000
+        assert client.get("x")[0] == data
+    assert s3.signed_hashes[-1] == hashed(data)
+
+
+def test_s3_ranges_arrive_in_place_over_one_connection(s3: S3Server) -> None:
+    data = random.Random(9).randbytes(5 * (1 << 20))
+    with open_bucket("s3://runs/p", Access()) as client:
+        client.put("x", data)
+        connections = s3.connections()
+        into = bytearray(3 * (1 << 20))
+        for start in range(0, 3 * (1 << 20), (1 << 20)):
+            with memoryview(into) as view:
+                assert client.read_into("x", start, view[start : start + (1 << 20)]) == (1 << 20)
+        assert into == data[: 3 * (1 << 20)]
+        with memoryview(into) as view:
+            assert client.read_into("x", 4 * (1 << 20), view) == (1 << 20)
+        assert s3.connections() == connections

@@ -5,14 +5,21 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from midstream.errors import MidstreamError
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
+from midstream.hosts.rpc import remote_call
+from midstream.remote.files.allowlist import CHECKPOINT
 from midstream.stores.bucket_checkpoint import BucketCheckpoint
 from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
+from midstream.transfer.copy.copy_tree import copy_contents
+from midstream.transfer.errors import TransferError
+from midstream.transfer.streams import stream_transport
+from midstream.transfer.tree_contents import read_contents
 from midstream_engine.object_store.bucket_client import CHUNK
 from simulators.object_stores.bucket import BucketServer
 from simulators.object_stores.s3_server import S3Server, s3_server
@@ -79,13 +86,52 @@ def test_interrupted_copy_to_s3_uses_its_parts(s3: S3Server, here: LocalHost, tm
     assert s3.uploads == {}
 
 
-def test_bytes_that_change_on_their_way_are_read_again(s3: S3Server, here: LocalHost, tmp_path: Path) -> None:
-    write_tree(tmp_path / "source", random_contents(random.Random(3), [500_000]))
+@pytest.mark.parametrize("size", [500_000, 3 * CHUNK + 5])
+def test_bytes_that_change_on_their_way_are_read_again(
+    s3: S3Server, here: LocalHost, tmp_path: Path, size: int
+) -> None:
+    write_tree(tmp_path / "source", random_contents(random.Random(3), [size]))
     copy_tree(Endpoint(here, str(tmp_path / "source")), bucket_endpoint(URL))
     s3.faults.append(Fault("GET", "my-bucket/bucket/runs/(?!manifest)[^?]+", "garble"))
     copy_tree(bucket_endpoint(URL), Endpoint(here, str(tmp_path / "back")))
     assert s3.faults[0].times == 0
     assert_same_tree(tmp_path / "source", tmp_path / "back")
+
+
+def test_disk_and_bucket_of_one_machine_share_a_program(
+    s3: S3Server, here: LocalHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No pipe carries the bytes, and each is hashed once on this machine."""
+    write_tree(tmp_path / "source", random_contents(random.Random(6), [3 * CHUNK, CHUNK, 5, 0]))
+    started: list[str] = []
+    begin = remote_call.start_program
+
+    def start_program(host: Any, function: Any, *, window: int | None = None) -> Any:
+        started.append(remote_call.name_of(function))
+        return begin(host, function, window=window)
+
+    monkeypatch.setattr(remote_call, "start_program", start_program)
+    monkeypatch.setattr(stream_transport, "start_program", start_program)
+    source, back = Endpoint(here, str(tmp_path / "source")), Endpoint(here, str(tmp_path / "back"))
+    copy_tree(source, bucket_endpoint(URL))
+    assert sorted(started) == ["bucket.disk_upload.upload", "bucket.session.serve"]
+    started.clear()
+    copy_tree(bucket_endpoint(URL), back)
+    assert sorted(started) == ["bucket.disk_download.download", "copy.target.session.serve"]
+    assert_same_tree(tmp_path / "source", tmp_path / "back")
+
+
+@pytest.mark.parametrize(("size", "problem"), [(70_000, "cut"), (70_000, "changed"), (3 * CHUNK, "changed")])
+def test_damaged_source_is_not_uploaded(s3: S3Server, here: LocalHost, tmp_path: Path, size: int, problem: str) -> None:
+    write_tree(tmp_path / "source", random_contents(random.Random(7), [size]))
+    name = next(name for name in files(tmp_path / "source") if name != "manifest.json")
+    data = (tmp_path / "source" / name).read_bytes()
+    changed = data[:-1] if problem == "cut" else data[:-1] + bytes([data[-1] ^ 1])
+    contents = read_contents(Endpoint(here, str(tmp_path / "source")), "manifest.json", CHECKPOINT)
+    (tmp_path / "source" / name).write_bytes(changed)
+    with pytest.raises(TransferError, match="the manifest says"):
+        copy_contents(contents, bucket_endpoint(URL))
+    assert not {"manifest.json", name} & set(stored(s3))
 
 
 def test_s3_checkpoint_is_verified_once_listings_are_behind(s3: S3Server, here: LocalHost, tmp_path: Path) -> None:

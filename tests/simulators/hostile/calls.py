@@ -102,6 +102,8 @@ WAYS: Mapping[str, Way] = {
         name: Way((name,), (name,), COPY_LINES)
         for name in (
             "bucket.session.serve",
+            "bucket.disk_upload.upload",
+            "bucket.disk_download.download",
             "bucket.receiver.receive",
             "bucket.sender.send",
             "copy.stream.tls_peer.answer",

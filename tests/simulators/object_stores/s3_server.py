@@ -81,6 +81,7 @@ class S3Server(ObjectService[_Upload]):
         self.writes = CONDITIONAL
         self.checksums = True
         self.ranges: list[str] = []  # of requests for objects
+        self.signed_hashes: list[str] = []  # of bodies, as the signatures name them
         self.md5_sent = 0  # bodies that arrived with Content-MD5
         self.garbled_bodies = 0  # the next so many bodies change on their way to the service
 
@@ -241,12 +242,19 @@ class _Handler(ObjectHandler):
                 body = garbled(body)
             given = self.headers.get("Content-MD5")
             server.md5_sent += given is not None
+            server.signed_hashes.append(self.headers.get("x-amz-content-sha256", ""))
         if given and base64.b64decode(given) != hashlib.md5(body).digest():
             raise RefusedError(400, "The Content-MD5 you specified did not match what we received.", "BadDigest")
         found = {}
         for name, hashed in _HASHES.items() if self.server_of.checksums else ():
             expected = self.headers.get(f"x-amz-checksum-{name}")
             if expected:
+                signed = self.headers.get("x-amz-content-sha256", "")
+                if name == "sha256" and len(signed) == 64 and bytes.fromhex(signed) != base64.b64decode(expected):
+                    raise RefusedError(
+                        400, "The provided 'x-amz-content-sha256' header does not match what was computed.",
+                        "XAmzContentSHA256Mismatch",
+                    )  # fmt: skip
                 if base64.b64decode(expected) != hashed(body):
                     raise RefusedError(400, f"The {name.upper()} you specified did not match.", "BadDigest")
                 found[f"x-amz-checksum-{name}"] = expected

@@ -20,6 +20,7 @@ from midstream.transfer.copy.copy_history import _ComparedFile, _decide
 from midstream.transfer.copy_settings import CopySettings, ports_of, settings_of_hosts
 from midstream.transfer.progress import Meter
 from midstream.transfer.streams.stream_pool import (
+    BUCKET_QUEUED_BYTES,
     CHUNK,
     MIN_QUEUED_BYTES,
     MIN_RANGE,
@@ -74,13 +75,14 @@ def test_send_queue_shrinks_items_near_the_end(seed: int, bucket: bool) -> None:
     for _ in range(5):
         sizes = [rng.choice([0, 5, MIB, 16 * MIB, 90 * MIB]) + rng.randrange(MIB) for _ in range(rng.randrange(1, 20))]
         streams = rng.randrange(2, 9)
-        route: Any = SimpleNamespace(target=SimpleNamespace(in_bucket=bucket))
+        source, target = SimpleNamespace(in_bucket=False), SimpleNamespace(in_bucket=bucket)
+        route: Any = SimpleNamespace(source=source, target=target)
         queue = SendQueue(route, deque(split(entries(sizes), 1 if bucket else streams)), opening=streams)
         lots = []
         while queue.items:
             left, stock = queue.left, queue.queued_bytes
             lots.append(queue.take())
-            assert stock <= max(MIN_QUEUED_BYTES, left / streams)
+            assert stock <= (BUCKET_QUEUED_BYTES if bucket else max(MIN_QUEUED_BYTES, left / streams))
             if not bucket and not any(item["length"] == item["size"] < MIN_RANGE for item in lots[-1]):
                 assert sum(item["length"] for item in lots[-1]) <= max(MIN_RANGE, left / (4 * streams))
         assert queue.left == 0

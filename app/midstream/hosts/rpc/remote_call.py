@@ -43,9 +43,12 @@ RETRY_INTERVAL = 1.0  # seconds
 CLIENTS = "bucket."
 # stdout belongs to the answer: what a module prints by mistake goes to stderr. So do empty lines, every two seconds: a
 # server may close a channel on which nothing moves (ChannelTimeout).
+# The clients of buckets make many objects that stay: the collector would walk through them again and again, and for
+# 0.2 s as the interpreter exits.
 BOOTSTRAP = """\
 import sys; sys.path[:] = [place for place in sys.path if place]
-import json, types, os, time, _thread
+import gc, json, types, os, time, _thread
+gc.set_threshold(20000, 20, 20)
 def beat():
     try:
         while True:
@@ -64,13 +67,13 @@ function = getattr(sys.modules[job["module"]], job["function"])
 if job["program"]:
     sys.stdout = types.SimpleNamespace(buffer=out, write=lambda text: out.write(text.encode()), flush=out.flush)
     out.write(b"\\0midstream\\n"); out.flush()
-    code = function(**job["arguments"]); out.flush()
+    code = function(**job["arguments"]); out.flush(); gc.freeze()
     sys.exit(code if isinstance(code, int) else 0)
 else:
     try: answer = {"value": function(**job["arguments"])}
     except Exception as error: answer = {"error": str(error) or repr(error), "kind": type(error).__name__}
     plain = lambda value: value.to_json() if hasattr(value, "to_json") else vars(value)
-    out.write(b"\\n" + json.dumps(answer, default=plain).encode() + b"\\n"); out.flush()
+    out.write(b"\\n" + json.dumps(answer, default=plain).encode() + b"\\n"); out.flush(); gc.freeze()
 """
 
 

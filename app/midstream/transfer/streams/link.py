@@ -46,7 +46,8 @@ class Link:
     Attributes:
         kind: pipe, ssh, direct, relay or bucket.
         seconds: Round trip time.
-        listener: The end that listens (source or target) if the programs of both ends connect to each other.
+        listener: The end that listens (source or target) if the programs of both ends connect to each other; of a
+            bucket, set if its client runs on the host at the other end.
         address: Address of the listener on a direct route.
         transport: The program that moves the bytes through SSH.
         not_direct: Why no direct route is possible.
@@ -127,12 +128,9 @@ def probe(source: Host, target: Host, settings: CopySettings | None = None) -> L
 
 
 def _probe_bucket(bucket: BucketHost, other: Host) -> Link:
-    """Return the link between a bucket and the host at the other end.
-
-    With the client on the host at the other end, its programs connect over the host's loopback.
-    """
+    """Return the link between a bucket and the host at the other end."""
     if bucket.via is not None and bucket.via is other:
-        return Link("bucket", 0.0, TARGET, "127.0.0.1")
+        return Link("bucket", 0.0, TARGET)
     seconds = _round_trip(other) if isinstance(other, REMOTE) else 0.0
     return Link("bucket", seconds, transport=transport_name(other))
 

@@ -7,8 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from midstream.hosts.host import Process
+from midstream.remote.bucket import disk_download, disk_upload
 from midstream.remote.copy.stream import disk_receiver, sender
 from midstream.remote.copy.stream.requested_items import new_key
+from midstream.stores.bucket_host import BucketHost
 from midstream.transfer.copy_settings import CopySettings, ports_of
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.streams.link import HIGH_LATENCY, SOURCE, TARGET, Link, wait_listening
@@ -26,7 +28,7 @@ class Route:
     def __init__(self, source: Endpoint, target: Endpoint, link: Link, settings: CopySettings, kind: str) -> None:
         self.source, self.target, self.link, self._settings, self._kind = source, target, link, settings, kind
         self._peers: TlsPeers | None = None
-        if link.kind == "direct" or (link.kind == "bucket" and link.listener):
+        if link.kind == "direct":
             called, caller = (target, source) if link.listener == TARGET else (source, target)
             self._peers = make_peers(called.host, caller.host)
 
@@ -55,6 +57,18 @@ class Route:
             ConnectionLostError: A connection broke.
         """
         key = new_key()  # the source never receives it
+        source, target = self.source.host, self.target.host
+        if isinstance(target, BucketHost) and target.runs_on(source):
+            both = target.start_own(disk_upload.upload)(
+                directory=self.source.directory, url=self.target.directory, kind=self._kind, key=key
+            )
+            return Stream(self.source, self.target, both, both, events, relayed=False, key=key)
+        if isinstance(source, BucketHost) and source.runs_on(target):
+            both = source.start_own(disk_download.download)(
+                directory=self.target.directory, url=self.source.directory, generation=generation, kind=self._kind,
+                key=key,
+            )  # fmt: skip
+            return Stream(self.source, self.target, both, both, events, relayed=False, key=key)
         receive: dict[str, Any] = {
             "directory": self.target.directory, "generation": generation, "kind": self._kind, "key": key,
         }  # fmt: skip

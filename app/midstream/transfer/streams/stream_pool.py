@@ -31,6 +31,7 @@ MAX_SOURCES = 16  # that send at the same time: each is at least one login and t
 EARLY_STREAMS = 3  # opened while the target is surveyed
 MIN_RANGE = 1 << 20  # bytes of a range near the end, so that all streams end at the same time
 MIN_QUEUED_BYTES = 4 << 20  # that a stream has in advance near the end
+BUCKET_QUEUED_BYTES = 256 << 20  # that the streams of a bucket have in advance: a program has many requests at a time
 MAX_LINE_ITEMS = 512  # in one line to a sender
 POLL_INTERVAL = 0.1  # seconds between two checks of ``cancel``
 
@@ -110,6 +111,8 @@ class SendQueue:
     @property
     def queued_bytes(self) -> int:
         """Bytes that a stream should have in advance: at most its share of what is left."""
+        if self.route.source.in_bucket or self.route.target.in_bucket:
+            return max(MAX_QUEUED_BYTES, BUCKET_QUEUED_BYTES // self._stream_count)
         if self.more:
             return MAX_QUEUED_BYTES
         return max(MIN_QUEUED_BYTES, min(MAX_QUEUED_BYTES, self.left // self._stream_count))

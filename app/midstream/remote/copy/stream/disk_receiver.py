@@ -24,6 +24,14 @@ SYNC_THREADS = 4  # fsync finished objects while the next ones arrive
 SYNC_SIZE = 1 << 20  # bytes; larger objects are synced before they are named, smaller ones before the manifest
 
 
+def refuse_complete(stage: Stage, item: CopyItem, kind: str) -> None:
+    """Raise ProblemError where a copy of checkpoints would replace a complete one."""
+    if kind == CHECKPOINTS:
+        manifest = posixpath.join(stage.directory, item["path"].split("/")[0], MANIFEST)
+        if os.path.lexists(manifest):
+            raise ProblemError("system", path=item["path"], message="{} exists already".format(manifest))
+
+
 class _Arriving(receiver.Arriving):
     """An item whose bytes are written to a file of the staging directory."""
 
@@ -91,10 +99,7 @@ class _Receiver(receiver.Receiver):
         self.folder = LastFolder(stage.directory, create=True)
 
     def begin(self, item: CopyItem) -> _Arriving:
-        if self.kind == CHECKPOINTS:
-            manifest = posixpath.join(self.stage.directory, item["path"].split("/")[0], MANIFEST)
-            if os.path.lexists(manifest):  # nothing of a complete checkpoint is replaced
-                raise ProblemError("system", path=item["path"], message="{} exists already".format(manifest))
+        refuse_complete(self.stage, item, self.kind)
         return _Arriving(self.stage, item)
 
     def most(self, arriving: _Arriving) -> int:

@@ -1,0 +1,166 @@
+"""Copy from a bucket into the staging directory of a disk of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections import deque
+from concurrent.futures import Future, wait
+from typing import Any, Deque, Dict, Tuple
+
+from midstream.remote.bucket import disk_copy
+from midstream.remote.bucket.writes import ONE_REQUEST
+from midstream.remote.copy.stream.disk_receiver import SYNC_SIZE, refuse_complete
+from midstream.remote.copy.stream.frames import ProblemError
+from midstream.remote.copy.target.staging import CHUNK, Stage, problem
+from midstream.remote.declarations import program
+from midstream.remote.files.copy_items import CopyItem
+from midstream_engine.object_store.access import Access
+from midstream_engine.object_store.bucket_client import BucketClient
+from midstream_engine.object_store.errors import StoreError
+from midstream_engine.object_store.open_bucket import open_bucket
+
+AHEAD = 8  # pieces of a large object that are read while earlier ones are hashed
+
+
+class _Download(disk_copy.DiskCopy):
+    def __init__(self, stage: Stage, bucket: BucketClient, kind: str, key: str) -> None:
+        super().__init__(kind, key)
+        self.stage, self.bucket = stage, bucket
+
+    def take(self, item: CopyItem) -> None:
+        refuse_complete(self.stage, item, self.kind)
+        complete = item["length"] == item["size"]
+        if item["length"] > ONE_REQUEST:
+            self._pieces(item, complete)
+            return
+        self.pace.wait_after(item["length"])
+        part = self.stage.part(item)
+        self.work.submit(self.work.memory.take(item["length"]), self._complete if complete else self._range, item, part)
+
+    # ------------------------------------------------------------------------------------------------- one request
+
+    def _complete(self, buffer: bytearray, item: CopyItem, part: str) -> None:
+        self._read(buffer, item, 0)
+        _check(hashlib.sha256(buffer).hexdigest(), item)
+        file = self.stage.open_part(part, fresh=True)
+        try:
+            _write(file, buffer, 0)
+            if item["size"] >= SYNC_SIZE:
+                os.fsync(file)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(part)
+            raise
+        finally:
+            os.close(file)
+        self.stage.name(part, item["path"])
+        self.reports.landed(len(buffer), [item["path"]])
+
+    def _range(self, buffer: bytearray, item: CopyItem, part: str) -> None:
+        self._read(buffer, item, item["offset"])
+        file = self.stage.open_part(part, fresh=False)
+        try:
+            _write(file, buffer, item["offset"])
+            with contextlib.suppress(OSError):  # the staging program syncs again, and reports
+                os.fdatasync(file)
+        finally:
+            os.close(file)
+        self.reports.landed(len(buffer), ranges=[[item["path"], item["offset"], item["length"]]])
+
+    def _read(self, buffer: bytearray, item: CopyItem, start: int) -> None:
+        """Fill ``buffer`` from the object. Raises ProblemError where it cannot be read."""
+        try:
+            with memoryview(buffer) as view:
+                count = self.bucket.read_into(item["path"], start, view)
+        except FileNotFoundError:
+            raise ProblemError("source", path=item["path"], message="missing") from None
+        except StoreError as error:
+            raise ProblemError("source", path=item["path"], message=error.message) from None
+        self.reports.received(count)
+        if count < len(buffer):
+            message = "{} bytes, the manifest says {}".format(start + count, item["size"])
+            raise ProblemError("source", path=item["path"], message=message)
+
+    # -------------------------------------------------------------------------------------------- several requests
+
+    def _pieces(self, item: CopyItem, complete: bool) -> None:
+        """Read a large item in pieces, several at a time; they are hashed in order as they arrive."""
+        part = self.stage.part(item)
+        file = self.stage.open_part(part, fresh=complete)
+        digest = hashlib.sha256()
+        reading: Deque[Tuple[bytearray, "Future[None]"]] = deque()
+
+        def hash_next() -> None:
+            reading[0][1].result()
+            buffer, _ = reading.popleft()
+            if complete:
+                digest.update(buffer)
+            self.work.memory.give(buffer)
+
+        try:
+            end = item["offset"] + item["length"]
+            for start in range(item["offset"], end, CHUNK):
+                if len(reading) == AHEAD:
+                    hash_next()
+                self.work.raise_error()
+                self.pace.wait_after(min(CHUNK, end - start))
+                buffer = self.work.memory.take(min(CHUNK, end - start))
+                reading.append((buffer, self.work.run(self._piece, buffer, item, start, file)))
+            while reading:
+                hash_next()
+            if complete and digest.hexdigest() != item["sha256"]:
+                os.unlink(part)  # no chunk of it is known to be right
+                _check(digest.hexdigest(), item)
+            os.fsync(file)
+        finally:
+            wait([each for _, each in reading])
+            os.close(file)
+        if complete:
+            self.stage.name(part, item["path"])
+            self.reports.landed(objects=[item["path"]])
+        else:
+            self.reports.landed(ranges=[[item["path"], item["offset"], item["length"]]])
+
+    def _piece(self, buffer: bytearray, item: CopyItem, start: int, file: int) -> None:
+        self._read(buffer, item, start)
+        _write(file, buffer, start)
+        self.reports.landed(len(buffer))
+
+
+def _write(file: int, buffer: bytearray, start: int) -> None:
+    written = 0
+    with memoryview(buffer) as view:
+        while written < len(view):
+            written += os.pwrite(file, view[written:], start + written)
+
+
+def _check(found: str, item: CopyItem) -> None:
+    if found != item["sha256"]:
+        raise ProblemError("hash", path=item["path"], message="SHA-256 is {}".format(found))
+
+
+@program
+def download(directory: str, url: str, generation: str, kind: str, key: str, access: Dict[str, Any]) -> int:
+    """Copy the items that lines on stdin request from a bucket into the staging directory ``generation``.
+
+    A program. Input lines are those of ``copy.stream.sender.send``, events those of
+    ``copy.stream.disk_receiver.receive``.
+
+    Args:
+        directory: The target directory.
+        url: ``SCHEME://bucket/prefix``.
+        generation: Name of the staging directory of this copy.
+        kind: What the copy may contain (`allowlist`).
+        key: Key that the items were requested with (`requested_items`), in hex.
+        access: Fields of `Access`.
+    """
+    stage = Stage(directory, generation)
+    try:
+        return disk_copy.run(
+            lambda: _Download(stage, open_bucket(url, Access(**access)), kind, key),
+            lambda error: problem(error, directory),
+        )
+    finally:
+        stage.leave()
