@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from midstream.errors import DamagedError, Exit, RemoteError
+from midstream.hosts.rpc.probe_lines import PROBE
 from midstream.hosts.rpc.report_types import (
     BUILD,
     COPY,
     EXAMINE,
     FOLLOW,
     LISTEN,
-    PROBE,
     VERIFY,
     CheckedObject,
     Complete,

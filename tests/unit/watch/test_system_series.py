@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from midstream.errors import RemoteError
-from midstream.hosts.rpc.report_types import PROBE
+from midstream.hosts.rpc.probe_lines import PROBE
 from midstream.hosts.rpc.result_checks import line_of
 from midstream.watch.snapshot_store import SnapshotStore
 from midstream.watch.system.system_metrics import MAX_ACCELERATORS, METRICS

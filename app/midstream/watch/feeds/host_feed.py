@@ -18,9 +18,9 @@ from midstream.hosts.concurrency_limit import CONNECT_LIMIT
 from midstream.hosts.host import Host, Process
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.rpc.answer_limits import decode, read_line
+from midstream.hosts.rpc.probe_lines import PROBE
 from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.rpc.remote_program import last_words
-from midstream.hosts.rpc.report_types import PROBE
 from midstream.hosts.rpc.result_checks import line_of, name_of
 from midstream.remote.machine import probe
 from midstream.watch.feeds import shell_probe

@@ -1,0 +1,161 @@
+"""Types of the lines of the probe on a host, by the name of their event.
+
+A line stays JSON, checked by `line_of`: a value that it leaves out has not changed. The records in a run's lines are
+checked by their readers, so that a damaged record is an error of the run and not of its host. Annotations are values
+here (no deferred evaluation).
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, NotRequired, TypedDict
+
+from midstream.remote.runs.run_checkpoints import CheckpointName
+from midstream.remote.runs.run_state import RunId
+from midstream.remote.shapes import FileName, Text
+from midstream_engine import records
+
+RunIdOrEmpty = Annotated[str, records.RUN_ID_OR_EMPTY]
+
+
+class CheckpointEntry(TypedDict):
+    """A directory of a checkpoint."""
+
+    name: CheckpointName
+    step: int
+    attempt: int
+    pinned: bool
+    complete: bool
+    accepted: bool
+    epoch: int
+    size: int
+    created: float
+    root_digest: str
+    damaged: str
+
+
+class Disk(TypedDict):
+    mount: FileName
+    device: FileName
+    total: int
+    free: int
+
+
+class Port(TypedDict):
+    device: str
+    port: int
+    state: str
+    gigabits: float | None
+    layer: str
+
+
+class User(TypedDict):
+    pid: int
+    user: str
+    command: Text
+    started: NotRequired[float | None]
+    memory: NotRequired[int | None]
+    run: NotRequired[RunIdOrEmpty]
+
+
+class Accelerator(TypedDict):
+    index: int
+    kind: str
+    memory_total: NotRequired[int | None]
+    memory_used: NotRequired[int | None]
+    utilization: NotRequired[float | None]
+    pids: NotRequired[list[int]]
+    temperature: NotRequired[float | None]
+    power: NotRequired[float | None]
+    power_limit: NotRequired[float | None]
+    capability: NotRequired[str]
+
+
+class Hello(TypedDict):
+    hostname: str
+    platform: str
+    python: str
+    cpus: int
+
+
+class RunLine(TypedDict):
+    run: RunId
+    fence: NotRequired[Any]
+    lineage: NotRequired[Any]
+    store: NotRequired[Any]
+    status: NotRequired[Any]
+    attempts: NotRequired[list[int]]
+    attempt: NotRequired[int]
+    running: NotRequired[bool]
+    ended_without_status: NotRequired[bool]
+    exit: NotRequired[Any]
+    checkpoints: NotRequired[list[CheckpointEntry]]
+    damaged: NotRequired[dict[str, Text]]
+    problem: NotRequired[Text]
+
+
+class MetricsLine(TypedDict):
+    run: RunId
+    attempt: int
+    inode: int
+    offset: int
+    end: int
+    text: Text
+
+
+class LogLine(TypedDict):
+    run: RunId
+    attempt: int
+    process: NotRequired[int]
+    first: bool
+    offset: NotRequired[int]
+    end: NotRequired[int]
+    text: Text
+
+
+class Removed(TypedDict):
+    run: RunId
+
+
+class InventoryLine(TypedDict):
+    system: NotRequired[str]
+    kernel: NotRequired[str]
+    glibc: NotRequired[str]
+    cpu_model: NotRequired[str]
+    driver: NotRequired[str]
+    cuda: NotRequired[str]
+    clock_synchronized: NotRequired[bool | None]
+    users: NotRequired[list[User]]
+    disks: NotRequired[list[Disk]]
+    infiniband: NotRequired[list[Port]]
+
+
+class Beat(TypedDict):
+    time: float
+    cpu_used: NotRequired[float]
+    accelerators: NotRequired[list[Accelerator]]
+    memory_total: NotRequired[int]
+    memory_used: NotRequired[int]
+    disk_total: NotRequired[int]
+    disk_free: NotRequired[int]
+    network_received: NotRequired[int | None]  # bytes a second, as all rates
+    network_sent: NotRequired[int | None]
+    rdma_received: NotRequired[int | None]
+    rdma_sent: NotRequired[int | None]
+    disk_read: NotRequired[int | None]
+    disk_written: NotRequired[int | None]
+
+
+class Clock(TypedDict):
+    ping: int
+    time: float
+
+
+PROBE: Mapping[str, Any] = {
+    "hello": Hello,
+    "run": RunLine,
+    "metrics": MetricsLine,
+    "log": LogLine,
+    "removed": Removed,
+    "inventory": InventoryLine,
+    "beat": Beat,
+    "clock": Clock,
+}
