@@ -148,9 +148,9 @@ class GcsClient:
         self._storage.close()
 
     def has_conditions(self) -> bool:
-        """Return whether conditions work; of an emulator, try them once, with an object of their own.
+        """Return whether conditions work.
 
-        Google's service is known to have them.
+        Google's service is known to have them. With an emulator they are tried once, on an object of their own.
         """
         with self._lock:
             if self._conditions is None:
@@ -172,7 +172,10 @@ class GcsClient:
             self.delete(path)
 
     def _check_version(self, path: str, expected: str) -> None:
-        """Raise ObjectExistsError for another version than ``expected``, where the service does not compare it."""
+        """Raise ObjectExistsError for another version than ``expected``.
+
+        No effect where the service compares it.
+        """
         if not self.has_conditions():
             there = self.look(path)
             if (ABSENT if there is None else there.version) != expected:

@@ -9,7 +9,9 @@ BLOCK = 1 << 20  # bytes of one read, so that a broken connection leaves what ar
 
 
 def fill(body: Any, into: memoryview, failures: tuple[type[Exception], ...]) -> int:
-    """Fill ``into`` with a body; return how many bytes arrived before it ended or broke off.
+    """Fill ``into`` with a body; return the number of bytes that arrived.
+
+    They are fewer where the body ended before or broke off.
 
     The connection goes back to its pool, or is closed where the body was not read to its end. The ``readinto`` of
     botocore and urllib3 copies twice; the response of the standard library below them reads from the socket into place.

@@ -1,6 +1,6 @@
 """Signatures of bodies whose SHA-256 is known.
 
-botocore hashes every body once more to sign it. Where ``x-amz-checksum-sha256`` names its hash, that hash is signed;
+botocore hashes every body again to sign it. Where ``x-amz-checksum-sha256`` names its hash, that hash is signed;
 the service compares both with the bytes that arrive.
 """
 
@@ -17,7 +17,10 @@ OPERATIONS = ("PutObject", "UploadPart")  # the checksum is that of the request'
 
 
 def sign_known_hashes(client: Any) -> None:
-    """Let a client of botocore sign the hash that a request's header names. No effect on other signers than SigV4's."""
+    """Make a client of botocore sign the hash that a request's header names.
+
+    No effect on other signers than SigV4's.
+    """
     _add_signer()
     for operation in OPERATIONS:
         client.meta.events.register_first(f"choose-signer.s3.{operation}", _choose)

@@ -1,7 +1,7 @@
-"""Copy between a bucket and a disk of the machine that has its client: one program reads and writes.
+"""Copy between a bucket and a disk: one program reads and writes.
 
-A stream between two programs would pass every byte through two more pipes. The app requests items as it does from a
-sender, and the reports are those of a receiver.
+The machine of the disk has the bucket's client. A stream between two programs would pass every byte through two more
+pipes. The app requests items as it does from a sender, and the reports are those of a receiver.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ POLL_INTERVAL = 0.1  # seconds between two looks for an error of another thread
 
 
 class DiskCopy:
-    """Base of the copies: takes the items one after another, in the thread that reads the app's lines."""
+    """Base of the copies.
+
+    It takes the items one after another, in the thread that reads the app's lines.
+    """
 
     def __init__(self, kind: str, key: str) -> None:
         self.kind = kind
@@ -61,7 +64,10 @@ class DiskCopy:
 
 
 def run(begin: Callable[[], DiskCopy], on_disk_error: Callable[[OSError], None]) -> int:
-    """Run a copy; return the exit status of the program. Its last line is ``done`` or ``problem``."""
+    """Run a copy; return the exit status of the program.
+
+    Its last line is ``done`` or ``problem``.
+    """
     try:
         begin().run()
     except ProblemError as found:

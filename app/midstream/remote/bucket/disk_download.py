@@ -86,7 +86,10 @@ class _Download(disk_copy.DiskCopy):
     # -------------------------------------------------------------------------------------------- several requests
 
     def _pieces(self, item: CopyItem, complete: bool) -> None:
-        """Read a large item in pieces, several at a time; they are hashed in order as they arrive."""
+        """Read a large item in pieces, several at a time.
+
+        They are hashed in order as they arrive.
+        """
         part = self.stage.part(item)
         file = self.stage.open_part(part, fresh=complete)
         digest = hashlib.sha256()
@@ -143,7 +146,7 @@ def _check(found: str, item: CopyItem) -> None:
 
 @program
 def download(directory: str, url: str, generation: str, kind: str, key: str, access: Dict[str, Any]) -> int:
-    """Copy the items that lines on stdin request from a bucket into the staging directory ``generation``.
+    """Copy the items that lines on stdin request from a bucket to a disk.
 
     A program. Input lines are those of ``copy.stream.sender.send``, events those of
     ``copy.stream.disk_receiver.receive``.

@@ -1,4 +1,7 @@
-"""Memory of a copy's requests: limited, and used again, because pages that are new to a process take time."""
+"""Memory of a copy's requests.
+
+It is limited, and used again, because pages that are new to a process take time.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ class Memory:
         self._free: List[bytearray] = []
 
     def take(self, size: int) -> bytearray:
-        """Return ``size`` bytes, at most `ROOM` chunks; waits until others were given back."""
+        """Return ``size`` bytes, at most `ROOM` chunks.
+
+        Waits until others were given back.
+        """
         for _ in range(_chunks(size)):
             self._room.acquire()
         if size < KEPT or not self._free:

@@ -51,7 +51,10 @@ class Work:
         return self._pool.submit(work, *arguments)
 
     def submit(self, buffer: bytearray, work: Callable[..., None], *arguments: Any) -> None:
-        """Run ``work`` with ``buffer`` of `memory`, which is given back, and the arguments."""
+        """Run ``work`` with ``buffer`` of `memory` and the arguments.
+
+        The buffer is given back.
+        """
 
         def guarded() -> None:
             try:
@@ -95,7 +98,10 @@ class Writes:
         self._reports.landed(item["length"], ranges=[[item["path"], item["offset"], item["length"]]])
 
     def begin_part(self, parts: Parts, *, last: bool) -> None:
-        """Count a part that `part` will write. ``last``: none follows, and the object's hash was verified."""
+        """Count a part that `part` will write.
+
+        ``last``: none follows, and the object's hash was verified.
+        """
         with self._lock:
             parts.uploading += 1
             parts.complete = last
