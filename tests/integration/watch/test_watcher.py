@@ -54,7 +54,7 @@ def probes() -> list[int]:
     """Return the pids of the probes that this process started."""
     argv = ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(os.getpid())]
     found = subprocess.run(argv, capture_output=True, text=True)
-    return [int(line.split()[0]) for line in found.stdout.splitlines() if "import json, types" in line]
+    return [int(line.split()[0]) for line in found.stdout.splitlines() if "json, types" in line]
 
 
 def test_run_is_shown_as_it_grows(tmp_path: Path, watching: Watching) -> None:
