@@ -6,6 +6,7 @@ With --json each line of stdout is an object.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from typing import Any, TextIO
@@ -34,6 +35,11 @@ class Output:
         else:
             for line in ([text] if text else []) if isinstance(text, str) else text:
                 self._write(self._data, line)
+
+    @property
+    def columns(self) -> int | None:
+        """Cells of a line of the terminal that gets the values; None where they go to none."""
+        return shutil.get_terminal_size().columns if self._data.isatty() else None
 
     def message(self, line: str) -> None:
         """Write a line about the progress of the command."""

@@ -275,6 +275,21 @@ def test_table_names_what_does_not_fit_and_what_would() -> None:
                                 "THE", "END", "COST"]  # fmt: skip
 
 
+def test_table_drops_ranges_and_columns_to_fit_a_terminal() -> None:
+    what = Subject("c.yaml", "", ())
+    rows = [row(what, Candidate(name, known(name), price=9.0), ESTIMATE, None) for name in ("v5e-16", "v5p-8")]
+    whole = text(what, rows)
+    assert " to " in whole[1]
+    assert text(what, rows, width=len(whole[0]) + len(whole[1])) == whole
+    for width in (120, 80, 60):
+        lines = text(what, rows, width=width)
+        assert max(map(len, lines[: len(rows) + 1])) <= width
+        assert "CANDIDATE" in lines[0]
+        assert "FITS" in lines[0]
+        assert lines[0].endswith("COST")
+        assert lines[-1] == "a wider terminal shows more, and --json everything"
+
+
 def test_calibration_is_stored_and_applied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path))
     assert calibration.calibration(calibration.read_pairs(), "TPU v4") is None

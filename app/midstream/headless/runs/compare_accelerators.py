@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
 
 CONFIGS = (".yaml", ".yml")
+RANGE = re.compile(r" \([^()]* to [^()]*\)$")
+DROPPED = ("DEVICES", "AT A TIME", "TOKENS/S", "MEMORY", "MIGRATION")  # from a table wider than the terminal, in order
 
 
 def is_config(text: str) -> bool:
@@ -69,7 +72,7 @@ def compare(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], 
     for row in rows:
         output.value({"event": "candidate", **row.to_json()})
     if not output.as_json:
-        output.value({}, text(subject, rows, present))
+        output.value({}, text(subject, rows, present, output.columns))
     fits = [row.candidate.name for row in rows if row.fits]
     code = Exit.DONE if fits else Exit.FAILED if all(row.error for row in rows) else Exit.REFUSED
     best = fits[0] if fits else None
@@ -77,10 +80,14 @@ def compare(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], 
     return code
 
 
-def text(subject: Subject, rows: Sequence[Row], present: Baseline | None = None) -> list[str]:
+def text(subject: Subject, rows: Sequence[Row], present: Baseline | None = None, width: int | None = None) -> list[str]:
     """Return the comparison as a table, and lines about what it does not show.
 
-    ``present``: the run as it trains now, the first row.
+    Args:
+        subject: The run or configuration.
+        rows: The candidates.
+        present: The run as it trains now, the first row.
+        width: Cells of a line; a wider table loses ranges, then columns. None: any.
     """
     migrates = any(row.migration is not None for row in rows)
     head: tuple[str, ...] = (
@@ -101,9 +108,24 @@ def text(subject: Subject, rows: Sequence[Row], present: Baseline | None = None)
     for row in rows:
         cells = _cells(row)
         lines.append((*cells, *_migration_cells(row)) if migrates else cells)
-    found = table(lines)
+    found, complete = _narrowed(lines, width)
     found += ["", *notes(subject, rows)]
-    return found
+    return found if complete else [*found, "a wider terminal shows more, and --json everything"]
+
+
+def _narrowed(lines: list[tuple[str, ...]], width: int | None) -> tuple[list[str], bool]:
+    """Return a table of at most ``width`` cells, if that is possible, and whether it has every cell."""
+    found = table(lines)
+    if width is None or max(map(len, found)) <= width:
+        return found, True
+    lines = [tuple(RANGE.sub("", cell) for cell in line) for line in lines]
+    for name in DROPPED:
+        if max(map(len, table(lines))) <= width:
+            break
+        if name in lines[0]:
+            column = lines[0].index(name)
+            lines = [line[:column] + line[column + 1 :] for line in lines]
+    return table(lines), False
 
 
 def notes(subject: Subject, rows: Sequence[Row]) -> list[str]:
