@@ -198,6 +198,16 @@ def test_downtime_of_an_unsaved_run_is_unknown() -> None:
     assert Plan.from_json(plan.to_json()) == plan
 
 
+def test_lines_of_a_plan_fit_its_width() -> None:
+    plan = unsaved()
+    assert len(stages.total_text(plan.estimate.duration)) > 57
+    for width in (60, 80):
+        lines = plan_text.describe(plan, UNICODE, width=width).plain.splitlines()
+        assert max(map(len, lines)) <= width
+        (first,) = [number for number, line in enumerate(lines) if line.startswith("  takes")]
+        assert lines[first + 1].startswith(" " * plan_text.VALUE_COLUMN)
+
+
 def test_remaining_time_counts_the_stage_that_runs() -> None:
     nothing = StageTimes({}, "install", 100.0)
     assert remaining(EXPECTED, nothing, 104.0) == Remaining(6.0 + 56.0, ("compile",))

@@ -23,7 +23,7 @@ def describe(plan: Plan, glyphs: Glyphs, source_hardware: str = "", width: int =
 
     def line(name: str, value: str, note: str = "", colour: str = "") -> None:
         text.append(f"  {name:<{VALUE_COLUMN - 2}}", palette.DIM)
-        text.append(value, colour or palette.TEXT)
+        text.append(number_format.folded(value, width, VALUE_COLUMN), colour or palette.TEXT)
         if note:
             fits = VALUE_COLUMN + len(value) + 2 + len(note) <= width
             text.append("  " if fits else "\n" + " " * VALUE_COLUMN)
