@@ -14,7 +14,6 @@ CONDA_HINT = (
     "conda-lock install --prefix DIR on every host, or conda create --file for an explicit list, then "
     "environment: {python: DIR/bin/python}"
 )
-UV_HINT = "uv export --frozen --no-emit-project -o requirements.txt, then environment: {lock: requirements.txt}"
 
 
 class OtherLock(NamedTuple):
@@ -24,7 +23,7 @@ class OtherLock(NamedTuple):
     hint: str
 
 
-def other_lock(name: str, text: str) -> OtherLock | None:
+def other_lock(text: str) -> OtherLock | None:
     """Return what a lock file is where pip cannot install from it.
 
     None for requirements.
@@ -32,7 +31,5 @@ def other_lock(name: str, text: str) -> OtherLock | None:
     if _CONDA.search(text):
         return OtherLock("is a lock of conda", CONDA_HINT)
     if _TOML_PACKAGES.search(text):
-        if name == "uv.lock":
-            return OtherLock("is a lock of uv", UV_HINT)
         return OtherLock("is a lock in TOML", "export it as requirements with hashes (poetry export, pdm export)")
     return None

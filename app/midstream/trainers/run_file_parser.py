@@ -17,6 +17,7 @@ import yaml
 from midstream.errors import UsageError
 from midstream.plain_yaml import load_plain
 from midstream.suggestions import nearest
+from midstream.trainers import uv_lock
 from midstream.trainers.defaults import TRAINERS, TrainerDefaults
 from midstream.trainers.lock_format import other_lock
 from midstream_engine import records
@@ -272,7 +273,12 @@ class _Parser:
             text = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise self._error(key, f"{file}: {error}") from None
-        wrong = other_lock(file.name, text)
+        if file.name == uv_lock.NAME:
+            try:
+                return dataclasses.replace(found, requirements=uv_lock.requirements_of(file))
+            except UsageError as error:
+                raise self._error(key, error.message, error.hint) from None
+        wrong = other_lock(text)
         if wrong is not None:
             raise self._error(key, f"{file} {wrong.what}, which hosts do not install", wrong.hint)
         return dataclasses.replace(found, requirements=text)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from midstream.migrate.execution.migration_process import follow
+from midstream.migrate.journal.migration_directory import MigrationDirectory, migration_ids
 from simulators.sshd import Lab, lab
 from support.command_line import Run, midstream, runs
 from support.trainers.script_trainer import write_script
@@ -60,10 +64,18 @@ def test_terminal_shows_a_script_and_migrates_it(
         terminal.press("Enter")
         terminal.wait(lambda screen: "type script and press enter" in screen, "the question")
         terminal.press("script", "Enter")
-        terminal.wait(lambda screen: "valid" in screen or "ertificate" in screen, "the certificate", MOVE_TIMEOUT)
+        terminal.wait(lambda screen: re.search(r"sealed at [\d,]+", screen), "the certificate", MOVE_TIMEOUT)
         target.wait(lambda run: run.running and len(run.rows()) > 3, "the run there", MOVE_TIMEOUT)
         terminal.press("q")
         terminal.wait_exit(60)
+        [migration] = migration_ids()
+        moved = MigrationDirectory(migration)
+        for _ in follow(migration):  # until its process has ended
+            pass
+        assert moved.view().state == COMPLETED
     finally:
         terminal.close()
+        for each in map(MigrationDirectory, migration_ids()):
+            if each.is_locked():  # the test has failed in the middle of it
+                os.kill(int((each.path / ".lock").read_text()), signal.SIGKILL)
     assert not source.running

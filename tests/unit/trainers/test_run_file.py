@@ -111,7 +111,6 @@ def test_requirements_are_read_beside_the_run_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "what", "hint"),
     [
-        ("uv.lock", 'version = 1\n\n[[package]]\nname = "torch"\n', "is a lock of uv", "uv export --frozen"),
         ("poetry.lock", '[[package]]\nname = "torch"\n', "is a lock in TOML", "poetry export"),
         ("conda-lock.yml", "version: 1\npackage:\n- name: python\n  manager: conda\n", "is a lock of conda", "python:"),
         (
@@ -129,6 +128,35 @@ def test_lock_that_pip_cannot_install_is_refused(tmp_path: Path, name: str, text
         parse_run_file(f"{HUGGINGFACE}environment: {{lock: {name}}}\n", tmp_path / "run.yaml")
     assert f"environment.lock: {tmp_path / name} {what}, which hosts do not install" in str(raised.value)
     assert hint in str(raised.value.hint)
+
+
+def test_uv_lock_needs_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "uv.lock").write_text('version = 1\n\n[[package]]\nname = "torch"\n')
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match=r"environment\.lock: .*uv\.lock is read by uv") as raised:
+        parse_run_file(f"{HUGGINGFACE}environment: {{lock: uv.lock}}\n", tmp_path / "run.yaml")
+    assert "uv export --frozen --no-emit-project -o requirements.txt" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("script", "what"),
+    [
+        ("echo 'error: not\033[2J supported' >&2; exit 2", "not"),
+        ("echo torch==2.13.0", "no package with a hash"),
+    ],
+)
+def test_uv_lock_that_uv_cannot_export_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, what: str
+) -> None:
+    (tmp_path / "uv.lock").write_text("version = 99\n")
+    program = tmp_path / "bin" / "uv"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent))
+    with pytest.raises(UsageError, match=what) as raised:
+        parse_run_file(f"{HUGGINGFACE}environment: {{lock: uv.lock}}\n", tmp_path / "run.yaml")
+    assert "\033" not in raised.value.message
 
 
 def test_config_of_the_engine_is_no_run_file(tmp_path: Path) -> None:
