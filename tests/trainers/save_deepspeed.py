@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=5)
     parser.add_argument("--stage", type=int, default=1)
     parser.add_argument("--resume")
+    parser.add_argument("--universal", action="store_true", help="what --resume names was written by ds_to_universal")
     given = parser.parse_args()
     deepspeed.init_distributed("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -42,6 +43,7 @@ def main() -> None:
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
             "steps_per_print": 1_000_000_000,
+            "checkpoint": {"load_universal": given.universal},
         },
     )
     if given.resume:

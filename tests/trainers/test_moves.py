@@ -22,6 +22,7 @@ from support.trainers.trainer_moves import (
     SHUFFLED,
     STEPS,
     TORCHRUN,
+    UNIVERSAL,
     Trainer,
     undisturbed,
 )
@@ -144,11 +145,16 @@ def test_run_is_continued_after_a_kill_and_rolled_back(
     assert worst <= tolerance, worst
 
 
-def test_run_continues_on_another_number_of_processes(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "trainer", [pytest.param(TORCHRUN, id="torchrun"), pytest.param(UNIVERSAL, id="ds_to_universal")]
+)
+def test_run_continues_on_another_number_of_processes(
+    lab: Lab, runs: Callable[..., Run], tmp_path: Path, trainer: Trainer
+) -> None:
     """1 -> 2 -> 1 processes under torchrun: the same samples in order, the same losses but for rounding."""
     one, two = lab.host("one", devices=1), lab.host("two", devices=2)
     fleet = lab.fleet_file(one=one.config, two=two.config)
-    launch(fleet, TORCHRUN.write(tmp_path / "code", PYTHON), "one")
+    launch(fleet, trainer.write(tmp_path / "code", PYTHON), "one")
     first, second = runs(one.root, "r"), runs(two.root, "r")
     first.wait(lambda run: bool(run.checkpoints()), "a checkpoint", PATIENCE)
     for target, run in (("two", second), ("one", first)):
@@ -164,7 +170,7 @@ def test_run_continues_on_another_number_of_processes(lab: Lab, runs: Callable[.
     first.kill()
     rows = first.spliced()
     assert sorted(rows) == list(range(len(rows)))
-    expected = undisturbed(TORCHRUN, PYTHON, tmp_path, len(rows))
+    expected = undisturbed(trainer, PYTHON, tmp_path, len(rows))
     worst = max(abs(rows[step]["train/loss"] - expected[step]) for step in rows)
     assert worst <= 1e-5, worst
 

@@ -39,7 +39,7 @@ from midstream_engine.foreign.run_file import (
 )
 
 LARGEST = 1 << 20  # bytes of a run file
-RULES = ("huggingface", "lightning", "dcp", "accelerate", "deepspeed", "levanter", "orbax", "glob")
+RULES = ("huggingface", "lightning", "dcp", "accelerate", "deepspeed", "levanter", "orbax", "maxtext", "glob")
 SOURCES = ("tensorboard", "csv", "trainer_state", "jsonl", "trackio", "wandb", "regex")
 KEYS = (
     "trainer", "id", "command", "resume", "directory", "out", "steps", "launcher", "rehearsal_steps", "batch", "stop",

@@ -46,7 +46,7 @@ def check_world(run: RunFile, before: int, after: World) -> None:
         return
     what = f"{count(before, 'process', 'processes')} -> {after.size}"
     if not run.checkpoints.reshards:
-        more = "; ds_to_universal converts them by hand" if run.checkpoints.rule == "deepspeed" else ""
+        more = "; with ds_to_universal in resume: any" if run.checkpoints.rule == "deepspeed" else ""
         raise MidstreamError(
             f"checkpoints of {run.trainer} are loaded by as many processes as saved them: {what}",
             f"count that works: {before}{more}; checkpoints: {{reshards: true}} in the run file if yours do reshard",

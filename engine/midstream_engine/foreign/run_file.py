@@ -57,7 +57,7 @@ class Stop(JsonRecord):
 class Checkpoints(JsonRecord):
     """Where the trainer writes its checkpoints, and what a complete one is."""
 
-    rule: str  # huggingface, lightning, dcp, accelerate, deepspeed, levanter, orbax, glob
+    rule: str  # huggingface, lightning, dcp, accelerate, deepspeed, levanter, orbax, maxtext, glob
     pattern: str = ""  # of their names below ``directory``; empty: that of the rule
     directory: str = "{out}"
     reshards: bool = False  # another number of processes can load them

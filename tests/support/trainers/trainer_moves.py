@@ -31,6 +31,7 @@ class Trainer:
     resume: str = "--resume {checkpoint}"
     more: str = ""
     dropout: float = 0.1
+    whole_resume: str = ""  # instead of the command with ``resume`` behind it
 
     def write(self, directory: Path, python: str, every: int = 10) -> Path:
         """Write the run file beside the scripts, and return its path."""
@@ -41,11 +42,11 @@ class Trainer:
         settings = PROGRAMS / f"{self.name}.yaml"
         if settings.exists():
             shutil.copy(settings, directory)
-        command = self.command.replace("EVERY", str(every)).replace("STEPS", str(STEPS))
+        command = self._filled_in(self.command, every)
         text = [
             f"trainer: {self.name}",
             f"command: {json.dumps(command)}",
-            f"resume: {json.dumps(f'{command} {self.resume}')}",
+            f"resume: {json.dumps(self._filled_in(self.whole_resume or f'{self.command} {self.resume}', every))}",
             f"steps: {STEPS}",
             'files: ["*.py", "*.yaml"]' if self.name == "levanter" else 'files: ["*.py"]',
             f"environment: {{python: {python}, variables: {{STEP_SECONDS: '{PAUSE}', OMP_NUM_THREADS: '1', "
@@ -55,6 +56,10 @@ class Trainer:
         file = directory / "run.yaml"
         file.write_text("\n".join(text) + "\n")
         return file
+
+    @staticmethod
+    def _filled_in(words: str, every: int) -> str:
+        return words.replace("EVERY", str(every)).replace("STEPS", str(STEPS))
 
 
 SINGLE = "{python} train_%s.py {out} --steps STEPS --save-every EVERY"
@@ -92,6 +97,16 @@ DEEPSPEED = Trainer(
     "save_deepspeed.py {out} --steps STEPS --save-every EVERY",
     resume="--resume {out}",
     more='metrics: {source: jsonl, path: "{out}/metrics.jsonl", first_step: 1}\nbatch: {kept_by: trainer}',
+)
+
+# ds_to_universal is run where the run starts again, and each number of processes loads what it writes.
+UNIVERSAL = Trainer(
+    "deepspeed",
+    DEEPSPEED.command,
+    more=f"{DEEPSPEED.more}\ncheckpoints: {{reshards: true}}",
+    whole_resume="sh -c '{python} -m deepspeed.checkpoint.ds_to_universal --input_folder {checkpoint} "
+    "--output_folder {out}/universal/moved --num_extract_workers 1 --num_merge_workers 1 "
+    "--inject_missing_state && exec " + DEEPSPEED.command + " --resume {out}/universal --universal'",
 )
 
 

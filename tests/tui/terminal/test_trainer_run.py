@@ -13,6 +13,7 @@ import pytest
 
 from midstream.migrate.execution.migration_process import follow
 from midstream.migrate.journal.migration_directory import MigrationDirectory, migration_ids
+from midstream.migrate.records.migration_state import COMPLETED
 from simulators.sshd import Lab, lab
 from support.command_line import Run, midstream, runs
 from support.trainers.script_trainer import write_script
@@ -64,7 +65,9 @@ def test_terminal_shows_a_script_and_migrates_it(
         terminal.press("Enter")
         terminal.wait(lambda screen: "type script and press enter" in screen, "the question")
         terminal.press("script", "Enter")
-        terminal.wait(lambda screen: re.search(r"sealed at [\d,]+", screen), "the certificate", MOVE_TIMEOUT)
+        proof = terminal.wait(lambda screen: "✓ completed" in screen, "the certificate", MOVE_TIMEOUT)
+        for claim in ("state", "step", "learning rate", "replay overlap"):
+            assert re.search(rf"✓ {claim} +verified", proof), proof
         target.wait(lambda run: run.running and len(run.rows()) > 3, "the run there", MOVE_TIMEOUT)
         terminal.press("q")
         terminal.wait_exit(60)

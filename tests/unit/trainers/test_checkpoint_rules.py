@@ -113,6 +113,15 @@ def test_orbax_without_a_time_of_its_commit_is_refused(copy: Callable[[Case], Pa
     assert "neither" in refused(CASES["orbax"], path)
 
 
+def test_maxtext_names_count_updates_from_zero(copy: Callable[[Case], Path]) -> None:
+    path = copy(CASES["orbax"])
+    place = path.parent / "r" / "checkpoints"
+    place.mkdir(parents=True)
+    path.rename(place / "4")
+    [found] = [each for each in find_checkpoints("maxtext", str(path.parent)) if each.path == "r/checkpoints/4"]
+    assert (found.complete, found.step) == (True, 5)
+
+
 def test_levanter_arrays_of_zarr_need_every_chunk(tmp_path: Path) -> None:
     path = tmp_path / "step-7"
     array = path / "model" / "weight"

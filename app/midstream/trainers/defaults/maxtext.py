@@ -9,7 +9,7 @@ MAXTEXT = TrainerDefaults(
     name="maxtext",
     title="MaxText",
     resume=(),  # it continues from the newest checkpoint of its output directory
-    checkpoints=Checkpoints("orbax", "", "{out}/checkpoints", reshards=True),
+    checkpoints=Checkpoints("maxtext", reshards=True),
     metrics=Metrics("jsonl", "{out}/metrics.jsonl"),
     stop=Stop(),
     stored=Stored(YES, UNKNOWN, ["dataset_type: grain stores the position of the data; others begin again"]),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import List, Literal, Optional, cast
 
-RuleName = Literal["huggingface", "lightning", "dcp", "accelerate", "deepspeed", "levanter", "orbax", "glob"]
+RuleName = Literal[
+    "huggingface", "lightning", "dcp", "accelerate", "deepspeed", "levanter", "orbax", "maxtext", "glob"
+]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,7 @@ from midstream_engine.foreign.checkpoints import (
     huggingface,
     levanter,
     lightning,
+    maxtext,
     orbax,
 )
 from midstream_engine.foreign.checkpoints.checkpoint import (
@@ -37,6 +38,7 @@ RULES: Dict[str, Rule] = {
     "deepspeed": deepspeed,
     "levanter": levanter,
     "orbax": orbax,
+    "maxtext": maxtext,
     "glob": glob,
 }
 MOST_CHECKPOINTS = 256  # the newest of a run
