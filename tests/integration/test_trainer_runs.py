@@ -262,7 +262,7 @@ def index_of(wheels: Path, directory: Path) -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.skipif(not uv_works(), reason="no uv: pip install uv")
 def test_environment_of_a_uv_lock_is_built_on_each_host(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
-    """A project is locked by uv here; each host installs exactly that, and the move compares what it got."""
+    """A project is locked by uv here; each host installs exactly that, and the migration compares what they got."""
     wheels = tmp_path / "wheels"
     write_wheel(wheels)
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "UV_NO_INDEX": "1", "UV_FIND_LINKS": str(wheels),

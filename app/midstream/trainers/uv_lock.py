@@ -16,9 +16,10 @@ _OPTIONS = ("--frozen", "--offline", "--quiet", "--no-emit-project", "--no-heade
 
 
 def requirements_of(file: Path) -> str:
-    """Return the requirements of a ``uv.lock``, every one with its hashes, without the project itself.
+    """Return the requirements of a ``uv.lock``, with their hashes.
 
-    The project's groups that ``uv sync`` would install are among them. uv has to be on the path of this machine.
+    The project itself is not among them; its groups that ``uv sync`` would install are. uv has to be on the path of
+    this machine.
 
     Raises:
         UsageError: There is no uv, it cannot read the lock, or the lock names no package.

@@ -31,7 +31,7 @@ class Trainer:
     resume: str = "--resume {checkpoint}"
     more: str = ""
     dropout: float = 0.1
-    whole_resume: str = ""  # instead of the command with ``resume`` behind it
+    resume_command: str = ""  # instead of the command with ``resume`` behind it
 
     def write(self, directory: Path, python: str, every: int = 10) -> Path:
         """Write the run file beside the scripts, and return its path."""
@@ -46,7 +46,7 @@ class Trainer:
         text = [
             f"trainer: {self.name}",
             f"command: {json.dumps(command)}",
-            f"resume: {json.dumps(self._filled_in(self.whole_resume or f'{self.command} {self.resume}', every))}",
+            f"resume: {json.dumps(self._filled_in(self.resume_command or f'{self.command} {self.resume}', every))}",
             f"steps: {STEPS}",
             'files: ["*.py", "*.yaml"]' if self.name == "levanter" else 'files: ["*.py"]',
             f"environment: {{python: {python}, variables: {{STEP_SECONDS: '{PAUSE}', OMP_NUM_THREADS: '1', "
@@ -104,7 +104,7 @@ UNIVERSAL = Trainer(
     "deepspeed",
     DEEPSPEED.command,
     more=f"{DEEPSPEED.more}\ncheckpoints: {{reshards: true}}",
-    whole_resume="sh -c '{python} -m deepspeed.checkpoint.ds_to_universal --input_folder {checkpoint} "
+    resume_command="sh -c '{python} -m deepspeed.checkpoint.ds_to_universal --input_folder {checkpoint} "
     "--output_folder {out}/universal/moved --num_extract_workers 1 --num_merge_workers 1 "
     "--inject_missing_state && exec " + DEEPSPEED.command + " --resume {out}/universal --universal'",
 )

@@ -29,7 +29,7 @@ _LINE = re.compile(r"rank=(\d+) step=(\d+) loss=(\S+) batch=([\d,]*)")
 needs_trainers = pytest.mark.skipif(
     not os.access(PYTHON, os.X_OK), reason="no environment of other trainers: make test-trainers"
 )
-# MaxText wants other versions than what the locks pin: an environment of it is named, never built.
+# MaxText needs other versions than those that the locks pin: an environment of it is named, never built.
 MAXTEXT_PYTHON = os.environ.get("MIDSTREAM_MAXTEXT_PYTHON", "")
 needs_maxtext = pytest.mark.skipif(
     not os.access(MAXTEXT_PYTHON, os.X_OK), reason="no environment of MaxText: MIDSTREAM_MAXTEXT_PYTHON"
