@@ -193,11 +193,12 @@ def test_lightning_with_a_shuffled_loader_is_reported(lab: Lab, runs: Callable[.
     here, there = lab.host("here", devices=1), lab.host("there", devices=1)
     fleet = lab.fleet_file(here=here.config, there=there.config)
     launch(fleet, SHUFFLED.write(tmp_path / "code", PYTHON), "here")
-    source = runs(here.root, "r")
+    source, target = runs(here.root, "r"), runs(there.root, "r")
     source.wait(lambda run: bool(run.checkpoints()), "a checkpoint", PATIENCE)
     words = ("--fleet", fleet, "--migrate", "r", "--to", "there", "--yes", "--healthy-steps", "3", "--json")
     moved = midstream(*words, timeout=1200)
     assert moved.code == 0, moved.stderr
+    target.kill()
     overlap = claims_of(moved)["replay overlap"]
     assert (overlap["verdict"], overlap["agreed"]) == ("failed", True)
     assert "StatefulDataLoader" in overlap["statement"]
