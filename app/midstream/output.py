@@ -38,7 +38,7 @@ class Output:
 
     @property
     def columns(self) -> int | None:
-        """Cells of a line of the terminal that gets the values; None where they go to none."""
+        """Cells of a line of the terminal that gets the values; None without one."""
         return shutil.get_terminal_size().columns if self._data.isatty() else None
 
     def message(self, line: str) -> None:

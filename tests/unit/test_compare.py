@@ -278,9 +278,9 @@ def test_table_names_what_does_not_fit_and_what_would() -> None:
 def test_table_drops_ranges_and_columns_to_fit_a_terminal() -> None:
     what = Subject("c.yaml", "", ())
     rows = [row(what, Candidate(name, known(name), price=9.0), ESTIMATE, None) for name in ("v5e-16", "v5p-8")]
-    whole = text(what, rows)
-    assert " to " in whole[1]
-    assert text(what, rows, width=len(whole[0]) + len(whole[1])) == whole
+    entire = text(what, rows)
+    assert " to " in entire[1]
+    assert text(what, rows, width=len(entire[0]) + len(entire[1])) == entire
     for width in (120, 80, 60):
         lines = text(what, rows, width=width)
         assert max(map(len, lines[: len(rows) + 1])) <= width

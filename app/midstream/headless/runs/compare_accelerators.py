@@ -114,7 +114,10 @@ def text(subject: Subject, rows: Sequence[Row], present: Baseline | None = None,
 
 
 def _narrowed(lines: list[tuple[str, ...]], width: int | None) -> tuple[list[str], bool]:
-    """Return a table of at most ``width`` cells, if that is possible, and whether it has every cell."""
+    """Return a table of at most ``width`` cells, and whether it has every cell.
+
+    It is wider where even the columns that always stay need more.
+    """
     found = table(lines)
     if width is None or max(map(len, found)) <= width:
         return found, True
