@@ -76,6 +76,7 @@ def main() -> None:
             dcp.save(state(), checkpoint_id=os.path.join(given.out, f"step-{step}"))
         if wanted.item():
             break
+    dist.barrier()  # a rank that ends while the other still communicates aborts it
     dist.destroy_process_group()
 
 
