@@ -11,6 +11,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, MidstreamError
@@ -19,6 +20,7 @@ from midstream_engine.object_store.urls import in_bucket
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
+    from midstream.hosts.host_pool import HostPool
     from midstream.output import Output
 
 # Flags that select a mode and need the fleet file.
@@ -86,6 +88,9 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output: Outp
     code = _without_fleet(options, output)
     if code is not None:
         return code
+    chosen = _mode(options)
+    if chosen is None:
+        return _screen(options)
     fleet = _with_rented(_load_fleet(options), options)
     if fleet.has_slices and not _needs_no_slices(options):
         from midstream.headless.fleet.slice_creation import with_slices
@@ -95,13 +100,6 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output: Outp
         from midstream.headless.fleet.pod_creation import create_pods
 
         create_pods(fleet, options, output)
-    chosen = next((mode for mode in MODES if getattr(options, mode)), None)
-    if options.checkpoints is not None:
-        chosen = "show_tree" if options.tree or options.deep or ":" in options.checkpoints else "checkpoints"
-    if options.clean is not None:
-        chosen = "clean"
-    if chosen is None:
-        return _screen(fleet, options)
     from midstream import headless
 
     if chosen in ("launch", "migrate") and (fleet.has_slices or fleet.has_pods):
@@ -109,6 +107,15 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output: Outp
     if chosen in ("check", "compare", "launch", "migrate"):
         return headless.mode(chosen)(fleet, options, engine, output)
     return headless.mode(chosen)(fleet, options, output)
+
+
+def _mode(options: argparse.Namespace) -> str | None:
+    """Return the mode that the flags select; None for the terminal UI."""
+    if options.clean is not None:
+        return "clean"
+    if options.checkpoints is not None:
+        return "show_tree" if options.tree or options.deep or ":" in options.checkpoints else "checkpoints"
+    return next((mode for mode in MODES if getattr(options, mode)), None)
 
 
 def _without_fleet(options: argparse.Namespace, output: Output) -> int | None:
@@ -194,7 +201,8 @@ def is_local_or_bucket(text: str) -> bool:
 
 def _stores(options: argparse.Namespace, *locations: str) -> Fleet | None:
     """Load the fleet file, if there is one, for the credentials of a bucket."""
-    from midstream.fleet.fleet_file import default_fleet_path, load_fleet
+    from midstream.fleet.fleet_file import load_fleet
+    from midstream.fleet.fleet_path import default_fleet_path
 
     wanted = any(in_bucket(location) for location in locations)
     return load_fleet(options.fleet) if wanted and (options.fleet or default_fleet_path().exists()) else None
@@ -206,15 +214,12 @@ def _load_fleet(options: argparse.Namespace) -> Fleet:
     Without one the terminal UI starts with an empty fleet and offers to create it.
     """
     from midstream.fleet.fleet import Fleet
-    from midstream.fleet.fleet_file import default_fleet_path, load_fleet
+    from midstream.fleet.fleet_file import load_fleet
+    from midstream.fleet.fleet_path import default_fleet_path
     from midstream.output import has_screen
 
-    screen = not any(getattr(options, mode) for mode in MODES) and options.checkpoints is options.clean is None
-    if (
-        ((screen and has_screen()) or _needs_no_slices(options))
-        and not options.fleet
-        and not default_fleet_path().exists()
-    ):
+    screen = _mode(options) is None and has_screen()
+    if (screen or _needs_no_slices(options)) and not options.fleet and not default_fleet_path().exists():
         return Fleet()
     return load_fleet(options.fleet)
 
@@ -248,31 +253,64 @@ def _replay(options: argparse.Namespace) -> int:
     return replay_tui(options.replay, ascii_only=options.ascii)
 
 
-def _screen(fleet: Fleet, options: argparse.Namespace) -> int:
-    _needs_a_terminal()
+def _screen(options: argparse.Namespace) -> int:
     gc.disable()  # until the first frame: there is nothing to free yet
-    from midstream.fleet.fleet_file import load_fleet
-    from midstream.hosts.host_pool import HostPool
-    from midstream.tui.base_app import RELOAD_EXIT_CODE
-    from midstream.tui.run_tui import run_tui
+    try:
+        return _run_screen(options)
+    finally:
+        gc.enable()
 
+
+def _run_screen(options: argparse.Namespace) -> int:
+    from midstream.fleet.fleet_path import fleet_path
+    from midstream.output import has_screen
+    from midstream.watch.known_fleets import hosts_of_file
+
+    file = fleet_path(options.fleet)
+    known = hosts_of_file(file) if has_screen() and not options.record else None
     display = {"readonly": options.readonly, "ascii_only": options.ascii, "record": options.record}
     request = None
     while True:
-        hosts = HostPool(fleet)
-        try:
-            code, request, _ = run_tui(fleet, hosts, **display, request=request)
-        finally:
-            gc.enable()
-            hosts.close()
+        fleet = None if known is not None else _screen_fleet(options)
+        from midstream.tui.base_app import RELOAD_EXIT_CODE
+        from midstream.tui.fleet_session import UnopenedFleet
+        from midstream.tui.run_tui import run_tui
+
+        unopened = (
+            UnopenedFleet(str(file), partial(_open_known_hosts, options), known)
+            if fleet is None
+            else UnopenedFleet(fleet.path, partial(_open_hosts, fleet))
+        )
+        code, request, _ = run_tui(unopened, **display, request=request)
         if code != RELOAD_EXIT_CODE:
             return code
-        fleet = load_fleet(options.fleet)
-        if fleet.has_slices:
-            from midstream.headless.fleet.slice_creation import with_slices
-            from midstream.output import Output
+        known = None
 
-            fleet = with_slices(fleet, options, Output(False))
+
+def _screen_fleet(options: argparse.Namespace) -> Fleet:
+    """Load the fleet of the terminal UI. Create missing slices if the user agrees."""
+    fleet = _with_rented(_load_fleet(options), options)
+    _needs_a_terminal()
+    if not fleet.has_slices:
+        return fleet
+    from midstream.headless.fleet.slice_creation import with_slices
+    from midstream.output import Output
+
+    return with_slices(fleet, options, Output(False))
+
+
+def _open_hosts(fleet: Fleet) -> HostPool:
+    from midstream.hosts.host_pool import HostPool
+
+    return HostPool(fleet)
+
+
+def _open_known_hosts(options: argparse.Namespace) -> HostPool:
+    """Open the hosts of a fleet file that was read in an earlier session too."""
+    fleet = _with_rented(_load_fleet(options), options)
+    if fleet.has_slices:
+        raise MidstreamError(f"{fleet.path} has changed", "start midstream again", Exit.USAGE)
+    return _open_hosts(fleet)
 
 
 if __name__ == "__main__":

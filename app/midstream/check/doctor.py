@@ -14,7 +14,8 @@ from midstream.bundled_files import shipped
 from midstream.check.check_result import FAIL, PASS, WARN, Check, judge
 from midstream.counts import count
 from midstream.errors import UsageError
-from midstream.fleet.fleet_file import default_fleet_path, load_fleet
+from midstream.fleet.fleet_file import load_fleet
+from midstream.fleet.fleet_path import default_fleet_path
 from midstream.remote.machine import checks
 from midstream.state_directory import state_directory
 

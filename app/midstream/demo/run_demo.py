@@ -84,11 +84,13 @@ def _screen(options: argparse.Namespace, output: Output) -> int:
             "the demo's screen needs a terminal", "midstream --demo --headless runs without one", Exit.USAGE
         )
     from midstream.demo.demo_directory import claim
+    from midstream.tui.fleet_session import UnopenedFleet
     from midstream.tui.run_tui import run_tui
 
     with _demo_fleet(claim(output.message), output) as (fleet, hosts):
         _ensure_running(fleet, hosts, output, verbose=options.verbose)
-        ended = run_tui(fleet, hosts, readonly=options.readonly, ascii_only=options.ascii, start_run=RUN, demo=True)
+        display = {"readonly": options.readonly, "ascii_only": options.ascii}
+        ended = run_tui(UnopenedFleet(fleet.path, lambda: hosts), **display, start_run=RUN, demo=True)
         if ended.code < SIGNALLED:
             _end_migrations(fleet, ended.quit_choice, output)
         return ended.code

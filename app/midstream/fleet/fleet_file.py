@@ -6,7 +6,6 @@ Errors are one line with file and line, or file and field.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +32,7 @@ from midstream.fleet.fleet import (
     SshHostConfig,
     TargetConfig,
 )
+from midstream.fleet.fleet_path import fleet_path
 from midstream.fleet.notify_config import NotifyConfig, check_notify
 from midstream.fleet.quantities import parse_duration, parse_ports, parse_rate
 from midstream.fleet.store_config import StoreConfig, check_host_store, check_stores
@@ -48,18 +48,13 @@ class _FleetFile:
     notify: list[NotifyConfig] = field(default_factory=list)
 
 
-def default_fleet_path() -> Path:
-    """Return `$MIDSTREAM_FLEET`, by default `~/.config/midstream/fleet.yaml`."""
-    return Path(os.environ.get("MIDSTREAM_FLEET") or "~/.config/midstream/fleet.yaml").expanduser()
-
-
 def load_fleet(path: str | Path | None = None) -> Fleet:
     """Load a fleet file.
 
     Raises:
         UsageError: It is missing or invalid; the message has file and line or field.
     """
-    file = Path(path).expanduser() if path else default_fleet_path()
+    file = fleet_path(path)
     try:
         text = file.read_text()
     except FileNotFoundError:

@@ -278,13 +278,13 @@ class FleetActions:
     @property
     def _named_file(self) -> str:
         """The fleet file as a flag names it; empty for the default one, which needs none."""
-        from midstream.fleet.fleet_file import default_fleet_path
+        from midstream.fleet.fleet_path import default_fleet_path
 
         return "" if self._fleet.path == str(default_fleet_path()) else self._fleet.path
 
     @property
     def _file(self) -> Path:
-        from midstream.fleet.fleet_file import default_fleet_path
+        from midstream.fleet.fleet_path import default_fleet_path
 
         return Path(self._fleet.path).expanduser() if self._fleet.path else default_fleet_path()
 

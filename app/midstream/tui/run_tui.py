@@ -5,24 +5,19 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
+from midstream.errors import MidstreamError
 from midstream.hosts.prompter import PROMPTS
 from midstream.migrate.records import migration_state
 from midstream.state_directory import state_directory
 from midstream.tui.app import MidstreamApp
-from midstream.tui.fleet_actions import FleetActions
+from midstream.tui.fleet_session import FleetSession, UnopenedFleet
 from midstream.tui.screens.dialogs.dialog_prompter import DialogPrompter
 from midstream.tui.state.saved_layout import SavedLayout
 from midstream.tui.state.screen_state import ScreenState
-from midstream.watch.system.series_files import SeriesFiles
-from midstream.watch.watcher import Watcher
 
 if TYPE_CHECKING:
-    from midstream.fleet.fleet import Fleet
-    from midstream.hosts.host_pool import HostPool
     from midstream.migrate.records.request import Request
     from midstream.tui.recording import Recorder
-
-WATCH_INTERVAL = 1.0  # seconds between reports of a watched host
 
 
 class UiResult(NamedTuple):
@@ -38,8 +33,7 @@ class UiResult(NamedTuple):
 
 
 def run_tui(
-    fleet: Fleet,
-    hosts: HostPool,
+    fleet: UnopenedFleet,
     *,
     readonly: bool = False,
     ascii_only: bool = False,
@@ -51,8 +45,7 @@ def run_tui(
     """Show the fleet until the user quits.
 
     Args:
-        fleet: The fleet to watch.
-        hosts: Connections to its hosts.
+        fleet: The fleet to watch. If its hosts are known its file is read after the first frame.
         readonly: Refuse every action that changes something.
         ascii_only: Draw with ASCII glyphs only.
         start_run: Run whose screen is opened first.
@@ -62,40 +55,43 @@ def run_tui(
 
     Raises:
         UsageError: The recording cannot be written.
+        MidstreamError: The fleet file cannot be read.
     """
     recorder = _recorder(record) if record else None
-    watch = Watcher(fleet, hosts, interval=WATCH_INTERVAL, listener=recorder.record if recorder else None)
-    actions = FleetActions(fleet, hosts)
+    session = FleetSession(fleet, recorder=recorder, store_series=not demo)
+    if fleet.known is None:
+        session.open()
+    errors: list[MidstreamError] = []
+
+    def start() -> None:
+        try:
+            session.start()
+        except MidstreamError as error:
+            errors.append(error)
+            app.call_later(app.exit)
+
     app = MidstreamApp(
-        watch,
-        recorder.wrap(actions) if recorder else actions,
+        session,
+        session.actions,
         readonly=readonly,
         ascii_only=ascii_only,
         start_run=start_run,
         request=request,
         demo=demo,
-        layout=SavedLayout.load(state_directory() / "screen.json", fleet=str(fleet.path)),
-        after_first_frame=watch.start,
+        layout=SavedLayout.load(state_directory() / "screen.json", fleet=fleet.path),
+        after_first_frame=start,
     )
-    series = None if demo or not fleet.path else SeriesFiles(str(fleet.path), watch.snapshot().system)
     prompter = DialogPrompter(app)
     with PROMPTS.use(prompter):  # every question is a dialog: a prompt on the terminal would break the screen
-        if series is not None:
-            series.start()
         try:
             app.run_alone()
         finally:
             prompter.close()
-            from midstream.watch.known_devices import remember_devices
-            from midstream.watch.known_names import remember_names
-
-            remember_names(fleet, watch.snapshot())
-            remember_devices(fleet, watch.snapshot())
-            watch.stop()
-            if series is not None:
-                series.stop()
+            session.close()
             if recorder:
                 recorder.close()
+    if errors:
+        raise errors[0]
     if app.return_code == 0 and not demo:
         print(f"midstream: {_still_running(app.screen_state)}", file=sys.stderr)
     return UiResult(app.return_code or 0, app.request, app.quit_choice)

@@ -20,17 +20,17 @@ HEAVY = ("textual", "paramiko", "google.cloud", "jax", "numpy")
 
 # Opens the terminal UI on FLEET without a terminal, and prints what is loaded when its first frame is shown.
 FIRST_FRAME = """
-from midstream.fleet.fleet_file import load_fleet
-from midstream.hosts.host_pool import HostPool
+from midstream.tui.fleet_session import UnopenedFleet
 from midstream.tui.app import MidstreamApp
 from midstream.tui.run_tui import run_tui
 loaded = []
 MidstreamApp._begin = lambda app: (loaded.extend(sys.modules), app.exit(0))
+def open_hosts():
+    from midstream.fleet.fleet_file import load_fleet
+    from midstream.hosts.host_pool import HostPool
+    return HostPool(load_fleet(FLEET))
 MidstreamApp.run_alone = lambda app: app.run(headless=True, size=(160, 45))
-fleet = load_fleet(FLEET)
-hosts = HostPool(fleet)
-run_tui(fleet, hosts)
-hosts.close()
+run_tui(UnopenedFleet(FLEET, open_hosts, KNOWN))
 assert loaded, "no frame was shown"
 """
 
@@ -63,16 +63,19 @@ def test_status_of_a_local_fleet_loads_neither_ssh_nor_google(tmp_path: Path) ->
     assert not [heavy for heavy in HEAVY if heavy in loaded]
 
 
-def test_first_frame_of_the_terminal_ui_loads_only_its_screen(tmp_path: Path) -> None:
+@pytest.mark.parametrize("known", [True, False])
+def test_first_frame_of_the_terminal_ui_loads_only_its_screen(tmp_path: Path, known: bool) -> None:
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text(f"hosts: {{here: {{type: local, root: {tmp_path / 'root'}}}}}\n")
-    loaded = loaded_after(f"FLEET = {str(fleet)!r}\n{FIRST_FRAME}", "loaded")
+    kinds = {"here": "local"} if known else None
+    loaded = loaded_after(f"FLEET, KNOWN = {str(fleet)!r}, {kinds}\n{FIRST_FRAME}", "loaded")
+    assert known == ("midstream.fleet.fleet" not in loaded) == ("yaml" not in loaded) == ("draccus" not in loaded)
     screens = {name for name in loaded if name.startswith("midstream.tui.screens.")}
     assert {name.split(".")[3] for name in screens} == {"base", "dialogs", "fleet"}
     dialogs = {"dialog_prompter"}  # of questions of the first connections
     assert {name.split(".")[4] for name in screens if name.count(".") == 4 and "dialogs" in name} == dialogs
     rooms = {".".join(name.split(".")[:2]) for name in loaded if name.startswith("midstream.") and name.count(".") > 1}
-    first = "charts fleet hosts listing migrate tui watch"
+    first = "charts hosts listing migrate tui watch" + ("" if known else " fleet")
     assert rooms == {f"midstream.{room}" for room in first.split()}
     later = {
         "midstream.check",

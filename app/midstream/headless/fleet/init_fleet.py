@@ -10,10 +10,10 @@ from midstream.output import Output
 
 def init(path: str | None, output: Output) -> int:
     """Write a fleet file from ~/.ssh/config; never over an existing one."""
-    from midstream.fleet.fleet_file import default_fleet_path
+    from midstream.fleet.fleet_path import fleet_path
     from midstream.fleet.initial_fleet_file import fleet_from_ssh_config
 
-    file = Path(path).expanduser() if path else default_fleet_path()
+    file = fleet_path(path)
     if file.exists():
         raise UsageError(f"{file} already exists", "edit it, or name another with --fleet FILE")
     text = fleet_from_ssh_config(Path("~/.ssh/config").expanduser())

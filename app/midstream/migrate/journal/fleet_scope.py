@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from midstream.fleet.fleet import Fleet
-from midstream.fleet.fleet_file import default_fleet_path
+from midstream.fleet.fleet_path import default_fleet_path
 from midstream.migrate.records.plan import Plan
 
 IDENTITY_FIELDS = ("address", "user", "port")  # with type and root, these identify a host across fleet files

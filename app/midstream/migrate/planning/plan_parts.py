@@ -13,7 +13,7 @@ from typing import Any
 
 from midstream.errors import HostError, UsageError
 from midstream.fleet.fleet import Fleet, Target
-from midstream.fleet.fleet_file import default_fleet_path
+from midstream.fleet.fleet_path import default_fleet_path
 from midstream.hosts.host import Host
 from midstream.launch.install.environment import EnvironmentNeeds, environment_needs
 from midstream.launch.slurm_allocation import RequestedDevices
