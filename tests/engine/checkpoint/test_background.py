@@ -168,16 +168,22 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Parts:
 
 
 class PausedWrites:
-    """Directory stores whose writes wait until they are released, or fail."""
+    """Directory stores whose writes wait until they are released, or fail.
+
+    ``go`` releases those of the first save, ``next`` those of later ones, which by themselves do not wait.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.go, self.began = threading.Event(), threading.Event()
+        self.go, self.began, self.next = threading.Event(), threading.Event(), threading.Event()
+        self.next.set()
         self.error: OSError | None = None
+        first: list[str] = []  # where the first save writes
         original = DirectoryObjects.write
 
         def write(store: DirectoryObjects, path: str, blocks: Any) -> None:
             self.began.set()
-            assert self.go.wait(60)
+            first.append(store.where)
+            assert (self.go if store.where == first[0] else self.next).wait(60)
             if self.error is not None:
                 raise self.error
             original(store, path, blocks)
@@ -245,9 +251,11 @@ def test_saver_defers_temporary_and_awaits_permanent_save(
         "trainer.checkpointer.save_interval)"
     ]
     assert saver.due(100, now + 60)
+    paused.next.clear()
     threading.Timer(0.2, paused.go.set).start()
     saver.save(state, 100, "checkpointer")  # waits for step 3
     assert next(found.name for found in list_checkpoints(paths) if found.complete) == "step-3-a001"
+    paused.next.set()
     saver.close()
     assert [found.name for found in list_checkpoints(paths)] == ["step-100-a001"]  # step 3 was temporary
 

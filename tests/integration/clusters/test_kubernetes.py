@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -232,11 +233,16 @@ def test_command_in_the_manifest_waits_and_ends_with_the_pod(cluster: Cluster) -
     target = parse_fleet(TARGET, "fleet.yaml").targets["cell"]
     assert isinstance(target, KubernetesTarget)
     [manifest] = parse_manifest(job_manifest("cell", target))
-    waiting = subprocess.Popen(manifest["spec"]["template"]["spec"]["containers"][0]["command"])
-    with pytest.raises(subprocess.TimeoutExpired):
-        waiting.wait(0.5)
-    waiting.terminate()
-    assert waiting.wait(10) == 0
+    command = manifest["spec"]["template"]["spec"]["containers"][0]["command"]
+    with subprocess.Popen(command, start_new_session=True) as waiting:
+        try:
+            children = ["ps", "-o", "pid=", "--ppid", str(waiting.pid)]
+            while not subprocess.run(children, capture_output=True).stdout:  # before its first child it heeds no signal
+                assert waiting.poll() is None
+            waiting.terminate()
+            assert waiting.wait(60) == 0
+        finally:
+            os.killpg(waiting.pid, signal.SIGKILL)
 
 
 def test_failed_pod_deletes_what_was_created(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def log(paths: records.RunPaths) -> str:
 LOOK = (
     "import os, sys, json, signal; print(json.dumps([os.getpid(), os.getsid(0), os.environ['WHO'], os.getcwd(),"
     " os.readlink('/proc/self/fd/0'), signal.getsignal(signal.SIGHUP) == signal.SIG_DFL,"
-    " sorted(os.listdir('/proc/self/fd'))])); sys.stderr.write('to stderr\\n')"
+    " sorted(os.listdir('/proc/self/fd'))]), flush=True); sys.stderr.write('to stderr\\n')"
 )
 
 

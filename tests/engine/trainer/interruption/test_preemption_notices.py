@@ -23,18 +23,35 @@ state, path = sys.argv[1:]
 me = records.this_process()
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))
 records.Status(state, 3, 0, me.boot_id, me.pid, me.start_ticks, time.time(), attempt=1).write(path)
-time.sleep(float(os.environ["FOR"]))
+sys.stdin.read()
 """
 
 
-def supervise(directory: Path, server: str, state: str, seconds: float = 60) -> subprocess.CompletedProcess[str]:
+def supervise(directory: Path, server: MetadataServer, state: str, polls: int = 0) -> tuple[int, str]:
+    """Return the exit code and the output of a supervisor whose engine ends with its standard input.
+
+    Args:
+        directory: The attempt's directory.
+        server: The metadata server.
+        state: State of the engine.
+        polls: The engine ends once the supervisor begins this poll; 0 if a signal ends it.
+    """
     files = records.AttemptPaths(str(directory))
     argv = [sys.executable, "-m", "midstream_engine.supervise", "--attempt", files.dir, "--process", "0", "--"]
-    return subprocess.run(
+    with subprocess.Popen(
         [*argv, sys.executable, "-c", ENGINE, state, files.status(0)],
-        env={**os.environ, google_metadata.VARIABLE: server, "FOR": str(seconds)},
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        env={**os.environ, google_metadata.VARIABLE: server.address},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        deadline = time.monotonic() + 120
+        while len([path for path in server.requested if "preempted" in path]) < polls:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        if polls:
+            process.stdin.close()
+        return process.wait(120), process.stdout.read()
 
 
 @pytest.mark.parametrize(
@@ -42,18 +59,15 @@ def supervise(directory: Path, server: str, state: str, seconds: float = 60) -> 
 )
 def test_preemption_notice_makes_training_engine_save(tmp_path: Path, name: str, value: str) -> None:
     with MetadataServer(**{name: value}) as server:
-        ended = supervise(tmp_path, server.address, records.TRAINING)
-    assert (ended.returncode, "requesting a save" in ended.stdout) == (7, True), ended
+        code, output = supervise(tmp_path, server, records.TRAINING)
+    assert (code, "requesting a save" in output) == (7, True), output
 
 
 def test_preemption_notice_leaves_other_engines_alone(tmp_path: Path) -> None:
     with MetadataServer(preempted="TRUE") as server:
-        ended = supervise(tmp_path, server.address, records.ON_STANDBY, seconds=4)
-    assert (ended.returncode, ended.stdout) == (0, ""), ended
+        assert supervise(tmp_path, server, records.ON_STANDBY, polls=2) == (0, "")
     with MetadataServer(**{"maintenance-event": "MIGRATE_ON_HOST_MAINTENANCE"}) as server:
-        ended = supervise(tmp_path, server.address, records.TRAINING, seconds=4)
-        assert server.requested, "the engine requested no notice"
-    assert (ended.returncode, ended.stdout) == (0, ""), ended
+        assert supervise(tmp_path, server, records.TRAINING, polls=2) == (0, "")
 
 
 def test_preemption_notice_is_sent_once_until_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
