@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from midstream.check.check_result import FAIL, PASS, WARN, Check, judge
 from midstream.errors import HostError
 from midstream.fleet.fleet import HostConfig
+from midstream.hosts.containers.container_host import IMAGE_PYTHON
 from midstream.hosts.host import Host
 from midstream.launch.errors import LaunchError
-from midstream.launch.install.environment import MINIMUM
 from midstream.launch.install.interpreter import python_build
+from midstream.launch.install.package_check import MINIMUM
 from midstream.launch.install.variant import choose_variant
 from midstream.launch.install.wheelhouse import glibc_version
 from midstream.remote.machine import environments
@@ -37,7 +38,8 @@ def check_host(host: Host, config: HostConfig, survey: Survey, skew: float) -> I
     yield from _accelerators(name, config, survey)
     yield check_python(host, config, survey)
     tpu = packages.detail.startswith("tpu")
-    yield check_libc(name, survey.facts.libc, GLIBC_TPU if tpu else GLIBC)
+    if config.container is None:
+        yield check_libc(name, survey.facts.libc, GLIBC_TPU if tpu else GLIBC)
     free = survey.facts.disk_free
     yield judge(
         "disk",
@@ -99,7 +101,13 @@ def check_packages(name: str, config: HostConfig, survey: Survey) -> Check:
 
 
 def check_python(host: Host, config: HostConfig, survey: Survey) -> Check:
-    """Check that there is an interpreter for the engine, or that one can be installed."""
+    """Check that there is an interpreter for the engine, or that one can be installed.
+
+    That of an image is not started: a check does not fetch the image.
+    """
+    if config.container is not None:
+        where = f"{config.python or IMAGE_PYTHON} in the {config.container.runtime} container {config.container.image}"
+        return Check("python", PASS, f"{where}, which is started at the launch", host=host.name)
     if config.python:
         found = host.call(environments.run_command)(
             argv=[config.python, "-I", "-c", "import sys; print(*sys.version_info[:3])"], env={}

@@ -13,10 +13,10 @@ from typing import Literal
 from midstream.check.check_result import FAIL, PASS, Check
 from midstream.errors import HostError, MidstreamError, RemoteError
 from midstream.fleet.fleet import Fleet, Target
+from midstream.hosts.containers.container_command import in_container
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.rpc.result_checks import printed_value
 from midstream.launch.config_file import read_config
-from midstream.launch.container import in_container
 from midstream.launch.host_group_start import prepare_target
 from midstream.launch.start_attempt import Launch, engine_environment
 from midstream.remote.machine import checks

@@ -182,7 +182,9 @@ class Compilers:
     def _prepared(self, variant: str) -> Compiler:
         if self._compile_on is not None:
             host = self._hosts.get(self._compile_on)
-            return _installed(host, replace(self._fleet.hosts[host.name], variant=variant, devices=None), self._report)
+            # Compiling needs no accelerator, and nothing of an image.
+            config = replace(self._fleet.hosts[host.name], variant=variant, devices=None, container=None)
+            return _installed(host, config, self._report)
         config = LocalHostConfig(root=str(state_directory() / "compilers"), variant=variant)
         host = LocalHost(HERE, config)
         if BESIDE[variant].is_file() and all(map(importlib.util.find_spec, MODULES)):

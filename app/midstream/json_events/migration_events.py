@@ -103,9 +103,9 @@ MIGRATION_EVENTS = (
     JsonEvent(
         "guard", ("--guard",), "what a guard observed or did; also a notification",
         {
-            "kind": "migrating, restarting, lead, or one of the kinds of notifications",
+            "kind": "migrating, restarting, creating, deleted, kept, lead, or one of the kinds of notifications",
             "run": RUN,
-            "to": "migrating, restarting: the target",
+            "to": "migrating, restarting, and of pods creating, deleted, kept: the target",
             "migration": MIGRATION,
             "message": "one line; of a lead: how long before its job's time limit a run is handed on, and why",
         },

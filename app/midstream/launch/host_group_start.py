@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from midstream.errors import HostError
 from midstream.fleet.fleet import Fleet, HostConfig, Target, TpuTarget
+from midstream.hosts.containers.container_host import engine_host
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.launch import slurm_job
@@ -65,7 +66,8 @@ def prepare_target(
         if trainer is None:
             environment, driver = prepare_environment(host, config, report), ""
         else:
-            environment, driver = prepare_trainer_environment(host, config, trainer, report), host.remote_python
+            environment = prepare_trainer_environment(host, config, trainer, report)
+            driver = engine_host(host, config).remote_python
         report(f"{name}: {environment.python} ({environment.how})")
         return Prepared(engine, environment, driver)
 

@@ -22,7 +22,8 @@ from midstream.bundled_files import config_path
 from midstream.errors import UsageError
 from midstream.fleet.fleet import HostConfig, LocalHostConfig, Target
 from midstream.hosts.host import Host
-from midstream.launch.install.environment import builds_environment, host_variant, missing_modules
+from midstream.launch.install.environment import builds_environment, host_variant
+from midstream.launch.install.package_check import missing_modules
 from midstream.remote.machine import run_inputs
 from midstream.remote.machine.run_inputs import InputProblem
 from midstream_engine import records

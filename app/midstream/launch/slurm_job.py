@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 from midstream.errors import RemoteError
 from midstream.fleet.fleet import HostConfig, SlurmTarget
+from midstream.hosts.containers.container_command import in_container, srun_flags
 from midstream.hosts.host import Host
-from midstream.launch.container import in_container, srun_flags
 from midstream.launch.engine_secrets import read_secrets
 from midstream.launch.errors import LaunchError
 from midstream.launch.slurm_allocation import sbatch_flags

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from midstream.fleet.fleet import HostConfig
+from midstream.hosts.containers.container_command import in_container
 from midstream.hosts.host import Host
-from midstream.launch.container import in_container
 from midstream.launch.engine_secrets import read_secrets
 from midstream.launch.install.bundle import EngineInstall
 from midstream.launch.install.environment import Environment

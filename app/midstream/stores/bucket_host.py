@@ -3,7 +3,7 @@
 It has the functions and programs of `midstream.remote.bucket`.
 
 They run on this machine, between the bucket and the host at the other end. With ``via``, a machine that has an identity
-of its own for the bucket, they run there, and the bytes do not pass through this machine.
+of its own for the bucket, they run there, or in its container, and the bytes do not pass through this machine.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from midstream.errors import ConnectionLostError, RemoteError
 from midstream.fleet.fleet import LocalHostConfig
+from midstream.hosts.containers.container_host import machine_of
 from midstream.hosts.host import ANSWER_LIMIT, Completed, Host, P, Process, R
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc import remote_call
@@ -78,7 +79,7 @@ class BucketHost:
 
     def runs_on(self, host: Host) -> bool:
         """Return whether the bucket's client runs on the machine of ``host``."""
-        return host is self.via if self.via is not None else isinstance(host, LocalHost)
+        return host is machine_of(self.via) if self.via is not None else isinstance(host, LocalHost)
 
     def start_own(self, program: Callable[..., Any]) -> Callable[..., Process]:
         """Return a program of the bucket's own, as `start_program` does.

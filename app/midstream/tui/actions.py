@@ -29,10 +29,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Target:
-    """A migration target: its name in the fleet file and its hosts."""
+    """A migration target: its name in the fleet file and its hosts.
+
+    ``allocation``: it is one of SLURM; its host is the login node, which other targets may have too.
+    """
 
     name: str
     hosts: tuple[str, ...]
+    allocation: bool = False
+
+    def takes(self, run: RunView) -> bool:
+        """Return whether the run may migrate there: it is elsewhere, or the job of another allocation."""
+        owner = run.fence.owner if run.fence is not None else ""
+        return run.host not in self.hosts or (self.allocation and owner != self.name)
 
 
 class TargetMissingError(MidstreamError):

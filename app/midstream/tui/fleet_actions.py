@@ -55,15 +55,19 @@ class FleetActions:
 
         A worker of a slice is no target: a run there would wait for the devices of the others.
         """
+        from midstream.fleet.fleet import SlurmTarget
         from midstream.hosts.providers import fleet_slices
 
         fleet = self._fleet
         names = [
             name for name in fleet.target_names if name in fleet.targets or not fleet_slices.target_of_host(fleet, name)
         ]
-        return tuple(Target(name, fleet.hosts_of(name)) for name in names)
+        return tuple(
+            Target(name, fleet.hosts_of(name), isinstance(fleet.targets.get(name), SlurmTarget)) for name in names
+        )
 
     def make_plan(self, snapshot: Snapshot, request: Request) -> Plan:
+        from midstream.hosts.kubernetes.pod_job import missing_pods
         from midstream.hosts.providers import fleet_slices
         from midstream.migrate.planning import planner
 
@@ -73,17 +77,25 @@ class FleetActions:
             store = fleet.store_of_target(name)
             planner.check_ahead(fleet, self._hosts, snapshot, request, store, fleet_slices.device_count(tpu_target))
             raise TargetMissingError(missing.message, fleet_slices.price_text(tpu_target))
+        job = missing_pods(fleet, name)
+        if job is not None:
+            planner.check_ahead(fleet, self._hosts, snapshot, request, fleet.store_of_target(name), None)
+            raise TargetMissingError(f"{name} does not exist", job.description)
         return planner.make_plan(fleet, self._hosts, snapshot, request)
 
     def create(self, target: str, run_id: str = "") -> None:
         from midstream.compare.slice_fit import require_fit
         from midstream.compare.subject import of_run_named
+        from midstream.hosts.kubernetes.pod_job import missing_pods
         from midstream.hosts.providers import fleet_slices
-
-        tpu_target = fleet_slices.slice_targets(self._fleet)[target]
 
         def report(line: str) -> None:
             print(printable(line), file=sys.stderr, flush=True)
+
+        job = missing_pods(self._fleet, target)
+        if job is not None:
+            return job.create(report)
+        tpu_target = fleet_slices.slice_targets(self._fleet)[target]
 
         if run_id:
             fleet, hosts = self._fleet, self._hosts

@@ -11,12 +11,14 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from midstream.errors import ConnectionLostError, HostError, UsageError
+from midstream.errors import ConnectionLostError, HostError, MidstreamError, UsageError
 from midstream.fleet.fleet import KubernetesHostConfig, KubernetesTarget
-from midstream.fleet.fleet_file import parse_fleet
+from midstream.fleet.fleet_file import load_fleet, parse_fleet
 from midstream.fleet.job_pods import job_manifest
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.kubernetes.kubernetes_host import KubernetesHost
@@ -24,12 +26,23 @@ from midstream.hosts.kubernetes.pod_job import PodJob
 from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.shell import shell_command
 from midstream.hosts.shell_line import shell_line
+from midstream.json_events import problem_of
+from midstream.migrate.failover import guard_pods
+from midstream.migrate.failover.guard import LOST, Guard
+from midstream.migrate.failover.run_verdict import Verdict
+from midstream.migrate.records.request import Request
 from midstream.remote.machine import checks
 from midstream.remote.runs import run_state
 from midstream.transfer.streams.link import probe
+from midstream.tui.actions import TargetMissingError
+from midstream.tui.fleet_actions import FleetActions
+from midstream.watch.snapshot import RunView
+from midstream.watch.watcher import take_snapshot
+from midstream_engine import records
 from simulators.clusters.kubectl import Cluster, parse_manifest
 from simulators.sshd import Lab
-from support.command_line import SLOWER, TINY, Run, midstream, refused
+from support.command_line import SLOWER, TINY, Run, midstream, refused, start_midstream
+from support.run_directory import RunDirectory, dead_process
 
 pytestmark = [pytest.mark.drawn, pytest.mark.system]
 
@@ -298,6 +311,123 @@ def test_pods_created_for_refused_launch_are_deleted(cluster: Cluster, tmp_path:
     assert cluster.applied() == []
     again = midstream("--fleet", fleet, "--delete", "cell", "--yes")
     refused(again, 1, "not found")
+
+
+def guard_of(
+    file: Path, monkeypatch: pytest.MonkeyPatch, *, agreed: bool, refusal: str = "no room"
+) -> tuple[Guard, list[dict[str, Any]]]:
+    """Return a guard of a run to ``cell`` whose plans are refused, and its events."""
+    fleet, events = load_fleet(file), list[dict[str, Any]]()
+    watch: Any = SimpleNamespace(snapshot=lambda: None)
+    found = Guard(fleet, HostPool(fleet), watch, "r", ["cell"], 1, events.append, agreed)
+
+    def refuse(*_: object) -> None:
+        raise MidstreamError(refusal)
+
+    monkeypatch.setattr(found, "_plan", refuse)
+    return found, events
+
+
+def lost_run() -> tuple[RunView, Verdict]:
+    return RunView("r", "elsewhere", records.Fence(1, "elsewhere"), None, 1, None, False), Verdict(LOST, "it is lost")
+
+
+def test_guard_deletes_pods_of_a_refused_plan(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(TARGET)
+    guard, events = guard_of(file, monkeypatch, agreed=False)
+    with pytest.raises(MidstreamError, match=r"cell: it does not exist, .* job/cell in ml .*--guard with --yes"):
+        guard._migrate(*lost_run())
+    assert cluster.applied() == []
+    guard, events = guard_of(file, monkeypatch, agreed=True)
+    with pytest.raises(MidstreamError, match="cell: no room"):
+        guard._migrate(*lost_run())
+    kinds = [event["kind"] for event in events]
+    assert (kinds[0], kinds[-2:]) == ("creating", ["deleted", "needs you"]), events
+    assert "job/cell in ml, 2 pods of registry.example.org/jax:25, nvidia.com/gpu: 8 each" in events[0]["message"]
+    assert not [problem for event in events if (problem := problem_of(event))]
+    assert cluster.applied() == []
+
+
+def test_guard_does_not_wait_for_pods_without_end(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(TARGET)
+    cluster.set_flag("hold")
+    monkeypatch.setattr(guard_pods, "START_TIMEOUT", 0.0)
+    guard, _ = guard_of(file, monkeypatch, agreed=True)
+    with pytest.raises(MidstreamError, match=r"cell: job/cell in ml: cell-0-x7k2p is Pending, .* after 0 s"):
+        guard._migrate(*lost_run())
+    assert cluster.applied() == []
+
+
+def test_screen_creates_pods_once_migration_is_possible(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "fleet.yaml"
+    run = RunDirectory(tmp_path / "gpu", "r")
+    Path(run.paths.config).write_text("trainer: {train_batch_size: 8, num_train_steps: 100}\n")
+    run.status(1, records.STOPPED, 20, dead_process())
+    run.checkpoint(20)
+    run.fence(1, "gpu")
+    file.write_text(f"hosts: {{gpu: {{type: local, root: {tmp_path}/gpu, devices: 1}}}}\n{TARGET}")
+    fleet = load_fleet(file)
+    hosts = HostPool(fleet)
+    try:
+        actions = FleetActions(fleet, hosts)
+        snapshot = take_snapshot(fleet, hosts)
+        with pytest.raises(UsageError, match="no run 's'"):
+            actions.make_plan(snapshot, Request("s", "cell"))
+        with pytest.raises(TargetMissingError, match="cell does not exist") as caught:
+            actions.make_plan(snapshot, Request("r", "cell"))
+        assert caught.value.price == "job/cell in ml, 2 pods of registry.example.org/jax:25, nvidia.com/gpu: 8 each"
+        assert cluster.applied() == [], "a plan creates nothing"
+        actions.create("cell", "r")
+        assert [each["kind"] for each in cluster.applied()] == ["Job"]
+        with pytest.raises(MidstreamError) as refusal:
+            actions.make_plan(snapshot, Request("r", "cell"))
+        assert not isinstance(refusal.value, TargetMissingError), "the pods are there"
+    finally:
+        hosts.close()
+
+
+@pytest.mark.slow
+def test_guard_creates_pods_and_migrates_to_them(
+    cluster: Cluster, lab: Lab, runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    gpu, volume = lab.host("gpu", devices=2), tmp_path / "volume"
+    fleet = lab.fleet_file(gpu=gpu.config)
+    worker = {"root": str(volume), "devices": 1, "python": sys.executable, "env": dict(lab.local("x", 1).env)}
+    entry = {"type": "kubernetes", "pods": 1, "create": True, "image": "jax:25", "worker": worker}
+    fleet.write_text(fleet.read_text() + f"targets:\n  cell: {json.dumps(entry)}\n")
+    training = (*SLOWER, "--trainer.num_train_steps", "20000", "--trainer.checkpointer.keep", "[{every: 10}]")
+    assert midstream("--fleet", fleet, "--launch", TINY, "--on", "gpu", "--run-id", "r", "--", *training).code == 0
+    source, target = runs(gpu.root, "r"), runs(volume, "r")
+    source.wait(lambda run: bool(run.checkpoints()), "a checkpoint")
+    guard = start_midstream("--fleet", fleet, "--guard", "r", "--to", "cell", "--tries", "1", "--yes", "--json")
+    try:
+        assert guard.stderr is not None
+        assert guard.stdout is not None
+        assert any("guarding r on gpu" in line for line in guard.stderr)
+        assert cluster.applied() == [], "nothing is created before it is needed"
+        source.kill()
+        events: list[dict[str, Any]] = []
+        for line in guard.stdout:
+            events.append(json.loads(line))
+            if events[-1]["kind"] in ("finished", "needs you"):
+                break
+        assert midstream("--fleet", fleet, "--stop", "r").code == 0
+        _, errors = guard.communicate(timeout=120)
+    finally:
+        guard.kill()
+    assert guard.returncode == 0, (errors, events)
+    kinds = [event["kind"] for event in events]
+    assert (kinds[:2], kinds[-2:]) == (["lost", "creating"], ["migrating", "finished"]), (errors, events)
+    assert (target.fence.owner, target.fence.epoch) == ("cell", 2)
+    assert [each["metadata"]["name"] for each in cluster.applied()] == ["cell"]
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def test_guard_restarts_job_on_its_own_cluster(lab: Lab, runs: Callable[..., Run
     run = runs(there, "r")
     run.wait_step(5)
     job = json.loads((Path(run.paths.attempt(1).dir) / "slurm.json").read_text())["job"]
-    words = ["--guard", "r", "--to", "other,cluster", "--guard-lead", "1h", "--tries", "1", "--json"]
+    words = ["--guard", "r", "--to", "cluster,other", "--guard-lead", "1h", "--tries", "1", "--json"]
     guard = start_midstream("--fleet", fleet, *words)
     try:
         events: list[dict] = []
@@ -214,6 +214,81 @@ def test_guard_restarts_job_on_its_own_cluster(lab: Lab, runs: Callable[..., Run
     rows = run.spliced()
     assert sorted(rows) == list(range(len(rows))), "no step is missing"
     assert run.rows(2)[0]["global_step"] == before.step, "no step is repeated"
+
+    # To another target of the same login node it is a migration, which copies nothing.
+    words[3] = "other"
+    guard = start_midstream("--fleet", fleet, *words)
+    try:
+        events = []
+        assert guard.stdout is not None
+        for line in guard.stdout:
+            events.append(json.loads(line))
+            if events[-1].get("kind") == "finished":
+                break
+    finally:
+        guard.kill()
+        _, errors = guard.communicate()
+    assert [event.get("kind") for event in events] == ["lead", "lost", "migrating", "finished"], (events, errors)
+    assert (run.fence.epoch, run.fence.owner, run.attempt) == (2, "other", 3)
+    rows = run.spliced()
+    assert sorted(rows) == list(range(len(rows))), "no step is missing"
+    assert midstream("--fleet", fleet, "--stop", "r").code == 0
+
+
+def test_run_migrates_between_targets_of_one_login_node(
+    lab: Lab, runs: Callable[..., Run], slurm_cluster: SlurmCluster
+) -> None:
+    fleet, _, there = fleet_file(lab, slurm_cluster, cluster=["--nodes=1"], wide=["--nodes=2"])
+    launched = midstream("--fleet", fleet, "--launch", TINY, "--on", "cluster", "--run-id", "r", "--", *TRAINING)
+    assert launched.code == 0, launched.stderr
+    run = runs(there, "r")
+    run.wait_step(5)
+    job = json.loads((Path(run.paths.attempt(1).dir) / "slurm.json").read_text())["job"]
+    words = ["--migrate", "r", "--to", "wide", "--yes", "--certify-steps", "4", "--healthy-steps", "8", "--json"]
+    refused(midstream("--fleet", fleet, *words), 2, "wide has the root of login", "--mode cold")
+    refused(midstream("--fleet", fleet, "--migrate", "r", "--to", "cluster"), 2, "r is already on cluster", "--guard r")
+
+    moved = midstream("--fleet", fleet, *words, "--mode", "cold")
+    assert moved.code == 0, (moved.stdout[-3000:], moved.stderr)
+    assert claims(moved.result) == CERTIFIED
+    [plan] = moved.of("plan")
+    assert plan["route"]["probed"] == "none: source and target read the same directory of login"
+    assert slurm_cluster.wait_state(job, "COMPLETED") == "COMPLETED"
+    status = run.status()
+    assert status is not None
+    assert (status.attempt, status.epoch, status.processes, len(status.devices)) == (2, 2, 2, 4)
+    assert run.fence.owner == "wide"
+    rows = run.spliced()
+    assert sorted(rows) == list(range(len(rows))), "no step is missing"
+    assert run.rows(2)[0]["global_step"] == moved.result["certificate"]["step"], "no step is repeated"
+
+    # Back, and before its healthy steps again to where it came from: its steps on the target are given up.
+    words = ["--migrate", "r", "--to", "cluster", "--mode", "cold", "--yes", "--certify-steps", "4", "--json"]
+    moving = start_midstream("--fleet", fleet, *words, "--healthy-steps", "15000")
+    try:
+        assert moving.stdout is not None
+        migration, certified = "", False
+        for line in moving.stdout:
+            event = json.loads(line)
+            migration = migration or event.get("migration", "") or event.get("identity", {}).get("migration", "")
+            certified = certified or event.get("phase") == "certify"
+            if certified and event.get("phase") == "finish":
+                break
+        sealed = run.fence.sealed_step
+        assert sealed is not None
+        run.wait(lambda run: bool(run.rows(3)) and run.rows(3)[-1]["global_step"] > sealed + 10, "steps on the target")
+        rolled = midstream("--fleet", fleet, "--rollback", migration, "--yes")
+        assert rolled.code in (0, 1), (rolled.stdout, rolled.stderr)
+        moving.communicate(timeout=120)
+    finally:
+        moving.kill()
+    run.wait(lambda run: run.attempt == 4 and (now := run.status()) is not None and now.step > sealed + 5, "trains")
+    status = run.status()
+    assert status is not None
+    assert (run.fence.owner, run.fence.epoch, status.processes) == ("wide", 4, 2)
+    assert run.rows(4)[0]["global_step"] == sealed, "from the sealed step, not from what the target has saved"
+    rows = run.spliced()
+    assert sorted(rows) == list(range(len(rows))), "no step is missing"
     assert midstream("--fleet", fleet, "--stop", "r").code == 0
 
 

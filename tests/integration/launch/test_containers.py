@@ -17,16 +17,17 @@ from midstream.errors import UsageError
 from midstream.fleet.container_config import ContainerConfig
 from midstream.fleet.fleet import Fleet, HostsTarget
 from midstream.fleet.fleet_file import parse_fleet
+from midstream.hosts.containers.container_command import in_container, srun_flags
 from midstream.hosts.host_pool import HostPool
 from midstream.launch import host_group_start
 from midstream.launch.attempt_monitor import kill_ranks, look_at_ranks, stop_run, wait_ranks
-from midstream.launch.container import in_container, srun_flags
 from midstream.launch.errors import LaunchError
 from midstream.launch.install.bundle import build_bundle, install_engine
 from midstream.launch.install.environment import Environment
 from midstream.launch.start_attempt import Attempt, Launch
 from midstream_engine import records
 from simulators.clusters.podman import Podman, podman
+from simulators.object_stores.bucket import BucketServer
 from simulators.sshd import Lab, SshServer, environment
 from support.command_line import SLOWER, TINY, Run, midstream
 from support.engines.stand_in_engine import write_stand_in
@@ -150,6 +151,45 @@ def test_run_migrates_into_container_and_back(lab: Lab, podman: Podman, runs: Ca
     assert sorted(rows) == list(range(len(rows))), "no step is missing"
 
 
+@pytest.mark.slow
+def test_run_in_container_keeps_checkpoints_in_bucket(
+    lab: Lab, podman: Podman, bucket: BucketServer, runs: Callable[..., Run]
+) -> None:
+    """The engine in the container reads and writes the bucket; copies run in it too."""
+    plain, server = lab.host("plain", devices=1), lab.host("boxed", devices=2)
+    server.stop()
+    config = server.directory / "sshd_config"
+    config.write_text(environment(**podman.environment, **bucket.environment) + config.read_text())
+    server.start()
+    boxed = replace(server.config, container=podman.container, store="ours")
+    fleet = lab.fleet_file(plain=plain.config, boxed=replace(boxed, container=None))
+    text = json.dumps(vars(podman.container))
+    fleet.write_text(
+        f"{fleet.read_text()}targets:\n  cell: {{type: hosts, hosts: [boxed], container: {text}}}\n"
+        "stores: {ours: {url: gs://runs/of/ours}}\n"
+    )
+    training = (*SLOWER, "--trainer.num_train_steps", "20000", "--trainer.checkpointer.keep", "[{every: 20}]")
+    assert midstream("--fleet", fleet, "--launch", TINY, "--on", "plain", "--run-id", "r", "--", *training).code == 0
+    source, target = runs(plain.root, "r"), runs(server.root, "r")
+    source.wait_step(5)
+    flags = ("--yes", "--certify-steps", "4", "--healthy-steps", "8", "--json")
+    moved = midstream("--fleet", fleet, "--migrate", "r", "--to", "cell", *flags)
+    assert moved.code == 0, (moved.stdout[-2000:], moved.stderr)
+    assert moved.result["certificate"]["valid"], moved.result
+    sealed = moved.result["certificate"]["checkpoint"]
+    assert bucket.blobs("runs", f"of/ours/runs/r/checkpoints/{sealed}/{records.MANIFEST}")
+    assert target.checkpoints() == [], "its checkpoints are in the bucket alone"
+    target.wait_step(moved.result["certificate"]["step"] + 45, timeout=180)
+    own = [name for name in bucket.blobs("runs", "of/ours/runs/r/checkpoints/") if "-a002/manifest" in name]
+    assert own, "the engine in the container has saved there"
+    moved = midstream("--fleet", fleet, "--migrate", "r", "--to", "plain", *flags)
+    assert moved.code == 0, (moved.stdout[-2000:], moved.stderr)
+    assert moved.result["certificate"]["valid"], moved.result
+    assert podman.running() == []
+    rows = source.spliced()
+    assert sorted(rows) == list(range(len(rows))), "no step is missing"
+
+
 # ------------------------------------------------------------------------------------------ command lines
 
 
@@ -179,6 +219,30 @@ def test_docker_gets_root_mounts_variables_and_user(tmp_path: Path) -> None:
                  "--env=CUDA_VISIBLE_DEVICES", f"--user={os.getuid()}:{os.getgid()}", f"--workdir={directory}",
                  "--shm-size=8g", "--entrypoint="):  # fmt: skip
         assert word in words, word
+
+
+def test_credentials_of_machine_are_mounted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, key = tmp_path / "my home", tmp_path / "key.json"
+    (home / ".aws").mkdir(parents=True)
+    (home / ".config" / "gcloud").mkdir(parents=True)
+    key.write_text("{}")
+    monkeypatch.setenv("HOME", str(home))
+    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "AWS_WEB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.setenv(name, str(key))
+    monkeypatch.delenv("CLOUDSDK_CONFIG", raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    mounted = f"{home}/.config/gcloud"
+    _, *words = recorded(tmp_path, ContainerConfig("jax:25", "docker", [mounted]), COMMAND)
+    assert words.count(f"{key}:{key}:ro") == 1, "two variables name it"
+    assert f"{home}/.aws:{home}/.aws:ro" in words
+    assert f"{mounted}:{mounted}:ro" not in words, "it is mounted already"
+    assert f"AWS_SHARED_CREDENTIALS_FILE={home}/.aws/credentials" in words
+    assert f"AWS_CONFIG_FILE={tmp_path}/none" in words
+    assert f"CLOUDSDK_CONFIG={mounted}" in words
+    assert not any("none:" in word for word in words), "a file that is missing is not mounted"
+    _, *words = recorded(tmp_path, ContainerConfig("/images/jax.sif", "apptainer"), COMMAND)
+    assert words.count(f"{key}:{key}:ro") == 1
+    assert not any("AWS_CONFIG_FILE=" in word for word in words), "it passes the environment and the home on"
 
 
 def test_apptainer_and_enroot_keep_working_directory(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet, KubernetesTarget
 from midstream.fleet.job_pods import job_manifest
 from midstream.headless.confirmation import confirmed
-from midstream.hosts.kubernetes.pod_job import PodJob
+from midstream.hosts.kubernetes.pod_job import PodJob, missing_pods
 from midstream.output import Output
 
 
@@ -21,13 +21,10 @@ def create_pods(fleet: Fleet, options: argparse.Namespace, output: Output) -> No
         MidstreamError: They do not exist, and were not created.
     """
     name = (options.launch and options.on) or (options.migrate and options.to) or ""
-    target = fleet.targets.get(name)
-    if not isinstance(target, KubernetesTarget) or not target.create:
+    job = missing_pods(fleet, name)
+    if job is None:
         return
-    job = PodJob(name, target)
-    if job.exists():
-        return
-    manifest = job_manifest(name, target)
+    manifest = job_manifest(name, job.target)
     output.message(f"midstream: {name} does not exist; it would be created as {job.path}:\n{manifest.rstrip()}")
     if options.dry_run:
         raise UsageError(

@@ -149,6 +149,7 @@ def adopt(
         UsageError: Host or path are invalid.
         MidstreamError: The converter failed; the message is its last line.
     """
+    from midstream.hosts.containers.container_command import in_container
     from midstream.launch.host_group_start import prepare_target
     from midstream.launch.start_attempt import Launch, engine_environment
     from midstream.remote.runs.process_start import with_setup
@@ -163,6 +164,7 @@ def adopt(
     command = [ready.environment.python, "-P", "-m", MODULE, source.path, building]
     command += ["--run-id", run_id, "--root", host.root, *import_flags(options), *(["--", *engine] if engine else [])]
     env = engine_environment(host.root, config, ready.engine.directory, Launch(run_id, source.host), 0)
+    command = in_container(config.container, command, root=host.root, variables=env)
     process = host.open(with_setup(command, config.setup), env=env)
     try:
         code = _follow(process, output)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from midstream.counts import count
 from midstream.errors import HostError
-from midstream.fleet.fleet import KubernetesTarget, LocalHostConfig
+from midstream.fleet.fleet import Fleet, KubernetesTarget, LocalHostConfig
 from midstream.fleet.job_pods import OWNER, job_manifest
 from midstream.hosts.host import Completed
 from midstream.hosts.kubernetes.kubernetes_host import kubectl_words, list_pods
@@ -15,6 +16,18 @@ from midstream.hosts.local_host import LocalHost
 COMMAND_TIMEOUT = 60.0  # seconds
 DELETE_TIMEOUT = 600.0  # seconds for the pods to end
 POLL_INTERVAL = 1.0  # seconds
+
+
+def missing_pods(fleet: Fleet, name: str) -> PodJob | None:
+    """Return the job that would have to be created for target ``name``; None where there is nothing to create.
+
+    HostError where its cluster does not answer.
+    """
+    target = fleet.targets.get(name)
+    if not isinstance(target, KubernetesTarget) or not target.create:
+        return None
+    job = PodJob(name, target)
+    return None if job.exists() else job
 
 
 class PodJob:
@@ -31,17 +44,28 @@ class PodJob:
         place = f" in {self.target.namespace}" if self.target.namespace else ""
         return f"{self.target.kind}/{self.target.name or self.name}{place}"
 
+    @property
+    def description(self) -> str:
+        """What is created: ``job/cell, 2 pods of IMAGE, nvidia.com/gpu: 8 each``."""
+        target = self.target
+        limits = "".join(f", {name}: {value} each" for name, value in target.resources.items())
+        return f"{self.path}, {count(target.pods, 'pod')} of {target.manifest or target.image}{limits}"
+
     def exists(self) -> bool:
         """Return whether the cluster has it. HostError where the cluster does not answer."""
         return bool(self._run("get", *self._named(), "--ignore-not-found", "--output=name").stdout.strip())
 
-    def create(self, progress: Callable[[str], None]) -> None:
+    def create(self, progress: Callable[[str], None], timeout: float | None = None) -> None:
         """Create the job, and wait until all of its pods run.
 
         Where that fails, what was created is deleted.
 
+        Args:
+            progress: Receives the states of the pods.
+            timeout: Seconds for the pods to run; None: an interrupt alone ends the wait.
+
         Raises:
-            HostError: The cluster refuses it, or a pod has failed.
+            HostError: The cluster refuses it, a pod has failed, or ``timeout`` has passed.
         """
         manifest = job_manifest(self.name, self.target)
         try:
@@ -51,7 +75,7 @@ class PodJob:
                 self.delete(progress)
             raise
         try:
-            self._wait_running(progress)
+            self._wait_running(progress, timeout)
         except BaseException:  # also an interrupt: nobody would use the pods
             self.delete(progress)
             raise
@@ -72,11 +96,9 @@ class PodJob:
     def _named(self) -> list[str]:
         return [self.target.kind, self.target.name or self.name]
 
-    def _wait_running(self, progress: Callable[[str], None]) -> None:
-        """Wait until all pods run.
-
-        The queue of the cluster has no limit: an interrupt ends the wait.
-        """
+    def _wait_running(self, progress: Callable[[str], None], timeout: float | None) -> None:
+        """Wait until all pods run. The queue of the cluster has no limit of its own."""
+        end = None if timeout is None else time.monotonic() + timeout
         selector, said = f"{OWNER[self.target.kind]}={self.target.name or self.name}", ""
         while True:
             pods = list_pods(self._run("get", "pods", f"--selector={selector}", "--output=json").stdout)
@@ -89,6 +111,10 @@ class PodJob:
             if phases != said:
                 progress(f"{self.path}: {phases}")
                 said = phases
+            if end is not None and time.monotonic() > end:
+                raise HostError(
+                    f"{self.path}: {phases} after {timeout:.0f} s", f"kubectl describe {'/'.join(self._named())}"
+                )
             time.sleep(POLL_INTERVAL)
 
     def _run(self, *words: str, stdin: bytes = b"", timeout: float = COMMAND_TIMEOUT) -> Completed:

@@ -14,24 +14,20 @@ from midstream.bundled_files import shipped
 from midstream.errors import RemoteError
 from midstream.fleet.container_config import ContainerConfig
 from midstream.fleet.fleet import HostConfig, LocalHostConfig
+from midstream.hosts.containers.container_host import IMAGE_PYTHON, engine_host
 from midstream.hosts.host import Host
 from midstream.hosts.rpc.remote_program import run_program
 from midstream.hosts.rpc.report_types import BUILD, Building, OutputLine, Problem
-from midstream.hosts.rpc.result_checks import HINT, printed_value
-from midstream.launch.container import in_container
+from midstream.hosts.rpc.result_checks import HINT
 from midstream.launch.errors import LaunchError
 from midstream.launch.install.install_progress import InstallProgress, read_sizes, wheel_sizes
 from midstream.launch.install.interpreter import bring_python
+from midstream.launch.install.package_check import MINIMUM, fault_of, import_packages, package_fault
 from midstream.launch.install.variant import Variant, choose_variant
 from midstream.launch.install.wheelhouse import collect_wheels, glibc_version, send_wheels
 from midstream.launch.reporter import Reporter, reporter_of
 from midstream.remote.machine import checks, environments
-from midstream.remote.runs.process_start import with_setup
-from midstream.remote.shapes import Text
 from midstream_engine.object_store.urls import GCS, S3
-
-MINIMUM = (3, 11)
-IMAGE_PYTHON = "python3"  # interpreter of an image, unless python: names another
 
 MODULES = (
     "draccus",
@@ -50,19 +46,7 @@ MODULES = (
 )
 SIZES = "locks/sizes.json"
 BUCKETS = {GCS: "google.cloud.storage", S3: "botocore"}  # if the host's checkpoints are in a bucket
-IMPORT_TIMEOUT = 300.0  # seconds that the engine's packages may take to import: cold, from a shared disk
 SEARCH_TIMEOUT = 120.0  # seconds that a host may take to find its interpreters
-
-_CHECK = """
-import importlib, json, sys
-missing = []
-for name in sys.argv[1:]:
-    try:
-        importlib.import_module(name)
-    except Exception as error:
-        missing.append([name, f"{type(error).__name__}: {error}"])
-print(json.dumps({"version": list(sys.version_info[:3]), "missing": missing}))
-"""
 
 
 @dataclass(frozen=True)
@@ -71,14 +55,6 @@ class Environment:
 
     python: str
     how: str
-
-
-@dataclass(frozen=True)
-class _Imported:
-    """Output of `_CHECK`: interpreter version, and (module, error) of failed imports."""
-
-    version: list[int]
-    missing: list[tuple[Text, Text]]
 
 
 @dataclass(frozen=True)
@@ -113,10 +89,9 @@ def prepare_environment(
 ) -> Environment:
     """Find or build an interpreter on ``host`` that imports ``modules``.
 
-    In a container it is the image's. Else, in this order: the fleet file's ``python:``; on this machine midstream's
-    own interpreter, if it has the packages; ``<root>/envs/<hash of lock and interpreter>/``, built from the lock file
-    of the host's variant, with uv if the host
-    has it. If the host's Python is too old, one is installed there.
+    In this order: the fleet file's ``python:``; in a container the image's ``python3``, on this machine midstream's own
+    interpreter, if it has the packages; ``<root>/envs/<hash of lock and interpreter>/``, built from the lock file of
+    the host's variant, with uv if the host, or the image, has it. If its Python is too old, one is installed there.
 
     Args:
         host: The host.
@@ -134,9 +109,11 @@ def prepare_environment(
         schemes = [each for each in BUCKETS if config.store.startswith(each)] or list(BUCKETS)
         modules = [*modules, *(BUCKETS[each] for each in schemes)]
     if config.container is not None:
-        return _in_image(host, config, config.container, modules)
-    if config.python:
-        wrong = _wrong(host, config, config.python, modules)
+        ready = _in_image(host, config, config.container, modules, progress)
+        if ready is not None:
+            return ready
+    elif config.python:
+        wrong = package_fault(host, config, config.python, modules)
         if wrong:
             raise LaunchError(
                 f"{host.name}: python: {config.python}: {wrong}",
@@ -145,7 +122,8 @@ def prepare_environment(
         return Environment(config.python, "named in the fleet file")
     variant = host_variant(host, config) if lock is None else None
     plugin = [variant.plugin] if variant is not None and variant.plugin else []
-    if isinstance(config, LocalHostConfig) and not _wrong(host, config, sys.executable, [*modules, *plugin]):
+    own = isinstance(config, LocalHostConfig) and config.container is None
+    if own and not package_fault(host, config, sys.executable, [*modules, *plugin]):
         return Environment(sys.executable, "midstream's own")
     if variant is not None and progress is not None:
         progress(f"{host.name}: packages for {variant.name} ({variant.why})")
@@ -154,24 +132,42 @@ def prepare_environment(
     return build_environment(host, config, reporter_of(progress), text, modules, cancel)
 
 
-def _in_image(host: Host, config: HostConfig, container: ContainerConfig, modules: Sequence[str]) -> Environment:
-    """Check the interpreter of an image.
+def _in_image(
+    host: Host,
+    config: HostConfig,
+    container: ContainerConfig,
+    modules: Sequence[str],
+    progress: Callable[[str], None] | None,
+) -> Environment | None:
+    """Return the interpreter of an image if it imports ``modules``.
+
+    None where packages are missing, or it is too old, and ``python:`` does not name it: an environment is built then.
 
     Raises:
-        LaunchError: It does not import ``modules``.
+        LaunchError: It does not start, or ``python:`` names it and it does not import ``modules``.
     """
     python = config.python or IMAGE_PYTHON
     how = f"in the {container.runtime} container {container.image}"
     if container.runtime == "pyxis":  # srun starts it, on the compute nodes alone
         return Environment(python, f"{how}, not checked before the job starts")
-    wrong = _wrong(host, config, python, modules)
-    if wrong:
+    answer = import_packages(host, config, python, modules)
+    wrong = fault_of(host, answer)
+    if not wrong:
+        return Environment(python, how)
+    if answer.code:
         raise LaunchError(
             f"{host.name}: {python} {how}: {wrong}",
-            f"an image with the packages of locks/engine-cpu.txt or another lock; python: of {host.name} names its "
-            "interpreter",
+            f"an image with Python 3.8 or newer; python: of {host.name} names its interpreter",
         )
-    return Environment(python, how)
+    if config.python:
+        raise LaunchError(
+            f"{host.name}: {python} {how}: {wrong}",
+            "an image with the packages of locks/engine-cpu.txt or another lock, or leave python: out to have an "
+            "environment built",
+        )
+    if progress is not None:
+        progress(f"{host.name}: {python} {how}: {wrong}: it gets an environment of its own")
+    return None
 
 
 def builds_environment(config: HostConfig) -> bool:
@@ -181,8 +177,10 @@ def builds_environment(config: HostConfig) -> bool:
 
     None is built if the host has ``python:``, or is this machine and midstream's environment has the engine's packages.
     """
-    own = isinstance(config, LocalHostConfig) and all(importlib.util.find_spec(name) is not None for name in MODULES)
-    return not config.python and not own and config.container is None
+    if config.python or (config.container is not None and config.container.runtime == "pyxis"):
+        return False
+    own = isinstance(config, LocalHostConfig) and config.container is None
+    return not own or any(importlib.util.find_spec(name) is None for name in MODULES)
 
 
 @dataclass(frozen=True)
@@ -203,6 +201,8 @@ def environment_needs(host: Host, config: HostConfig) -> EnvironmentNeeds:
     try:
         lock = host_variant(host, config).lock
     except LaunchError:
+        return EnvironmentNeeds(None, 0)
+    if config.container is not None:  # the image may have the packages: starting it would take seconds
         return EnvironmentNeeds(None, 0)
     download = sum(wheel_sizes(lock, read_sizes(shipped(SIZES))).values())
     if not host.remote_python:
@@ -255,12 +255,13 @@ def _interpreters(host: Host, also: Sequence[str] = ()) -> environments.Interpre
     return found
 
 
-def environment_name(lock: str, version: str, machine: str) -> str:
+def environment_name(lock: str, version: str, machine: str, image: str = "") -> str:
     """Return the environment's name.
 
-    Machines that share a root have the same name only for the same environment.
+    Machines that share a root have the same name only for the same environment. An environment of an ``image`` begins
+    with that image's interpreter, so each has its own.
     """
-    return hashlib.sha256("\0".join((lock, version, machine)).encode()).hexdigest()[:16]
+    return hashlib.sha256("\0".join((lock, version, machine, *([image] if image else []))).encode()).hexdigest()[:16]
 
 
 def build_environment(
@@ -275,7 +276,7 @@ def build_environment(
 ) -> Environment:
     """Build the environment of a lock on ``host``, if it is not there, and return it.
 
-    Errors as of `prepare_environment`.
+    It is built in the host's container, where there is one. Errors as of `prepare_environment`.
 
     Args:
         host: The host.
@@ -287,13 +288,19 @@ def build_environment(
         hashed: Every package of the lock has its hash; without, the installer resolves what the packages
             need too.
     """
-    found = find_python(host, config, report)
-    name = environment_name(lock, found.version, found.machine)
-    ready = host.call(environments.ready)(root=host.root, name=name)
+    if config.container is not None and config.container.runtime == "pyxis":
+        raise LaunchError(
+            f"{host.name}: no environment is built in {config.container.image}: pyxis starts it with the job",
+            "an image with the packages; python: names its interpreter",
+        )
+    inside, image = engine_host(host, config), "" if config.container is None else config.container.image
+    found = find_python(inside, config, report)
+    name = environment_name(lock, found.version, found.machine, image)
+    ready = inside.call(environments.ready)(root=host.root, name=name)
     if ready is None:
         wheels = None
         if config.wheelhouse:
-            glibc = glibc_version(host.call(checks.facts)(root=host.root).libc) or (2, 28)
+            glibc = glibc_version(inside.call(checks.facts)(root=host.root).libc) or (2, 28)
             collected = collect_wheels(
                 lock,
                 Path(config.wheelhouse).expanduser(),
@@ -303,7 +310,7 @@ def build_environment(
                 progress=report,
             )
             wheels = send_wheels(host, lock, collected, report)
-        building = run_program(host, BUILD, cancel)(
+        building = run_program(inside, BUILD, cancel)(
             root=host.root,
             name=name,
             lock=lock,
@@ -317,10 +324,11 @@ def build_environment(
             ready = _built(host.name, lines, InstallProgress(lock, read_sizes(shipped(SIZES))), report)
         if ready is None:
             raise LaunchError(f"{host.name}: building the engine's environment ended without a result", "try again")
-    wrong = _wrong(host, config, ready.python, modules) if modules else ""
+    wrong = package_fault(host, config, ready.python, modules) if modules else ""
     if wrong:
         raise LaunchError(f"{host.name}: {ready.python}: {wrong}", f"remove {host.root}/envs/{name} and try again")
-    return Environment(ready.python, f"built from the lock with {ready.how}")
+    where = f" in the {config.container.runtime} container {image}" if config.container is not None else ""
+    return Environment(ready.python, f"built from the lock with {ready.how}{where}")
 
 
 def _built(
@@ -354,44 +362,3 @@ def _built(
     finally:
         report.end(host)
     return ready
-
-
-def missing_modules(host: Host, config: HostConfig, python: str, modules: Sequence[str]) -> list[str]:
-    """Return those of ``modules`` that ``python`` cannot import.
-
-    The list is empty if ``python`` cannot be started.
-    """
-    answer = _import(host, config, python, modules)
-    if answer.code:
-        return []
-    return [name for name, _ in _imported(host, answer.output).missing]
-
-
-def _import(host: Host, config: HostConfig, python: str, modules: Sequence[str]) -> environments.CommandResult:
-    # The variables may be secret: they are sent over stdin, not in a command line.
-    env = {**config.env, "JAX_PLATFORMS": "cpu", "PYTHONSAFEPATH": "1"}
-    argv = in_container(config.container, [python, "-c", _CHECK, *modules], root=host.root, variables=env)
-    return host.call(environments.run_command, timeout=IMPORT_TIMEOUT)(argv=with_setup(argv, config.setup), env=env)
-
-
-def _wrong(host: Host, config: HostConfig, python: str, modules: Sequence[str]) -> str:
-    """Return why the engine does not run with ``python``; empty if it does.
-
-    The reason is one line.
-    """
-    answer = _import(host, config, python, modules)
-    if answer.code:
-        return answer.error or f"ends with {answer.code}"
-    found = _imported(host, answer.output)
-    if tuple(found.version) < MINIMUM:
-        version, minimum = (".".join(map(str, each)) for each in (found.version, MINIMUM))
-        return f"is Python {version}, the engine needs {minimum} or newer"
-    if found.missing:
-        names = ", ".join(name for name, _ in found.missing)
-        return f"cannot import {names} ({found.missing[0][1]})"
-    return ""
-
-
-def _imported(host: Host, output: str) -> _Imported:
-    lines = output.strip().splitlines()
-    return printed_value(host.name, "the check of the engine's packages", _Imported, lines[-1] if lines else "")

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from midstream.fleet.fleet import HostConfig
+from midstream.hosts.containers.container_command import in_container
 from midstream.hosts.host import Host
 from midstream.launch.errors import LaunchError
-from midstream.launch.install.environment import IMPORT_TIMEOUT, Environment, build_environment
+from midstream.launch.install.environment import Environment, build_environment
+from midstream.launch.install.package_check import IMPORT_TIMEOUT
 from midstream.launch.reporter import reporter_of
 from midstream.remote.machine import environments
 from midstream.remote.runs.process_start import with_setup
@@ -25,7 +27,7 @@ def prepare_trainer_environment(
     """Find or build the interpreter that starts the run's trainer on ``host``.
 
     In this order: the run file's interpreter; an environment of its requirements, built where it is missing;
-    ``python:`` of the host in the fleet file.
+    ``python:`` of the host in the fleet file. In a container, all of them are those of its image.
 
     Raises:
         LaunchError: There is none, or it does not start.
@@ -41,8 +43,9 @@ def prepare_trainer_environment(
             "environment: {python: PATH} or {requirements: FILE} in the run file, or python: of "
             f"{host.name} in the fleet file",
         )
+    command = in_container(config.container, [python, "-c", _VERSION], root=host.root, variables=config.env)
     answer = host.call(environments.run_command, timeout=IMPORT_TIMEOUT)(
-        argv=with_setup([python, "-c", _VERSION], config.setup), env=dict(config.env)
+        argv=with_setup(command, config.setup), env=dict(config.env)
     )
     if answer.code:
         raise LaunchError(

@@ -29,7 +29,7 @@ from midstream.hosts.providers import fleet_slices
 from midstream.hosts.providers.provider import SliceStatus
 from midstream.launch.attempt_monitor import look_at_ranks, ranks_of
 from midstream.migrate.execution import migration_process
-from midstream.migrate.failover import job_restart
+from midstream.migrate.failover import guard_pods, job_restart
 from midstream.migrate.failover.run_verdict import (
     ENDED,
     FAILED,
@@ -46,6 +46,7 @@ from midstream.migrate.journal.migration_directory import list_migrations
 from midstream.migrate.notifications import notify
 from midstream.migrate.planning import planner as planning
 from midstream.migrate.planning import preflight
+from midstream.migrate.planning.source_run import shares_root
 from midstream.migrate.records import migration_state
 from midstream.migrate.records.modes import COLD, WARM
 from midstream.migrate.records.plan import Plan
@@ -217,16 +218,18 @@ class Guard:
                     except MidstreamError as error:  # HostError too
                         refused.append(f"{target}: {error}")
                 continue
-            if not store and run.host in self.fleet.hosts_of(target):
-                if self.fleet.target(target).slurm is not None:
-                    refused.append(f"{target}: it has the root of {run.host}, where the run is")
+            shared = shares_root(self.fleet, run, target)
+            if not store and not shared and run.host in self.fleet.hosts_of(target):
                 continue
             if self.tries < 1:
                 continue
+            pods = None
             try:
+                pods = guard_pods.create(self.fleet, target, self.agreed, self._report_pods)
                 plan = self._plan(self._request(run, verdict, target, store), store)
             except (HostError, MidstreamError) as error:
                 refused.append(f"{target}: {error}")
+                guard_pods.delete(pods, self._report_pods)
                 continue
             self.tries -= 1
             migration = migration_process.start(self.fleet, plan)
@@ -241,6 +244,8 @@ class Guard:
                         )
                         return
                     refused.append(f"{target}: {event.message}")
+                    if not self._has_open_migration():
+                        guard_pods.delete(pods, self._report_pods)
             if (
                 verdict.kind == TERMINATING
                 and fleet_slices.host_slice_status(self.fleet, run.host)[0] == SliceStatus.PREEMPTED
@@ -281,7 +286,8 @@ class Guard:
             MidstreamError: No host has a copy of the run.
         """
         if verdict.kind == TERMINATING:
-            return Request(self.run_id, target, mode=WARM)
+            mode = COLD if shares_root(self.fleet, run, target) else WARM
+            return Request(self.run_id, target, mode=mode)
         request = Request(self.run_id, target, mode=COLD, checkpoint="latest")
         if not store:
             return request
@@ -361,6 +367,9 @@ class Guard:
         skew = host.machine.clock_skew if host is not None and host.machine is not None else 0.0
         for symptom in symptoms(run, time.time() + skew):
             self._report_once(symptom.kind, f"{run.run_id} on {run.host}: {symptom.message}", once=symptom.kind)
+
+    def _report_pods(self, kind: str, target: str, message: str) -> None:
+        self.report({"event": "guard", "kind": kind, "run": self.run_id, "to": target, "message": message})
 
     def _report_lead(self, message: str) -> None:
         self.report({"event": "guard", "kind": "lead", "run": self.run_id, "message": message})

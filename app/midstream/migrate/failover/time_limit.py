@@ -18,7 +18,8 @@ from midstream.launch.slurm_job import seconds_to_save
 from midstream.migrate.duration.stages import Durations, known_seconds, total_text, unknown_stages
 from midstream.migrate.failover import job_restart
 from midstream.migrate.planning import planner
-from midstream.migrate.records.modes import WARM
+from midstream.migrate.planning.source_run import shares_root
+from midstream.migrate.records.modes import COLD, WARM
 from midstream.migrate.records.request import Request
 from midstream.output import duration
 from midstream.remote.runs.slurm import JobState
@@ -103,7 +104,7 @@ class TimeLimit:
             try:
                 if job_restart.is_own_target(self.fleet, run, name):
                     found.append(restart_lead(name, job_restart.stop_seconds(run), saves))
-                elif run.host not in self.fleet.hosts_of(name):
+                elif shares_root(self.fleet, run, name) or run.host not in self.fleet.hosts_of(name):
                     found.append(self._migration_lead(snapshot, run, name, saves))
             except MidstreamError as error:  # HostError too
                 problems.append(f"{name}: {error}")
@@ -113,9 +114,11 @@ class TimeLimit:
         return Lead(UNPLANNED, f"no migration can be estimated now{why}", planned=False)
 
     def _migration_lead(self, snapshot: Snapshot, run: RunView, name: str, saves: float) -> Lead:
-        plan = planner.make_plan(self.fleet, self.hosts, snapshot, Request(run.run_id, name, mode=WARM))
         target, queue = self.fleet.target(name), 0.0
-        if target.slurm is not None:
+        shared = shares_root(self.fleet, run, name)
+        request = Request(run.run_id, name, mode=COLD if shared else WARM)
+        plan = planner.make_plan(self.fleet, self.hosts, snapshot, request)
+        if target.slurm is not None and not shared:  # the job is submitted once the run has stopped
             allocation = query_allocation(self.hosts.get(target.slurm.host), name, target.slurm)
             queue = max(0.0, allocation.starts - time.time())
         return migration_lead(name, plan.estimate.duration, saves, queue)

@@ -84,6 +84,8 @@ class Relaunch:
 
     def _start_or_adopt(self, migration: Migration, sealed: Sealed) -> int:
         plan, target = migration.plan, migration.target
+        if migration.source is target:  # in one run directory, one attempt runs at a time
+            migration.source_group.wait_exited(sealed.attempt)
         migration.target_group.put_fence(sealed.fence, plan.migration)
         number = _present_attempt(migration)
         if number is not None:

@@ -40,7 +40,7 @@ from midstream.migrate.records.json_values import section
 from midstream.migrate.records.modes import COLD
 from midstream.migrate.records.plan import NO_ROUTE, Change, Estimate, Identity, Plan, Policy, Route, Shape
 from midstream.migrate.records.request import Request
-from midstream.migrate.source_and_target.checkpoint_store import CheckpointStore, copy_route, same_bucket
+from midstream.migrate.source_and_target.checkpoint_store import CheckpointStore, copy_route, same_store
 from midstream.output import duration
 from midstream.watch.snapshot import Accelerator, CheckpointView, HostView, RunView, Snapshot
 from midstream_engine import records
@@ -232,7 +232,7 @@ def estimate(fleet: Fleet, request: Request, ends: Ends, contents: Contents, sha
         checkpoint_bytes=size,
         data_bytes=contents.data_bytes,
         copies_checkpoint=contents.checkpoint is not None,
-        shared_store=same_bucket(ends.source_store, ends.target_store),
+        shared_store=same_store(ends.source_store, ends.target_store),
         further_hosts=len(ends.data_hosts) - 1,
         environment_ready=needs.ready,
         steps_compared=min(request.certify_steps, lost),
@@ -366,9 +366,11 @@ def _queue_warnings(request: Request, ends: Ends) -> tuple[str, ...]:
     lines = [f"{described}, as its flags of sbatch request; it is checked when the allocation starts"]
     if request.mode == COLD:
         wait = max(0.0, ends.allocation.starts - time.time())
+        shared = ends.source is ends.destinations[0]
+        other = "" if shared else "; --mode warm waits while the source trains"
         lines.append(
             f"a cold migration stops the run before the job is submitted: while it waits in the queue (SLURM expects "
-            f"{duration(wait)} now) nothing trains; --mode warm waits while the source trains"
+            f"{duration(wait)} now) nothing trains{other}"
         )
     return tuple(lines)
 

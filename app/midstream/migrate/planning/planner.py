@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from midstream.errors import UsageError
-from midstream.fleet.fleet import Fleet
+from midstream.fleet.fleet import Fleet, Target
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.engine_flags import engine_flags, keep_name
 from midstream.launch.slurm_allocation import device_kind, query_allocation, requested_devices
@@ -61,7 +61,10 @@ def _find_ends(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Reque
                 "write an absolute path in the fleet file: a migration runs in a process of its own",
             )
     returns = request.source_lost and target.hosts == (run.host,)  # to the host of an older copy, see `_check_return`
-    if run.host in target.hosts and not returns:
+    shared = not request.source_lost and source_run.shares_root(fleet, run, target.name)
+    if shared:
+        _check_shared_root(request, run, target)
+    if run.host in target.hosts and not (returns or shared):
         raise UsageError(f"run {run.run_id} is already on {run.host}", "choose another target")
     source, destinations = hosts.get(run.host), tuple(hosts.get(name) for name in target.hosts)
     destination = destinations[0]
@@ -69,7 +72,7 @@ def _find_ends(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Reque
         raise UsageError(
             f"run {run.run_id} on {run.host} has never started", f"midstream --launch CONFIG --on {target.name}"
         )
-    source_hosts = hosts_of_run(fleet, source, run, replace(target, hosts=()) if returns else target)
+    source_hosts = hosts_of_run(fleet, source, run, replace(target, hosts=()) if returns or shared else target)
     processes = len(target.hosts) if requested is None else requested.processes
     if request.mode == LIVE and len(source_hosts) + processes > 2:
         raise UsageError(
@@ -102,6 +105,24 @@ def _read_source(request: Request, ends: Ends, config: dict[str, Any]) -> Conten
     data_bytes = host_files.missing_data(source, ends.data_hosts, digests)
     arrays, size = (manifest.array_entries, manifest.size) if manifest else ((), ends.status.state_bytes)
     return Contents(config, consent, checkpoint, newest, arrays, size, digests, data_bytes)
+
+
+def _check_shared_root(request: Request, run: RunView, target: Target) -> None:
+    """Check that a run may go to an allocation whose login node has it.
+
+    Source and target have one run directory, in which one attempt runs at a time, so the mode is cold.
+
+    Raises:
+        UsageError: The run is a job of this very target, or another mode is requested.
+    """
+    if run.fence is not None and run.fence.owner == target.name:
+        raise UsageError(
+            f"run {run.run_id} is already on {target.name}",
+            f"midstream --guard {run.run_id} --to {target.name} restarts it there before its time limit",
+        )
+    if request.mode != COLD:
+        what = f"{target.name} has the root of {run.host}, where {run.run_id} trains, so that no standby can run there"
+        raise UsageError(what, "--mode cold saves and stops the run, then submits its next job; nothing is copied")
 
 
 def _check_return(request: Request, run: RunView, here: CheckpointStore) -> None:

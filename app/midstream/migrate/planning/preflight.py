@@ -59,7 +59,7 @@ def run_checks(fleet: Fleet, hosts: HostPool, plan: Plan) -> Iterator[Check]:
     yield from _targets(fleet, targets, there, plan)
     yield _route(here, there, source, target, plan)
     own = targets[:1] if fleet.target(plan.target).shared_root else targets
-    yield from _fit(source, here, own, plan)
+    yield from _fit(fleet, source, here, own, plan)
 
 
 def import_checks(fleet: Fleet, hosts: HostPool, plan: Plan) -> Iterator[Check]:
@@ -187,11 +187,12 @@ def _source(source: Host, described: run_state.RunDescription, plan: Plan) -> It
 
 
 def _target(target: Host, plan: Plan, fleet: Fleet, survey: Survey) -> Iterator[Check]:
-    config = fleet.hosts[target.name]
+    config = fleet.config_of(fleet.target(plan.target), target.name)
     if plan.trainer is None:
         yield check_packages(target.name, config, survey)
         yield check_python(target, config, survey)
-        yield check_libc(target.name, survey.facts.libc)
+        if config.container is None:
+            yield check_libc(target.name, survey.facts.libc)
     copies = (
         2 if plan.has_standby and plan.checkpoint == "now" else 1
     )  # the second is an earlier checkpoint, for the rehearsal
@@ -238,6 +239,8 @@ def _occupied(target: Host, plan: Plan) -> Iterator[Check]:
             continue
         if not attempt:
             continue
+        if run_id == plan.run_id and plan.source == plan.target_host:
+            continue  # the source's own attempt: both have one run directory
         if run_id == plan.run_id:
             yield _in_the_way(target, run_id, attempt)
             return
@@ -300,11 +303,12 @@ def check_data(source: Host, targets: Sequence[Host], plan: Plan) -> Iterator[Ch
             yield Check("data", FAIL, f"{name} is on neither host", f"copy or build it in {where}")
 
 
-def _fit(source: Host, here: CheckpointStore, targets: Sequence[Host], plan: Plan) -> Iterator[Check]:
+def _fit(fleet: Fleet, source: Host, here: CheckpointStore, targets: Sequence[Host], plan: Plan) -> Iterator[Check]:
     yield from check_data(source, targets, plan)
     if plan.trainer is not None:
         for target in targets:
-            yield from trainer_checks.check(target, plan)
+            config = fleet.config_of(fleet.target(plan.target), target.name)
+            yield from trainer_checks.check(target, config, plan)
         return
     try:
         # Listed and read in one call: a training run replaces one checkpoint by the next.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from midstream.errors import Exit, HostError, MidstreamError, UsageError
-from midstream.fleet.fleet import Fleet
+from midstream.fleet.fleet import Fleet, SlurmTarget
 from midstream.hosts.host import Host
 from midstream.migrate.records.modes import LIVE
 from midstream.migrate.records.request import Request
@@ -41,6 +41,15 @@ def find_run(fleet: Fleet, snapshot: Snapshot, request: Request) -> RunView:
     if not request.source_lost:
         _check_owner(fleet, snapshot, run)
     return run
+
+
+def shares_root(fleet: Fleet, run: RunView, target: str) -> bool:
+    """Return whether the run is in the root of the login node of ``target``, an allocation.
+
+    Source and target then have one run directory.
+    """
+    config = fleet.targets.get(target)
+    return isinstance(config, SlurmTarget) and config.host == run.host
 
 
 def _owned(fleet: Fleet, copies: Sequence[RunView]) -> RunView:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from midstream.check.check_result import FAIL, PASS, WARN, Check
+from midstream.fleet.fleet import HostConfig
 from midstream.hosts.host import Host
 from midstream.migrate.records.plan import Plan
 from midstream.remote.machine import environments
@@ -16,12 +17,15 @@ from midstream_engine.foreign.run_file import YES
 IMPORT_TIMEOUT = 60.0  # seconds
 
 
-def check(target: Host, plan: Plan) -> Iterator[Check]:
+def check(target: Host, config: HostConfig, plan: Plan) -> Iterator[Check]:
     """Check the target's environment; report what the trainer's checkpoints lack."""
     assert plan.trainer is not None
     run = plan.trainer.run_file
     if run.environment.requirements:
         yield Check("environment", PASS, "built from the run file's requirements, where it is missing")
+    elif run.environment.python and config.container is not None:
+        image = config.container.image
+        yield Check("environment", PASS, f"{run.environment.python} in the container {image}, which is started later")
     elif run.environment.python:
         python = run.environment.python
         answer = target.call(environments.run_command, timeout=IMPORT_TIMEOUT)(argv=[python, "-c", "0"], env={})

@@ -265,14 +265,21 @@ def same_bucket(here: CheckpointStore, there: CheckpointStore) -> bool:
     return bool(here.store) and here.store == there.store
 
 
+def same_store(here: CheckpointStore, there: CheckpointStore) -> bool:
+    """Return whether both are the same bucket, or the same directory of one host."""
+    if isinstance(here, DirectoryStore) and isinstance(there, DirectoryStore):
+        return here.host is there.host
+    return same_bucket(here, there)
+
+
 def copy_route(here: CheckpointStore, there: CheckpointStore, source: Host, target: Host) -> str:
     """Describe the route of a checkpoint's bytes, for a plan.
 
     Raises:
         HostError: There is no route.
     """
-    if same_bucket(here, there):
-        return f"none: source and target read {here.store}"
+    if same_store(here, there):
+        return f"none: source and target read {here.store or f'the same directory of {source.name}'}"
     between = bool(here.store and there.store)  # two buckets: neither needs a host
     ends = here.endpoint("x", None if between else target).host, there.endpoint("x", None if between else source).host
     return probe(*ends).text(ends[0].name, ends[1].name)

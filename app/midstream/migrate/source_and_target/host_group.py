@@ -15,7 +15,8 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from midstream.counts import count
 from midstream.errors import HostError, MidstreamError, UsageError
-from midstream.fleet.fleet import Fleet, Target
+from midstream.fleet.fleet import Fleet, HostConfig, Target
+from midstream.hosts.containers.container_host import engine_host
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.rpc.answer_limits import decode_file
@@ -93,7 +94,17 @@ class HostGroup:
         """Interpreter on the first host with the engine's packages; empty if unknown."""
         if self._prepared is not None:
             return self._prepared[self.target.hosts[0]].environment.python
-        return self._hosts.fleet.hosts[self.target.hosts[0]].python or ""
+        return self._config.python or ""
+
+    @property
+    def bucket_client_host(self) -> Host:
+        """The first host, as one that has the client of a bucket: in a container, that of its image."""
+        return engine_host(self.first, self._config, self.python)
+
+    @property
+    def _config(self) -> HostConfig:
+        """The first host's entry of the fleet file."""
+        return self._hosts.fleet.config_of(self.target, self.target.hosts[0])
 
     @property
     def paths(self) -> records.RunPaths:

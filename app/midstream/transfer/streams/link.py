@@ -129,7 +129,7 @@ def probe(source: Host, target: Host, settings: CopySettings | None = None) -> L
 
 def _probe_bucket(bucket: BucketHost, other: Host) -> Link:
     """Return the link between a bucket and the host at the other end."""
-    if bucket.via is not None and bucket.via is other:
+    if bucket.via is not None and bucket.runs_on(other):
         return Link("bucket", 0.0, TARGET)
     seconds = _round_trip(other) if isinstance(other, REMOTE) else 0.0
     return Link("bucket", seconds, transport=transport_name(other))

@@ -22,6 +22,7 @@ from midstream.hosts.providers.provider import SliceStatus
 from midstream.launch.attempt_monitor import RankView
 from midstream.migrate.failover import guard, run_verdict
 from midstream.migrate.notifications.notify import notify
+from midstream.migrate.records.request import Request
 from midstream.remote.machine import preemption_notices
 from midstream.watch.runs.symptoms import DIVERGING, NOT_A_NUMBER, STALLED, symptoms
 from midstream.watch.snapshot import HostView, RunView, Snapshot
@@ -323,5 +324,18 @@ def test_guard_restarts_only_what_made_steps(tmp_path: Path, monkeypatch: pytest
         watching.run()
     assert restarted == [100, 160]
     assert "r made no step since it was restarted at step 160" in found.value.message
-    assert "other: it has the root of a, where the run is" in found.value.message
     assert [event["kind"] for event in events] == [*["lost", "restarting", "restarted"] * 2, "lost", "needs you"]
+
+
+def test_guard_hands_job_to_target_of_same_login_node_cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[Request] = []
+
+    def refuse(_fleet: object, _hosts: object, _snapshot: object, request: Request) -> None:
+        requests.append(request)
+        raise MidstreamError("no")
+
+    monkeypatch.setattr(guard.planning, "make_plan", refuse)
+    watching, _ = cluster_guard(tmp_path, monkeypatch, [on_cluster()], ["other", "b"])
+    with pytest.raises(MidstreamError):
+        watching.run()
+    assert [(request.target, request.mode) for request in requests] == [("other", "cold"), ("b", "warm")]

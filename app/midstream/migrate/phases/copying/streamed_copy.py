@@ -24,7 +24,7 @@ from midstream.hosts.rpc.report_types import FOLLOW, Complete, Named
 from midstream.hosts.rpc.result_checks import name_of, report_of
 from midstream.migrate.phases.context.migration import Migration
 from midstream.migrate.records.facts import Facts
-from midstream.migrate.source_and_target.checkpoint_store import same_bucket
+from midstream.migrate.source_and_target.checkpoint_store import same_store
 from midstream.remote.copy import growing_checkpoint
 from midstream.remote.files.allowlist import CHECKPOINT, shown
 from midstream.remote.files.copy_items import CopyObject
@@ -299,14 +299,15 @@ def copy_checkpoint(migration: Migration, name: str, what: str) -> int:
     """
     source, target = migration.source_group, migration.target_group
     manifest = source.checkpoint_store.manifest(name)
-    if same_bucket(source.checkpoint_store, target.checkpoint_store):
-        migration.note(f"{name} is in {source.store}, which {target.target.name} reads itself: nothing is copied")
+    if same_store(source.checkpoint_store, target.checkpoint_store):
+        where = source.store or f"{source.first.name}:{source.first.root}"
+        migration.note(f"{name} is in {where}, which {target.target.name} reads itself: nothing is copied")
         return 0
     share_hosts = [entry.host for entry in manifest.spread_hosts]
     # Between two buckets the bytes stream through this machine.
-    here = source.checkpoint_store.endpoint(name, None if target.store else target.first, target.python)
+    here = source.checkpoint_store.endpoint(name, None if target.store else target.bucket_client_host, target.python)
     # A copy from a bucket does not need the source host, which may be unreachable.
-    via = None if share_hosts or source.store else source.first
+    via = None if share_hosts or source.store else source.bucket_client_host
     there = target.checkpoint_store.endpoint(name, via, source.python)
     progress = migration.progress(what)
     listing = "" if there.in_bucket else f"ls -l {shlex.quote(there.directory)}"

@@ -126,8 +126,12 @@ def returned_fence(migration: Migration, fence: records.Fence) -> records.Fence:
 
 
 def _is_own(migration: Migration, checkpoint: CheckpointSummary) -> bool:
-    """Return whether the source's fence accepts it, or it has the sealed epoch."""
-    return checkpoint.accepted or checkpoint.epoch == migration.plan.source_epoch
+    """Return whether the source's fence accepts it, or it has the sealed epoch.
+
+    Those of the target, which may be in the same bucket or directory, are not.
+    """
+    plan = migration.plan
+    return checkpoint.epoch < plan.epoch and (checkpoint.accepted or checkpoint.epoch == plan.source_epoch)
 
 
 def put_fence(migration: Migration, group: HostGroup, back: records.Fence) -> None:

@@ -118,7 +118,7 @@ class WizardScreen(MidstreamScreen):
     def show(self, screen_state: ScreenState) -> None:
         run = self.run_view
         table = self.query_one(Table)
-        targets = [target for target in self._targets if run is None or run.host not in target.hosts]
+        targets = [target for target in self._targets if run is None or target.takes(run)]
         table.show(
             [wizard_choices.target_row(target, screen_state.snapshot, self.glyphs) for target in targets],
             empty=(

@@ -1,0 +1,1 @@
+"""Containers in which the engines of a host run."""
