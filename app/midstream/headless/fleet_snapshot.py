@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from midstream.errors import UsageError
@@ -15,16 +16,20 @@ if TYPE_CHECKING:
 SNAPSHOT_TIMEOUT = 15.0  # seconds after which a host counts as unreachable
 
 
-def fleet_snapshot(fleet: Fleet, hosts: HostPool, *, remember: bool = True) -> Snapshot:
+def fleet_snapshot(
+    fleet: Fleet, hosts: HostPool, *, remember: bool = True, seen: Callable[[Snapshot], object] | None = None
+) -> Snapshot:
     """Return the state of every host that answers within `SNAPSHOT_TIMEOUT`.
 
-    ``remember``: store names for shell completion, and the hosts' accelerators; a dry run does not.
+    ``remember``: store names for shell completion, and the hosts' accelerators; a dry run does not. ``seen``: see
+    `take_snapshot`.
     """
+    hosts.prepare()
     from midstream.watch.known_devices import remember_devices
     from midstream.watch.known_names import remember_names
     from midstream.watch.watcher import take_snapshot
 
-    snapshot = take_snapshot(fleet, hosts, timeout=SNAPSHOT_TIMEOUT)
+    snapshot = take_snapshot(fleet, hosts, timeout=SNAPSHOT_TIMEOUT, seen=seen)
     if remember:
         remember_names(fleet, snapshot)
         remember_devices(fleet, snapshot)

@@ -35,6 +35,16 @@ class HostPool:
         self._hosts: dict[str, Host] = {}
         self._lock = threading.Lock()
 
+    def prepare(self) -> None:
+        """Start what the first program on a local host needs.
+
+        Call it before what uses the hosts is imported.
+        """
+        if any(isinstance(config, LocalHostConfig) for config in self.fleet.hosts.values()):
+            from midstream.hosts.local_forks import FORKS
+
+            FORKS.prepare()
+
     def get(self, name: str) -> Host:
         """Return the connected host.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import platform
@@ -16,7 +17,9 @@ from typing import Any, BinaryIO, cast
 from midstream.errors import ConnectionLostError, HostError
 from midstream.fleet.fleet import HostConfig
 from midstream.hosts.deadline import Deadline
+from midstream.hosts.fork_server import IMPORTED
 from midstream.hosts.host import ANSWER_LIMIT, Completed, P, Process, R
+from midstream.hosts.local_forks import FORKED, FORKS, ForkedChild
 from midstream.hosts.rpc import remote_call
 from midstream.hosts.rpc.answer_limits import run_to_end, too_large
 from midstream.hosts.stderr_tail import StderrTail
@@ -59,7 +62,7 @@ class _TimedPipe(io.FileIO):
 class LocalProcess:
     """A child process with open pipes. ``host`` is its host's name in messages."""
 
-    def __init__(self, child: subprocess.Popen[bytes], host: str) -> None:
+    def __init__(self, child: subprocess.Popen[bytes] | ForkedChild, host: str) -> None:
         self._child = child
         self._closing = threading.Lock()
         self.host = host
@@ -177,6 +180,8 @@ class LocalHost:
 
     def _start(self, argv: Sequence[str], env: Mapping[str, str] | None) -> LocalProcess:
         self._check_platform()
+        if env is None and list(argv) == FORKED:
+            return LocalProcess(FORKS.start(), self.name)
         child = subprocess.Popen(
             list(argv),
             stdin=subprocess.PIPE,
@@ -188,11 +193,20 @@ class LocalHost:
         )
         return LocalProcess(child, self.name)
 
+    def imported(self, argv: Sequence[str]) -> frozenset[str]:
+        """Return the modules of an interpreter that ``argv`` starts."""
+        return _imported() if list(argv) == FORKED else frozenset()
+
     def call(self, function: Callable[P, R], /, *, timeout: float | None = 60.0) -> Callable[P, R]:
         return remote_call.caller(self, function, timeout)
 
     def close(self) -> None:
         """Do nothing: there is no connection."""
+
+
+@functools.cache
+def _imported() -> frozenset[str]:
+    return frozenset[str]().union(*map(remote_call.module_names, IMPORTED))
 
 
 def _environment(env: Mapping[str, str] | None) -> dict[str, str] | None:

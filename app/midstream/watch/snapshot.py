@@ -229,6 +229,17 @@ class Snapshot:
             found.setdefault(run.run_id, []).append(run)
         return found
 
+    @cached_property
+    def _runs_by_host(self) -> dict[str, list[RunView]]:
+        found: dict[str, list[RunView]] = {}
+        for run in self.runs:
+            found.setdefault(run.host, []).append(run)
+        return found
+
+    def runs_on(self, host: str) -> Sequence[RunView]:
+        """Return the views of the runs on a host."""
+        return self._runs_by_host.get(host, ())
+
     @property
     def run_count(self) -> int:
         """The number of runs, each counted once."""

@@ -168,30 +168,52 @@ class Watcher:
 
 
 def take_snapshot(
-    fleet: Fleet, hosts: HostPool, timeout: float = 10.0, only: Collection[str] | None = None
+    fleet: Fleet,
+    hosts: HostPool,
+    timeout: float = 10.0,
+    only: Collection[str] | None = None,
+    seen: Callable[[Snapshot], object] | None = None,
 ) -> Snapshot:
     """Poll all hosts once, in parallel, and return the snapshot.
 
     A host that cannot be reached or does not answer within ``timeout`` seconds is down, with the reason. The same holds
     for the checkpoints of a run whose bucket does not answer.
+
+    Args:
+        fleet: The fleet.
+        hosts: Its hosts.
+        timeout: Seconds.
+        only: Names of the hosts to poll; all by default.
+        seen: Gets the snapshots on the way, in which some hosts have not answered yet. Called on this thread.
     """
     watcher = Watcher(fleet, hosts, only=only)
     watcher.start()
+    condition = _answered if seen is None else _showing(_answered, seen)
     try:
         answered, questions = None, -1
         while answered is None and (PROMPTS.busy or questions != PROMPTS.questions):
             questions = PROMPTS.questions  # the time of a question does not count as the host's
-            answered = watcher.wait_for(_answered, timeout)
+            answered = watcher.wait_for(condition, timeout)
         if answered is None:
             watcher.mark_unanswered(f"no answer within {timeout:.0f} s")
             answered = watcher.snapshot()
         if not _listed(answered):  # buckets are listed from here, once the hosts have named them
-            answered = watcher.wait_for(_listed, timeout)
+            answered = watcher.wait_for(_listed if seen is None else _showing(_listed, seen), timeout)
             if answered is None:
                 watcher.mark_unanswered(f"no answer within {timeout:.0f} s")
         return answered or watcher.snapshot()
     finally:
         watcher.stop()
+
+
+def _showing(condition: Callable[[Snapshot], bool], seen: Callable[[Snapshot], object]) -> Callable[[Snapshot], bool]:
+    """Return a condition that passes each snapshot to ``seen``."""
+
+    def holds(snapshot: Snapshot) -> bool:
+        seen(snapshot)
+        return condition(snapshot)
+
+    return holds
 
 
 def _answered(snapshot: Snapshot) -> bool:

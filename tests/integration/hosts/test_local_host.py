@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 import subprocess
 import sys
@@ -165,7 +164,7 @@ def test_program_is_closed_if_reports_are_left_unread(host: LocalHost, tmp_path:
 
 def test_command_line_has_no_arguments_of_calls(host: LocalHost) -> None:
     process = remote_call.start_program(host, probe.main)(root=host.root, known={"secret-word": {}})
-    shown = subprocess.run(["ps", "-ww", "-o", "args=", "--ppid", str(os.getpid())], capture_output=True, text=True)
+    shown = subprocess.run(["ps", "-ww", "-e", "-o", "args="], capture_output=True, text=True)
     process.close()
     assert "json, types" in shown.stdout
     assert "secret-word" not in shown.stdout

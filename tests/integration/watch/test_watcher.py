@@ -51,10 +51,21 @@ def live(snapshot: Snapshot) -> bool:
 
 
 def probes() -> list[int]:
-    """Return the pids of the probes that this process started."""
-    argv = ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(os.getpid())]
-    found = subprocess.run(argv, capture_output=True, text=True)
-    return [int(line.split()[0]) for line in found.stdout.splitlines() if "json, types" in line]
+    """Return the pids of the probes that this process started: the fork server's children."""
+    servers = [str(pid) for pid in _children(str(os.getpid())) if b"fork_server" in _command(pid)]
+    return _children(",".join(servers)) if servers else []
+
+
+def _children(parents: str) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", parents], capture_output=True, text=True)
+    return [int(line) for line in found.stdout.split()]
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # `ps` itself
+        return b""
 
 
 def test_run_is_shown_as_it_grows(tmp_path: Path, watching: Watching) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import midstream
+import midstream_engine
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts import deadline
 from midstream.hosts.deadline import MAX_STEP, Deadline
@@ -175,3 +176,18 @@ def test_undeclared_function_is_rejected(tmp_path: Path) -> None:
         host.call(run_state.processes)
     with pytest.raises(TypeError, match="missing a required argument: 'root'"):
         host.call(run_state.list_runs)()  # type: ignore[call-arg]
+
+
+def test_scan_for_imports_finds_what_the_parser_finds() -> None:
+    """Modules are sent by what the scan finds: of everything that may be sent, it finds all and nothing else."""
+    for path in [*APP.rglob("remote/**/*.py"), *Path(midstream_engine.__file__).parent.rglob("*.py")]:
+        text = path.read_text()
+        nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom) and node.module]
+        sent = ("midstream.remote.", "midstream_engine")
+        found = {
+            below if remote_call._source(below).is_file() else str(node.module)
+            for node in nodes
+            if str(node.module).startswith(sent)
+            for below in (f"{node.module}.{alias.name}" for alias in node.names)
+        }
+        assert set(remote_call._imports(text)) == found, path

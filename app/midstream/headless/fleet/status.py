@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from midstream.errors import Exit
-from midstream.headless.fleet.slice_listing import show_slices
 from midstream.headless.fleet_snapshot import fleet_snapshot
 from midstream.output import Output, age, size, table
 from midstream.printable import excerpt
@@ -16,6 +15,7 @@ from midstream.watch.runs.run_failure import failure_of
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
+    from midstream.hosts.host_pool import HostPool
     from midstream.listing.conditions import Condition
     from midstream.migrate.journal.migration_view import MigrationView
     from midstream.watch.snapshot import Machine, RunView, Snapshot
@@ -32,26 +32,18 @@ def status(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         FilterError: The filter is malformed.
     """
     from midstream.hosts.host_pool import HostPool
-    from midstream.listing import documents
-    from midstream.migrate.journal.migration_directory import list_migrations
 
     condition = _condition(options.filter)  # before any host is connected
     hosts = HostPool(fleet)
+    hosts.prepare()
     try:
-        snapshot = fleet_snapshot(fleet, hosts)
+        if output.as_json:
+            return _json_lines(fleet, hosts, condition, output)
+        snapshot = fleet_snapshot(fleet, hosts, seen=lambda _: _migrations())
     finally:
         hosts.close()
     if condition is not None:
         return _filtered_runs(snapshot, condition, output)
-    if output.as_json:
-        for host in snapshot.hosts:
-            output.value({"event": "host", **documents.host_value(host)})
-        for run in snapshot.runs:
-            output.value({"event": "run", **documents.run_value(run)})
-        for migration in list_migrations(fleet):
-            output.value({"event": "migration", **documents.migration_value(migration)})
-        _slices(fleet, output)
-        return Exit.DONE
     rows = [("HOST", "LINK", "ACCELERATORS", "MEMORY", "DISK FREE", "")]
     for host in snapshot.hosts:
         machine = host.machine
@@ -72,7 +64,7 @@ def status(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         if snapshot.runs
         else ["", "no runs yet: midstream --launch CONFIG --on TARGET starts one"]
     )
-    migrations = shown_migrations(list_migrations(fleet))
+    migrations = shown_migrations(_migrations()(fleet))
     if migrations:
         rows = [("MIGRATION", "RUN", "FROM", "TO", "STATE", "PHASE", "CERTIFICATE")]
         rows += [
@@ -81,6 +73,25 @@ def status(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         ]
         lines += ["", *table(rows), *filter(None, map(damage_line, migrations))]
     output.value({}, lines)
+    _slices(fleet, output)
+    return Exit.DONE
+
+
+def _json_lines(fleet: Fleet, hosts: HostPool, condition: Condition | None, output: Output) -> int:
+    """Write hosts and runs as they become known, then migrations and slices.
+
+    With a condition, write the runs alone.
+    """
+    from midstream.headless.fleet.status_lines import StatusLines
+
+    lines = StatusLines(output, condition)
+    lines.finish(fleet_snapshot(fleet, hosts, seen=lines.update))
+    if condition is not None:
+        return Exit.DONE
+    from midstream.listing import documents
+
+    for migration in _migrations()(fleet):
+        output.value({"event": "migration", **documents.migration_value(migration)})
     _slices(fleet, output)
     return Exit.DONE
 
@@ -137,29 +148,35 @@ def _problems(runs: Iterable[RunView]) -> list[str]:
 
 def _condition(text: str | None) -> Condition | None:
     """Parse ``--filter``. None without one."""
+    if not text or not text.strip():
+        return None
     from midstream.listing import filter_parser, fleet_fields
 
-    return filter_parser.parse(text, fleet_fields.RUNS, time.time()) if text and text.strip() else None
+    return filter_parser.parse(text, fleet_fields.RUNS, time.time())
 
 
 def _filtered_runs(snapshot: Snapshot, condition: Condition, output: Output) -> int:
-    from midstream.listing import documents
     from midstream.listing.fleet_moment import FleetMoment
 
     moment = FleetMoment(snapshot, (), time.time())
     found = tuple(run for run in snapshot.runs if condition.holds(run, moment))
-    if output.as_json:
-        for run in found:
-            output.value({"event": "run", **documents.run_value(run)})
-        return Exit.DONE
     output.value({}, [*table(run_rows(snapshot, found)), *_problems(found)] if found else "")
     if not found:
         output.message(f"midstream: none of {snapshot.run_count} runs passes the filter")
     return Exit.DONE
 
 
+def _migrations() -> Callable[[Fleet], list[MigrationView]]:
+    """Import what lists migrations, while hosts connect."""
+    from midstream.migrate.journal.migration_directory import list_migrations
+
+    return list_migrations
+
+
 def _slices(fleet: Fleet, output: Output) -> None:
     if fleet.has_slices or fleet.google.projects:
+        from midstream.headless.fleet.slice_listing import show_slices
+
         show_slices(fleet, output)
 
 

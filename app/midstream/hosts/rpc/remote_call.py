@@ -7,22 +7,23 @@ until it exits.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import inspect
 import json
+import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from midstream.errors import ConnectionLostError, HostError, RemoteError
 from midstream.hosts.deadline import Deadline
 from midstream.hosts.host import Host, Process
 from midstream.hosts.rpc.answer_limits import FORCED, PREAMBLE_LIMIT, STDERR_LIMIT, decode, too_large
+from midstream.hosts.rpc.bootstrap import BOOTSTRAP, isolation
 from midstream.hosts.rpc.result_checks import PACKAGE, name_of, result_of
 from midstream.remote.declarations import Declaration, declaration_of
 
@@ -37,49 +38,14 @@ EXIT_TIMEOUT = 10.0  # seconds from the end of a program's stdout to its exit
 TRIES = 3  # of a function that may be repeated, if the connection is lost during a call
 RETRY_INTERVAL = 1.0  # seconds
 
-# No module is ever imported from the directory that an interpreter happens to start in: -I leaves it out, and with it
-# PYTHON* and the user's packages. What needs a client of a bucket needs those, and has the first line of the bootstrap
-# instead, before which `sys` alone, a part of the interpreter, is imported (-P exists from Python 3.11 on).
-CLIENTS = "bucket."
-# stdout belongs to the answer: what a module prints by mistake goes to stderr. So do empty lines, every two seconds: a
-# server may close a channel on which nothing moves (ChannelTimeout).
-# The clients of buckets make many objects that stay: the collector would walk through them again and again, and for
-# 0.2 s as the interpreter exits.
-BOOTSTRAP = """\
-import sys; sys.path[:] = [place for place in sys.path if place]
-import gc, json, types, os, time, _thread
-gc.set_threshold(20000, 20, 20)
-def beat():
-    try:
-        while True:
-            time.sleep(2.0); os.write(2, b"\\n")
-    except OSError: return
-_thread.start_new_thread(beat, ())
-out = os.fdopen(os.dup(1), "wb"); os.dup2(2, 1)
-job = json.loads(sys.stdin.buffer.readline())
-for name, text in job["modules"]:
-    module = sys.modules.setdefault(name, types.ModuleType(name))
-    if text is None: module.__path__ = []
-    else: exec(compile(text, "<" + name + ">", "exec"), module.__dict__)
-    head, _, tail = name.rpartition(".")
-    if head: setattr(sys.modules[head], tail, module)
-function = getattr(sys.modules[job["module"]], job["function"])
-if job["program"]:
-    sys.stdout = types.SimpleNamespace(buffer=out, write=lambda text: out.write(text.encode()), flush=out.flush)
-    out.write(b"\\0midstream\\n"); out.flush()
-    code = function(**job["arguments"]); out.flush(); gc.freeze()
-    sys.exit(code if isinstance(code, int) else 0)
-else:
-    try: answer = {"value": function(**job["arguments"])}
-    except Exception as error: answer = {"error": str(error) or repr(error), "kind": type(error).__name__}
-    plain = lambda value: value.to_json() if hasattr(value, "to_json") else vars(value)
-    out.write(b"\\n" + json.dumps(answer, default=plain).encode() + b"\\n"); out.flush(); gc.freeze()
-"""
 
+@runtime_checkable
+class ImportingHost(Protocol):
+    """A host whose interpreters may have modules imported before they read a job."""
 
-def isolation(function: str) -> list[str]:
-    """Return the interpreter's flags for ``midstream.remote.<function>``."""
-    return [] if function.startswith(CLIENTS) else ["-I"]
+    def imported(self, argv: Sequence[str]) -> frozenset[str]:
+        """Return the names of the modules of an interpreter that ``argv`` starts."""
+        ...
 
 
 def _declaration(function: Remote) -> Declaration:
@@ -89,12 +55,20 @@ def _declaration(function: Remote) -> Declaration:
     return found
 
 
-@functools.cache
+_READING = threading.Lock()  # the hosts of a fleet ask for the same modules at once: they are read once
+
+
 def _modules(module: str) -> tuple[tuple[str, str | None], ...]:
     """Return name and source of every module that ``module`` needs, in import order.
 
     A package is sent without source, before its modules; the records follow them with the source of ``__init__.py``.
     """
+    with _READING:
+        return _read_modules(module)
+
+
+@functools.cache
+def _read_modules(module: str) -> tuple[tuple[str, str | None], ...]:
     found: list[tuple[str, str | None]] = []
     packages: set[str] = set()
     modules: set[str] = set()
@@ -123,22 +97,19 @@ def _with_parents(package: str) -> list[str]:
     return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
-_PARSING = threading.Lock()  # CPython 3.11's parser counts its recursion depth once for all threads
+# Parsing the sources takes ten times as long; a test compares the two.
+_IMPORT = re.compile(r"^[ \t]*from (midstream(?:_engine|\.remote)[\w.]*) import (?:\(([^)]*)\)|(.*))$", re.MULTILINE)
 
 
 def _imports(text: str) -> list[str]:
     """Return the `midstream.remote` and `midstream_engine` modules a source imports."""
-    with _PARSING:
-        nodes = list(ast.walk(ast.parse(text)))
-    names: list[str] = []
-    for node in nodes:
-        if not isinstance(node, ast.ImportFrom) or node.module is None:
-            continue
-        if node.module.startswith((PACKAGE, "midstream_engine")):
-            for alias in node.names:
-                below = f"{node.module}.{alias.name}"
-                names.append(below if _source(below).is_file() else node.module)
-    return names
+    found: list[str] = []
+    for module, several, one in _IMPORT.findall(text):
+        for alias in re.sub("#.*", "", several or one).split(","):
+            if alias.strip():
+                below = f"{module}.{alias.split()[0]}"
+                found.append(below if _source(below).is_file() else module)
+    return found
 
 
 def _source(name: str) -> Traversable:
@@ -150,10 +121,21 @@ def _source(name: str) -> Traversable:
     return resources.files(top).joinpath(*folders[:-1], f"{folders[-1]}.py")
 
 
-def job_line(function: Remote, arguments: Mapping[str, Any], *, program: bool) -> bytes:
-    """Return the line that the bootstrap reads."""
+def module_names(module: str) -> frozenset[str]:
+    """Return the names of all modules that ``module`` needs, and its own."""
+    return frozenset(name for name, _ in _modules(module))
+
+
+def job_line(
+    function: Remote, arguments: Mapping[str, Any], *, program: bool, imported: frozenset[str] = frozenset()
+) -> bytes:
+    """Return the line that the bootstrap reads.
+
+    The modules that the interpreter has ``imported`` are left out.
+    """
+    modules = _modules(function.__module__)
     job = {
-        "modules": _modules(function.__module__),
+        "modules": [each for each in modules if each[0] not in imported] if imported else modules,
         "module": function.__module__,
         "function": function.__name__,
         "arguments": dict(arguments),
@@ -174,10 +156,11 @@ def caller(host: Host, function: Callable[P, R], timeout: float | None = 60.0, p
         interpreter = python or host.remote_python
         if not interpreter:
             raise no_python(host)
-        line = job_line(function, arguments, program=False)
+        argv = _argv(interpreter, name)
+        line = job_line(function, arguments, program=False, imported=_imported(host, argv))
         for tries_left in reversed(range(TRIES if declaration.repeatable else 1)):
             try:
-                answer = _call_once(host, interpreter, name, line, timeout, declaration.answer_limit)
+                answer = _call_once(host, argv, name, line, timeout, declaration.answer_limit)
                 return result_of(host.name, function, arguments, answer)
             except ConnectionLostError:
                 if not tries_left:
@@ -190,8 +173,15 @@ def caller(host: Host, function: Callable[P, R], timeout: float | None = 60.0, p
     return call
 
 
-def _call_once(host: Host, python: str, function: str, line: bytes, timeout: float | None, limit: int) -> Any:
-    argv = [python, *isolation(function), "-c", BOOTSTRAP]
+def _argv(python: str, function: str) -> list[str]:
+    return [python, *isolation(function), "-c", BOOTSTRAP]
+
+
+def _imported(host: Host, argv: Sequence[str]) -> frozenset[str]:
+    return host.imported(argv) if isinstance(host, ImportingHost) else frozenset()
+
+
+def _call_once(host: Host, argv: Sequence[str], function: str, line: bytes, timeout: float | None, limit: int) -> Any:
     done = host.run(argv, stdin=line, timeout=timeout, limit=limit, what=function)
     answer_line = done.stdout.rstrip(b"\n").rpartition(b"\n")[2]  # the interpreter may have printed before it
     try:
@@ -207,7 +197,7 @@ def _call_once(host: Host, python: str, function: str, line: bytes, timeout: flo
                 f"{host.name}: {function} was ended by signal {-done.returncode} before it answered",
                 "was it short of memory? run the same again",
             ) from None
-        raise _no_answer(host, python, function, done.returncode, done.stderr.decode(errors="replace")) from None
+        raise _no_answer(host, argv[0], function, done.returncode, done.stderr.decode(errors="replace")) from None
     return answer
 
 
@@ -223,15 +213,17 @@ def start_program(host: Host, function: Callable[P, Any], *, window: int | None 
 
     def start(*positional: P.args, **named: P.kwargs) -> Process:
         arguments = signature.bind(*positional, **named).arguments
-        return _start(host, name_of(function), job_line(function, arguments, program=True), window)
+        if not host.remote_python:
+            raise no_python(host)
+        name = name_of(function)
+        argv = _argv(host.remote_python, name)
+        line = job_line(function, arguments, program=True, imported=_imported(host, argv))
+        return _start(host, argv, name, line, window)
 
     return start
 
 
-def _start(host: Host, name: str, line: bytes, window: int | None) -> Process:
-    if not host.remote_python:
-        raise no_python(host)
-    argv = [host.remote_python, *isolation(name), "-c", BOOTSTRAP]
+def _start(host: Host, argv: Sequence[str], name: str, line: bytes, window: int | None) -> Process:
     process = host.open(argv) if window is None else host.open(argv, window=window)
     try:
         with contextlib.suppress(BrokenPipeError):  # it has exited already; its stderr shows why
@@ -248,7 +240,7 @@ def _start(host: Host, name: str, line: bytes, window: int | None) -> Process:
             if printed >= PREAMBLE_LIMIT:
                 raise too_large(host.name, f"{name}, before it began,", PREAMBLE_LIMIT, FORCED)
         code = process.wait(EXIT_TIMEOUT)
-        raise _no_answer(host, host.remote_python, name, code, process.stderr_text())
+        raise _no_answer(host, argv[0], name, code, process.stderr_text())
     except (OSError, EOFError) as error:  # a timeout is one, too
         process.close()
         raise ConnectionLostError(f"{host.name}: lost contact as {name} was started", "run the same again") from error

@@ -11,7 +11,7 @@ from midstream.errors import ConnectionLostError, Exit, MidstreamError, RemoteEr
 from midstream.hosts.host import Host, Process
 from midstream.hosts.rpc.answer_limits import decode, lines_of
 from midstream.hosts.rpc.remote_call import start_program
-from midstream.hosts.rpc.report_types import Report, ReportingProgram
+from midstream.hosts.rpc.reporting_program import Report, ReportingProgram
 from midstream.hosts.rpc.result_checks import HINT, name_of, report_of
 
 LINE_TIMEOUT = 3600.0  # seconds between two lines: a large download may print none

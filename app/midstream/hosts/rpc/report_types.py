@@ -4,10 +4,10 @@
 Annotations are values here (no deferred evaluation).
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Generic, ParamSpec, TypeVar
+from typing import Annotated
 
+from midstream.hosts.rpc.reporting_program import Events, ReportingProgram
 from midstream.remote.copy import growing_checkpoint
 from midstream.remote.machine import compilation, environments, network
 from midstream.remote.shapes import FileName, Measured, Signed, Text
@@ -16,18 +16,6 @@ from midstream_engine.json_shapes import Form
 
 # An IP address, with its zone; a machine does not report names.
 Address = Annotated[str, Form("an IP address", r"[0-9A-Fa-f:.]{2,45}(%[\w.-]{1,16})?")]
-
-P = ParamSpec("P")
-Report = TypeVar("Report")
-Events = Mapping[str, type[Report]]  # name of an event -> the type of its line
-
-
-@dataclass(frozen=True)
-class ReportingProgram(Generic[P, Report]):
-    """A program of `midstream.remote` that prints one JSON line for each event."""
-
-    program: Callable[P, Any]
-    events: Events[Report]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from midstream.errors import DamagedError, RemoteError
 from midstream.hosts.rpc.answer_limits import decode
-from midstream.hosts.rpc.report_types import Events, Report, ReportingProgram
+from midstream.hosts.rpc.reporting_program import Events, Report, ReportingProgram
 from midstream.hosts.rpc.result_builder import build
 from midstream_engine import json_shapes, records
 

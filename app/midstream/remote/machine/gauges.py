@@ -9,7 +9,7 @@ import shutil
 import time
 from typing import Any, Dict, Optional, Tuple
 
-SAMPLE = 0.1  # seconds between two readings at least
+SAMPLE = 0.05  # seconds between two readings at least
 
 
 def identity() -> Dict[str, Any]:

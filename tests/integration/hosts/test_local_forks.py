@@ -1,0 +1,178 @@
+"""Interpreters of the local host, forked by a process that has the modules imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from midstream.errors import RemoteError
+from midstream.fleet.fleet import LocalHostConfig
+from midstream.hosts.local_forks import FORKED, LocalForks
+from midstream.hosts.local_host import LocalHost
+from midstream.hosts.rpc import remote_call
+from midstream.remote.bucket import tree as bucket_tree
+from midstream.remote.machine import probe
+from midstream.remote.runs import attempt_view, run_state
+
+pytestmark = pytest.mark.skipif(not FORKED, reason="forks are for Linux")
+PATIENCE = 60.0  # seconds
+
+STATE = """
+import os, signal, sys
+def state():
+    return {
+        "word": os.environ.get("WORD"),
+        "directory": os.getcwd(),
+        "session": os.getsid(0) == os.getpid(),
+        "isolated": sys.flags.isolated,
+        "descriptors": sorted(map(int, os.listdir("/proc/self/fd"))),
+        "signals": [str(signal.getsignal(each)) for each in (signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE)],
+        "forked": "midstream.remote.machine.probe" in sys.modules,
+    }
+def end():
+    os.kill(os.getpid(), signal.SIGTERM)
+def wait():
+    signal.pause()
+"""
+
+
+def job(function: str) -> bytes:
+    """The line that makes an interpreter run a function of `STATE`."""
+    line = {"modules": [["state", STATE]], "module": "state", "function": function, "arguments": {}, "program": False}
+    return json.dumps(line).encode() + b"\n"
+
+
+@pytest.fixture
+def forks(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalForks]:
+    """A fork server of the test's own."""
+    made = LocalForks()
+    monkeypatch.setattr("midstream.hosts.local_host.FORKS", made)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def host(forks: LocalForks, tmp_path: Path) -> LocalHost:
+    return LocalHost("here", LocalHostConfig(root=str(tmp_path)))
+
+
+def server_of(forks: LocalForks) -> int:
+    assert forks._server is not None
+    return forks._server._process.pid
+
+
+def test_forked_interpreter_equals_a_new_one(host: LocalHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.run(FORKED, stdin=job("state"))  # the server has another environment and directory than the next child
+    monkeypatch.setenv("WORD", "set since the server was started")
+    monkeypatch.chdir(tmp_path)
+    commands = (FORKED, [*FORKED[:2], "-s", *FORKED[2:]])
+    forked, new = (json.loads(host.run(argv, stdin=job("state")).stdout)["value"] for argv in commands)
+    assert (forked.pop("forked"), new.pop("forked")) == (True, False)
+    assert forked == new
+
+
+def test_exit_codes_and_tracebacks_are_those_of_an_interpreter(host: LocalHost) -> None:
+    done = host.run(FORKED, stdin=b"no json\n")
+    assert done.returncode == 1
+    assert b"JSONDecodeError" in done.stderr
+    assert host.run(FORKED, stdin=job("end")).returncode == -signal.SIGTERM
+
+
+def test_closed_program_is_ended_and_a_deaf_one_killed(host: LocalHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = remote_call.start_program(host, probe.main)(root=host.root, devices=1)
+    process.close()
+    assert process.wait(PATIENCE) == 0
+    monkeypatch.setattr("midstream.hosts.local_host.SHUTDOWN_TIMEOUT", 0.01)
+    deaf = host.open(FORKED)
+    deaf.stdin.write(job("wait"))
+    deaf.stdin.flush()
+    deaf.close()
+    assert deaf.wait(PATIENCE) == -signal.SIGKILL
+
+
+def test_calls_work_after_the_server_was_killed(host: LocalHost, forks: LocalForks) -> None:
+    assert host.call(run_state.list_runs)(root=host.root) == []
+    first = server_of(forks)
+    running = host.open(FORKED)
+    pid = running._child.pid  # type: ignore[attr-defined]
+    os.kill(first, signal.SIGKILL)
+    assert running.wait(PATIENCE) == -signal.SIGKILL, "its exit code is lost with the server"
+    assert host.call(run_state.list_runs)(root=host.root) == []
+    assert server_of(forks) != first
+    ended = os.pidfd_open(pid)
+    running.close()
+    assert select.select([ended], [], [], PATIENCE)[0], "it ends with its stdin"
+    os.close(ended)
+
+
+def test_modules_of_the_server_are_not_sent(host: LocalHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bytes] = []
+    line_of = remote_call.job_line
+    monkeypatch.setattr(remote_call, "job_line", lambda *a, **k: sent.append(line_of(*a, **k)) or sent[-1])
+    assert host.call(run_state.claim_attempt)(root=host.root, run_id="run") == 1
+    host.call(attempt_view.attempt)(root=host.root, run_id="run", number=1)
+    with pytest.raises(RemoteError):  # that of a bucket has an interpreter of its own, with the user's packages
+        host.call(bucket_tree.check)(directory="file:///no/such", entry={}, access={})  # type: ignore[arg-type]
+    known, further, client = sent
+    assert len(known) < 1000
+    assert b"midstream.remote.runs.attempt_view" in further
+    assert b'["midstream.remote.declarations"' not in further
+    assert b'["midstream.remote.declarations"' in client
+
+
+def test_many_threads_start_and_end_programs(host: LocalHost) -> None:
+    def calls() -> None:
+        for _ in range(5):
+            answers.append(host.call(run_state.list_runs)(root=host.root))
+
+    before = len(os.listdir("/proc/self/fd"))
+    answers: list[list[str]] = []
+    threads = [threading.Thread(target=calls) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [[]] * 40
+    assert len(os.listdir("/proc/self/fd")) <= before + 1, "the server's socket is left, and no pipe"
+
+
+def test_server_ends_with_its_process(tmp_path: Path) -> None:
+    code = (
+        "import os\nfrom midstream.fleet.fleet import LocalHostConfig\n"
+        "from midstream.hosts.local_host import LocalHost\nfrom midstream.hosts.local_forks import FORKS\n"
+        "from midstream.remote.runs import run_state\n"
+        f"host = LocalHost('here', LocalHostConfig(root={str(tmp_path)!r}))\n"
+        "assert host.call(run_state.list_runs)(root=host.root) == []\n"
+        "print(FORKS._server._process.pid, flush=True)\ninput()\nos._exit(0)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        server = os.pidfd_open(int(process.stdout.readline()))
+        process.communicate("\n", timeout=PATIENCE)
+    assert select.select([server], [], [], PATIENCE)[0]
+    os.close(server)
+
+
+def test_forked_copy_of_the_app_has_a_server_of_its_own(
+    host: LocalHost, forks: LocalForks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.call(run_state.list_runs)(root=host.root)
+    first = forks._server
+    with monkeypatch.context() as copy:
+        copy.setattr("midstream.hosts.local_forks.os.getpid", lambda: -1)
+        host.call(run_state.list_runs)(root=host.root)
+        assert forks._server is not first
+        forks.close()
+    assert first is not None
+    first.close()
