@@ -1,4 +1,6 @@
-"""A process that forks interpreters which have `midstream.remote` imported. Standard library only; Linux.
+"""A process that forks interpreters which have `midstream.remote` imported.
+
+Standard library only; Linux.
 
 Compiling the modules takes a new interpreter 0.1 s of processor time, a fork 3 ms. The local host starts this file with
 its end of a socket as argument; `local_forks` has the other end. A request is one line of JSON: ``{"environment": ...,
@@ -94,7 +96,10 @@ class ForkServer:
 
 
 def _become(request: dict[str, Any], standard: list[int]) -> None:
-    """Make the child what a new interpreter would be: session, signals, descriptors, environment, directory."""
+    """Make the child what a new interpreter would be.
+
+    Its session, signals, descriptors, environment and directory.
+    """
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -110,7 +115,10 @@ def _become(request: dict[str, Any], standard: list[int]) -> None:
 
 
 def main() -> None:
-    """Serve until the socket is closed; in a child, run the bootstrap that a new interpreter gets as ``-c``."""
+    """Serve until the socket is closed.
+
+    A child runs the bootstrap that a new interpreter gets as ``-c``.
+    """
     descriptor, bootstrap, *places = sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=int(descriptor))

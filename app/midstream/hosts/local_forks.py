@@ -1,4 +1,7 @@
-"""Interpreters of the local host, forked by a process that has `midstream.remote` imported."""
+"""Interpreters of the local host, forked by a process.
+
+That process has `midstream.remote` imported.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ FORKED = [sys.executable, "-I", "-c", BOOTSTRAP] if sys.platform == "linux" else
 
 
 class ForkedChild:
-    """A child of the fork server, with the methods of `subprocess.Popen` that are needed."""
+    """A child of the fork server.
+
+    It has the methods of `subprocess.Popen` that are needed.
+    """
 
     def __init__(self, forks: LocalForks, stdin: int, stdout: int, stderr: int, status: int) -> None:
         self._forks = forks
@@ -69,7 +75,10 @@ class ForkedChild:
         self._forks.kill(self.pid)
 
     def _read(self) -> None:
-        """Read more of the status. Its end without a code: the server was killed, and the code is lost."""
+        """Read more of the status.
+
+        At its end without a code the server was killed, and the code is lost.
+        """
         data = os.read(self._status, 64)
         self._lines += data
         if self._lines.count(b"\n") == 2:
@@ -81,14 +90,21 @@ class ForkedChild:
 
 
 class LocalForks:
-    """The fork server of this process, started with the first child, ended with this process."""
+    """The fork server of this process.
+
+    It is started with the first child, and ends with this process.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._server: _Server | None = None
 
     def start(self) -> ForkedChild:
-        """Start an interpreter that runs the bootstrap. OSError if neither it nor a server can be started."""
+        """Start an interpreter that runs the bootstrap.
+
+        Raises:
+            OSError: Neither it nor a server can be started.
+        """
         ours: list[int] = []
         theirs: list[int] = []
         for child_reads in (True, False, False, False):  # stdin, stdout, stderr, status
@@ -108,7 +124,10 @@ class LocalForks:
         return ForkedChild(self, *ours)
 
     def prepare(self) -> None:
-        """Start the server, which needs 0.1 s in a process of its own, before the first child needs it."""
+        """Start the server before the first child needs it.
+
+        It takes 0.1 s in a process of its own.
+        """
         with self._lock:
             if FORKED and not self._running():
                 self._restart()

@@ -1,4 +1,7 @@
-"""Session of the terminal UI with a fleet, which may be read after the first frame."""
+"""Session of the terminal UI with a fleet.
+
+The fleet may be read after the first frame.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,10 @@ class FleetSession:
         return self._first if watch is None else watch.snapshot()
 
     def subscribe(self, callback: Callable[[Snapshot], object]) -> Callable[[], object]:
-        """Call ``callback`` with the newest snapshot after changes. Return a function that unsubscribes it."""
+        """Call ``callback`` with the newest snapshot after changes.
+
+        Return a function that unsubscribes it.
+        """
         with self._lock:
             if self._watch is not None:
                 return self._watch.subscribe(callback)
@@ -133,7 +139,10 @@ class FleetSession:
         remember_fleet(fleet)
 
     def close(self) -> None:
-        """Stop to watch, write what is kept of this session, and close the hosts. Idempotent."""
+        """Stop to watch and close the hosts. Idempotent.
+
+        What is kept of this session is written.
+        """
         with self._lock:
             self._closed = True
             watch, hosts = self._watch, self._hosts

@@ -1,4 +1,4 @@
-"""Hosts of the fleet files that were read last, for the first frame of the terminal UI.
+"""Hosts of the fleet files that were read last, for the first frame.
 
 They are in `$MIDSTREAM_STATE/fleets.json`. Reading and checking a fleet file takes a fifth of the time to that frame.
 

@@ -21,7 +21,7 @@ from midstream.hosts.rpc.report_types import BUILD, COPY
 from midstream.hosts.rpc.result_checks import event_of
 from midstream.launch import host_links
 from midstream.launch.input_check import RunInputs, check_inputs
-from midstream.launch.install import environment
+from midstream.launch.install import environment, package_check
 from midstream.launch.install.install_progress import InstallProgress
 from midstream.launch.reporter import reporter_of
 from midstream.watch.logs import host_log
@@ -146,7 +146,7 @@ def _needs(at: Operator) -> None:
 
 
 def _packages(at: Operator) -> None:
-    environment.missing_modules(at.bad, at.config, "python3", ["wandb"])
+    package_check.missing_modules(at.bad, at.config, "python3", ["wandb"])
 
 
 def _build(at: Operator) -> None:

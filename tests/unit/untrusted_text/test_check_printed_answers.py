@@ -16,7 +16,7 @@ from midstream.fleet.fleet import Fleet, LocalHostConfig, SshHostConfig, Target
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.launch import host_links
-from midstream.launch.install import environment
+from midstream.launch.install import environment, package_check
 from midstream.launch.install.wheelhouse import glibc_version
 from midstream.remote.machine.environments import CommandResult, Interpreters
 
@@ -86,9 +86,9 @@ def test_malformed_list_of_packages_is_refused(output: str) -> None:
     good = '{"version": [3, 11, 7], "missing": [["wandb", "no module"]]}'
     config = LocalHostConfig(python="python3")
     answer = CommandResult(0, f"a banner\n{good}\n", "")
-    assert environment.missing_modules(host_with(answer), config, "python3", ["wandb"]) == ["wandb"]
+    assert package_check.missing_modules(host_with(answer), config, "python3", ["wandb"]) == ["wandb"]
     with pytest.raises(RemoteError, match=r"lab: the check of the engine's packages: "):
-        environment.missing_modules(host_with(CommandResult(0, output, "")), config, "python3", ["wandb"])
+        package_check.missing_modules(host_with(CommandResult(0, output, "")), config, "python3", ["wandb"])
 
 
 def test_interpreter_without_a_version_is_refused() -> None:

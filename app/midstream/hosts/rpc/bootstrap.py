@@ -1,4 +1,7 @@
-"""The program that a host's Python runs: it reads modules, creates them and runs a function of them."""
+"""The program that a host's Python runs.
+
+It reads modules, creates them and runs a function of them.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,10 @@ def find_run(fleet: Fleet, snapshot: Snapshot, request: Request) -> RunView:
 
 
 def shares_root(fleet: Fleet, run: RunView, target: str) -> bool:
-    """Return whether the run is in the root of the login node of ``target``, an allocation.
+    """Return whether the run is in the root of a login node.
+
+    ``target`` is an allocation of that node.
+
 
     Source and target then have one run directory.
     """

@@ -98,7 +98,10 @@ class HostGroup:
 
     @property
     def bucket_client_host(self) -> Host:
-        """The first host, as one that has the client of a bucket: in a container, that of its image."""
+        """The first host, as one that has the client of a bucket.
+
+        In a container that is the client of its image.
+        """
         return engine_host(self.first, self._config, self.python)
 
     @property
