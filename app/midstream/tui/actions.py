@@ -39,7 +39,10 @@ class Target:
     allocation: bool = False
 
     def takes(self, run: RunView) -> bool:
-        """Return whether the run may migrate there: it is elsewhere, or the job of another allocation."""
+        """Return whether the run may migrate there.
+
+        It has to be elsewhere, or the job of another allocation.
+        """
         owner = run.fence.owner if run.fence is not None else ""
         return run.host not in self.hosts or (self.allocation and owner != self.name)
 

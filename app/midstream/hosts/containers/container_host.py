@@ -18,7 +18,7 @@ _IN_ROOT = 'mkdir -p -- "$1" && cd -- "$1" && shift && exec "$@"'
 
 
 class ContainerHost:
-    """The `Host` of the containers of ``machine``. Each command has a container of its own.
+    """The `Host` of the containers of ``machine``, one for each command.
 
     ``python``: an interpreter of the image, or under the root; by default the image's.
     """
@@ -26,18 +26,12 @@ class ContainerHost:
     def __init__(self, machine: Host, config: HostConfig, python: str = "") -> None:
         assert config.container is not None
         self.machine, self._config, self._container = machine, config, config.container
+        self.name, self.root = machine.name, machine.root
         self.remote_python = python or config.python or IMAGE_PYTHON
-
-    @property
-    def name(self) -> str:
-        return self.machine.name
-
-    @property
-    def root(self) -> str:
-        return self.machine.root
 
     def connect(self) -> None:
         self.machine.connect()
+        self.root = self.machine.root
 
     def with_new_connection(self) -> Host:
         return ContainerHost(self.machine.with_new_connection(), self._config, self.remote_python)
@@ -76,9 +70,9 @@ class ContainerHost:
         self.machine.close()
 
     def _wrapped(self, argv: Sequence[str], env: Mapping[str, str] | None) -> list[str]:
-        words = in_container(self._container, argv, root=self.root, variables=env or (), stdin=True)
+        words = in_container(self._container, argv, root=self.machine.root, variables=env or (), stdin=True)
         # An image need not have the directory in which a login starts.
-        return with_setup(["sh", "-c", _IN_ROOT, "sh", self.root, *words], self._config.setup)
+        return with_setup(["sh", "-c", _IN_ROOT, "sh", self.machine.root, *words], self._config.setup)
 
 
 def engine_host(host: Host, config: HostConfig, python: str = "") -> Host:

@@ -1,4 +1,7 @@
-"""Pods that a guard creates for a migration, and deletes where the run does not get there."""
+"""Pods that a guard creates for a migration.
+
+It deletes them where the run does not get there.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ Report = Callable[[str, str, str], None]  # kind of the event, target, message
 
 
 def create(fleet: Fleet, name: str, agreed: bool, report: Report) -> PodJob | None:
-    """Create the pods of target ``name`` if they do not exist, and return them; None where nothing was created.
+    """Create the pods of target ``name`` if they do not exist, and return them.
+
+    None where nothing was created.
 
     Args:
         fleet: The fleet.
