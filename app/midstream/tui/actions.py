@@ -41,7 +41,7 @@ class Target:
     def takes(self, run: RunView) -> bool:
         """Return whether the run may migrate there.
 
-        It is elsewhere, or the job of another allocation.
+        It has to be elsewhere, or the job of another allocation.
         """
         owner = run.fence.owner if run.fence is not None else ""
         return run.host not in self.hosts or (self.allocation and owner != self.name)

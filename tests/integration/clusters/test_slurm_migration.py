@@ -6,8 +6,10 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from midstream_engine import records
 from simulators.clusters.slurm_cluster import SlurmCluster, login_node, slurm_cluster
@@ -235,6 +237,13 @@ def test_guard_restarts_job_on_its_own_cluster(lab: Lab, runs: Callable[..., Run
     assert midstream("--fleet", fleet, "--stop", "r").code == 0
 
 
+def settings_of(run: Run) -> dict[str, Any]:
+    """Return the run's configuration without what each attempt has of its own."""
+    config: dict[str, Any] = yaml.safe_load(Path(run.paths.config).read_text())
+    config["trainer"].pop("distributed")
+    return config
+
+
 def test_run_migrates_between_targets_of_one_login_node(
     lab: Lab, runs: Callable[..., Run], slurm_cluster: SlurmCluster
 ) -> None:
@@ -264,7 +273,10 @@ def test_run_migrates_between_targets_of_one_login_node(
 
     # Back, and before its healthy steps again to where it came from: its steps on the target are given up.
     words = ["--migrate", "r", "--to", "cluster", "--mode", "cold", "--yes", "--certify-steps", "4", "--json"]
-    moving = start_midstream("--fleet", fleet, *words, "--healthy-steps", "15000")
+    config = settings_of(run)
+    assert config["trainer"]["per_device_parallelism"] != 4
+    more = ["--healthy-steps", "15000", "--", "--trainer.per_device_parallelism", "4"]
+    moving = start_midstream("--fleet", fleet, *words, *more)
     try:
         assert moving.stdout is not None
         migration, certified = "", False
@@ -277,6 +289,7 @@ def test_run_migrates_between_targets_of_one_login_node(
         sealed = run.fence.sealed_step
         assert sealed is not None
         run.wait(lambda run: bool(run.rows(3)) and run.rows(3)[-1]["global_step"] > sealed + 10, "steps on the target")
+        assert settings_of(run)["trainer"]["per_device_parallelism"] == 4
         rolled = midstream("--fleet", fleet, "--rollback", migration, "--yes")
         assert rolled.code in (0, 1), (rolled.stdout, rolled.stderr)
         moving.communicate(timeout=120)
@@ -286,6 +299,7 @@ def test_run_migrates_between_targets_of_one_login_node(
     status = run.status()
     assert status is not None
     assert (run.fence.owner, run.fence.epoch, status.processes) == ("wide", 4, 2)
+    assert settings_of(run) == config, "not that of the target"
     assert run.rows(4)[0]["global_step"] == sealed, "from the sealed step, not from what the target has saved"
     rows = run.spliced()
     assert sorted(rows) == list(range(len(rows))), "no step is missing"

@@ -16,7 +16,7 @@ from midstream.errors import MidstreamError, UsageError
 from midstream.migrate.records.modes import COLD, WARM
 from midstream.migrate.records.plan import Plan
 from midstream.migrate.records.request import Request
-from midstream.tui.actions import TargetMissingError
+from midstream.tui.actions import Target, TargetMissingError
 from midstream.tui.app import MidstreamApp
 from midstream.tui.base_app import RELOAD_EXIT_CODE
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
@@ -24,6 +24,7 @@ from midstream.tui.screens.fleet.fleet_screen import FleetScreen
 from midstream.tui.screens.migration.migration_screen import MigrationScreen
 from midstream.tui.screens.migration.wizard import WizardScreen
 from midstream.watch.snapshot import Snapshot
+from midstream_engine import records
 from support.tui import fleets, prepared_migrations
 from support.tui.fleets import NOW
 from support.tui.prepared_actions import PreparedActions, PreparedSnapshots
@@ -58,6 +59,18 @@ async def test_wizard_excludes_source_from_targets() -> None:
     async with opened("m") as (app, _):
         targets = [row.key for row in app.screen.query_one("#targets").rows]  # type: ignore[attr-defined]
         assert targets == ["large", "gpu2"]
+
+
+async def test_wizard_offers_other_allocations_of_login_node() -> None:
+    actions = PreparedActions()
+    names = ("nano-job", "wide")
+    actions.targets = lambda: tuple(Target(name, ("small",), allocation=True) for name in names)  # type: ignore[method-assign]
+    run = replace(fleets.run("nano", "small"), fence=records.Fence(1, "nano-job"))
+    app = app_over(fleets.small_fleet(run), actions)
+    async with app.run_test(size=(100, 30)) as pilot:
+        await pilot.press("m")
+        await settle(pilot, lambda: isinstance(app.screen, WizardScreen))
+        assert [row.key for row in app.screen.query_one("#targets").rows] == ["wide"]  # type: ignore[attr-defined]
 
 
 async def test_wizard_replans_for_other_target_or_checkpoint() -> None:

@@ -38,7 +38,7 @@ DIRECTORIES = (
     (AWS, "AWS_SHARED_CREDENTIALS_FILE", f"${{AWS_SHARED_CREDENTIALS_FILE:-{AWS}/credentials}}"),
     (GCLOUD, "CLOUDSDK_CONFIG", GCLOUD),
 )
-IN_HOME = tuple(f'"{each}"' for each in (AWS, GCLOUD))
+DIRECTORY_PATHS = tuple(f'"{each}"' for each in (AWS, GCLOUD))
 DEVICES = "/dev/accel* /dev/vfio/* /dev/infiniband/*"  # TPUs and InfiniBand; GPUs need their driver's libraries too
 
 
@@ -134,7 +134,7 @@ def _docker(config: ContainerConfig, mounts: Sequence[tuple[str, str, str]], nam
     return (
         f'set -- {shlex.join([*config.options, "--entrypoint=", config.image])} "$@"\n'
         f"{_devices('--device')}"
-        f"{_credentials('--volume', mounts, '--env', IN_HOME)}"
+        f"{_credentials('--volume', mounts, '--env', DIRECTORY_PATHS)}"
         f'[ -e /dev/nvidiactl ] && set -- {gpus} "$@"\n'
         f"{mapped}"
         f'exec {shlex.join(words)} --user="$(id -u):$(id -g)" --workdir="$PWD" "$@"'
@@ -159,6 +159,6 @@ def _enroot(config: ContainerConfig, mounts: Sequence[tuple[str, str, str]], nam
     inside = 'sh -c \'cd "$1" && shift && exec "$@"\' sh'  # it has no flag for the working directory
     return (
         f'set -- {shlex.join([*config.options, config.image])} {inside} "$PWD" "$@"\n'
-        f"{_devices('--mount')}{_credentials('--mount', mounts, '--env', IN_HOME)}"
+        f"{_devices('--mount')}{_credentials('--mount', mounts, '--env', DIRECTORY_PATHS)}"
         f'exec {shlex.join(words)} "$@"'
     )

@@ -18,9 +18,7 @@ _IN_ROOT = 'mkdir -p -- "$1" && cd -- "$1" && shift && exec "$@"'
 
 
 class ContainerHost:
-    """The `Host` of the containers of ``machine``.
-
-    Each command has a container of its own.
+    """The `Host` of the containers of ``machine``, one for each command.
 
     ``python``: an interpreter of the image, or under the root; by default the image's.
     """
@@ -72,9 +70,9 @@ class ContainerHost:
         self.machine.close()
 
     def _wrapped(self, argv: Sequence[str], env: Mapping[str, str] | None) -> list[str]:
-        words = in_container(self._container, argv, root=self.root, variables=env or (), stdin=True)
+        words = in_container(self._container, argv, root=self.machine.root, variables=env or (), stdin=True)
         # An image need not have the directory in which a login starts.
-        return with_setup(["sh", "-c", _IN_ROOT, "sh", self.root, *words], self._config.setup)
+        return with_setup(["sh", "-c", _IN_ROOT, "sh", self.machine.root, *words], self._config.setup)
 
 
 def engine_host(host: Host, config: HostConfig, python: str = "") -> Host:

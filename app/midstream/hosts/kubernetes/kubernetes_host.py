@@ -30,6 +30,8 @@ BEGIN = b"\1midstream\1\n"
 # The exit code goes to stderr: stdout carries the command's own bytes alone.
 SCRIPT = "printf '\\001midstream\\001\\n'; \"$@\"; code=$?; printf '\\001exit %d\\001\\n' $code >&2; exit $code"
 ENDED = re.compile(r"\x01exit (\d{1,3})\x01\n?")
+# kubectl's own line, before the command's, for a pod of several containers of which none is named.
+DEFAULTED = re.compile(r'\ADefaulted container "[^"\n]*" out of: [^\n]*\n')
 
 
 def kubectl_words(config: KubernetesHostConfig | KubernetesTarget) -> list[str]:
@@ -95,7 +97,7 @@ class KubectlProcess:
         return int(found[-1])
 
     def stderr_text(self) -> str:
-        return ENDED.split(self._inner.stderr_text())[0]
+        return DEFAULTED.sub("", ENDED.split(self._inner.stderr_text())[0])
 
     def own_words(self) -> str:
         """Return kubectl's last line, which says why there is no answer."""

@@ -19,10 +19,7 @@ POLL_INTERVAL = 1.0  # seconds
 
 
 def missing_pods(fleet: Fleet, name: str) -> PodJob | None:
-    """Return the job that has to be created for target ``name``.
-
-    None where there is nothing to create.
-
+    """Return the job of target ``name`` that has to be created; None for none.
 
     HostError where its cluster does not answer.
     """
@@ -49,7 +46,7 @@ class PodJob:
 
     @property
     def description(self) -> str:
-        """Text of what is created: ``job/cell, 2 pods of IMAGE, nvidia.com/gpu: 8 each``."""
+        """Line on what is created: ``job/cell, 2 pods of IMAGE, nvidia.com/gpu: 8 each``."""
         target = self.target
         limits = "".join(f", {name}: {value} each" for name, value in target.resources.items())
         return f"{self.path}, {count(target.pods, 'pod')} of {target.manifest or target.image}{limits}"

@@ -46,6 +46,7 @@ MODULES = (
 )
 SIZES = "locks/sizes.json"
 BUCKETS = {GCS: "google.cloud.storage", S3: "botocore"}  # if the host's checkpoints are in a bucket
+IMAGE_HINT = "an image with Python 3.8 or newer; python: of {} names its interpreter"
 SEARCH_TIMEOUT = 120.0  # seconds that a host may take to find its interpreters
 
 
@@ -157,7 +158,7 @@ def _in_image(
     if answer.code:
         raise LaunchError(
             f"{host.name}: {python} {how}: {wrong}",
-            f"an image with Python 3.8 or newer; python: of {host.name} names its interpreter",
+            IMAGE_HINT.format(host.name),
         )
     if config.python:
         raise LaunchError(

@@ -15,6 +15,8 @@ from midstream.remote.shapes import Text
 
 MINIMUM = (3, 11)
 IMPORT_TIMEOUT = 300.0  # seconds that the engine's packages may take to import: cold, from a shared disk
+IMAGE_TIMEOUT = 3600.0  # seconds: the container's runtime may fetch the image first
+MARGIN = 10.0  # seconds for the answer of a command that was ended
 
 _CHECK = """
 import importlib, json, sys
@@ -52,7 +54,10 @@ def import_packages(host: Host, config: HostConfig, python: str, modules: Sequen
     # The variables may be secret: they are sent over stdin, not in a command line.
     env = {**config.env, "JAX_PLATFORMS": "cpu", "PYTHONSAFEPATH": "1"}
     argv = in_container(config.container, [python, "-c", _CHECK, *modules], root=host.root, variables=env)
-    return host.call(environments.run_command, timeout=IMPORT_TIMEOUT)(argv=with_setup(argv, config.setup), env=env)
+    timeout = IMPORT_TIMEOUT if config.container is None else IMAGE_TIMEOUT
+    return host.call(environments.run_command, timeout=timeout)(
+        argv=with_setup(argv, config.setup), env=env, timeout=timeout - MARGIN
+    )
 
 
 def package_fault(host: Host, config: HostConfig, python: str, modules: Sequence[str]) -> str:

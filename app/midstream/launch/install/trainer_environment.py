@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from midstream.fleet.container_config import ContainerConfig
 from midstream.fleet.fleet import HostConfig
 from midstream.hosts.containers.container_command import in_container
+from midstream.hosts.containers.container_host import IMAGE_PYTHON
 from midstream.hosts.host import Host
 from midstream.launch.errors import LaunchError
-from midstream.launch.install.environment import Environment, build_environment
-from midstream.launch.install.package_check import IMPORT_TIMEOUT
+from midstream.launch.install.environment import IMAGE_HINT, Environment, build_environment
+from midstream.launch.install.package_check import IMPORT_TIMEOUT, import_packages
 from midstream.launch.reporter import reporter_of
 from midstream.remote.machine import environments
 from midstream.remote.runs.process_start import with_setup
@@ -32,6 +34,8 @@ def prepare_trainer_environment(
     Raises:
         LaunchError: There is none, or it does not start.
     """
+    if config.container is not None and config.container.runtime != "pyxis":
+        _start_image(host, config, config.container)
     if run.environment.requirements:
         hashed = "--hash=" in run.environment.requirements
         return build_environment(host, config, reporter_of(progress), run.environment.requirements, (), hashed=hashed)
@@ -53,3 +57,19 @@ def prepare_trainer_environment(
             "the same path has to exist on every host of the run, or requirements: builds an environment there",
         )
     return Environment(python, f"named in {where}")
+
+
+def _start_image(host: Host, config: HostConfig, container: ContainerConfig) -> None:
+    """Start the image's interpreter once: its runtime may have to fetch it.
+
+    Raises:
+        LaunchError: It does not start.
+    """
+    python = config.python or IMAGE_PYTHON
+    answer = import_packages(host, config, python, ())
+    if answer.code:
+        raise LaunchError(
+            f"{host.name}: {python} in the {container.runtime} container {container.image}: "
+            f"{answer.error or f'ends with {answer.code}'}",
+            IMAGE_HINT.format(host.name),
+        )

@@ -17,9 +17,9 @@ Report = Callable[[str, str, str], None]  # kind of the event, target, message
 
 
 def create(fleet: Fleet, name: str, agreed: bool, report: Report) -> PodJob | None:
-    """Create the pods of target ``name`` if they do not exist.
+    """Create the pods of target ``name`` if they do not exist, and return them.
 
-    Return them; None where nothing was created.
+    None where nothing was created.
 
     Args:
         fleet: The fleet.

@@ -16,6 +16,7 @@ from midstream.migrate.phases.undo.source_return import owns_run, returned_fence
 from midstream.migrate.phases.undo.target_close import close_target
 from midstream.migrate.records.facts import Facts, Sealed, StartingPoint, required
 from midstream.migrate.records.phase_names import RELAUNCH
+from midstream.migrate.source_and_target.source_config import agreed_config
 from midstream.remote.runs import run_state
 from midstream_engine import records
 
@@ -86,6 +87,8 @@ class Relaunch:
         plan, target = migration.plan, migration.target
         if migration.source is target:  # in one run directory, one attempt runs at a time
             migration.source_group.wait_exited(sealed.attempt)
+            if migration.journal.facts.source_config is None:  # the target's attempt writes its own there
+                migration.journal.record(Facts(source_config=agreed_config(migration.source, plan)))
         migration.target_group.put_fence(sealed.fence, plan.migration)
         number = _present_attempt(migration)
         if number is not None:

@@ -44,10 +44,7 @@ def find_run(fleet: Fleet, snapshot: Snapshot, request: Request) -> RunView:
 
 
 def shares_root(fleet: Fleet, run: RunView, target: str) -> bool:
-    """Return whether the run is in the root of a login node.
-
-    ``target`` is an allocation of that node.
-
+    """Return whether ``target`` is an allocation whose login node has the run.
 
     Source and target then have one run directory.
     """

@@ -92,6 +92,7 @@ class Facts:
     verify_seconds: float | None = None
     history_copied: bool | None = None
     target_config: str | None = None  # run.yaml as the target has resolved it
+    source_config: str | None = None  # run.yaml before the target's attempt, where both have one run directory
     # Relaunch
     relaunching: bool | None = None  # from here on a rollback has to look at the target
     relaunch_started_at: float | None = None

@@ -98,10 +98,7 @@ class HostGroup:
 
     @property
     def bucket_client_host(self) -> Host:
-        """The first host, as one that has the client of a bucket.
-
-        In a container that is the client of its image.
-        """
+        """The first host, as one that has a bucket's client: in its container."""
         return engine_host(self.first, self._config, self.python)
 
     @property

@@ -9,7 +9,7 @@ from midstream.migrate.phases.context.migration import Migration, MovedOnError
 from midstream.migrate.phases.context.observation import wait_for
 from midstream.migrate.phases.context.record_commands import show_command, show_fence
 from midstream.migrate.source_and_target.host_group import HostGroup
-from midstream.remote.runs import ownership, run_state
+from midstream.remote.runs import ownership, run_state, standby_state
 from midstream.remote.runs.run_checkpoints import CheckpointSummary
 from midstream.watch.snapshot import RunView
 from midstream_engine import records
@@ -181,6 +181,8 @@ def _start_source(migration: Migration, fence: records.Fence, step: int | None) 
         raise MidstreamError(f"{source.name} has lost {what}", "midstream --checkpoints RUN")
     checkpoint = max(checkpoints, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt))
     migration.source_group.distribute_checkpoint(checkpoint.name)
+    if facts.source_config is not None:
+        source.call(standby_state.keep_config)(root=source.root, run_id=plan.run_id, text=facts.source_config)
     command = records.Command(
         records.RESTORE,
         epoch=fence.epoch,
