@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import secrets
 import socket
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Self
 
 
@@ -103,8 +107,28 @@ class Quiet(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-def free_port() -> int:
-    """Return a port on loopback that is free now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+def _below_the_systems_own() -> range:
+    """Return ports that the system does not choose by itself for connections and for servers on port 0."""
+    try:
+        lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:
+        lowest = 32768
+    return range(max(2048, lowest - 20000), lowest) or range(20000, 60000)
+
+
+_PORTS = _below_the_systems_own()
+_numbers = itertools.count(secrets.randbelow(len(_PORTS)))
+
+
+def free_port(*addresses: str) -> int:
+    """Return a port that is free at the addresses (by default 127.0.0.1), each time another one.
+
+    It stays free until a server listens there, and while that server restarts: the system gives it to no connection.
+    """
+    for _ in _PORTS:
+        port = _PORTS[next(_numbers) % len(_PORTS)]
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):  # it is used
+            for address in addresses or ("127.0.0.1",):
+                stack.enter_context(socket.socket()).bind((address, port))
+            return port
+    raise OSError("no port is free")

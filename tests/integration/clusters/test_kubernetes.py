@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -221,9 +220,14 @@ def test_pods_of_target_are_hosts_of_created_job(kind: str, cluster: Cluster) ->
     job = PodJob("cell", target)
     assert not job.exists()
     said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if "is Pending" in line:
+            cluster.ready()
+
     cluster.set_flag("hold")
-    threading.Timer(1.5, cluster.ready).start()
-    job.create(said.append)
+    job.create(say)
     assert any("is Pending" in line for line in said), said
     assert job.exists()
     [manifest] = cluster.applied()

@@ -25,8 +25,19 @@ def fail(text, code=1):
 
 
 def pods(namespace):
-    found = [json.loads(path.read_text()) for path in sorted((STATE / "pods").glob("*.json"))]
+    found = []
+    for path in sorted((STATE / "pods").glob("*.json")):
+        try:
+            found.append(json.loads(path.read_text()))
+        except FileNotFoundError:  # another process deletes it
+            continue
     return [pod for pod in found if pod["metadata"]["namespace"] == namespace]
+
+
+def write(path, value):
+    new = path.with_name(path.name + "." + str(os.getpid()))
+    new.write_text(json.dumps(value))
+    new.replace(path)  # complete at any time, for the processes that read it
 
 
 def selected(namespace, selector):
@@ -107,7 +118,7 @@ elif words[:1] == ["apply"]:
     for manifest in manifests:
         jobs = manifest["kind"] in ("Job", "JobSet")
         for pod in job_pods(manifest, manifest["metadata"].get("namespace", namespace)) if jobs else ():
-            (STATE / "pods" / (pod["metadata"]["name"] + ".json")).write_text(json.dumps(pod))
+            write(STATE / "pods" / (pod["metadata"]["name"] + ".json"), pod)
             (STATE / pod["metadata"]["name"]).mkdir(exist_ok=True)
         (STATE / "applied").joinpath(manifest["metadata"]["name"] + ".json").write_text(json.dumps(manifest))
         print("%s/%s created" % (manifest["kind"].lower(), manifest["metadata"]["name"]))
@@ -208,7 +219,9 @@ class Cluster:
         for path in (self.state / "pods").glob("*.json"):
             value = json.loads(path.read_text())
             value["status"]["phase"] = "Running"
-            path.write_text(json.dumps(value))
+            new = path.with_name(f"{path.name}.new")
+            new.write_text(json.dumps(value))
+            new.replace(path)  # kubectl may be reading it
 
     def applied(self) -> list[dict[str, Any]]:
         return [json.loads(path.read_text()) for path in sorted((self.state / "applied").glob("*.json"))]

@@ -9,16 +9,13 @@ from __future__ import annotations
 import getpass
 import itertools
 import os
-import random
-import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-
-import pytest
 
 from simulators.google.tpu_nodes import Worker
 from simulators.sshd import Lab, SshServer, environment
 from support.launched_processes import kill_launched
+from support.loopback import free_port
 
 _networks = itertools.count(1)
 
@@ -33,7 +30,7 @@ class Slice:
         self.name = name
         network = f"127.{os.getpid() % 200 + 20}.{next(_networks)}"
         addresses = [f"{network}.{index + 1}" for index in range(count)]
-        self.port = port or _free_port(addresses)
+        self.port = port or free_port(*addresses)
         self.servers: list[SshServer] = [
             lab.host(
                 f"{name}-{index}",
@@ -74,24 +71,6 @@ class Slice:
 def _host_key(server: SshServer) -> dict[str, str]:
     kind, key = (server.directory / "host_key.pub").read_text().split()[:2]
     return {kind: key}
-
-
-def _free_port(addresses: list[str]) -> int:
-    """Return a port that is free at all addresses."""
-    for _ in range(50):
-        port = random.randrange(20000, 60000)
-        sockets = []
-        try:
-            for address in addresses:
-                sockets.append(socket.socket())
-                sockets[-1].bind((address, port))
-            return port
-        except OSError:
-            continue
-        finally:
-            for each in sockets:
-                each.close()
-    pytest.fail("no port is free at all addresses")
 
 
 def target_text(name: str, node: Slice, key: Path, **more: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from simulators.object_stores.bucket import bucket_server
 from simulators.object_stores.s3_server import s3_server
+from support.loopback import free_port
 
 EMULATOR = "from gcp_storage_emulator.__main__ import main; main()"
 
@@ -19,9 +20,7 @@ EMULATOR = "from gcp_storage_emulator.__main__ import main; main()"
 @contextlib.contextmanager
 def program(*argv: str) -> Iterator[int]:
     """Context with a running Python program; yields the port on which it serves (``{port}`` in ``argv``)."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, *(part.format(port=port) for part in argv)],
         stdout=subprocess.DEVNULL,

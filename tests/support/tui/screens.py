@@ -51,13 +51,15 @@ def screen_text(app: MidstreamApp) -> str:
     return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips(app)) + "\n"
 
 
-async def settle(pilot: Pilot, until: Callable[[], bool] | None = None, *, tries: int = 2000) -> None:
-    """Wait until no worker is running and ``until`` is true."""
+async def settle(
+    pilot: Pilot, until: Callable[[], bool] | None = None, *, tries: int = 2000, working: bool = False
+) -> None:
+    """Wait until no worker is running, unless ``working``, and ``until`` is true."""
     app = pilot.app
     assert isinstance(app, MidstreamApp)
     for _ in range(tries):
         await pilot.pause()
-        if app.background.idle and (until is None or until()):
+        if (working or app.background.idle) and (until is None or until()):
             await pilot.pause()
             return
         await pilot.pause(0.01)

@@ -129,18 +129,14 @@ async def test_wizard_drops_plan_of_earlier_target() -> None:
         def make_plan(self, snapshot: Snapshot, request: Request) -> Plan:
             plan = super().make_plan(snapshot, request)
             if request.target == "large":
-                assert release.wait(10)
+                assert release.wait(60)
             return plan
 
     app = app_over(fleets.small_fleet(), Slow())
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("m")
         await pilot.press("j")
-        await pilot.pause()
-        for _ in range(200):
-            if "--to gpu2" in screen_text(app):
-                break
-            await pilot.pause(0.01)
+        await settle(pilot, lambda: "--to gpu2" in screen_text(app), working=True)
         release.set()
         await settle(pilot)
         assert "--to gpu2" in screen_text(app)
@@ -216,7 +212,7 @@ async def test_wizard_shows_checks_while_later_ones_run() -> None:
         @override
         def preflight(self, plan: Plan) -> Iterator[Check]:
             yield prepared_migrations.CHECKS[0]
-            assert release.wait(10)
+            assert release.wait(60)
             yield prepared_migrations.CHECKS[1]
 
     app = app_over(fleets.small_fleet(), Slow())
@@ -224,11 +220,7 @@ async def test_wizard_shows_checks_while_later_ones_run() -> None:
         await pilot.press("m")
         await settle(pilot)
         await pilot.press("enter")
-        for _ in range(200):
-            if "source answers" in screen_text(app):
-                break
-            await pilot.pause(0.01)
-        assert "source answers" in screen_text(app)
+        await settle(pilot, lambda: "source answers" in screen_text(app), working=True)
         await pilot.press("enter")
         await pilot.pause()
         assert not isinstance(app.screen, ConfirmScreen), "blocked until all checks are done"

@@ -147,4 +147,5 @@ def test_slow_query_does_not_block_latest(tmp_path: Path) -> None:
     file.chmod(0o755)
     nvidia = Nvidia(str(file), timeout=3600.0)
     assert Accelerators(devices=None, smi=nvidia).latest(wait=0.1) == []
-    answer.write_text("")  # ends the query, which has waited for it until here
+    with answer.open("w"):  # its end is the answer to the query, which has waited for it until here
+        file.unlink()  # a further query would wait for ever

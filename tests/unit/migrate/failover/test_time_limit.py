@@ -29,6 +29,7 @@ targets:
   other: {{type: slurm, host: login, sbatch: [--nodes=1]}}
   far: {{type: slurm, host: away, sbatch: [--nodes=1, --gpus-per-node=1]}}
 """
+NOW = 1.8e9
 STAGES = {"lab": {"install": 30.0, "downtime": 70.0}, "far": {"install": None, "downtime": 70.0}}
 
 
@@ -44,7 +45,7 @@ def run_view(owner: str = "cluster", state_bytes: int = 4_000_000_000) -> RunVie
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Plans with known estimates; return the targets that were planned."""
+    """Plans with known estimates, and a stopped clock; return the targets that were planned."""
     requests: list[str] = []
 
     def make_plan(_fleet: Any, _hosts: Any, _snapshot: Any, request: Any) -> Any:
@@ -54,7 +55,8 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return SimpleNamespace(estimate=SimpleNamespace(duration=STAGES[request.target]))
 
     monkeypatch.setattr(time_limit.planner, "make_plan", make_plan)
-    later = Allocation(time.time() + 500.0, "n1", "low", [])
+    monkeypatch.setattr(time_limit, "time", SimpleNamespace(time=lambda: NOW, monotonic=time.monotonic))
+    later = Allocation(NOW + 500.0, "n1", "low", [])
     monkeypatch.setattr(time_limit, "query_allocation", lambda *_: later)
     return requests
 
@@ -89,8 +91,8 @@ def test_lead_is_twice_estimate_before_signal(tmp_path: Path, planned: list[str]
 
 def test_lead_is_that_of_slowest_target(tmp_path: Path, planned: list[str]) -> None:
     lead = limit(fleet_of(tmp_path), "lab", "far", "cluster").find(Snapshot(1, 0.0), run_view())
-    # 70 s and some 500 s in the queue, twice; one stage unknown; the signal; to react.
-    assert lead.seconds == pytest.approx(2 * 570.0 + 900.0 + 200.0 + 60.0, abs=5.0)
+    # 70 s and 500 s in the queue, twice; one stage unknown; the signal; to react.
+    assert lead.seconds == 2 * 570.0 + 900.0 + 200.0 + 60.0
     assert "migration to far (at least 70s, with install unknown)" in lead.reason
     assert "the wait in its queue (8m" in lead.reason
     assert "15m00 for each unknown stage" in lead.reason
@@ -125,11 +127,11 @@ def test_lead_without_plan_is_an_hour_and_says_why(tmp_path: Path, planned: list
 
 def test_notice_begins_with_the_lead_and_says_it_once(tmp_path: Path, planned: list[str]) -> None:
     said: list[str] = []
-    watched, now = limit(fleet_of(tmp_path), "lab", said=said), time.time()
+    watched = limit(fleet_of(tmp_path), "lab", said=said)
 
     def notice(left: float, state: str = "RUNNING") -> str:
-        ends = now + left if left else 0.0
-        return watched.notice(Snapshot(1, 0.0), run_view(), JobState("7", state, "", now, ends))
+        ends = NOW + left if left else 0.0
+        return watched.notice(Snapshot(1, 0.0), run_view(), JobState("7", state, "", NOW, ends))
 
     assert notice(0.0) == ""
     assert notice(100.0, "PENDING") == ""
