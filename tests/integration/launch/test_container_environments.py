@@ -147,7 +147,7 @@ def test_trainer_migrates_into_image_with_its_packages(
     container = {name: value for name, value in vars(box.config.container).items() if value}
     fleet.write_text(f"{fleet.read_text()}targets:\n  cell: {{type: hosts, hosts: [box], container: {container}}}\n")
     more = f"environment: {{lock: packages.txt, packages: [{PACKAGE}]}}"
-    file = write_script(tmp_path / "code", steps=4000, every=25, more=more)
+    file = write_script(tmp_path / "code", steps=100_000, every=25, more=more)
     (file.parent / "packages.txt").write_text(lock)
     script = file.parent / "train.py"
     script.write_text(f"import {PACKAGE}\nassert {PACKAGE}.VALUE == 42\n{script.read_text()}")
