@@ -31,7 +31,9 @@ from midstream_engine.object_store.errors import (
     ObjectExistsError,
     StoreError,
 )
+from midstream_engine.object_store.object_checksum import ObjectChecksum
 from midstream_engine.object_store.response_body import fill
+from midstream_engine.object_store.s3_checksums import checksum_of
 from midstream_engine.object_store.s3_multipart import MultipartUpload, multipart_of
 from midstream_engine.object_store.s3_requests import BrokenBodyError, S3Requests, tag_of
 from midstream_engine.object_store.urls import joined
@@ -95,6 +97,22 @@ class S3Client(S3Requests):
             recorded = found.get("Metadata", {}).get(HASH)
             return StoredObject(path, int(found["ContentLength"]), tag_of(found), updated, sha256=recorded)
         return None
+
+    def checksum(self, found: StoredObject) -> ObjectChecksum | None:
+        named = {"Bucket": self.bucket, "Key": self.key(found.path)}
+
+        def head(**more: Any) -> dict[str, Any]:
+            return self.request(
+                found.path, lambda client: client.head_object(**named, **more), conditional="IfMatch" in more
+            )
+
+        def part_size() -> int:
+            with contextlib.suppress(StoreError):  # of a service that does not know parts of objects
+                # Without a condition: moto compares the ETag of the part.
+                return int(head(PartNumber=1)["ContentLength"])
+            return 0
+
+        return checksum_of(head(ChecksumMode="ENABLED", **_match(found.version)), part_size)
 
     def get(self, path: str, version: str | None = None) -> tuple[bytes, str]:
         found = hashed_as = ""
