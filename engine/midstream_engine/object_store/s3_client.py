@@ -306,6 +306,7 @@ class S3Client(S3Requests):
                 return False
             return True
 
+        self.delete(path)  # an account that may not delete is refused before there is an object that would remain
         try:  # an object is created once, not again, and is not replaced for another version's sake
             absent = {"IfNoneMatch": "*"}
             return written(absent) and not written(absent) and not written({"IfMatch": '"0123456789abcdef"'})
