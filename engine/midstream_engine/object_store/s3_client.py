@@ -11,6 +11,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,7 +35,7 @@ from midstream_engine.object_store.errors import (
 from midstream_engine.object_store.object_checksum import ObjectChecksum
 from midstream_engine.object_store.response_body import fill
 from midstream_engine.object_store.s3_checksums import checksum_of
-from midstream_engine.object_store.s3_multipart import MultipartUpload, multipart_of
+from midstream_engine.object_store.s3_multipart import PARTS_AT_ONCE, MultipartUpload, has_small, multipart_of
 from midstream_engine.object_store.s3_requests import BrokenBodyError, S3Requests, tag_of
 from midstream_engine.object_store.urls import joined
 
@@ -257,7 +258,7 @@ class S3Client(S3Requests):
         given = list(parts)
 
         def once(condition: dict[str, str]) -> str:
-            with MultipartUpload(self, path, {HASH: sha256}) as upload:
+            with MultipartUpload(self, path, {HASH: sha256}, sends=has_small(given)) as upload:
                 multipart_of(upload, given, lambda part: self.get(part.path, part.version)[0])
                 return upload.complete(condition)
 
@@ -265,8 +266,8 @@ class S3Client(S3Requests):
         found = self.look(path)
         if found is None or found.size != size:
             raise DamagedObjectError(f"{joined(self.url, path)}: the composed object has other bytes than were sent")
-        for each in given:
-            self.delete(each.path)
+        with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
+            list(pool.map(self.delete, [each.path for each in given]))
         return StoredObject(path, size, tag, found.updated, sha256=sha256)
 
     def delete(self, path: str, version: str | None = None) -> None:
