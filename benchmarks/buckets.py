@@ -1,11 +1,14 @@
 """Copy trees to a bucket and back with midstream and with public tools, side by side in one run.
 
-    python benchmarks/buckets.py [--mib 1024] [--rounds 3] [--cases many one] [--services s3 gs]
+    python benchmarks/buckets.py [--mib 1024] [--rounds 3] [--cases many one] [--services s3 gs] [--disk DIRECTORY]
 
 The service is the tests' own server on loopback, in a process of its own: the same for all, in memory. The tools are
-those that are installed (rclone, awscli, s5cmd, gcloud). midstream hashes every object as it is read and written,
-resumes, and writes the manifest last; the others compare sizes or checksums at most. Rounds are interleaved, medians
-are compared. ``time_ratio`` is the time of a way over that of midstream: above 1 means slower than midstream.
+those that are installed (rclone, awscli, s5cmd, gcloud, gsutil). midstream hashes every object as it is read and
+written, resumes, and writes the manifest last; the others compare sizes or checksums at most. Rounds are interleaved,
+medians are compared. ``time_ratio`` is the time of a way over that of midstream: above 1 means slower than midstream.
+
+Google's service is reached over TLS by all, because gsutil knows nothing else. midstream alone waits until a download
+is on the disk; with ``--disk /dev/shm`` that takes no time.
 
 The rows ``obstore`` and ``botocore`` are the libraries alone, with 8 threads: what a client costs without a copy around
 it. obstore is measured where it is installed.
@@ -43,11 +46,26 @@ MIB = 1 << 20
 OURS = "midstream"
 THREADS = 8
 SERVER = """
-import json, sys
+import json, ssl, sys
 sys.path[:0] = json.loads(sys.argv[1])
-from simulators.object_stores.bucket import bucket_server
+from simulators.object_stores.bucket import BucketServer, bucket_server
 from simulators.object_stores.s3_server import s3_server
-with (s3_server if sys.argv[2] == "s3" else bucket_server)("runs") as server:
+if sys.argv[2:] == ["s3"]:
+    opened = s3_server("runs")
+else:
+    class Secure(BucketServer):
+        def __init__(self):
+            super().__init__()
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(sys.argv[3])
+            self._http.socket = context.wrap_socket(
+                self._http.socket, server_side=True, do_handshake_on_connect=False
+            )
+        url = property(lambda self: "https://" + self.address)
+    opened = Secure()
+with opened as server:
+    if "runs" not in server.buckets:
+        server.create("runs")
     print(json.dumps([server.url, server.environment]), flush=True)
     sys.stdin.read()
 """
@@ -58,7 +76,11 @@ Way = Callable[[Path, str], None]  # a directory and a URL: copies in one direct
 def served(service: str) -> Iterator[str]:
     """Context with the service in a process of its own; sets the environment of its clients."""
     argv = [sys.executable, "-c", SERVER, json.dumps(sys.path), service]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with tempfile.TemporaryDirectory(prefix="bench-tls-") as keys, contextlib.ExitStack() as stack:
+        if service == "gs":
+            argv.append(certificate(keys))
+            os.environ["REQUESTS_CA_BUNDLE"] = os.path.join(keys, "certificate.pem")
+        process = stack.enter_context(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
         assert process.stdout is not None
         url, environment = json.loads(process.stdout.readline())
         os.environ.update(environment)
@@ -67,6 +89,15 @@ def served(service: str) -> Iterator[str]:
             yield url
         finally:
             process.kill()
+
+
+def certificate(directory: str) -> str:
+    """Make a certificate for loopback; return the path of the file that has it and its key."""
+    key, made, both = (os.path.join(directory, f"{name}.pem") for name in ("key", "certificate", "both"))
+    run("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+        "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", made)  # fmt: skip
+    Path(both).write_text(Path(key).read_text() + Path(made).read_text())
+    return both
 
 
 def run(*argv: str, **environment: str) -> None:
@@ -117,8 +148,17 @@ def tools(service: str, endpoint: str) -> dict[str, tuple[Way, Way]]:
         found["gcloud storage"] = tool(
             "gcloud", "storage", "cp", "-r", "--no-user-output-enabled", "{every}", "{to}", **quiet
         )
+        host, _, port = endpoint.rpartition("/")[2].partition(":")
+        boto = {
+            "Credentials:gs_json_host": host, "Credentials:gs_json_port": port, "GSUtil:prefer_api": "json",
+            "GSUtil:check_hashes": "if_fast_else_skip", "Boto:ca_certificates_file": os.environ["REQUESTS_CA_BUNDLE"],
+            "GSUtil:state_dir": os.path.join(os.path.dirname(os.environ["REQUESTS_CA_BUNDLE"]), "gsutil"),
+        }  # fmt: skip
+        options = [word for name, value in boto.items() for word in ("-o", f"{name}={value}")]
+        found["gsutil"] = tool("gsutil", *options, "-m", "-q", "cp", "-r", "{every}", "{to}", BOTO_CONFIG=os.devnull)
         found["google-cloud-storage"] = (library_put(own_client), library_get(own_client))
-    present = {"rclone": "rclone", "aws s3 cp": "aws", "s5cmd": "s5cmd", "gcloud storage": "gcloud"}
+    present = {"rclone": "rclone", "aws s3 cp": "aws", "s5cmd": "s5cmd"}
+    present |= {"gcloud storage": "gcloud", "gsutil": "gsutil"}
     return {name: ways for name, ways in found.items() if name not in present or shutil.which(present[name])}
 
 
@@ -171,11 +211,11 @@ def random_bytes(rng: random.Random, size: int) -> bytes:
     return b"".join(rng.randbytes(min(16 * MIB, size - start)) for start in range(0, size, 16 * MIB))
 
 
-def measure(service: str, case: str, mib: int, rounds: int) -> Iterator[dict[str, Any]]:
+def measure(service: str, case: str, mib: int, rounds: int, disk: str | None) -> Iterator[dict[str, Any]]:
     """Yield one row for each way and direction."""
     sizes = [mib * MIB] if case == "one" else [16 * MIB] * (mib // 16)
     rng = random.Random(1)
-    with served(service) as endpoint, tempfile.TemporaryDirectory(prefix="bench-buckets-") as scratch:
+    with served(service) as endpoint, tempfile.TemporaryDirectory(prefix="bench-buckets-", dir=disk) as scratch:
         source = Path(scratch, "source")
         write_tree(source, {f"arrays/{number}/c/0": random_bytes(rng, size) for number, size in enumerate(sizes)})
         expected = {name: len(data) for name, data in files(source).items()}
@@ -216,10 +256,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cases", nargs="+", default=["many", "one"], choices=["many", "one"])
     parser.add_argument("--services", nargs="+", default=["s3", "gs"], choices=["s3", "gs"])
+    parser.add_argument("--disk", help="directory of the files; by default that of temporary files")
     options = parser.parse_args()
     for service in options.services:
         for case in options.cases:
-            for row in measure(service, case, options.mib, options.rounds):
+            for row in measure(service, case, options.mib, options.rounds, options.disk):
                 print(json.dumps(row), flush=True)
 
 

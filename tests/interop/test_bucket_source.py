@@ -90,6 +90,28 @@ def test_bucket_checkpoint_is_copied_and_only_once(store: Store, name: str, tmp_
     assert (tmp_path / "copy" / "fetched.jsonl").read_text() == lines, "no object was read again"
 
 
+@pytest.mark.parametrize("checksums", [True, False])
+def test_object_that_changes_on_its_way_is_read_again(store: Store, tmp_path: Path, checksums: bool) -> None:
+    """A service without checksums is read until two readings are the same."""
+    if isinstance(store.server, S3Server):
+        store.server.checksums = checksums
+    url = store.upload("hf/gpt2")
+    path = r"model\.safetensors" + ("" if isinstance(store.server, S3Server) else ".*alt=media")
+    store.server.faults.append(Fault("GET", path, "garble"))
+    found, _ = fetch(url, str(tmp_path / "copy"))
+    assert [fault for fault in store.server.faults if fault.times] == []
+    source = FIXTURES / "hf/gpt2"
+    assert all((Path(found) / each.name).read_bytes() == each.read_bytes() for each in source.iterdir())
+
+
+def test_object_unlike_its_checksum_is_refused(store: Store, tmp_path: Path) -> None:
+    url = store.upload("hf/gpt2")
+    store.server.faults.append(Fault(store.object[0], r".*safetensors", "garble", times=99))
+    with pytest.raises(EngineError, match=r"model\.safetensors: read 3 times, its crc32c? is another than the service"):
+        fetch(url, str(tmp_path / "copy"))
+    assert not list(tmp_path.rglob("model.safetensors"))
+
+
 def test_newest_checkpoint_alone_is_copied_from_a_bucket(store: Store, tmp_path: Path) -> None:
     """Those of a run that are older, or not complete, stay where they are; so does a neighbour's configuration."""
     url = store.upload("levanter/data/run")

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
+import hashlib
 import json
 import os
 import posixpath
 import re
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from midstream_engine.errors import EngineError
 from midstream_engine.object_store.bucket_client import CHUNK, READS, BucketClient, StoredObject
 from midstream_engine.object_store.errors import StoreError
-from midstream_engine.object_store.joined_crc32c import crc_text
 from midstream_engine.object_store.open_bucket import engine_bucket
 from midstream_engine.object_store.urls import split_url
 
@@ -131,11 +130,7 @@ def _copy(client: BucketClient, objects: list[StoredObject], paths: dict[str, st
         nonlocal done
         path = paths[each.path]
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        for _ in range(READS):
-            if _read(client, each, f"{path}.partial"):
-                break
-        else:
-            raise EngineError(f"{client.url}/{each.path}: read {READS} times, its CRC32C is not {each.crc32c}")
+        _read(client, each, f"{path}.partial")
         os.replace(f"{path}.partial", path)
         with lock:
             lines.write(json.dumps([each.path, each.version]) + "\n")
@@ -152,23 +147,48 @@ def _copy(client: BucketClient, objects: list[StoredObject], paths: dict[str, st
                 raise
 
 
-def _read(client: BucketClient, each: StoredObject, path: str) -> bool:
-    """Copy an object to a file; return whether its checksum is right.
+def _read(client: BucketClient, each: StoredObject, path: str) -> None:
+    """Copy an object to a file, and check its bytes.
 
-    A service that reports none is believed.
+    They must have the checksum that the service reports. Where it reports none, or an ETag that is not their MD5, two
+    readings must have the same SHA-256.
+
+    Raises:
+        EngineError: The bytes are others each time.
     """
-    google_crc32c = importlib.import_module("google_crc32c") if each.crc32c else None
-    crc = size = 0
-    with open(path, "wb") as file:
-        for offset in range(0, each.size, CHUNK):
-            data = client.read(each.path, offset, min(CHUNK, each.size - offset), each.version)
-            crc = google_crc32c.extend(crc, data) if google_crc32c else 0
-            size += file.write(data)
-        if size != each.size:
+    checksum, before = client.checksum(each), ""
+    for _ in range(READS):
+        comparison, digest = checksum.begin() if checksum else None, hashlib.sha256()
+        with open(path, "wb") as file:
+            for data in _pieces(client, each):
+                digest.update(data)
+                if comparison is not None:
+                    comparison.update(data)
+                file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if comparison is not None and comparison.matches():
+            return
+        if checksum is None or not checksum.certain:
+            if digest.hexdigest() == before:
+                return
+            before = digest.hexdigest()
+    what = f"{checksum.algorithm} is another than the service says" if checksum and checksum.certain else "bytes differ"
+    raise EngineError(f"{client.url}/{each.path}: read {READS} times, its {what}")
+
+
+def _pieces(client: BucketClient, each: StoredObject) -> Iterator[bytes]:
+    """Yield the bytes of an object.
+
+    Raises EngineError where it is shorter than it was listed.
+    """
+    size = 0
+    while size < each.size:
+        data = client.read(each.path, size, min(CHUNK, each.size - size), each.version)
+        if not data:
             raise EngineError(f"{client.url}/{each.path}: {size} bytes of {each.size} arrived")
-        file.flush()
-        os.fsync(file.fileno())
-    return google_crc32c is None or crc_text(crc) == each.crc32c
+        yield data
+        size += len(data)
 
 
 def _arrived(record: str) -> dict[str, str]:

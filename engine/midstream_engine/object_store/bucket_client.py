@@ -6,7 +6,10 @@ import hashlib
 import io
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from midstream_engine.object_store.object_checksum import ObjectChecksum
 
 ABSENT = ""  # version of an object that does not exist
 HASH = "midstream-sha256"  # metadata key: SHA-256 of an object's bytes
@@ -71,6 +74,13 @@ class BucketClient(Protocol):
 
     def look(self, path: str) -> StoredObject | None:
         """Return an object with its recorded hash; None where there is none."""
+        ...
+
+    def checksum(self, found: StoredObject) -> ObjectChecksum | None:
+        """Return the checksum that the service reports of an object.
+
+        It is that of the version in ``found``. None: it reports none that can be computed.
+        """
         ...
 
     def get(self, path: str, version: str | None = None) -> tuple[bytes, str]:

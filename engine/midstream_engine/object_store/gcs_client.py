@@ -33,6 +33,7 @@ from midstream_engine.object_store.errors import (
 )
 from midstream_engine.object_store.gcs_errors import LOGIN, no_bucket, translate_errors
 from midstream_engine.object_store.joined_crc32c import combined, crc_number, crc_text
+from midstream_engine.object_store.object_checksum import ObjectChecksum, decoded
 from midstream_engine.object_store.urls import joined, split_url
 
 COMPOSED = 32  # objects that the service joins in one request
@@ -256,6 +257,10 @@ class GcsClient:
             blob.reload(**self._patience())
             return _described(blob, path)
         return None
+
+    def checksum(self, found: StoredObject) -> ObjectChecksum | None:
+        digest = decoded(found.crc32c)
+        return ObjectChecksum("crc32c", digest) if digest else None
 
     def get(self, path: str, version: str | None = None) -> tuple[bytes, str]:
         blob = self._blob(path)

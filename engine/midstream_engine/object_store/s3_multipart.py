@@ -25,8 +25,18 @@ class MultipartUpload:
     If the context is left without `complete`, the parts are deleted.
     """
 
-    def __init__(self, requests: S3Requests, path: str, metadata: dict[str, str]) -> None:
+    def __init__(self, requests: S3Requests, path: str, metadata: dict[str, str], *, sends: bool = True) -> None:
+        """Prepare an upload.
+
+        Args:
+            requests: Of the bucket.
+            path: Path of the object.
+            metadata: Recorded with the object.
+            sends: Whether parts will be sent, with their checksums. Parts that the service copies were checked before;
+                it would hash them again.
+        """
         self.requests, self.path = requests, path
+        self._checksums = {"ChecksumAlgorithm": "SHA256"} if sends else {}
         self._parameters = {"Bucket": requests.bucket, "Key": requests.key(path)}
         self._metadata = metadata
         self._parts: dict[int, dict[str, str]] = {}  # number -> ETag, and the checksum if it is known
@@ -36,7 +46,7 @@ class MultipartUpload:
         started = self.requests.request(
             self.path,
             lambda client: client.create_multipart_upload(
-                **self._parameters, Metadata=self._metadata, ChecksumAlgorithm="SHA256"
+                **self._parameters, Metadata=self._metadata, **self._checksums
             ),
         )
         self._identity = started["UploadId"]
@@ -118,6 +128,11 @@ def multipart_of(upload: MultipartUpload, parts: Iterable[StoredObject], read: C
 
     with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
         list(pool.map(give, enumerate(lots, 1)))
+
+
+def has_small(parts: Sequence[StoredObject]) -> bool:
+    """Return whether some parts are too small to be copied by the service."""
+    return any(len(lot) > 1 for lot in _lots(parts))
 
 
 def _lots(parts: Sequence[StoredObject]) -> list[list[StoredObject]]:

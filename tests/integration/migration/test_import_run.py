@@ -24,27 +24,12 @@ from midstream_engine import records
 from simulators.object_stores.s3_server import s3_server
 from simulators.sshd import Lab
 from support.command_line import Run, midstream
-from support.imports import neox_data
+from support.imports.neox_run import BATCH, SOURCE, STEP, write_run
 from support.paths import FIXTURES
 
 pytestmark = pytest.mark.drawn
 
-SOURCE = FIXTURES / "neox" / "pythia-fp32-z1-dp2"
 LEVANTER = FIXTURES / "levanter" / "data"
-STEP, BATCH, UPDATES = 3, 30, 20
-
-
-def checkpoint(folder: Path) -> Path:
-    """Write a ``load:`` directory of NeoX, with data."""
-    shutil.copytree(SOURCE, folder / "pythia")
-    tokens = np.asarray(json.loads((SOURCE / "expected.json").read_text())["tokens"], np.int64).reshape(-1, 13)
-    rows = np.zeros(((UPDATES - STEP) * BATCH, 13), np.int64)
-    rows[: len(tokens)] = tokens
-    (path,) = (folder / "pythia" / "global_step3" / "configs").iterdir()
-    config = yaml.safe_load(path.read_text())
-    config["data-path"] = neox_data.write(folder / "text", rows, UPDATES * BATCH)
-    path.write_text(yaml.safe_dump(config))
-    return folder / "pythia"
 
 
 @pytest.fixture
@@ -83,7 +68,7 @@ def assert_continues(target: Run, expected: Path, tolerance: float) -> None:
 
 
 def test_import_of_neox_checkpoint_migrates(import_and_migrate: Callable[..., Run], tmp_path: Path) -> None:
-    source = checkpoint(tmp_path)
+    source = write_run(tmp_path)
     assert_continues(import_and_migrate(source, "pythia"), SOURCE / "expected.json", 1e-4)
     assert sorted(path.name for path in source.iterdir()) == sorted(path.name for path in SOURCE.iterdir())
 
@@ -137,7 +122,7 @@ def test_import_from_a_bucket_converts_on_the_named_host(
     lab: Lab, runs: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The host that is named copies it, converts it and removes the copy; its data is on that host."""
-    folder = checkpoint(tmp_path)
+    folder = write_run(tmp_path)
     with s3_server("my-bucket") as server:
         for path in (path for path in folder.rglob("*") if path.is_file()):
             server.put("my-bucket", f"lab/pythia/{path.relative_to(folder)}", path.read_bytes())
@@ -189,7 +174,7 @@ def test_import_of_hugging_face_model_migrates_at_step_0(
 
 def test_dry_run_of_an_import_prints_a_plan_and_writes_nothing(lab: Lab, tmp_path: Path) -> None:
     here, there = lab.local("here", devices=1), lab.local("there", devices=2)
-    fleet, source = lab.fleet_file(here=here, there=there), checkpoint(tmp_path)
+    fleet, source = lab.fleet_file(here=here, there=there), write_run(tmp_path)
     state = Path(os.environ["MIDSTREAM_STATE"])
     before = everything(here.root), everything(there.root), everything(source), everything(state)
     flags = ["--fleet", fleet, "--migrate", f"here:{source}", "--to", "there", "--dry-run", "--"]

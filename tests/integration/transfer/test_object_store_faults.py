@@ -256,6 +256,15 @@ def test_s3_service_without_conditions_is_found_out(s3: S3Server, writes: str) -
     assert client.entries().keys() == {"object"}, "the trial leaves nothing"
 
 
+def test_account_that_may_not_delete_leaves_no_object(s3: S3Server) -> None:
+    """The object that tries conditions would remain, one of each program that writes."""
+    s3.faults.append(Fault("DELETE", "/p/", 403, times=99, message="s3:DeleteObject is denied"))
+    for _ in range(2):
+        with pytest.raises(AccessDeniedError, match="s3:DeleteObject is denied"):
+            open_bucket("s3://runs/p", Access()).put("object", b"data")
+    assert s3.blobs("runs") == {}
+
+
 def test_s3_service_without_checksums_gets_md5(s3: S3Server) -> None:
     s3.checksums = False
     client = open_bucket("s3://runs/p", Access())

@@ -77,6 +77,7 @@ _COPY = re.compile(r"/storage/v1/b/([^/]+)/o/([^/]+)/(rewriteTo|copyTo)/b/([^/]+
 _COMPOSE = re.compile(r"/storage/v1/b/([^/]+)/o/([^/]+)/compose")
 _LISTING = re.compile(r"/storage/v1/b/([^/]+)/o")
 _BUCKET = re.compile(r"/storage/v1/b/([^/]+)")
+_LAYOUT = re.compile(r"/storage/v1/b/([^/]+)/storageLayout")
 _UPLOAD = re.compile(r"/(?:resumable/)?upload/storage/v1/b/([^/]+)/o")
 
 
@@ -111,13 +112,15 @@ class _Handler(ObjectHandler):
                 server.delete(bucket, name, query)
                 return 204, {}, b""
             blob = server.get(bucket, name, query)
-            return self._media(blob) if query.get("alt") == "media" else _json(blob.resource())
+            return self._media(blob) if query.get("alt") == "media" else _json(blob.resource(server.url))
         if (match := _LISTING.fullmatch(path)) and method == "GET":
             return _json(server.listing(unquote(match[1]), query))
         if path == "/storage/v1/b" and method == "POST":
             name = json.loads(body)["name"]
             server.create(name)
             return _json({"kind": "storage#bucket", "id": name, "name": name})
+        if (match := _LAYOUT.fullmatch(path)) and method == "GET":
+            return _json({"kind": "storage#storageLayout", "bucket": unquote(match[1]), "location": "LAB"})
         if (match := _BUCKET.fullmatch(path)) and method == "GET":
             if unquote(match[1]) not in server.buckets:
                 raise RefusedError(404, "The specified bucket does not exist")
@@ -232,15 +235,22 @@ def _hashes(header: str) -> dict[str, str]:
     return {names[key]: value for key, value in pairs if key in names}
 
 
+_BLANK_LINE = re.compile(rb"\r?\n\r?\n")
+
+
 def _split_multipart(content_type: str, body: bytes) -> tuple[dict[str, Any], str, bytes]:
-    """Split a multipart upload into metadata, content type and content. The content may be any bytes."""
+    """Split a multipart upload into metadata, content type and content.
+
+    The content may be any bytes. Lines end with CR and LF, or as those of gsutil with LF alone.
+    """
     head = BytesParser().parsebytes(b"Content-Type: " + content_type.encode() + b"\r\n\r\n")
-    mark = b"--" + str(head.get_param("boundary")).encode()
+    mark = b"--" + str(head.get_param("boundary")).strip("'").encode()  # gsutil's quotes
     sections = body.split(mark, 2)
-    described = sections[1].lstrip(b"\r\n").split(b"\r\n\r\n", 1)[1]
-    headers, content = sections[2].lstrip(b"\r\n").split(b"\r\n\r\n", 1)
+    described = _BLANK_LINE.split(sections[1].lstrip(b"\r\n"), 1)[1]
+    headers, content = _BLANK_LINE.split(sections[2].lstrip(b"\r\n"), 1)
     kind = BytesParser().parsebytes(headers + b"\r\n\r\n").get_content_type()
-    return json.loads(described), kind, content[: content.rindex(b"\r\n" + mark + b"--")]
+    content = content[: content.rindex(b"\n" + mark + b"--")]
+    return json.loads(described), kind, content.removesuffix(b"\r") if b"\r\n" in body[:200] else content
 
 
 @contextlib.contextmanager

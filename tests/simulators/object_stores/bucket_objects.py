@@ -10,6 +10,7 @@ import itertools
 import threading
 import time
 from typing import Any
+from urllib.parse import quote
 
 import google_crc32c
 
@@ -37,8 +38,12 @@ class Blob:
     def md5(self) -> str:
         return base64.b64encode(hashlib.md5(self.data).digest()).decode()
 
-    def resource(self) -> dict[str, Any]:
-        """Return the object's metadata as the API has it: numbers are strings."""
+    def resource(self, url: str = "") -> dict[str, Any]:
+        """Return the object's metadata as the API has it: numbers are strings.
+
+        ``url``: of the service, for a link to the bytes, which gcloud and gsutil follow.
+        """
+        media = f"/download/storage/v1/b/{self.bucket}/o/{quote(self.name, '')}?generation={self.generation}&alt=media"
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self.updated)) + f".{int(self.updated % 1 * 1000):03d}Z"
         return {
             "kind": "storage#object",
@@ -56,6 +61,11 @@ class Blob:
             "timeCreated": stamp,
             "updated": stamp,
             "metadata": self.metadata,
+            **(
+                {"mediaLink": f"{url}/download/storage/v1/b/{self.bucket}/o/{quote(self.name, safe='')}?{media}"}
+                if url
+                else {}
+            ),
         }
 
 
@@ -121,7 +131,7 @@ class Buckets:
         """Return a page of a listing as Cloud Storage has it."""
         chosen, following = self.page(bucket, query)
         page: dict[str, Any] = {"kind": "storage#objects"}
-        page["items"] = [blob.resource() for _, blob in chosen if blob is not None]
+        page["items"] = [blob.resource(getattr(self, "url", "")) for _, blob in chosen if blob is not None]
         page["prefixes"] = [name for name, blob in chosen if blob is None]
         page["nextPageToken"] = following
         return {key: value for key, value in page.items() if value}

@@ -7,7 +7,8 @@ import hashlib
 import os
 from collections import deque
 from concurrent.futures import Future, wait
-from typing import Any, Deque, Dict, Tuple
+from functools import partial
+from typing import Any, Callable, Deque, Dict, List, Tuple
 
 from midstream.remote.bucket import disk_copy
 from midstream.remote.bucket.writes import ONE_REQUEST
@@ -21,7 +22,9 @@ from midstream_engine.object_store.bucket_client import BucketClient
 from midstream_engine.object_store.errors import StoreError
 from midstream_engine.object_store.open_bucket import open_bucket
 
+PIECE = 2 * CHUNK  # bytes of one request for a large object
 AHEAD = 8  # pieces of a large object that are read while earlier ones are hashed
+SYNC_BYTES = 64 << 20  # of a large object, after which they are written to the disk while others arrive
 
 
 class _Download(disk_copy.DiskCopy):
@@ -41,12 +44,22 @@ class _Download(disk_copy.DiskCopy):
 
     # ------------------------------------------------------------------------------------------------- one request
 
-    def _complete(self, buffer: bytearray, item: CopyItem, part: str) -> None:
+    def _complete(self, buffer: bytearray, item: CopyItem, part: str) -> Callable[[], None]:
+        """Read an object into a file; return what syncs and names it, without the memory."""
         self._read(buffer, item, 0)
         _check(hashlib.sha256(buffer).hexdigest(), item)
         file = self.stage.open_part(part, fresh=True)
         try:
             _write(file, buffer, 0)
+        except BaseException:
+            os.close(file)
+            with contextlib.suppress(OSError):
+                os.unlink(part)
+            raise
+        return partial(self._place, file, item, part)
+
+    def _place(self, file: int, item: CopyItem, part: str) -> None:
+        try:
             if item["size"] >= SYNC_SIZE:
                 os.fsync(file)
         except BaseException:
@@ -56,7 +69,7 @@ class _Download(disk_copy.DiskCopy):
         finally:
             os.close(file)
         self.stage.name(part, item["path"])
-        self.reports.landed(len(buffer), [item["path"]])
+        self.reports.landed(item["length"], [item["path"]])
 
     def _range(self, buffer: bytearray, item: CopyItem, part: str) -> None:
         self._read(buffer, item, item["offset"])
@@ -94,6 +107,7 @@ class _Download(disk_copy.DiskCopy):
         file = self.stage.open_part(part, fresh=complete)
         digest = hashlib.sha256()
         reading: Deque[Tuple[bytearray, "Future[None]"]] = deque()
+        syncs: List["Future[None]"] = []
 
         def hash_next() -> None:
             reading[0][1].result()
@@ -104,21 +118,25 @@ class _Download(disk_copy.DiskCopy):
 
         try:
             end = item["offset"] + item["length"]
-            for start in range(item["offset"], end, CHUNK):
+            for start in range(item["offset"], end, PIECE):
                 if len(reading) == AHEAD:
                     hash_next()
                 self.work.raise_error()
-                self.pace.wait_after(min(CHUNK, end - start))
-                buffer = self.work.memory.take(min(CHUNK, end - start))
+                self.pace.wait_after(min(PIECE, end - start))
+                buffer = self.work.memory.take(min(PIECE, end - start))
                 reading.append((buffer, self.work.run(self._piece, buffer, item, start, file)))
+                if start and not (start - item["offset"]) % SYNC_BYTES:
+                    syncs.append(self.work.run(os.fdatasync, file))
             while reading:
                 hash_next()
             if complete and digest.hexdigest() != item["sha256"]:
                 os.unlink(part)  # no chunk of it is known to be right
                 _check(digest.hexdigest(), item)
+            for each in syncs:
+                each.result()
             os.fsync(file)
         finally:
-            wait([each for _, each in reading])
+            wait([*(each for _, each in reading), *syncs])
             os.close(file)
         if complete:
             self.stage.name(part, item["path"])

@@ -17,6 +17,8 @@ from midstream_engine.object_store.access import Access
 from midstream_engine.object_store.bucket_client import CHUNK, BucketClient
 from midstream_engine.object_store.open_bucket import open_bucket
 
+LARGE_PART = 4 * CHUNK  # bytes
+
 
 class _Upload(disk_copy.DiskCopy):
     def __init__(self, directory: str, bucket: BucketClient, kind: str, key: str) -> None:
@@ -69,9 +71,10 @@ class _Upload(disk_copy.DiskCopy):
     def _parts(self, file: int, item: CopyItem) -> None:
         """Write a large object in parts, the last after its hash is verified."""
         parts, digest, start = Parts(item), hashlib.sha256(), 0
+        length = part_length(item["size"])
         while start < item["size"]:
             self.work.raise_error()
-            buffer = self.work.memory.take(min(CHUNK, item["size"] - start))
+            buffer = self.work.memory.take(min(length, item["size"] - start))
             last = start + len(buffer) == item["size"]
             try:
                 _read(file, item, start, buffer)
@@ -86,6 +89,11 @@ class _Upload(disk_copy.DiskCopy):
             self.writes.begin_part(parts, last=last)
             start += len(buffer)
             self.work.submit(buffer, self.writes.part, parts, start - len(buffer))
+
+
+def part_length(size: int) -> int:
+    """Return the bytes of each part of a large object: many parts cost more in requests than their bytes do."""
+    return LARGE_PART if size >= 8 * LARGE_PART else CHUNK
 
 
 def _read(file: int, item: CopyItem, start: int, buffer: bytearray) -> None:

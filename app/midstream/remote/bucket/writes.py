@@ -44,26 +44,30 @@ class Work:
     def __init__(self) -> None:
         self.memory = Memory()
         self.error: Optional[BaseException] = None
-        self._pool = ThreadPoolExecutor(AT_ONCE)
+        self._pool = ThreadPoolExecutor(2 * AT_ONCE)  # half of them may wait for the disk, without memory
 
     def run(self, work: Callable[..., None], *arguments: Any) -> "Future[None]":
         """Run ``work`` with memory that the caller gives back."""
         return self._pool.submit(work, *arguments)
 
-    def submit(self, buffer: bytearray, work: Callable[..., None], *arguments: Any) -> None:
+    def submit(self, buffer: bytearray, work: Callable[..., Optional[Callable[[], None]]], *arguments: Any) -> None:
         """Run ``work`` with ``buffer`` of `memory` and the arguments.
 
-        The buffer is given back.
+        The buffer is given back. Then what ``work`` has returned is called, which does without it.
         """
 
         def guarded() -> None:
+            rest: Optional[Callable[[], None]] = None
             try:
-                if self.error is None:
-                    work(buffer, *arguments)
+                try:
+                    if self.error is None:
+                        rest = work(buffer, *arguments)
+                finally:
+                    self.memory.give(buffer)
+                if rest is not None:
+                    rest()
             except BaseException as error:  # noqa: BLE001  raised in the thread of the stream
                 self.error = self.error or error
-            finally:
-                self.memory.give(buffer)
 
         self._pool.submit(guarded)
 
