@@ -67,6 +67,15 @@ $(VENV)/levanter/.installed: $(STAMP) locks/levanter.txt
 test-levanter: $(VENV)/levanter/.installed  ## the test that runs Levanter (installs it and its jax)
 	@$(BIN)/python -m pytest -m "slow or not slow" tests/trainers/test_levanter.py $(ARGS)
 
+# MaxText requires Python 3.12.
+$(VENV)/maxtext/.installed: $(STAMP) locks/maxtext.txt
+	@python3.12 -m venv $(VENV)/maxtext
+	@$(VENV)/maxtext/bin/python -m pip install -q --disable-pip-version-check --no-deps -r locks/maxtext.txt
+	@touch $@
+
+test-maxtext: $(VENV)/maxtext/.installed  ## the test that runs MaxText (installs it and its jax; needs python3.12)
+	@$(BIN)/python -m pytest -m "slow or not slow" tests/trainers/test_maxtext.py $(ARGS)
+
 # Folders and files whose words `make lint` checks.
 WORDS := app engine tests docs benchmarks configs README.md CONTRIBUTING.md CHANGELOG.md Makefile pyproject.toml mkdocs.yml
 
@@ -102,4 +111,4 @@ lock: $(STAMP)  ## resolve the lock files (needs uv)
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) site .pytest_cache .ruff_cache .import_linter_cache
 
-.PHONY: help setup compilers compilers-cuda kubectl demo lab quick test test-slow test-trainers test-levanter lint words docs pages bench format lock clean
+.PHONY: help setup compilers compilers-cuda kubectl demo lab quick test test-slow test-trainers test-levanter test-maxtext lint words docs pages bench format lock clean

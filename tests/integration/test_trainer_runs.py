@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ import pytest
 from midstream_engine import records
 from simulators.sshd import Lab
 from support.command_line import Ended, Run, midstream, refused, start_midstream
-from support.trainers.script_trainer import write_script
+from support.trainers.script_trainer import write_node_script, write_script
 from support.wheels import PACKAGE, uv_works, write_wheel
 
 STEPS = 20000  # more than a test trains
@@ -328,3 +329,60 @@ def test_data_that_restart_by_agreement_are_certified(lab: Lab, runs: Callable[.
     assert (overlap["verdict"], overlap["agreed"]) == ("failed", True)
     assert moved.result["certificate"]["valid"]
     assert target.running
+
+
+@pytest.fixture
+def pair(lab: Lab) -> Path:
+    """Write a fleet file: hosts a and b, target ``pair``, have one root, as over NFS; ``one`` has its own."""
+    root = str(lab.directory / "nfs")
+    hosts = {name: dataclasses.replace(lab.host(name).config, root=root) for name in ("a", "b")}
+    file = lab.fleet_file(one=lab.host("one").config, **hosts)
+    file.write_text(f"{file.read_text()}targets: {{pair: {{type: hosts, hosts: [a, b], shared_root: {root}}}}}\n")
+    return file
+
+
+def states(run: Run, attempt: int) -> list[str]:
+    """Return the states of both nodes of an attempt."""
+    return [records.Status.read(run.paths.attempt(attempt).status(node)).state for node in (0, 1)]
+
+
+def test_script_is_migrated_to_a_group_of_hosts_and_back(
+    lab: Lab, pair: Path, runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    file = write_node_script(tmp_path / "code", steps=STEPS, every=25)
+    launched = midstream("--fleet", pair, "--launch", file, "--on", "one", "--run-id", "r")
+    assert launched.code == 0, launched.stderr
+    alone, grouped = runs(lab.servers["one"].root, "r"), runs(str(lab.directory / "nfs"), "r")
+    alone.wait(lambda run: bool(run.checkpoints()), "a checkpoint")
+    words = ("--fleet", pair, "--migrate", "r", "--yes", "--healthy-steps", "3", "--json", "--to")
+    refused(midstream(*words, "pair", "--mode", "warm"), 2, "the rehearsal of script is on one host", "--mode cold")
+    moved = midstream(*words, "pair", "--mode", "cold")
+    assert moved.code == 0, moved.stderr
+    assert claims_of(moved)["state"]["verdict"] == "verified"
+    attempt = grouped.attempt
+    assert states(grouped, attempt) == [records.TRAINING] * 2
+    other = json.loads((Path(grouped.paths.dir) / "work" / "out" / "node-1.json").read_text())
+    assert other["rank"] == "1"
+    checkpoint = Path(other["argv"][other["argv"].index("--resume") + 1])
+    assert checkpoint.name.startswith("ckpt-")
+    assert checkpoint.is_relative_to(grouped.paths.dir)
+    back = midstream(*words, "one", "--mode", "cold")
+    assert back.code == 0, back.stderr
+    assert states(grouped, attempt) == [records.STOPPED] * 2
+    assert not os.path.exists(f"/proc/{other['pid']}")
+    alone.kill()
+    check_curve(alone, file, tmp_path / "straight")
+
+
+def test_node_that_fails_ends_the_others(lab: Lab, pair: Path, runs: Callable[..., Run], tmp_path: Path) -> None:
+    file = write_node_script(tmp_path / "code", steps=STEPS, every=25)
+    launched = midstream("--fleet", pair, "--launch", file, "--on", "pair", "--run-id", "r")
+    assert launched.code == 0, launched.stderr
+    grouped = runs(str(lab.directory / "nfs"), "r")
+    told = Path(grouped.paths.dir) / "work" / "out" / "node-1.json"
+    grouped.wait(lambda run: bool(run.checkpoints()) and told.exists(), "a checkpoint and the other node")
+    os.kill(json.loads(told.read_text())["pid"], signal.SIGKILL)
+    grouped.wait(lambda run: states(run, 1) == [records.FAILED] * 2, "the end of both")
+    status = grouped.status()
+    assert status is not None
+    assert status.message.startswith("node 1 has failed: script ended by itself")

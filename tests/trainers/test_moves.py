@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from support.command_line import Ended, Run, midstream, refused, start_midstream
 from support.trainers.trainer_moves import (
     ACCELERATE,
     DEEPSPEED,
+    GROUPED,
     HUGGINGFACE,
     LIGHTNING,
     SCRIPT,
@@ -171,6 +173,47 @@ def test_run_continues_on_another_number_of_processes(
     rows = first.spliced()
     assert sorted(rows) == list(range(len(rows)))
     expected = undisturbed(trainer, PYTHON, tmp_path, len(rows))
+    worst = max(abs(rows[step]["train/loss"] - expected[step]) for step in rows)
+    assert worst <= 1e-5, worst
+
+
+def nodes_of(run: Run, attempt: int) -> list[records.Status]:
+    """Return the status of both nodes of an attempt."""
+    return [records.Status.read(run.paths.attempt(attempt).status(node)) for node in (0, 1)]
+
+
+def test_run_is_moved_to_a_group_of_hosts_and_back(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
+    """One host -> torchrun on each of two -> one host: the same losses but for rounding."""
+    root = lab.directory / "nfs"
+    pair = {name: dataclasses.replace(lab.host(name, devices=1).config, root=str(root)) for name in ("a", "b")}
+    one = lab.host("one", devices=1)
+    fleet = lab.fleet_file(one=one.config, **pair)
+    fleet.write_text(f"{fleet.read_text()}targets: {{pair: {{type: hosts, hosts: [a, b], shared_root: {root}}}}}\n")
+    launch(fleet, GROUPED.write(tmp_path / "code", PYTHON), "one")
+    alone, grouped = runs(one.root, "r"), runs(str(root), "r")
+    alone.wait(lambda run: bool(run.checkpoints()), "a checkpoint", PATIENCE)
+    words = ("--fleet", fleet, "--migrate", "r", "--yes", "--healthy-steps", "3", "--json", "--to")
+    refused(midstream(*words, "pair", "--mode", "warm"), 2, "the rehearsal of torchrun is on one host", "--mode cold")
+    for target, run in (("pair", grouped), ("one", alone)):
+        moved = midstream(*words, target, "--mode", "cold", timeout=1200)
+        assert moved.code == 0, moved.stderr
+        claims = claims_of(moved)
+        assert all(claims[name]["verdict"] == "verified" for name in ("state", "step", "learning rate", "environment"))
+        attempt = run.attempt
+        run.wait(
+            lambda run, attempt=attempt: any(n.endswith(f"-a{attempt:03d}") for n in run.checkpoints()),
+            "a save",
+            PATIENCE,
+        )
+        if run is grouped:
+            found = nodes_of(grouped, attempt)
+            assert [(each.host, each.state) for each in found] == [("a", records.TRAINING), ("b", records.TRAINING)]
+    assert not grouped.running
+    assert [each.state for each in nodes_of(grouped, grouped.attempt)] == [records.STOPPED] * 2
+    alone.kill()
+    rows = alone.spliced()
+    assert sorted(rows) == list(range(len(rows)))
+    expected = undisturbed(GROUPED, PYTHON, tmp_path, len(rows))
     worst = max(abs(rows[step]["train/loss"] - expected[step]) for step in rows)
     assert worst <= 1e-5, worst
 

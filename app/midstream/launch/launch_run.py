@@ -23,6 +23,7 @@ from midstream.launch.start_attempt import Attempt, Launch
 from midstream.launch.trainer_config import TrainerStart
 from midstream.remote.runs import ownership, run_state, standby_state
 from midstream.stores.host_identity import identity_problem
+from midstream.trainers.world import check_group
 from midstream_engine import records
 from midstream_engine.foreign.run_file import RunFile
 
@@ -155,10 +156,12 @@ def check_launch(
         say(f"{run_id} exists on {chosen.name}: it continues with its own config; only overrides change it")
         trainer = trainer_config.trainer_on(members[0], run_id)
         if trainer is not None:
+            check_group(trainer, chosen)
             overrides = trainer_config.driver_flags(trainer, members, [fleet.hosts[host.name] for host in members])
     elif trainer is not None:
         if chosen.slurm is not None:
             raise UsageError(f"{chosen.name} is a SLURM allocation: runs of other trainers need a host or a group")
+        check_group(trainer, chosen)
         overrides = trainer_config.driver_flags(trainer, members, [fleet.hosts[host.name] for host in members])
     elif text is None or inputs is None:
         raise UsageError(

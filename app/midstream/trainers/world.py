@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from midstream.counts import count
 from midstream.errors import Exit, MidstreamError
+from midstream.fleet.fleet import Target, TpuTarget
 from midstream_engine.foreign.run_file import BY_COMMAND, FIXED, RunFile, World
 
 LARGEST = 4096  # processes of a hint
@@ -34,6 +35,30 @@ def world_of(run: RunFile, nodes: int, devices: int) -> World:
     largest = batch.per_device or share
     per_device = max(number for number in range(1, min(share, largest) + 1) if share % number == 0)
     return World(nodes, each, per_device, share // per_device)
+
+
+def check_group(run: RunFile, target: Target) -> None:
+    """Check that several hosts of a target can train one run.
+
+    Raises:
+        MidstreamError: They share no directory, so that every checkpoint would lack what the others save; or the
+            command is the same on each of them.
+    """
+    if len(target.hosts) == 1:
+        return
+    if not target.shared_root:
+        raise MidstreamError(
+            f"the hosts of {target.name} share no directory, and the processes of {run.trainer} write one checkpoint",
+            f"shared_root: of {target.name} in the fleet file, or a target of one host",
+            Exit.REFUSED,
+        )
+    joined = any(run.uses(each) for each in ("nodes", "rank", "master"))
+    if run.launcher and not joined and not isinstance(target.slice, TpuTarget):  # a slice describes itself
+        raise MidstreamError(
+            f"the command of {run.trainer} is the same on each host of {target.name}: each would train alone",
+            "{nodes}, {rank}, {master} and {port} in command and resume, or a target of one host",
+            Exit.REFUSED,
+        )
 
 
 def check_world(run: RunFile, before: int, after: World) -> None:

@@ -82,6 +82,15 @@ def place_checkpoint(paths: records.RunPaths, name: str, directory: str) -> Rest
     return Restored(posixpath.join(directory, state["path"]), manifest.step, digest, manifest.root_digest)
 
 
+def placed_checkpoint(paths: records.RunPaths, name: str, directory: str) -> Restored:
+    """Return what `place_checkpoint` has placed on another node. Raises RecordError."""
+    source = paths.checkpoint(name)
+    manifest = records.Manifest.read(posixpath.join(source, records.MANIFEST))
+    state: Dict[str, Any] = records.read_json(posixpath.join(source, records.TRAIN))["state"]
+    path = posixpath.join(directory, state["path"])
+    return Restored(path, manifest.step, manifest.root_digest, manifest.root_digest)
+
+
 def set_aside(directory: str, attempt: int, pattern: str = "*") -> None:
     """Move what earlier attempts have written to a directory of its own.
 

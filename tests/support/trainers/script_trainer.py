@@ -129,3 +129,28 @@ def recorded(paths: records.RunPaths) -> list[str]:
     """Return the names of the complete checkpoints of a run on a disk."""
     directory = Path(paths.checkpoints)
     return sorted(path.parent.name for path in directory.glob(f"*/{records.MANIFEST}"))
+
+
+NODE = """
+import json, os, runpy, sys, time
+
+rank = int(sys.argv.pop(1))
+if rank == 0:
+    runpy.run_path("train.py", run_name="__main__")
+out = sys.argv[sys.argv.index("--out") + 1]
+with open(os.path.join(out, "node-%d.json" % rank), "w") as file:
+    json.dump({"pid": os.getpid(), "argv": sys.argv, "rank": os.environ["NODE_RANK"]}, file)
+while True:
+    time.sleep(0.05)
+"""
+
+
+def write_node_script(directory: Path, *, steps: int, every: int) -> Path:
+    """Write the script as one that runs on several nodes, the first of which computes; return its run file's path."""
+    file = write_script(directory, steps=steps, every=every, more="batch: {kept_by: trainer}")
+    (directory / "node.py").write_text(NODE)
+    text = (
+        file.read_text().replace(" train.py ", " node.py {rank} ").replace("rule: glob,", "rule: glob, reshards: true,")
+    )
+    file.write_text(text)
+    return file

@@ -7,8 +7,9 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simulators.sshd import free_port
@@ -80,6 +81,9 @@ TORCHRUN = Trainer(
     "train_torchrun.py {out} --steps STEPS --save-every EVERY",
     more='metrics: {source: jsonl, path: "{out}/metrics.jsonl", first_step: 1}\nbatch: {kept_by: trainer}',
 )
+GROUPED = replace(
+    TORCHRUN, command=TORCHRUN.command.replace("--nproc", "--nnodes {nodes} --node_rank {rank} --nproc", 1)
+)
 SCRIPT = Trainer(
     "script",
     SINGLE % "script",
@@ -119,13 +123,31 @@ LEVANTER = Trainer(
 )
 
 
-def undisturbed(trainer: Trainer, python: str, directory: Path, steps: int, devices: int = 1) -> dict[int, float]:
-    """Return the exact losses by step (from 0) of a run of the same script that nothing interrupts."""
+def undisturbed(
+    trainer: Trainer,
+    python: str,
+    directory: Path,
+    steps: int,
+    devices: int = 1,
+    variables: Mapping[str, str] | None = None,
+) -> dict[int, float]:
+    """Return the exact losses by step (from 0) of a run of the same script that nothing interrupts.
+
+    Args:
+        trainer: Its run file.
+        python: Its interpreter.
+        directory: Its scripts are in ``code`` below it; it writes to ``straight``.
+        steps: Number of losses.
+        devices: Number of ranks.
+        variables: Further environment, as the fleet file's of the hosts that it is compared with.
+    """
     words = trainer.command.replace("EVERY", str(STEPS)).replace("STEPS", str(STEPS)).split()
     values = {
         "{python}": python,
         "{out}": str(directory / "straight"),
         "{devices}": str(devices),
+        "{nodes}": "1",
+        "{rank}": "0",
         "{master}": "127.0.0.1",
         "{port}": str(free_port()),
     }
@@ -143,6 +165,7 @@ def undisturbed(trainer: Trainer, python: str, directory: Path, steps: int, devi
             "PYTHONUNBUFFERED": "1",
             "DROPOUT": str(trainer.dropout),
             "SAMPLES": str(SAMPLES),
+            **(variables or {}),
         },
     )
     found: dict[int, float] = {}

@@ -29,10 +29,9 @@ _LINE = re.compile(r"rank=(\d+) step=(\d+) loss=(\S+) batch=([\d,]*)")
 needs_trainers = pytest.mark.skipif(
     not os.access(PYTHON, os.X_OK), reason="no environment of other trainers: make test-trainers"
 )
-# MaxText needs other versions than those that the locks pin: an environment of it is named, never built.
-MAXTEXT_PYTHON = os.environ.get("MIDSTREAM_MAXTEXT_PYTHON", "")
+MAXTEXT_PYTHON = os.environ.get("MIDSTREAM_MAXTEXT_PYTHON") or str(REPOSITORY / ".venv" / "maxtext" / "bin" / "python")
 needs_maxtext = pytest.mark.skipif(
-    not os.access(MAXTEXT_PYTHON, os.X_OK), reason="no environment of MaxText: MIDSTREAM_MAXTEXT_PYTHON"
+    not os.access(MAXTEXT_PYTHON, os.X_OK), reason="no environment of MaxText: make test-maxtext"
 )
 needs_levanter = pytest.mark.skipif(
     not os.access(LEVANTER_PYTHON, os.X_OK), reason="no environment of Levanter: make test-levanter"

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from midstream.errors import MidstreamError
+from midstream.errors import Exit, MidstreamError
+from midstream.fleet.fleet import Target
 from midstream.trainers.run_file_parser import parse_run_file
-from midstream.trainers.world import check_world, world_of
+from midstream.trainers.world import check_group, check_world, world_of
 from midstream_engine.foreign.run_file import World
 
 RUN = parse_run_file(
@@ -39,6 +40,24 @@ def test_command_without_devices_is_one_process() -> None:
 
 def test_nodes_multiply_the_processes() -> None:
     assert world_of(RUN, 2, 8) == World(2, 8, 3, 1)
+
+
+def test_group_without_common_directory_is_refused() -> None:
+    check_group(RUN, Target("one", ("a",)))
+    with pytest.raises(MidstreamError, match="the hosts of pair share no directory") as raised:
+        check_group(RUN, Target("pair", ("a", "b")))
+    assert raised.value.hint.startswith("shared_root: of pair")
+    assert raised.value.code == Exit.REFUSED
+
+
+def test_command_that_is_the_same_on_each_host_is_refused() -> None:
+    pair = Target("pair", ("a", "b"), "/nfs")
+    with pytest.raises(MidstreamError, match="the same on each host of pair") as raised:
+        check_group(RUN, pair)
+    assert "{rank}" in raised.value.hint
+    check_group(dataclasses.replace(RUN, launcher=False), pair)
+    joined = ["torchrun", "--nnodes", "{nodes}", "--rdzv_endpoint", "{master}:{port}", "t.py"]
+    check_group(dataclasses.replace(RUN, command=joined), pair)
 
 
 def test_checkpoints_that_do_not_reshard_stay_at_their_count() -> None:

@@ -13,14 +13,14 @@ from midstream.migrate.duration import stages
 from midstream.migrate.planning import downtime_estimate, measured_rates, plan_estimate, source_run
 from midstream.migrate.planning.consent import warnings_of
 from midstream.migrate.planning.plan_parts import Contents, Ends, devices_of, identify, plan_route
-from midstream.migrate.records.modes import LIVE
+from midstream.migrate.records.modes import COLD, LIVE
 from midstream.migrate.records.plan import Change, Estimate, Plan, Policy, Shape, TrainerPlan
 from midstream.migrate.records.request import Request
 from midstream.migrate.source_and_target import host_files
 from midstream.output import duration
 from midstream.remote.files.allowlist import shown
 from midstream.trainers.run_file_parser import as_text, from_value
-from midstream.trainers.world import check_world, world_of
+from midstream.trainers.world import check_group, check_world, world_of
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_engine import records
 from midstream_engine.foreign.run_file import NO, UNKNOWN, RunFile, World
@@ -128,11 +128,12 @@ def _check_request(request: Request, ends: Ends, run: RunFile) -> None:
             f"checkpoints of {run.trainer} are copied between hosts, and {store} is a bucket",
             f"remove store: of {ends.target.name} in the fleet file, or choose another target",
         )
-    if len(ends.source_hosts) > 1 or len(ends.target.hosts) > 1:
+    check_group(run, ends.target)
+    if request.mode != COLD and len(ends.source_hosts) + len(ends.target.hosts) > 2:
         raise UsageError(
-            "runs of other trainers migrate between single hosts: "
+            f"the rehearsal of {run.trainer} is on one host, and this migration has the hosts "
             + ", ".join((*ends.source_hosts, *ends.target.hosts)),
-            "choose a target of one host",
+            "--mode cold",
         )
     if run.directory and not run.files_digest:
         raise UsageError(

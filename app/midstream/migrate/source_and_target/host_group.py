@@ -261,7 +261,13 @@ class HostGroup:
         """
         if self.trainer is None:
             return
-        left = [pid for found in self._call_all(processes.end)(attempt=attempt) for pid in found]
+
+        def end(host: Host) -> list[int]:
+            return host.call(processes.end)(host.root, self.run_id, attempt=attempt)
+
+        left = [
+            pid for found in self._each(end, self.members) for pid in found
+        ]  # one directory, but each its processes
         if left:
             raise LaunchError(
                 f"attempt {attempt} of {self.run_id} on {self.target.name}: processes "

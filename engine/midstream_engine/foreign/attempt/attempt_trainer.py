@@ -41,18 +41,17 @@ class AttemptTrainer(NamedTuple):
     def place_inputs(self, setup: Setup, name: Optional[str]) -> Optional[work_directory.Restored]:
         """Bring the files that travel and the checkpoint to the working directory.
 
-        Raises RecordError, OSError.
+        Node 0 does it: a group has one working directory. Raises RecordError, OSError.
         """
         run, place = setup.run, self.place
         os.makedirs(setup.directory, exist_ok=True)
         if run.files_digest and not run.directory:
             work_directory.bring_files(place.paths.root, run.files_digest, setup.directory)
-        if self.node.number == 0:
-            inside = setup.checkpoints == posixpath.normpath(setup.directory)
-            pattern = (run.checkpoints.pattern or "checkpoint*") if inside else "*"
-            work_directory.set_aside(setup.checkpoints, place.number, pattern)
-            if setup.out not in (setup.checkpoints, posixpath.normpath(setup.directory)):
-                work_directory.set_aside(setup.out, place.number)
+        inside = setup.checkpoints == posixpath.normpath(setup.directory)
+        pattern = (run.checkpoints.pattern or "checkpoint*") if inside else "*"
+        work_directory.set_aside(setup.checkpoints, place.number, pattern)
+        if setup.out not in (setup.checkpoints, posixpath.normpath(setup.directory)):
+            work_directory.set_aside(setup.out, place.number)
         os.makedirs(setup.out, exist_ok=True)
         if name is None:
             return None

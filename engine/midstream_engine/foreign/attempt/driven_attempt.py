@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import posixpath
 import signal
 import time
 from typing import Any, Dict, List, Optional
@@ -14,6 +13,7 @@ from midstream_engine import records
 from midstream_engine.checkpoint import save_fence
 from midstream_engine.foreign.attempt.adopted_trainer import adopt, keep_fence_of_adopted, refuse_adopted
 from midstream_engine.foreign.attempt.attempt_fence import check_fence, keep_fence
+from midstream_engine.foreign.attempt.attempt_group import AttemptGroup
 from midstream_engine.foreign.attempt.attempt_lineage import record_end, record_start
 from midstream_engine.foreign.attempt.attempt_origin import find_origin, write_evidence
 from midstream_engine.foreign.attempt.attempt_place import AttemptPlace, EndedEarlyError, say
@@ -25,8 +25,11 @@ from midstream_engine.foreign.marked_processes import end_marked, watch_driver
 from midstream_engine.foreign.metrics_tail import MetricsTail
 from midstream_engine.foreign.run_file import RunFile, World
 from midstream_engine.foreign.trainer_process import TrainerProcess
-from midstream_engine.foreign.trainer_setup import PACKAGES, Node, versions
+from midstream_engine.foreign.trainer_setup import PACKAGES, Node, Setup, versions
+from midstream_engine.foreign.work_directory import Restored, placed_checkpoint
 from midstream_engine.trainer.runtime.status_file import StatusFile
+
+END_TIMEOUT = 60.0  # seconds past the grace for the drivers of other nodes to end their trainers
 
 
 class DrivenAttempt:
@@ -35,6 +38,7 @@ class DrivenAttempt:
     def __init__(self, place: AttemptPlace, world: World, node: Node, python: str) -> None:
         self._place, self._world, self._node, self._python = place, world, node, python
         self._launch = AttemptTrainer(place, world, node, python)
+        self._group = AttemptGroup(place, node.number, world.nodes)
         self._status: Optional[StatusFile] = None
         self._trainer: Optional[TrainerProcess] = None
         self._tail: Optional[MetricsTail] = None
@@ -112,16 +116,17 @@ class DrivenAttempt:
         found = versions(self._python, tuple(dict.fromkeys([*PACKAGES, *run.environment.packages])), os.environ)
         name, digest = find_origin(place.paths, command)
         self.status.update(state=records.RESTORING if name else records.STARTING, epoch=place.epoch, versions=found)
-        restored = None if attach else self._launch.place_inputs(setup, name)
+        restored = None if attach else self._inputs(setup, name)
         step = restored.step if restored else 0
-        if restored is not None and name is not None:
+        if restored is not None and name is not None and self._group.is_first:
             write_evidence(place, restored, name, digest, self._world.size, time.monotonic() - began)
         if attach:
             self._trainer = adopt(place, attach)
         else:
             refuse_adopted(place)
             self._trainer = self._launch.start(setup, restored.path if restored else "")
-        self._tail = self._launch.open_tail(setup, place.files.metrics, step)
+        if self._group.is_first:
+            self._tail = self._launch.open_tail(setup, place.files.metrics, step)
         self._watch = CheckpointWatch(setup, place.paths, place.number, place.epoch, found, first=step)
         self.status.update(
             state=records.STARTING,
@@ -130,7 +135,7 @@ class DrivenAttempt:
             root_digest=restored.root_digest if restored else None,
             acknowledged=self._sequence,
         )
-        if self._node.number == 0:
+        if self._group.is_first:
             record_start(
                 place.paths,
                 records.LineageEntry(
@@ -147,6 +152,15 @@ class DrivenAttempt:
                 ),
             )
         return self._follow(run)
+
+    def _inputs(self, setup: Setup, name: Optional[str]) -> Optional[Restored]:
+        """Place files and checkpoint, or wait until node 0 has. Errors as of `run`."""
+        if self._group.is_first:
+            placed = self._launch.place_inputs(setup, name)
+            self._group.announce_inputs()
+            return placed
+        self._group.wait_for_inputs()
+        return placed_checkpoint(self._place.paths, name, setup.checkpoints) if name is not None else None
 
     def _follow(self, run: RunFile) -> int:
         """Follow the trainer until it has ended, or was stopped."""
@@ -166,20 +180,23 @@ class DrivenAttempt:
             if how is not None:
                 self._look(settle=True)
                 return self._ended_by_itself(run, how)
+            self._group.check()
 
     def _look(self, *, settle: bool = False) -> None:
         """Read new rows, record new checkpoints, and bring the status up to date.
 
         ``settle``: the trainer has ended, so wait until its newest complete checkpoint is recorded.
         """
-        assert self._tail is not None
+        if self._tail is None:
+            self._look_at_first()
+            return
         assert self._watch is not None
         news: Dict[str, Any] = {}
         rows = self._tail.poll() + (self._tail.poll() if settle else 0)  # a source's last row may be waited for
         state = self.status.value.state
         if rows and state in (records.STARTING, records.RESTORING):
             state = records.TRAINING
-        recorded = self._watch.poll(settle=settle) if self._node.number == 0 else None
+        recorded = self._watch.poll(settle=settle)
         if recorded is not None:
             self._tail.sync()
             news.update(checkpoint=recorded.name, root_digest=recorded.root_digest, state_bytes=recorded.size)
@@ -189,13 +206,24 @@ class DrivenAttempt:
         if self._watch.problem or self._tail.problem:
             news.update(message=self._watch.problem or self._tail.problem)
         step = max(self._tail.step, self.status.value.step)
-        log = posixpath.join(self._place.files.log(self._node.number))
+        self._look_at_log()
+        self.status.update(state=state, step=step, **news)
+
+    def _look_at_first(self) -> None:
+        """Take the step of node 0, which alone reads metrics and records checkpoints."""
+        first, state = self._group.first_status(), self.status.value.state
+        self._look_at_log()
+        if first is not None:
+            if first.state == records.TRAINING and state in (records.STARTING, records.RESTORING):
+                state = records.TRAINING
+            self.status.update(state=state, step=max(first.step, self.status.value.step))
+
+    def _look_at_log(self) -> None:
         with contextlib.suppress(OSError):
-            size = os.stat(log).st_size
+            size = os.stat(self._place.files.log(self._node.number)).st_size
             if size != self._log_size:  # a trainer that logs every hundredth step is not stalled in between
                 self._log_size = size
-                news.update(progress=time.time())
-        self.status.update(state=state, step=step, **news)
+                self.status.update(progress=time.time())
 
     def _read_command(self) -> None:
         try:
@@ -240,9 +268,11 @@ class DrivenAttempt:
         left = self._trainer.end()
         if left:  # the epoch stays here: whatever they still write is part of it
             raise EndedEarlyError("processes {} of the trainer cannot be ended".format(", ".join(map(str, left))))
+        if self._group.is_first:
+            self._group.wait_ended(policy.grace + END_TIMEOUT)
         self._look(settle=True)  # what was complete before the end; exit codes prove nothing
         newest = self._watch.newest_step
-        if policy.saves and newest == before:
+        if policy.saves and newest == before and self._group.is_first:
             self._note("{} saved nothing new on {}".format(run.trainer, policy.signal))
         if killed:
             self._note("the trainer was killed {:.0f} s after {}".format(policy.grace, policy.signal))
@@ -264,7 +294,10 @@ class DrivenAttempt:
         self.status.update(message="waiting for the next checkpoint of the trainer, then it stops")
         while time.monotonic() < deadline and self._trainer.poll() is None:
             self._look()
-            if self._watch.newest_step > before or (before >= 0 and before >= self.status.value.step):
+            if self._group.is_first:
+                if self._watch.newest_step > before or (before >= 0 and before >= self.status.value.step):
+                    break
+            elif self._group.is_stopping():
                 break
             arrived = wait_for_signal()
             requested += 1 if arrived in STOPS else 0
@@ -288,7 +321,7 @@ class DrivenAttempt:
         assert self._watch is not None
         command, place = self._stop, self._place
         newest = self._watch.newest
-        if command is not None and command.epoch > place.epoch and self._node.number == 0:
+        if command is not None and command.epoch > place.epoch and self._group.is_first:
             if newest is None:
                 raise EndedEarlyError(
                     "the trainer has stopped without a complete checkpoint: there is nothing to migrate"
@@ -321,7 +354,7 @@ class DrivenAttempt:
         if self._tail is not None:
             self._tail.sync()
             self._tail.close()
-        if self._node.number == 0 and self._watch is not None:
+        if self._group.is_first and self._watch is not None:
             record_end(self._place.paths, self._place.number, self.status.value.step)
         self.status.update(state=state)
         self.status.close()
