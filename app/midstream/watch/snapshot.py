@@ -105,7 +105,7 @@ class HostView:
     machine: Machine | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CheckpointView:
     """A directory under ``checkpoints/``."""
 
@@ -205,11 +205,31 @@ class RunView:
         return None
 
 
+class RunOrder:
+    """Where the copies of each run are among the runs of a snapshot.
+
+    It holds for all snapshots with the same runs on the same hosts: with many runs it takes longer to make than all
+    else in a snapshot.
+    """
+
+    def __init__(self, runs: Sequence[RunView]) -> None:
+        places: dict[str, list[int]] = {}
+        for place, run in enumerate(runs):
+            places.setdefault(run.run_id, []).append(place)
+        self.places = dict(sorted(places.items()))  # run id -> places in ``runs``, by id
+        self.single = [found[0] if len(found) == 1 else -1 for found in self.places.values()]  # -1: several copies
+        self.several = [run_id for run_id, found in self.places.items() if len(found) > 1]
+        self.hosts: dict[str, list[int]] = {}
+        for place, run in enumerate(runs):
+            self.hosts.setdefault(run.host, []).append(place)
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """The fleet at one moment. ``version`` grows with every change.
 
     ``system`` has the metrics of each host over the last day. These series grow: they are read as of now.
+    ``known_order`` is that of an earlier snapshot with the same runs on the same hosts.
     """
 
     version: int
@@ -217,33 +237,25 @@ class Snapshot:
     hosts: tuple[HostView, ...] = ()
     runs: tuple[RunView, ...] = ()
     system: Mapping[str, SystemSeries] = field(default_factory=dict[str, SystemSeries], repr=False, compare=False)
+    known_order: RunOrder | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def _by_host(self) -> dict[str, HostView]:
         return {host.name: host for host in self.hosts}
 
     @cached_property
-    def _by_run(self) -> dict[str, list[RunView]]:
-        found: dict[str, list[RunView]] = {}
-        for run in self.runs:
-            found.setdefault(run.run_id, []).append(run)
-        return found
-
-    @cached_property
-    def _runs_by_host(self) -> dict[str, list[RunView]]:
-        found: dict[str, list[RunView]] = {}
-        for run in self.runs:
-            found.setdefault(run.host, []).append(run)
-        return found
+    def order(self) -> RunOrder:
+        """Places of the runs."""
+        return RunOrder(self.runs) if self.known_order is None else self.known_order
 
     def runs_on(self, host: str) -> Sequence[RunView]:
         """Return the views of the runs on a host."""
-        return self._runs_by_host.get(host, ())
+        return [self.runs[place] for place in self.order.hosts.get(host, ())]
 
     @property
     def run_count(self) -> int:
         """The number of runs, each counted once."""
-        return len(self._by_run)
+        return len(self.order.places)
 
     def host(self, name: str) -> HostView | None:
         """Return the view of a host, None if it is not watched."""
@@ -259,7 +271,7 @@ class Snapshot:
             process = run.status.process if run.status else 0
             return run.epoch, run.status.epoch if run.status else 0, run.attempt, -process
 
-        found = self._by_run.get(run_id, ())
+        found = [self.runs[place] for place in self.order.places.get(run_id, ())]
         return tuple(sorted(found, key=newest, reverse=True)) if len(found) > 1 else tuple(found)
 
     def members(self, run: RunView) -> tuple[RunView, ...]:
@@ -280,6 +292,5 @@ class Snapshot:
 
     def current(self) -> tuple[RunView, ...]:
         """Return one view of each run: the copy with the highest fence epoch."""
-        return tuple(
-            found[0] if len(found) == 1 else self.copies(run_id)[0] for run_id, found in sorted(self._by_run.items())
-        )
+        runs, several = self.runs, iter(self.order.several)
+        return tuple([runs[place] if place >= 0 else self.copies(next(several))[0] for place in self.order.single])

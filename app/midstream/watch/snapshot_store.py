@@ -12,10 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import chain
 from typing import Any
 
 from midstream.watch.logs.log_tail import LogTail
 from midstream.watch.runs.loss_curve import LossCurve
+from midstream.watch.shared_values import SharedValues
 from midstream.watch.snapshot import (
     CONNECTING,
     DOWN,
@@ -28,6 +30,7 @@ from midstream.watch.snapshot import (
     HostView,
     InfinibandPort,
     Machine,
+    RunOrder,
     RunView,
     Snapshot,
 )
@@ -78,6 +81,9 @@ class SnapshotStore:
         self._bucket_checkpoints: dict[
             tuple[str, str], tuple[Sequence[Mapping[str, Any]], str]
         ] = {}  # by (prefix, run)
+        self._by_name = sorted(hosts)
+        self._order: RunOrder | None = None  # of the runs that are shown; None: they have changed since
+        self._values = SharedValues()
         self._version = 0
         self._snapshot: Snapshot | None = None
 
@@ -89,8 +95,11 @@ class SnapshotStore:
             return known  # without waiting for an event that is being merged
         with self.changed:
             if self._snapshot is None:
-                runs = tuple(sorted((run for shown in self._shown.values() for run in shown), key=lambda run: run.key))
-                self._snapshot = Snapshot(self._version, self._clock(), tuple(self._hosts.values()), runs, self._system)
+                runs = tuple(chain.from_iterable(map(self._shown.__getitem__, self._by_name)))
+                if self._order is None:
+                    self._order = RunOrder(runs)
+                hosts = tuple(self._hosts.values())
+                self._snapshot = Snapshot(self._version, self._clock(), hosts, runs, self._system, self._order)
             return self._snapshot
 
     def wait_newer(self, version: int, timeout: float) -> Snapshot | None:
@@ -108,7 +117,7 @@ class SnapshotStore:
         """
         with self.changed:
             return {
-                run_id: {str(attempt): list(position) for attempt, position in run.positions.items()}
+                run_id: {str(attempt): [inode, end] for attempt, inode, end in run.positions}
                 for run_id, run in self._runs[host].items()
             }
 
@@ -132,6 +141,8 @@ class SnapshotStore:
             elif event == "removed":
                 self._runs[host].pop(line["run"], None)
             else:
+                if event == "run":
+                    line = self._values.share(line)
                 run = self._run(host, line["run"])
                 run.take(event, line, rows)
                 if "store" in line and (run.store, line["run"]) in self._bucket_checkpoints:
@@ -210,7 +221,10 @@ class SnapshotStore:
         if view.link != LIVE:
             # Until its first beat a probe reports every run: runs without an event no longer exist.
             self._runs[host] = {name: run for name, run in self._runs[host].items() if name in self._reported[host]}
-        self._shown[host] = tuple(run.view() for run in self._runs[host].values())
+        before = self._shown[host]
+        shown = self._shown[host] = tuple(run.view() for _, run in sorted(self._runs[host].items()))
+        if [run.run_id for run in before] != [run.run_id for run in shown]:
+            self._order = None
         now = self._clock()
         # Before the first ping: without the transfer time.
         skew = self._skew[host] if host in self._skew else line["time"] - now
@@ -244,8 +258,11 @@ class SnapshotStore:
 class _Run:
     """State of one copy of a run."""
 
+    __slots__ = ("_curve", "_damaged", "_dirty", "_log", "_misread", "_view", "positions")
+
     def __init__(self, host: str, run_id: str) -> None:
-        self.positions: dict[int, tuple[int, int]] = {}  # attempt -> (inode, bytes) of its metrics
+        # (attempt, inode, bytes) of the metrics: a dict for each run would take 20 MB for 100,000 runs.
+        self.positions: tuple[tuple[int, int, int], ...] = ()
         self._view = RunView(run_id, host, None, None, 0, None, False)
         self._curve = LossCurve()
         self._log = LogTail()
@@ -308,7 +325,8 @@ class _Run:
             if key in line:
                 changes |= self._parsed(key, lambda key=key, kind=kind: {key: _record(kind, key, line[key])})
         self._view = replace(self._view, **changes)
-        for attempt in set(self.positions) - set(line.get("attempts", self.positions)):
+        known = {attempt for attempt, *_ in self.positions}
+        for attempt in known - set(line.get("attempts", known)):
             self._restart(attempt)
         if "fence" in changes or "lineage" in changes:
             self._parsed("curve", lambda: self._curve.set_records(self._view.lineage, self._view.fence))
@@ -319,6 +337,7 @@ class _Run:
         unread = {f"{name}.json": self._misread[name] for name in RECORDS if self._misread.get(name)}
         damaged = tuple({**self._damaged, **unread}.items())
         self._misread["damaged"] = "; ".join(f"{name}: {why}" for name, why in self._damaged.items())
+        self._misread = {what: why for what, why in self._misread.items() if why}
         self._view = replace(self._view, problem=self._problem, damaged=damaged)
 
     def _store_change(self, where: records.Store | None) -> dict[str, Any]:
@@ -347,11 +366,14 @@ class _Run:
         if line["offset"] == 0:
             self._restart(attempt)
         self._curve.extend(attempt, rows)
-        self.positions[attempt] = (line["inode"], line["end"])
+        self.positions = (*self._other_positions(attempt), (attempt, line["inode"], line["end"]))
 
     def _restart(self, attempt: int) -> None:
-        self.positions.pop(attempt, None)
+        self.positions = self._other_positions(attempt)
         self._curve.restart(attempt)
+
+    def _other_positions(self, attempt: int) -> tuple[tuple[int, int, int], ...]:
+        return tuple([each for each in self.positions if each[0] != attempt])
 
 
 def _record(kind: Any, name: str, value: Any) -> Any:

@@ -14,13 +14,16 @@ MAX_LINES = 5000
 class LogTail:
     """Collects the log events of one run, and drops the oldest lines past `MAX_LINES`."""
 
+    __slots__ = ("_begin", "_end", "_lines", "_process")
+
     def __init__(self) -> None:
-        self._lines: deque[tuple[str, int]] = deque()  # each line with its bytes in the file
+        # Each line with its bytes in the file. An empty deque takes 0.7 kB, and most runs have ended.
+        self._lines: deque[tuple[str, int]] | None = None
         self._begin = self._end = self._process = 0
 
     @property
     def lines(self) -> tuple[str, ...]:
-        return tuple(line for line, _ in self._lines)
+        return tuple(line for line, _ in self._lines or ())
 
     @property
     def range(self) -> LogRange:
@@ -28,7 +31,7 @@ class LogTail:
         return LogRange(min(self._begin, self._end), self._end, self._process)
 
     def clear(self) -> None:
-        self._lines.clear()
+        self._lines = None
         self._begin = self._end = self._process = 0
 
     def take(self, event: Mapping[str, Any]) -> None:
@@ -44,8 +47,9 @@ class LogTail:
         if end:  # bytes that are no UTF-8 are longer as text
             sizes[-1] = max(0, sizes[-1] + end - offset - sum(sizes))
         self._end = end
+        if self._lines is None or len(raw) > MAX_LINES:
+            self._lines = deque()
         if len(raw) > MAX_LINES:
-            self._lines.clear()
             self._begin = offset + sum(sizes[:-MAX_LINES])
         self._lines.extend(zip(map(displayed, raw[-MAX_LINES:]), sizes[-MAX_LINES:], strict=True))
         while len(self._lines) > MAX_LINES:

@@ -8,6 +8,7 @@ Each attempt's rows are stored once, by column (see `metric_columns`); the splic
 
 from __future__ import annotations
 
+import functools
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +24,10 @@ Row = Mapping[str, Any]
 class _Splice:
     """Rows of the curve by position, as stretches of an attempt's consecutive rows."""
 
+    __slots__ = ("attempts", "merged", "origins", "starts", "steps")
+
     def __init__(self, attempts: Mapping[int, MetricColumns]) -> None:
-        self.attempts = dict(attempts)
+        self.attempts = attempts  # no copy: an attempt is added to it, and never replaced
         self.steps = array("q")
         self.starts: list[int] = []  # the position at which each stretch begins
         self.origins: list[tuple[int, int]] = []  # (attempt, index of its row) at that position
@@ -190,15 +193,23 @@ class CurveRows(Sequence[Row]):
         return values, bytes(exists)
 
 
+@functools.lru_cache(maxsize=1024)
+def _epochs(of: tuple[tuple[int, int], ...]) -> Mapping[int, int]:
+    """Return attempt -> epoch, one dict for all runs with the same ones: most runs have one attempt."""
+    return dict(of)
+
+
 class LossCurve:
     """Splices the rows of attempts into one curve. Not thread-safe."""
+
+    __slots__ = ("_attempts", "_epochs", "_fence", "_lineage", "_shared", "_spliced")
 
     def __init__(self) -> None:
         self._attempts: dict[int, MetricColumns] = {}
         self._lineage: records.Lineage | None = None
         self._fence: records.Fence | None = None
-        self._epochs: dict[int, int] = {}
-        self._spliced = _Splice({})
+        self._epochs: Mapping[int, int] = _epochs(())
+        self._spliced = _Splice(self._attempts)
         self._shared = 0  # positions of _spliced that a CurveRows may refer to: these never change
 
     def rows(self) -> CurveRows:
@@ -208,7 +219,7 @@ class LossCurve:
 
     def set_records(self, lineage: records.Lineage | None, fence: records.Fence | None) -> None:
         """Set the records that decide which attempts and steps count."""
-        epochs = {entry.attempt: entry.epoch for entry in lineage.entries} if lineage else {}
+        epochs = _epochs(tuple((entry.attempt, entry.epoch) for entry in lineage.entries) if lineage else ())
         if fence == self._fence and epochs == self._epochs:
             return
         self._lineage, self._fence, self._epochs = lineage, fence, epochs
@@ -216,7 +227,8 @@ class LossCurve:
 
     def restart(self, attempt: int) -> None:
         """Drop an attempt's rows, because its file was replaced."""
-        if self._attempts.pop(attempt, None):
+        if attempt in self._attempts:  # in a new dict: rows that were returned earlier stay as they are
+            self._attempts = {number: rows for number, rows in self._attempts.items() if number != attempt}
             self._splice()
 
     def extend(self, attempt: int, rows: Sequence[Row]) -> None:
@@ -224,10 +236,8 @@ class LossCurve:
         columns = self._attempts.get(attempt)
         if columns is None:
             columns = self._attempts[attempt] = MetricColumns()
-            self._spliced.attempts[attempt] = columns
         begin = len(columns)
-        for row in rows:
-            columns.append(row)
+        columns.extend(rows)
         newest = attempt == max(self._attempts)
         for index in range(begin, len(columns)):
             step = self._accepted(attempt, columns, index)
