@@ -379,9 +379,9 @@ def test_node_that_fails_ends_the_others(lab: Lab, pair: Path, runs: Callable[..
     launched = midstream("--fleet", pair, "--launch", file, "--on", "pair", "--run-id", "r")
     assert launched.code == 0, launched.stderr
     grouped = runs(str(lab.directory / "nfs"), "r")
-    told = Path(grouped.paths.dir) / "work" / "out" / "node-1.json"
-    grouped.wait(lambda run: bool(run.checkpoints()) and told.exists(), "a checkpoint and the other node")
-    os.kill(json.loads(told.read_text())["pid"], signal.SIGKILL)
+    report = Path(grouped.paths.dir) / "work" / "out" / "node-1.json"
+    grouped.wait(lambda run: bool(run.checkpoints()) and report.exists(), "a checkpoint and the other node")
+    os.kill(json.loads(report.read_text())["pid"], signal.SIGKILL)
     grouped.wait(lambda run: states(run, 1) == [records.FAILED] * 2, "the end of both")
     status = grouped.status()
     assert status is not None

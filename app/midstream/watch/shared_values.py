@@ -1,4 +1,7 @@
-"""Equal JSON values stored once: runs of one fleet repeat their hosts, devices and versions."""
+"""Equal JSON values stored once.
+
+Runs of one fleet repeat their hosts, devices and versions.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ KEY_FORMAT = 2  # of marshal: equal values have equal bytes
 
 
 class SharedValues:
-    """Replaces JSON values by equal ones of earlier lines. Nobody may change them. Not thread-safe.
+    """Replaces JSON values by equal ones of earlier lines.
+
+    Nobody may change them. Not thread-safe.
 
     A run of eight devices takes 2 kB instead of 6. Numbers with a fraction are times and losses, which do not repeat:
     they are not remembered, and neither are values that contain them.
@@ -48,7 +53,10 @@ class SharedValues:
         return (self._remember(key, shared) if repeats else shared), repeats
 
     def _remember(self, key: str | bytes, value: Any) -> Any:
-        """Return the value that is known by ``key``, which is ``value`` from now on if there was none."""
+        """Return the value that is known by ``key``.
+
+        It is ``value`` from now on if there was none.
+        """
         found = self._known.get(key)
         if found is not None:
             return found

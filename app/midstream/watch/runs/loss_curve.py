@@ -195,7 +195,10 @@ class CurveRows(Sequence[Row]):
 
 @functools.lru_cache(maxsize=1024)
 def _epochs(of: tuple[tuple[int, int], ...]) -> Mapping[int, int]:
-    """Return attempt -> epoch, one dict for all runs with the same ones: most runs have one attempt."""
+    """Return attempt -> epoch, one dict for all runs with the same ones.
+
+    Most runs have one attempt.
+    """
     return dict(of)
 
 

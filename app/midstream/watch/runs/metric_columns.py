@@ -112,9 +112,9 @@ class MetricColumns:
                 self.append(row)
 
     def _fill(self, rows: Sequence[Mapping[str, Any]]) -> bool:
-        """Set the first rows by column, if each has the same names and they are numbers. False if not.
+        """Set the first rows by column, if each has the same names and they are numbers.
 
-        It takes a third of the time of `append`, and no memory for rows that may follow.
+        Return False if not. It takes a third of the time of `append`, and no memory for rows that may follow.
         """
         names = rows[0].keys() if rows else ()
         if len(names) > MAX_COLUMNS or any(row.keys() != names for row in rows):

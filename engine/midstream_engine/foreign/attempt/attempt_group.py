@@ -34,7 +34,11 @@ class AttemptGroup:
         return self._node == 0
 
     def announce_inputs(self) -> None:
-        """Announce to the other nodes that files and checkpoint are placed. Raises OSError."""
+        """Announce to the other nodes that files and checkpoint are placed.
+
+        Raises:
+            OSError: The announcement cannot be written.
+        """
         if self.is_first and self._nodes > 1:
             records.write_bytes(self._placed, b"")
 
@@ -59,7 +63,10 @@ class AttemptGroup:
         return self._status(0)
 
     def check(self) -> None:
-        """Raise EndedEarlyError where another node has failed: the trainer here would wait for it for good."""
+        """Raise EndedEarlyError where another node has failed.
+
+        The trainer here would wait for it without end.
+        """
         if self._nodes == 1 or time.monotonic() - self._looked < LOOK_INTERVAL:
             return
         self._looked = time.monotonic()
@@ -74,7 +81,9 @@ class AttemptGroup:
         return first is not None and first.state in (records.STOPPING, *records.ENDED)
 
     def wait_ended(self, seconds: float) -> None:
-        """Wait on node 0 until no other node has a trainer: their drivers write it as their last status.
+        """Wait on node 0 until no other node has a trainer.
+
+        Their drivers write it as their last status.
 
         Raises:
             EndedEarlyError: One has not ended within ``seconds``.
