@@ -7,8 +7,8 @@ those that are installed (rclone, awscli, s5cmd, gcloud, gsutil). midstream hash
 written, resumes, and writes the manifest last; the others compare sizes or checksums at most. Rounds are interleaved,
 medians are compared. ``time_ratio`` is the time of a way over that of midstream: above 1 means slower than midstream.
 
-Google's service is reached over TLS by all, because gsutil knows nothing else. midstream alone waits until a download
-is on the disk; with ``--disk /dev/shm`` that takes no time.
+Google's service is reached over TLS by all, because gsutil supports nothing else. midstream alone waits until a
+download is on the disk; with ``--disk /dev/shm`` that takes no time.
 
 The rows ``obstore`` and ``botocore`` are the libraries alone, with 8 threads: what a client costs without a copy around
 it. obstore is measured where it is installed.

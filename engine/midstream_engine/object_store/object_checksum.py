@@ -1,4 +1,7 @@
-"""Checksums that services report of their objects, computed again from the bytes that arrive."""
+"""Checksums that services report of their objects.
+
+They are computed again from the bytes that arrive.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ ALGORITHMS = ("sha256", "crc32c", "crc32", "sha1", "md5")
 
 @dataclass(frozen=True)
 class ObjectChecksum:
-    """What a service says of an object's bytes.
+    """Checksum of an object, as its service reports it.
 
     Attributes:
         algorithm: One of ALGORITHMS.
@@ -64,7 +67,10 @@ class ObjectChecksum:
 
 
 class ChecksumComparison:
-    """Comparison of one reading of an object with its checksum. The bytes are given in order."""
+    """Comparison of one reading of an object with its checksum.
+
+    The bytes are given in order.
+    """
 
     def __init__(self, expected: ObjectChecksum) -> None:
         self._expected = expected

@@ -92,7 +92,10 @@ class _Upload(disk_copy.DiskCopy):
 
 
 def part_length(size: int) -> int:
-    """Return the bytes of each part of a large object: many parts cost more in requests than their bytes do."""
+    """Return the bytes of each part of a large object.
+
+    Many parts cost more in requests than their bytes do.
+    """
     return LARGE_PART if size >= 8 * LARGE_PART else CHUNK
 
 
