@@ -47,7 +47,7 @@ ALGORITHMS = ("sha256", "crc32c", "crc32", "sha1", "md5")
 
 @dataclass(frozen=True)
 class ObjectChecksum:
-    """Checksum of an object's bytes by its service.
+    """Checksum of an object, as its service reports it.
 
     Attributes:
         algorithm: One of ALGORITHMS.

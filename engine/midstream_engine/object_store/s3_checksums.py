@@ -18,9 +18,8 @@ _SIZES = {"sha256": 32, "crc32c": 4, "crc32": 4, "sha1": 20}
 def checksum_of(answer: dict[str, Any], part_size: Callable[[], int]) -> ObjectChecksum | None:
     """Return the checksum of an object.
 
-    None where the service has none that can be computed. In this order: the hash that was recorded with it, a
-    checksum of the service, the ETag where it may be an MD5: that of an object with a key of KMS or of the customer
-    is not.
+    In this order: the hash that was recorded with it, a checksum of the service, the ETag where it may be an MD5: that
+    of an object with a key of KMS or of the customer is not. None: there is none that can be computed.
 
     Args:
         answer: Answer of ``head_object`` with ``ChecksumMode``.
