@@ -23,6 +23,7 @@ import pytest
 from midstream_engine import records
 from simulators.sshd import Lab
 from support.command_line import Ended, Run, midstream, refused, start_midstream
+from support.launched_processes import kill_launched
 from support.trainers.script_trainer import write_node_script, write_script
 from support.wheels import PACKAGE, uv_works, write_wheel
 
@@ -332,13 +333,14 @@ def test_data_that_restart_by_agreement_are_certified(lab: Lab, runs: Callable[.
 
 
 @pytest.fixture
-def pair(lab: Lab) -> Path:
+def pair(lab: Lab) -> Iterator[Path]:
     """Write a fleet file: hosts a and b, target ``pair``, have one root, as over NFS; ``one`` has its own."""
     root = str(lab.directory / "nfs")
     hosts = {name: dataclasses.replace(lab.host(name).config, root=root) for name in ("a", "b")}
     file = lab.fleet_file(one=lab.host("one").config, **hosts)
     file.write_text(f"{file.read_text()}targets: {{pair: {{type: hosts, hosts: [a, b], shared_root: {root}}}}}\n")
-    return file
+    yield file
+    kill_launched(lab.directory)
 
 
 def states(run: Run, attempt: int) -> list[str]:
@@ -374,15 +376,46 @@ def test_script_is_migrated_to_a_group_of_hosts_and_back(
     check_curve(alone, file, tmp_path / "straight")
 
 
-def test_node_that_fails_ends_the_others(lab: Lab, pair: Path, runs: Callable[..., Run], tmp_path: Path) -> None:
+def test_group_is_stopped_continued_and_ended_with_a_failed_node(
+    lab: Lab, pair: Path, runs: Callable[..., Run], tmp_path: Path
+) -> None:
     file = write_node_script(tmp_path / "code", steps=STEPS, every=25)
-    launched = midstream("--fleet", pair, "--launch", file, "--on", "pair", "--run-id", "r")
-    assert launched.code == 0, launched.stderr
     grouped = runs(str(lab.directory / "nfs"), "r")
-    report = Path(grouped.paths.dir) / "work" / "out" / "node-1.json"
-    grouped.wait(lambda run: bool(run.checkpoints()) and report.exists(), "a checkpoint and the other node")
-    os.kill(json.loads(report.read_text())["pid"], signal.SIGKILL)
-    grouped.wait(lambda run: states(run, 1) == [records.FAILED] * 2, "the end of both")
+    other_node = Path(grouped.paths.dir) / "work" / "out" / "node-1.json"
+    for number in (1, 2):
+        launched = midstream("--fleet", pair, "--launch", file, "--on", "pair", "--run-id", "r")
+        assert launched.code == 0, launched.stderr
+        grouped.wait(
+            lambda run, end=f"-a{number:03d}": (
+                any(name.endswith(end) for name in run.checkpoints()) and other_node.exists()
+            ),
+            "a checkpoint and the other node",
+        )
+        if number == 1:
+            stopped = midstream("--fleet", pair, "--stop", "r")
+            assert stopped.code == 0, stopped.stderr
+            assert states(grouped, 1) == [records.STOPPED] * 2
+            assert not os.path.exists(f"/proc/{json.loads(other_node.read_text())['pid']}")
+    os.kill(json.loads(other_node.read_text())["pid"], signal.SIGKILL)
+    grouped.wait(lambda run: states(run, 2) == [records.FAILED] * 2, "the end of both")
     status = grouped.status()
     assert status is not None
     assert status.message.startswith("node 1 has failed: script ended by itself")
+    rows = grouped.spliced()
+    assert sorted(rows) == list(range(len(rows)))
+    assert {row["attempt"] for row in rows.values()} == {1, 2}
+
+
+def test_group_ends_with_the_driver_of_its_first_host(
+    lab: Lab, pair: Path, runs: Callable[..., Run], tmp_path: Path
+) -> None:
+    file = write_node_script(tmp_path / "code", steps=STEPS, every=25)
+    grouped = runs(str(lab.directory / "nfs"), "r")
+    assert midstream("--fleet", pair, "--launch", file, "--on", "pair", "--run-id", "r").code == 0
+    other_node = Path(grouped.paths.dir) / "work" / "out" / "node-1.json"
+    grouped.wait(lambda run: other_node.exists(), "the other node")
+    grouped.kill()
+    grouped.wait(lambda run: states(run, 1)[1] == records.FAILED, "the end of the other node")
+    found = records.Status.read(grouped.paths.attempt(1).status(1))
+    assert found.message == "the driver of node 0 was killed"
+    assert not os.path.exists(f"/proc/{json.loads(other_node.read_text())['pid']}")

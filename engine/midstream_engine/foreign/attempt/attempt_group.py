@@ -17,6 +17,7 @@ from midstream_engine.foreign.attempt.signals import POLL_INTERVAL, STOPS, wait_
 
 PLACED = "inputs-placed"  # in the attempt's directory, once node 0 has placed files and checkpoint
 INPUTS_TIMEOUT = 3600.0  # seconds in which node 0 copies a checkpoint of any size
+LEFT_AFTER = 60.0  # seconds after the end of node 0 in which a trainer ends by itself
 LOOK_INTERVAL = 1.0  # seconds between two looks at the other nodes
 
 
@@ -27,6 +28,7 @@ class AttemptGroup:
         self._place, self._node, self._nodes = place, node, nodes
         self._placed = posixpath.join(place.files.dir, PLACED)
         self._looked = 0.0
+        self._left: Optional[float] = None  # since when node 0 is known to have ended
 
     @property
     def is_first(self) -> bool:
@@ -34,11 +36,7 @@ class AttemptGroup:
         return self._node == 0
 
     def announce_inputs(self) -> None:
-        """Announce to the other nodes that files and checkpoint are placed.
-
-        Raises:
-            OSError: The announcement cannot be written.
-        """
+        """Announce to the other nodes that the inputs are placed. Raises OSError."""
         if self.is_first and self._nodes > 1:
             records.write_bytes(self._placed, b"")
 
@@ -55,6 +53,8 @@ class AttemptGroup:
             first = self._status(0)
             if first is not None and first.state in records.ENDED:
                 raise EndedEarlyError("node 0 ended before the trainer was started: {}".format(first.message))
+            if self._was_killed(0):
+                raise EndedEarlyError("the driver of node 0 was killed before the trainer was started")
             if time.monotonic() > deadline:
                 raise EndedEarlyError("node 0 has not placed the inputs within {:.0f} s".format(INPUTS_TIMEOUT))
 
@@ -65,15 +65,25 @@ class AttemptGroup:
     def check(self) -> None:
         """Raise EndedEarlyError where another node has failed.
 
-        The trainer here would wait for it without end.
+        The trainer here would wait for it for good.
         """
         if self._nodes == 1 or time.monotonic() - self._looked < LOOK_INTERVAL:
             return
         self._looked = time.monotonic()
+        if self._left is None and not self.is_first and self._has_ended(0):
+            self._left = time.monotonic()
         for number in range(self._nodes):
-            found = None if number == self._node else self._status(number)
+            if number == self._node:
+                continue
+            found = self._status(number)
             if found is not None and found.state == records.FAILED:
                 raise EndedEarlyError("node {} has failed: {}".format(number, found.message))
+            if self._was_killed(number):
+                raise EndedEarlyError("the driver of node {} was killed".format(number))
+
+    def was_left(self) -> bool:
+        """Whether node 0 ended so long ago that the trainer here does not end by itself."""
+        return self._left is not None and time.monotonic() - self._left > LEFT_AFTER
 
     def is_stopping(self) -> bool:
         """Whether node 0 has begun to stop its trainer, or has ended."""
@@ -81,9 +91,7 @@ class AttemptGroup:
         return first is not None and first.state in (records.STOPPING, *records.ENDED)
 
     def wait_ended(self, seconds: float) -> None:
-        """Wait on node 0 until no other node has a trainer.
-
-        Their drivers write it as their last status.
+        """Wait on node 0 until no other node has a trainer, by their last status.
 
         Raises:
             EndedEarlyError: One has not ended within ``seconds``.
@@ -101,6 +109,11 @@ class AttemptGroup:
     def _has_ended(self, number: int) -> bool:
         found = self._status(number)
         return found is not None and found.state in records.ENDED
+
+    def _was_killed(self, number: int) -> bool:
+        """Whether a supervisor reports the exit of a driver whose status does not."""
+        # In this order: a driver writes its last status before it exits.
+        return os.path.exists(self._place.files.exit(number)) and not self._has_ended(number)
 
     def _status(self, number: int) -> Optional[records.Status]:
         try:

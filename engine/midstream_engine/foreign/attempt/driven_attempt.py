@@ -181,6 +181,10 @@ class DrivenAttempt:
                 self._look(settle=True)
                 return self._ended_by_itself(run, how)
             self._group.check()
+            if self._group.was_left():
+                self._note("node 0 has ended, and the trainer here is ended with it")
+                self._trainer.end()
+                return self._ended(records.STOPPED)
 
     def _look(self, *, settle: bool = False) -> None:
         """Read new rows, record new checkpoints, and bring the status up to date.
@@ -329,7 +333,7 @@ class DrivenAttempt:
             save_fence.seal(place.paths, epoch=command.epoch, owner=command.owner, step=newest.step)
         if command is not None:
             self.status.update(acknowledged=command.sequence)
-        if newest is not None:
+        if newest is not None and self._group.is_first:
             self.status.update(step=newest.step)
         return self._ended(records.STOPPED)
 
