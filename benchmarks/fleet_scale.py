@@ -16,6 +16,7 @@ polls at, with a status and a row of metrics of the run that trains. The rest ha
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import random
@@ -197,17 +198,22 @@ def first_lines(number: int, host: str, runs: int) -> Iterator[str]:
     yield json.dumps({"event": "hello", "hostname": host, "platform": "Linux", "python": "3.11.7", "cpus": 96})
     for index in range(runs):
         name = f"live{number:04}" if index == 0 else f"ended{number:04}-{index:02}"
-        yield json.dumps(run_line(name, host, "training" if index == 0 else "finished", 1000))
-        text = "".join(row(step) for step in range(1001 - ROWS, 1001))
-        yield json.dumps(
-            {"event": "metrics", "run": name, "attempt": 1, "inode": 1, "offset": 0, "end": len(text), "text": text}
-        )
+        for line in run_lines("training" if index == 0 else "finished"):
+            yield line.replace("RUN", name).replace("HOST", host)
     yield json.dumps(
         {
             "event": "beat", "time": time.time(), "cpu_used": 0.5, "accelerators": accelerators,
             "memory_total": 1 << 40, "memory_used": 1 << 39, "disk_total": 1 << 42, "disk_free": 1 << 41,
         }
     )  # fmt: skip
+
+
+@functools.cache
+def run_lines(state: str) -> tuple[str, str]:
+    """The lines of a run in a probe's first poll, named RUN on HOST."""
+    text = "".join(row(step) for step in range(1001 - ROWS, 1001))
+    metrics = {"run": "RUN", "attempt": 1, "inode": 1, "offset": 0, "end": len(text), "text": text}
+    return json.dumps(run_line("RUN", "HOST", state, 1000)), json.dumps({"event": "metrics", **metrics})
 
 
 def next_lines(number: int, step: int) -> Iterator[str]:
