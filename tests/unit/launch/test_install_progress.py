@@ -16,7 +16,7 @@ from midstream.launch.progress_line import ProgressLine
 from midstream.launch.reporter import SparseReporter, reporter_of
 from support.paths import REPOSITORY
 
-OTHERS = ("trainers.txt", "levanter.txt", "maxtext.txt")  # for tests alone: installed by pip, on no host
+OTHERS = ("kubectl.txt", "trainers.txt", "levanter.txt", "maxtext.txt")  # for tests alone: installed by pip, on no host
 LOCK = """\
 click==8.5.1 \\
     --hash=sha256:aa
