@@ -322,7 +322,7 @@ def guard_of(
 ) -> tuple[Guard, list[dict[str, Any]]]:
     """Return a guard of a run to ``cell`` whose plans are refused, and its events."""
     fleet, events = load_fleet(file), list[dict[str, Any]]()
-    watch: Any = SimpleNamespace(snapshot=lambda: None)
+    watch: Any = SimpleNamespace(snapshot=lambda: None, wait_for=lambda *_: None)
     found = Guard(fleet, HostPool(fleet), watch, "r", ["cell"], 1, events.append, agreed)
 
     def refuse(*_: object) -> None:
@@ -423,6 +423,7 @@ def test_guard_creates_pods_and_migrates_to_them(
             events.append(json.loads(line))
             if events[-1]["kind"] in ("finished", "needs you"):
                 break
+        assert events[-1]["kind"] == "finished", events
         assert midstream("--fleet", fleet, "--stop", "r").code == 0
         _, errors = guard.communicate(timeout=120)
     finally:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from midstream.check.check_result import FAIL
@@ -65,7 +66,14 @@ EVIDENCE_DURATION = 6.0  # seconds that evidence must last, so that a restart by
 NOTICE_INTERVAL = 10.0  # seconds between two reads of preemption notices
 UNREACHABLE_TIMEOUT = 300.0  # seconds without contact after which the user is notified
 POLL_INTERVAL = 2.0  # seconds
+PODS_SEEN_TIMEOUT = 60.0  # seconds until created pods answer the watcher
 RESTART_SEEN_TIMEOUT = 60.0  # seconds until a restarted run is in the snapshot
+
+
+def answering(names: Sequence[str], snapshot: Snapshot) -> bool:
+    """Return whether all of these hosts answer."""
+    links = {host.name: host.link for host in snapshot.hosts}
+    return all(links.get(name) == LIVE for name in names)
 
 
 @dataclass
@@ -226,6 +234,8 @@ class Guard:
             pods = None
             try:
                 pods = guard_pods.create(self.fleet, target, self.agreed, self._report_pods)
+                if pods is not None:  # a plan needs their answer, and the watcher pauses between its attempts
+                    self.watch.wait_for(partial(answering, self.fleet.hosts_of(target)), PODS_SEEN_TIMEOUT)
                 plan = self._plan(self._request(run, verdict, target, store), store)
             except (HostError, MidstreamError) as error:
                 refused.append(f"{target}: {error}")
