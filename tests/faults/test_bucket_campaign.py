@@ -76,12 +76,15 @@ def draw(random_: random.Random, large: bool = True) -> Case:
         fault: int | str = random_.choice(LASTING if lasts else PASSING)
         if not there and not lasts and random_.random() < 0.1:
             method, path, fault = "GET", GARBLED[kind], "garble"
+        after = random_.choice((0, 0, 1, 2, 5, 12))
+        if kind == "s3" and method == "DELETE" and lasts:
+            after = 0  # refused a moment later, it would leave the object that tries the service's conditions
         faults.append(
             {
                 "method": method,
                 "path": path,
                 "kind": fault,
-                "after": random_.choice((0, 0, 1, 2, 5, 12)),
+                "after": after,
                 "times": 999
                 if lasts
                 else random_.choice((1, 1, 2))

@@ -160,17 +160,12 @@ class GcsClient:
 
     def _tried_conditions(self) -> bool:
         path = f".conditions-{secrets.token_hex(8)}"
-
-        def created() -> bool:
-            with contextlib.suppress(ObjectExistsError), self._errors(path, of_bucket=True):
-                self._blob(path).upload_from_string(b"midstream", BINARY, if_generation_match=0, **self._patience())
-                return True
-            return False
-
-        try:  # an object is created once, and not again
-            return created() and not created()
-        finally:
+        with contextlib.suppress(ObjectExistsError), self._errors(path, of_bucket=True):
+            # There is no such version to replace: an object is created only where the condition is ignored.
+            self._blob(path).upload_from_string(b"midstream", BINARY, if_generation_match=1, **self._patience())
             self.delete(path)
+            return False
+        return True
 
     def _check_version(self, path: str, expected: str) -> None:
         """Raise ObjectExistsError for another version than ``expected``.

@@ -256,6 +256,13 @@ def test_s3_service_without_conditions_is_found_out(s3: S3Server, writes: str) -
     assert client.entries().keys() == {"object"}, "the trial leaves nothing"
 
 
+@pytest.mark.parametrize("running", ["gs"], indirect=True)
+def test_gcs_conditions_are_tried_without_an_object(server: BucketServer, client: BucketClient) -> None:
+    server.faults.append(Fault("DELETE", "/o/", 403, times=99))
+    assert client.has_conditions()
+    assert server.blobs("runs") == {}
+
+
 def test_account_that_may_not_delete_leaves_no_object(s3: S3Server) -> None:
     """The object that tries conditions would remain, one of each program that writes."""
     s3.faults.append(Fault("DELETE", "/p/", 403, times=99, message="s3:DeleteObject is denied"))
