@@ -167,10 +167,15 @@ class _Handler(Quiet):
     def do_POST(self) -> None:
         server: KubernetesApi = self.server_of
         server.requested.append(f"POST {self.path}")
-        value = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        match = PATH.fullmatch(urlsplit(self.path).path)
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        url = urlsplit(self.path)
+        match = PATH.fullmatch(url.path)
         assert match is not None, self.path
-        version, group, namespace, plural, _, _ = match.groups()
+        version, group, namespace, plural, name, command = match.groups()
+        if command:  # kubectl 1.32 tries SPDY where a WebSocket was refused
+            pod = server.objects.get((plural, namespace, name))
+            return self._missing(plural, group, name) if pod is None else self._exec(pod, parse_qs(url.query))
+        value = json.loads(body)
         kind = RESOURCES.get((version or group, plural))
         assert (value["kind"], value["apiVersion"]) == (kind, version or group), value
         if (plural, namespace, value["metadata"]["name"]) in server.objects:
@@ -193,14 +198,14 @@ class _Handler(Quiet):
 
     def _exec(self, pod: dict[str, Any], query: dict[str, list[str]]) -> None:
         server: KubernetesApi = self.server_of
-        offered = self.headers.get("Sec-WebSocket-Protocol", "")
-        if PROTOCOL not in offered:
-            return self._fail(400, "BadRequest", f"unable to upgrade: {offered or 'no protocol'}")
         container = query.get("container", ["main"])[0]
         if container not in [each["name"] for each in pod["spec"]["containers"]]:
             return self._fail(
                 400, "BadRequest", f"container {container} is not valid for pod {pod['metadata']['name']}"
             )
+        offered = self.headers.get("Sec-WebSocket-Protocol", "")
+        if PROTOCOL not in offered:
+            return self._fail(400, "BadRequest", f"unable to upgrade: {offered or 'no protocol'}")
         self.send_response(101, "Switching Protocols")
         self.send_header("Upgrade", "websocket")
         self.send_header("Connection", "Upgrade")
