@@ -7,7 +7,6 @@ A cache: it may be deleted, and a damaged file counts as empty.
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -15,12 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from midstream import __version__
 from midstream.state_directory import state_directory
+from midstream.watch.fleet_cache import fleet_key, read_entries, write_entry
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
-
-FLEETS = 16  # fleet files that are kept, the last read ones
-_LARGEST = 4 << 20  # bytes of a file that is read
 
 
 def fleets_file() -> Path:
@@ -33,7 +30,7 @@ def hosts_of_file(fleet_path: Path) -> dict[str, str] | None:
 
     None if they are unknown, or if the file has changed since this version of midstream has read it.
     """
-    known = _read().get(os.path.abspath(fleet_path))
+    known = read_entries(fleets_file()).get(fleet_key(fleet_path))
     try:
         if not isinstance(known, dict) or known["file"] != _stamp(fleet_path):
             return None
@@ -59,27 +56,9 @@ def remember_fleet(fleet: Fleet) -> None:
         if path.read_text() != fleet.text:
             return
         kinds = {name: config.get_choice_name(type(config)) for name, config in fleet.hosts.items()}
-        fleets, key = _read(), os.path.abspath(path)
-        entry = {"file": stamp, "hosts": kinds}
-        if fleets.pop(key, None) == entry:
-            return
-        kept = dict([*fleets.items(), (key, entry)][-FLEETS:])
-        file = fleets_file()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_name(f"{file.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(kept, indent=1) + "\n")
-        temporary.replace(file)
+        write_entry(fleets_file(), path, {"file": stamp, "hosts": kinds})
 
 
 def _stamp(path: Path) -> list[Any]:
     found = os.stat(path)
     return [found.st_mtime_ns, found.st_size, found.st_ino, __version__]
-
-
-def _read() -> dict[str, Any]:
-    try:
-        with fleets_file().open(encoding="utf-8") as file:
-            found = json.loads(file.read(_LARGEST))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -7,21 +7,19 @@ A cache: it may be deleted, and a damaged file counts as empty.
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from midstream.state_directory import state_directory
+from midstream.watch.fleet_cache import fleet_key, read_entries, write_entry
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
     from midstream.watch.snapshot import RunView, Snapshot
 
-FLEETS = 16  # fleet files whose names are kept, the last used ones
 CHECKPOINTS = 20  # of a run, the newest ones
-_LARGEST = 4 << 20  # bytes of a file that is read
 
 
 def names_file() -> Path:
@@ -34,7 +32,7 @@ def read_names(fleet_path: str | Path) -> dict[str, dict[str, Any]]:
 
     The result is host -> run -> ``{"steps": [...], "checkpoints": [...]}``.
     """
-    hosts = _read().get(_key(fleet_path), {})
+    hosts = read_entries(names_file()).get(fleet_key(fleet_path), {})
     return hosts if isinstance(hosts, dict) else {}
 
 
@@ -48,8 +46,7 @@ def remember_names(fleet: Fleet, snapshot: Snapshot) -> None:
     if not fleet.path or not os.path.exists(fleet.path):
         return
     with suppress(OSError):
-        fleets = _read()
-        known = fleets.pop(_key(fleet.path), {})
+        known = read_entries(names_file()).get(fleet_key(fleet.path), {})
         hosts = {}
         for host in snapshot.hosts:
             if host.link == "live":
@@ -57,15 +54,8 @@ def remember_names(fleet: Fleet, snapshot: Snapshot) -> None:
                 hosts[host.name] = {run.run_id: _checkpoints(fleet, run) for run in runs}
             elif isinstance(known, dict) and host.name in known:
                 hosts[host.name] = known[host.name]
-        if hosts == known:
-            return
-        fleets[_key(fleet.path)] = hosts
-        kept = dict(list(fleets.items())[-FLEETS:])
-        file = names_file()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_name(f"{file.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(kept, indent=1) + "\n")
-        temporary.replace(file)
+        if hosts != known:
+            write_entry(names_file(), fleet.path, hosts)
 
 
 def _checkpoints(fleet: Fleet, run: RunView) -> dict[str, Any]:
@@ -84,16 +74,3 @@ def _checkpoints(fleet: Fleet, run: RunView) -> dict[str, Any]:
         "steps": [one.step for one in newest],
         "checkpoints": [prefix + paths.checkpoint(one.name) for one in newest] if config else [],
     }
-
-
-def _key(fleet_path: str | Path) -> str:
-    return os.path.abspath(os.path.expanduser(fleet_path))
-
-
-def _read() -> dict[str, Any]:
-    try:
-        with names_file().open(encoding="utf-8") as file:
-            found = json.loads(file.read(_LARGEST))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

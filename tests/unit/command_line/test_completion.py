@@ -18,7 +18,8 @@ from midstream.flags import SHELLS, parser
 from midstream.fleet.fleet import Fleet, LocalHostConfig, SshHostConfig
 from midstream.headless.checkpoints.checkpoint_argument import resolve_checkpoint
 from midstream.hosts.host_pool import HostPool
-from midstream.watch.known_names import FLEETS, names_file, read_names, remember_names
+from midstream.watch.fleet_cache import FLEETS
+from midstream.watch.known_names import names_file, read_names, remember_names
 from midstream.watch.snapshot import DOWN, LIVE, CheckpointView, HostView, RunView, Snapshot
 
 FLEET = """\

@@ -10,7 +10,7 @@ import pytest
 
 from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_file import load_fleet
-from midstream.watch import known_fleets
+from midstream.watch import fleet_cache, known_fleets
 from midstream.watch.known_fleets import fleets_file, hosts_of_file, remember_fleet
 
 HOSTS = "hosts: {here: {type: local}, lab: {type: ssh, address: lab.example}}\n"
@@ -74,8 +74,8 @@ def test_damaged_file_counts_as_empty(file: Path, damage: bytes) -> None:
 
 
 def test_last_read_fleets_are_kept(file: Path) -> None:
-    files = [file.with_name(f"fleet{number}.yaml") for number in range(known_fleets.FLEETS + 1)]
+    files = [file.with_name(f"fleet{number}.yaml") for number in range(fleet_cache.FLEETS + 1)]
     for each in files:
         each.write_text(HOSTS)
         remember_fleet(load_fleet(each))
-    assert [hosts_of_file(each) is None for each in files] == [True] + [False] * known_fleets.FLEETS
+    assert [hosts_of_file(each) is None for each in files] == [True] + [False] * fleet_cache.FLEETS

@@ -1,0 +1,45 @@
+"""A JSON file with an entry for each of the fleet files that were used last.
+
+A cache: it may be deleted, and a damaged file counts as empty.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+FLEETS = 16  # fleet files that are kept, the last used ones
+_LARGEST = 4 << 20  # bytes of a file that is read
+
+
+def fleet_key(fleet_path: str | Path) -> str:
+    """Return the key of a fleet file's entry: its absolute path."""
+    return os.path.abspath(os.path.expanduser(fleet_path))
+
+
+def read_entries(file: Path) -> dict[str, Any]:
+    """Return the entries, each below the key of its fleet file."""
+    try:
+        with file.open(encoding="utf-8") as opened:
+            found = json.loads(opened.read(_LARGEST))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write_entry(file: Path, fleet_path: str | Path, entry: Any) -> None:
+    """Replace the entry of a fleet file. Nothing is written if it is the same.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    entries, key = read_entries(file), fleet_key(fleet_path)
+    if key in entries and entries.pop(key) == entry:
+        return
+    entries[key] = entry
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f"{file.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(dict(list(entries.items())[-FLEETS:]), indent=1) + "\n")
+    temporary.replace(file)
