@@ -40,8 +40,8 @@ class LmConfig(draccus.ChoiceRegistry):
     use_flash_attention: bool | None = None  # false: vanilla, unless attn_backend is given
     flash_attention_block_size: int | None = None  # of splash, in positions; None: up to 1024
     upcast_attn: bool = False  # scores from float32 queries and keys
-    # Positions whose logits exist at a time. None: as many as need at most 256 MiB on each device, on a TPU or
-    # GPU a sixteenth of its memory.
+    # Positions whose logits exist at a time. None: as many as need at most 256 MiB on each device, on a TPU or GPU a
+    # sixteenth of its memory, at most 1 GiB.
     cross_entropy_block_size: int | None = None
     # The rows of the embedding are rounded up to a multiple of this, whatever the mesh; no loss sees the added rows.
     pad_vocab_to_multiple: int = 128

@@ -111,11 +111,18 @@ def test_sum_in_phases_gives_each_device_its_own_part(monkeypatch: pytest.Monkey
         np.testing.assert_array_equal(np.asarray(found), np.asarray(parts).sum(0))
 
 
-def test_largest_block_follows_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_largest_block_follows_the_memory_up_to_a_gib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss, "mesh_platform", lambda: "cpu")
     assert loss.largest_block() == loss.LARGEST_BLOCK
     monkeypatch.setattr(loss, "mesh_platform", lambda: "tpu")
-    kinds = {"TPU v5 lite": 1 << 28, "TPU v6 lite": 1 << 29, "NVIDIA H100 80GB HBM3": 1 << 28, "unknown": 1 << 28}
+    kinds = {
+        "TPU v2": 1 << 27,
+        "TPU v5 lite": 1 << 28,
+        "TPU v6 lite": 1 << 28,
+        "TPU v5": 1 << 28,
+        "NVIDIA H100 80GB HBM3": 1 << 28,
+        "unknown": 1 << 28,
+    }
     for kind, numbers in kinds.items():
         monkeypatch.setattr(loss, "mesh_device_kind", lambda kind=kind: kind)
         assert loss.largest_block() == numbers
