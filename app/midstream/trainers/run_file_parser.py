@@ -17,7 +17,7 @@ import yaml
 from midstream.errors import UsageError
 from midstream.plain_yaml import load_plain
 from midstream.suggestions import nearest
-from midstream.trainers import uv_lock
+from midstream.trainers import conda_lock, uv_lock
 from midstream.trainers.defaults import TRAINERS, TrainerDefaults
 from midstream.trainers.lock_format import other_lock
 from midstream_engine import records
@@ -25,6 +25,7 @@ from midstream_engine.foreign.run_file import (
     BATCHES,
     BY_COMMAND,
     DISTRIBUTED,
+    LARGEST_LOCK,
     PLACEHOLDER,
     PLACEHOLDERS,
     Batch,
@@ -46,6 +47,7 @@ KEYS = (
     "checkpoints", "metrics", "files", "environment", "stored",
 )  # fmt: skip
 _REQUIREMENTS = ("requirements", "lock")  # keys of environment: a file beside the run file
+_LOCKED = "conda"  # field of environment that is written from a lock file
 Part = TypeVar("Part", bound=records.JsonRecord)
 
 
@@ -185,7 +187,7 @@ class _Parser:
         if not isinstance(value, dict):
             raise self._error(key, "expected keys and values")
         given = {name: item for name, item in cast("dict[str, Any]", value).items() if name not in leave}
-        names = [field.name for field in dataclasses.fields(kind)]
+        names = [field.name for field in dataclasses.fields(kind) if field.name != _LOCKED]
         for name in given:
             if name not in names:
                 raise self._error(f"{key}.{name}", "no key of it", nearest(str(name), (*names, *leave)))
@@ -278,9 +280,17 @@ class _Parser:
                 return dataclasses.replace(found, requirements=uv_lock.requirements_of(file))
             except UsageError as error:
                 raise self._error(key, error.message, error.hint) from None
+        try:
+            lists = conda_lock.lists_of(text)
+        except UsageError as error:
+            raise self._error(key, f"{file}: {error.message}", error.hint) from None
+        if lists is not None:
+            return dataclasses.replace(found, conda=lists)
         wrong = other_lock(text)
         if wrong is not None:
             raise self._error(key, f"{file} {wrong.what}, which hosts do not install", wrong.hint)
+        if len(text) > LARGEST_LOCK:
+            raise self._error(key, f"{file} has {len(text)} characters, allowed are {LARGEST_LOCK}")
         return dataclasses.replace(found, requirements=text)
 
     # ------------------------------------------------------------------------------------------ checks
@@ -349,4 +359,8 @@ def from_value(value: Mapping[str, Any], where: str) -> RunFile:
     run = RunFile.from_json(dict(value), where)
     if run.trainer not in TRAINERS:
         raise records.RecordError(f"{where}: trainer: {run.trainer[:60]!r} is none of this midstream")
+    try:
+        conda_lock.by_platform(run.environment.conda)
+    except UsageError as error:
+        raise records.RecordError(f"{where}: environment.conda: {error.message}") from None
     return run
