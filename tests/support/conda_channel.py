@@ -11,12 +11,16 @@ import os
 import sys
 import tarfile
 import threading
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+import pytest
+import yaml
 
 from midstream.remote.machine.conda_environments import own_platform
 
@@ -88,8 +92,6 @@ class Channel:
                 {"name": name, "version": "1.0", "manager": "pip", "platform": own_platform(), "dependencies": {},
                  "url": url, "category": "main", "optional": False, "hash": {"sha256": sha256}}
             )  # fmt: skip
-        import yaml
-
         metadata = {"content_hash": {own_platform(): "0" * 64}, "channels": [{"url": self.address, "used_env_vars": []}],
                     "platforms": [own_platform()], "sources": ["environment.yml"]}  # fmt: skip
         return yaml.safe_dump({"version": 1, "metadata": metadata, "package": rows}, sort_keys=False)
@@ -104,6 +106,18 @@ class Channel:
         }  # fmt: skip
         self.add("python", full, own_platform(), {**programs, "pyvenv.cfg": settings.encode()})
         self.add_code(PACKAGE, "2.0", f"VALUE = 42\ndef main():\n    print({PACKAGE!r})\n")
+
+    def add_pip(self) -> None:
+        """Add pip, from the wheel that Python brings; skip the test where it brings none."""
+        import ensurepip
+
+        wheels = list((Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl"))
+        if not wheels:
+            pytest.skip("no wheel of pip in this Python")
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            files = {f"site-packages/{name}": wheel.read(name) for name in wheel.namelist() if not name.endswith("/")}
+        program = {"type": "python", "entry_points": ["pip = pip._internal.cli.main:main"]}
+        self.add("pip", wheels[0].name.split("-")[1], "noarch", files, depends=["python"], noarch=program)
 
     def add_code(self, name: str, version: str, code: str) -> None:
         """Add a package of Python code, whose program calls ``main``."""

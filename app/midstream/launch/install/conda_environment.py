@@ -57,7 +57,7 @@ def list_for(host: str, platform: str, lists: str) -> CondaList:
         raise LaunchError(
             f"{host} is {platform}, the lock of conda is for {', '.join(sorted(found))}",
             f"conda-lock lock --platform {platform} (and those of the other hosts), then start the run from that lock",
-            Exit.REFUSED,
+            code=Exit.REFUSED,
         )
     return found[platform]
 
@@ -89,9 +89,7 @@ def build_conda_environment(host: Host, config: HostConfig, lists: str, report: 
     if ready is None:
         kind, tool, uv = (found.kind, found.path, None) if found.path else (conda_environments.RATTLER, None, None)
         if tool is None:
-            report(f"{host.name} has no {', '.join(conda_environments.TOOLS)}: {kind} creates the environment")
-            lock = shipped(LOCK).read_text(encoding="utf-8")
-            tool = build_environment(host, config, report, lock, [MODULE]).python
+            tool = _library(host, config, report)
         if listed.pip:
             uv = inside.call(environments.find, timeout=SEARCH_TIMEOUT)(minimum=list(MINIMUM)).uv
         building = run_program(inside, BUILD_CONDA)(
@@ -109,7 +107,7 @@ def build_conda_environment(host: Host, config: HostConfig, lists: str, report: 
         try:
             with building as lines:
                 for line in lines:
-                    ready = _taken(host.name, line, report) or ready
+                    ready = created(host.name, line, report) or ready
         finally:
             report.end(host.name)
         if ready is None:
@@ -118,7 +116,24 @@ def build_conda_environment(host: Host, config: HostConfig, lists: str, report: 
     return Environment(ready.python, f"created from the lock of conda with {ready.how}{where}: {listed.size}")
 
 
-def _taken(host: str, line: Building, report: Reporter) -> environments.InstalledEnvironment | None:
+def _library(host: Host, config: HostConfig, report: Reporter) -> str:
+    """Return an interpreter that imports py-rattler, in an environment of its own.
+
+    Raises:
+        LaunchError: It cannot be installed.
+    """
+    tools = ", ".join(conda_environments.TOOLS)
+    report(f"{host.name} has no {tools}: {conda_environments.RATTLER} creates the environment")
+    try:
+        return build_environment(host, config, report, shipped(LOCK).read_text(encoding="utf-8"), [MODULE]).python
+    except LaunchError as error:
+        raise LaunchError(
+            f"{host.name} has no {tools}, and {conda_environments.RATTLER} cannot be installed: {error.message}",
+            f"install micromamba there, in ~/.local/bin or in PATH: in env: of {host.name} in the fleet file",
+        ) from None
+
+
+def created(host: str, line: Building, report: Reporter) -> environments.InstalledEnvironment | None:
     """Return the environment, if a line says that it is complete.
 
     Raises:

@@ -47,7 +47,7 @@ def prepare_trainer_environment(
     if not python:
         raise LaunchError(
             f"{host.name}: no interpreter for {run.trainer}",
-            "environment: {python: PATH} or {requirements: FILE} in the run file, or python: of "
+            "environment: {python: PATH} or {lock: FILE} in the run file, or python: of "
             f"{host.name} in the fleet file",
         )
     command = in_container(config.container, [python, "-c", _VERSION], root=host.root, variables=config.env)
@@ -57,7 +57,7 @@ def prepare_trainer_environment(
     if answer.code:
         raise LaunchError(
             f"{host.name}: {python}, named in {where}: {answer.error or f'ends with {answer.code}'}",
-            "the same path has to exist on every host of the run, or requirements: builds an environment there",
+            "the same path has to exist on every host of the run, or lock: builds an environment there",
         )
     return Environment(python, f"named in {where}")
 

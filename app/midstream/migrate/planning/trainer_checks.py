@@ -39,7 +39,7 @@ def check(target: Host, config: HostConfig, plan: Plan) -> Iterator[Check]:
             f"{target.name}: {python}: {answer.error or f'ends with {answer.code}'}"
             if answer.code
             else f"{target.name} has {python}",
-            "install it there, or name requirements: in the run file" if answer.code else "",
+            "install it there, or name a lock: in the run file" if answer.code else "",
         )
     missing = [
         what

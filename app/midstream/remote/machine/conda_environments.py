@@ -33,8 +33,10 @@ LARGEST_RECORD = 16 << 20  # bytes of a file in conda-meta: it lists the files o
 _MACHINES = {"x86_64": "64", "AMD64": "64", "amd64": "64", "arm64": "aarch64"}
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 _VALUE = re.compile(r"[!-~]+")  # of a variable in a URL
+# Program that creates an environment with py-rattler. It ends without the interpreter's own end, at which threads of the
+# library (0.28) crash one process in eight.
 _INSTALL = """
-import asyncio, re, sys
+import asyncio, os, re, sys
 from rattler import BuildString, PackageRecord, RepoDataRecord, install
 
 packages = []
@@ -48,6 +50,8 @@ for line in open(sys.argv[1], encoding="utf-8"):
     record = PackageRecord(name, version, BuildString(build), 0, subdir, **hashes)
     packages.append(RepoDataRecord(record, file, url, channel))
 asyncio.run(install(packages, sys.argv[2], cache_dir=sys.argv[3], show_progress=False))
+sys.stdout.flush()
+os._exit(0)
 """
 
 
@@ -184,9 +188,10 @@ def _write(path: str, text: str) -> str:
 
 
 def _creating(tool: str, kind: str, listed: str, directory: str, work: str) -> List[str]:
-    """Return the command that creates the environment, with all packages checked by their hashes."""
+    """Return the command that creates the environment; the tool checks the packages' hashes."""
     if kind == RATTLER:
-        return [tool, "-I", "-c", _INSTALL, listed, directory, posixpath.join(work, "packages")]
+        program = _write(posixpath.join(work, "install.py"), _INSTALL)
+        return [tool, "-I", program, listed, directory, posixpath.join(work, "packages")]
     default = ["--no-default-packages"] if kind == "conda" else []
     return [tool, "create", "--yes", "--quiet", *default, "--prefix", directory, "--file", listed]
 
