@@ -68,12 +68,13 @@ test-levanter: $(VENV)/levanter/.installed  ## the test that runs Levanter (inst
 	@$(BIN)/python -m pytest -m "slow or not slow" tests/trainers/test_levanter.py $(ARGS)
 
 # MaxText requires Python 3.12.
+PYTHON312 ?= python3.12
 $(VENV)/maxtext/.installed: $(STAMP) locks/maxtext.txt
-	@python3.12 -m venv $(VENV)/maxtext
+	@$(PYTHON312) -m venv $(VENV)/maxtext
 	@$(VENV)/maxtext/bin/python -m pip install -q --disable-pip-version-check --no-deps -r locks/maxtext.txt
 	@touch $@
 
-test-maxtext: $(VENV)/maxtext/.installed  ## the test that runs MaxText (installs it and its jax; needs python3.12)
+test-maxtext: $(VENV)/maxtext/.installed  ## the test that runs MaxText (installs it and its jax; needs python3.12, or PYTHON312=PATH)
 	@$(BIN)/python -m pytest -m "slow or not slow" tests/trainers/test_maxtext.py $(ARGS)
 
 # The library that creates environments of conda on hosts without a tool of it; the channel of the tests is on loopback.

@@ -7,9 +7,9 @@ source is streamed to hosts together with the records: standard library alone, P
 
 Integers are not booleans, not negative and fit 64 bits; floats are finite; strings have at most ``TEXT`` characters
 and can be encoded as UTF-8. ``Annotated[int, Between(low, high)]`` and ``Annotated[str, Text(limit)]`` replace these
-rules, as ``Long(limit)`` does, and ``Form`` requires a pattern. A field of a dataclass takes a form as ``metadata={"form": ...}``, and
-``{"items": Class}`` where it is a list of that class's JSON objects. Unknown keys are accepted: a newer version may
-have written them.
+rules, as ``Long(limit)`` does; ``Form`` requires a pattern. A field of a dataclass takes a form as
+``metadata={"form": ...}``, and ``{"items": Class}`` where it is a list of that class's JSON objects. Unknown keys are
+accepted: a newer version may have written them.
 """
 
 from __future__ import annotations
@@ -74,7 +74,10 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class Long:
-    """A string of at most ``limit`` characters that can be encoded as UTF-8: a text that is written again."""
+    """A string of at most ``limit`` characters that can be encoded as UTF-8.
+
+    It is a text that is written again.
+    """
 
     limit: int
 

@@ -137,7 +137,9 @@ def test_lock_of_another_platform_is_refused_before_a_launch(lab: Lab, tmp_path:
     file = write_run(tmp_path / "code", channel.unified().replace(own_platform(), "linux-riscv64"))
     launched = midstream("--fleet", fleet, "--launch", file, "--on", "here", "--run-id", "r")
     refused(launched, 3, f"here is {own_platform()}, the lock of conda is for linux-riscv64")
-    assert not [each for root in (here, there) for each in ("engines", "envs", "data", "runs") if (root / each).exists()]
+    assert not [
+        each for root in (here, there) for each in ("engines", "envs", "data", "runs") if (root / each).exists()
+    ]
     assert channel.requested == []
 
 

@@ -49,7 +49,7 @@ def create(prefix: Path, listed: Path, fault: str) -> None:
         if digest not in hashes.values() and fault != "ignores hashes":
             sys.exit(f"ChecksumMismatchError: {file.name}: expected {digest}, actual {hashes['sha256']}")
         with tarfile.open(file) as archive:
-            index = json.load(archive.extractfile("info/index.json"))
+            index = json.loads((archive.extractfile("info/index.json") or sys.exit("no index")).read())
             where = prefix
             if index.get("noarch") == "python":
                 where = prefix / "lib" / "python{}.{}".format(*sys.version_info[:2])

@@ -92,7 +92,7 @@ class Channel:
                 {"name": name, "version": "1.0", "manager": "pip", "platform": own_platform(), "dependencies": {},
                  "url": url, "category": "main", "optional": False, "hash": {"sha256": sha256}}
             )  # fmt: skip
-        metadata = {"content_hash": {own_platform(): "0" * 64}, "channels": [{"url": self.address, "used_env_vars": []}],
+        metadata = {"content_hash": {own_platform(): "0" * 64}, "channels": [],
                     "platforms": [own_platform()], "sources": ["environment.yml"]}  # fmt: skip
         return yaml.safe_dump({"version": 1, "metadata": metadata, "package": rows}, sort_keys=False)
 

@@ -176,9 +176,9 @@ def check_launch(
                 raise UsageError(why, hint)
         overrides = (*store_flags(store, text, overrides), *overrides)
         check_inputs(members, [fleet.hosts[host.name] for host in members], chosen, run_id, inputs, say)
-    for host in members if trainer is not None and trainer.environment.conda else ():
-        platform = find_tool(host, fleet.hosts[host.name]).platform
-        list_for(host.name, platform, trainer.environment.conda)
+    conda = trainer.environment.conda if trainer is not None else ""
+    for host in members if conda else ():
+        list_for(host.name, find_tool(host, fleet.hosts[host.name]).platform, conda)
     for host in members:
         read_secrets(host.name, fleet.hosts[host.name])  # one that is missing is reported before the installation
     return CheckedLaunch(run_id, chosen, epoch, continues, replaces, tuple(overrides), text, known, trainer)

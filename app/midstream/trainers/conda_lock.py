@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
@@ -43,7 +44,10 @@ _PIP = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?) @ (\S+?)(?:#sha
 
 @dataclass(frozen=True)
 class CondaPackage:
-    """A package of a channel: ``digest`` is its SHA-256, or its MD5 where the lock has no other; in hexadecimal."""
+    """A package of a channel.
+
+    ``digest`` is its SHA-256, or its MD5 where the lock has no other, in hexadecimal.
+    """
 
     name: str
     url: str
@@ -74,8 +78,15 @@ class CondaList:
     pip: tuple[PipPackage, ...] = ()
 
     def __str__(self) -> str:
-        lines = (f"{_HEADING}{self.platform}", MARKER, *map(str, self.packages), *map(str, self.pip))
-        return "\n".join(lines) + "\n"
+        return self.explicit + "".join(f"{each}\n" for each in self.pip)
+
+    @property
+    def explicit(self) -> str:
+        """The packages of conda as an explicit list.
+
+        It has no comments that a tool might read.
+        """
+        return "\n".join((f"{_HEADING}{self.platform}", MARKER, *map(str, self.packages))) + "\n"
 
     @property
     def requirements(self) -> str:
@@ -90,7 +101,9 @@ class CondaList:
 
 
 def lists_of(text: str) -> str | None:
-    """Return the explicit lists of a lock file's text, one for each platform; None if it is no lock of conda.
+    """Return the explicit lists of a lock file's text, one for each platform.
+
+    None if it is no lock of conda.
 
     Raises:
         UsageError: It is one, and hosts cannot install from it: a package without a hash, an address that is none
@@ -124,9 +137,9 @@ def by_platform(lists: str) -> dict[str, CondaList]:
 
 
 def explicit_list(text: str) -> CondaList:
-    """Read an explicit list; its platform is in its comment ``# platform:``, else that of its packages.
+    """Read an explicit list.
 
-    Errors as of `lists_of`.
+    Its platform is in its comment ``# platform:``, else that of its packages. Errors as of `lists_of`.
     """
     stated, packages, pip = "", list[CondaPackage](), list[PipPackage]()
     for line in map(str.strip, text.splitlines()):
@@ -143,11 +156,6 @@ def explicit_list(text: str) -> CondaList:
     if not stated:
         raise UsageError("states no platform", "a line '# platform: linux-64' before @EXPLICIT")
     return _checked(stated, packages, pip)
-
-
-def variables_of(each: CondaList) -> list[str]:
-    """Return the names of the variables in the URLs of a list: a host replaces them by their values."""
-    return sorted({name or other for package in each.packages for name, other in VARIABLE.findall(package.url)})
 
 
 # ------------------------------------------------------------------------------------------ conda-lock.yml
@@ -228,7 +236,7 @@ def _checked(platform: str, packages: Iterable[CondaPackage], pip: Iterable[PipP
 
 def _package(url: str, digest: str) -> CondaPackage:
     name = _FILE.fullmatch(_segments(url)[-1])
-    if name is None or _subdir(url) != NOARCH and not _PLATFORM.fullmatch(_subdir(url)):
+    if name is None or not (_subdir(url) == NOARCH or _PLATFORM.fullmatch(_subdir(url))):
         raise UsageError(
             f"{_shown(_hidden(url))} is no package of a channel", "https://CHANNEL/PLATFORM/NAME-VERSION-BUILD.conda"
         )
@@ -257,14 +265,18 @@ def _subdir(url: str) -> str:
 
 
 def _segments(url: str) -> list[str]:
-    """Return the parts of a URL's path, at least two; refuse a URL that is none of a channel."""
+    """Return the parts of a URL's path, at least two.
+
+    Refuses a URL that is none of a channel.
+    """
     split = urlsplit(url) if _URL.fullmatch(url) else None
     if split is None or not split.netloc:
         raise UsageError(f"{_shown(_hidden(url))} is no address of http or https")
     user, at, _ = split.netloc.rpartition("@")
     named = [*split.path.split("/")[1:]]
-    token = next((after for before, after in zip(named, named[1:], strict=False) if before == "t"), "")
-    if at and not all(VARIABLE.fullmatch(each) for each in user.split(":")) or token and not VARIABLE.search(token):
+    token = next((after for before, after in pairwise(named) if before == "t"), "")
+    secret = bool(token) and not VARIABLE.search(token)
+    if secret or (at and not all(VARIABLE.fullmatch(each) for each in user.split(":"))):
         raise UsageError(f"{_shown(_hidden(url))} has credentials", CREDENTIALS_HINT)
     parts = [unquote(each) for each in named]
     if len(parts) < 2 or any(each in ("", ".", "..") or "/" in each or not each.isprintable() for each in parts):

@@ -11,7 +11,7 @@ _TOML_PACKAGES = re.compile(r"^\[\[package(?:s)?\]\]\s*$", re.MULTILINE)
 
 
 class OtherLock(NamedTuple):
-    """A file that is no lock of conda and no list of requirements: what it is, and what to do instead."""
+    """A file that hosts do not install: what it is, and what to do instead."""
 
     what: str
     hint: str

@@ -164,7 +164,6 @@ def _conda_tool(at: Operator) -> None:
 def _conda_build(at: Operator) -> None:
     arguments: dict[str, Any] = {
         "root": at.bad.root, "name": "x", "packages": "", "requirements": "", "tool": "x", "kind": "conda", "env": {},
-        "secrets": [],
     }  # fmt: skip
     with run_program(at.bad, BUILD_CONDA)(**arguments) as lines:
         print([conda_environment.created("bad", line, reporter_of(None)) for line in lines])

@@ -112,7 +112,12 @@ def test_requirements_are_read_beside_the_run_file(tmp_path: Path) -> None:
     ("name", "text", "what", "hint"),
     [
         ("poetry.lock", '[[package]]\nname = "torch"\n', "is a lock in TOML", "poetry export"),
-        ("environment.yml", "name: x\nchannels: [main]\n", "is an environment of conda without exact", "conda-lock lock"),
+        (
+            "environment.yml",
+            "name: x\nchannels: [main]\n",
+            "is an environment of conda without exact",
+            "conda-lock lock",
+        ),
         ("pixi.lock", "version: 6\nenvironments:\n  default:\n", "is a lock of pixi", "conda-explicit-spec"),
     ],
 )

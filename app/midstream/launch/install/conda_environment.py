@@ -1,4 +1,4 @@
-"""Another trainer's environment on a host, created from a lock of conda: its exact packages, with their hashes."""
+"""Another trainer's environment on a host, created from a lock of conda."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def find_tool(host: Host, config: HostConfig) -> CondaTool:
         RemoteError: The host's answer is impossible.
     """
     found = host.call(conda_environments.find, timeout=SEARCH_TIMEOUT)(env=dict(config.env))
-    known = found.path is None or found.kind in conda_environments.TOOLS and found.version
+    known = found.path is None or (found.kind in conda_environments.TOOLS and found.version)
     if not known or not re.fullmatch(r"[a-z]{1,16}-[A-Za-z0-9_]{1,32}", found.platform):
         raise RemoteError(f"{host.name}: machine.conda_environments.find: an unknown tool or platform", "Answer", HINT)
     return found
@@ -95,12 +95,11 @@ def build_conda_environment(host: Host, config: HostConfig, lists: str, report: 
         building = run_program(inside, BUILD_CONDA)(
             root=host.root,
             name=name,
-            packages=str(listed),
+            packages=listed.explicit,
             requirements=listed.requirements,
             tool=tool,
             kind=kind,
             env=dict(config.env),
-            secrets=conda_lock.variables_of(listed),
             uv=uv,
         )
         report.update(host.name, f"creating an environment of {listed.size} with {kind}", None)

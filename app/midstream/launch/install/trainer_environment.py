@@ -1,6 +1,6 @@
-"""Another trainer's Python on a host: named, or built from requirements or a lock of conda.
+"""Another trainer's Python on a host: named, or built from a lock.
 
-These are in the trainer's run file.
+The lock is pip's requirements or one of conda, in the trainer's run file.
 """
 
 from __future__ import annotations

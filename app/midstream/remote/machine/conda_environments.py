@@ -1,4 +1,7 @@
-"""Environments of conda on this host, created from exact URLs and hashes by the tool that it has."""
+"""Environments of conda on this host.
+
+The tool that it has creates them from exact URLs and hashes.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import ClassVar, Dict, Iterator, List, Mapping, Optional, Tuple
 from urllib.parse import unquote
 
 from midstream.remote.declarations import program, reads
@@ -33,8 +36,8 @@ LARGEST_RECORD = 16 << 20  # bytes of a file in conda-meta: it lists the files o
 _MACHINES = {"x86_64": "64", "AMD64": "64", "amd64": "64", "arm64": "aarch64"}
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 _VALUE = re.compile(r"[!-~]+")  # of a variable in a URL
-# Program that creates an environment with py-rattler. It ends without the interpreter's own end, at which threads of the
-# library (0.28) crash one process in eight.
+# Program that creates an environment with py-rattler. It exits at once: threads of the library (0.28) crash one process
+# in eight while the interpreter ends.
 _INSTALL = """
 import asyncio, os, re, sys
 from rattler import BuildString, PackageRecord, RepoDataRecord, install
@@ -57,7 +60,10 @@ os._exit(0)
 
 @dataclasses.dataclass(frozen=True)
 class CondaTool:
-    """The tool that creates environments here; its path and version are None where there is none."""
+    """The tool that creates environments here.
+
+    Its path and version are None where there is none.
+    """
 
     platform: str  # linux-64, linux-aarch64, osx-arm64, ...
     kind: str = ""  # of `TOOLS`
@@ -65,9 +71,24 @@ class CondaTool:
     version: Optional[str] = None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Installed(records.JsonRecord):
+    """Record of an installed package in conda-meta."""
+
+    LIMIT: ClassVar[int] = LARGEST_RECORD
+
+    fn: str = ""  # name of the package's file
+    url: str = ""
+    sha256: Optional[str] = None
+    md5: Optional[str] = None
+
+
 @reads()
 def find(env: Mapping[str, str]) -> CondaTool:
-    """Look for a tool, in PATH (of ``env``, where it has one) and in the usual folders."""
+    """Look for a tool in PATH and in the usual folders.
+
+    PATH is that of ``env``, where it has one.
+    """
     search = [env.get("PATH") or os.environ.get("PATH", ""), *map(os.path.expanduser, FOLDERS)]
     for kind in TOOLS:
         path = shutil.which(kind, path=os.pathsep.join(search))
@@ -86,7 +107,10 @@ def own_platform() -> str:
 
 
 def _version(path: str, env: Mapping[str, str]) -> str:
-    """Return the version that a tool prints; empty where it does not work: a shim, another program of that name."""
+    """Return the version that a tool prints.
+
+    Empty where it does not work: a shim, or another program of that name.
+    """
     try:
         done = subprocess.run(
             [path, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -101,7 +125,7 @@ def _version(path: str, env: Mapping[str, str]) -> str:
 @program
 def build(
     root: str, name: str, packages: str, requirements: str, tool: str, kind: str, env: Mapping[str, str],
-    secrets: Sequence[str], uv: Optional[str] = None,
+    uv: Optional[str] = None,
 ) -> int:  # fmt: skip
     """Create the environment ``<root>/envs/<name>`` of an explicit list.
 
@@ -117,7 +141,6 @@ def build(
         tool: Path of the tool; of an interpreter that imports py-rattler.
         kind: One of `TOOLS`, or `RATTLER`.
         env: Added to the tools' environment.
-        secrets: Names of the variables in the list.
         uv: Path of uv, which installs ``requirements`` where the environment has no pip.
     """
     directory = posixpath.join(root, "envs", name)
@@ -128,13 +151,14 @@ def build(
             installers.emit("done", **vars(present))
             return 0
         try:
-            values = _values(secrets, env)
+            values = _values(packages, env)
             hide = installers.hiding(list(values.values()))
             _prepare(directory, work)
             listed = _write(posixpath.join(work, "explicit.txt"), _replaced(packages, values))
+            # micromamba refuses its default folder where that has other files
+            own = {"MAMBA_ROOT_PREFIX": posixpath.join(work, "mamba")} if kind == "micromamba" else {}
             variables = {
-                "MAMBA_ROOT_PREFIX": posixpath.join(work, "mamba"),  # micromamba refuses a default that is something else
-                **installers.environment_with(env), "CONDA_PKGS_DIRS": posixpath.join(work, "packages"),
+                **own, **installers.environment_with(env), "CONDA_PKGS_DIRS": posixpath.join(work, "packages"),
                 "CONDA_REGISTER_ENVS": "false", "CONDA_NUMBER_CHANNEL_NOTICES": "0",
             }  # fmt: skip
             installers.run(_creating(tool, kind, listed, directory, work), variables, lock, hide)
@@ -157,7 +181,12 @@ def build(
     return 0
 
 
-def _values(names: Sequence[str], env: Mapping[str, str]) -> Dict[str, str]:
+def _values(packages: str, env: Mapping[str, str]) -> Dict[str, str]:
+    """Return the values of the variables in a list.
+
+    Raises BuildError for one that the host lacks.
+    """
+    names = sorted({name or other for name, other in _VARIABLE.findall(packages)})
     values: Dict[str, str] = {}
     for name in names:
         value = env.get(name) or os.environ.get(name, "")
@@ -188,7 +217,10 @@ def _write(path: str, text: str) -> str:
 
 
 def _creating(tool: str, kind: str, listed: str, directory: str, work: str) -> List[str]:
-    """Return the command that creates the environment; the tool checks the packages' hashes."""
+    """Return the command that creates the environment.
+
+    The tool checks the packages' hashes.
+    """
     if kind == RATTLER:
         program = _write(posixpath.join(work, "install.py"), _INSTALL)
         return [tool, "-I", program, listed, directory, posixpath.join(work, "packages")]
@@ -208,12 +240,15 @@ def _pip(python: str, uv: Optional[str], requirements: str) -> List[str]:
 
 
 def _compare(directory: str, packages: str) -> None:
-    """Compare what the tool installed with the list. Raises BuildError where a package is not what it names."""
+    """Compare what the tool installed with the list.
+
+    Raises BuildError where a package is not what it names.
+    """
     wanted = {
         unquote(posixpath.basename(url)): digest
         for url, _, digest in (line.partition("#") for line in packages.splitlines() if line[:1] not in ("", "#", "@"))
     }
-    installed = {file: digests for file, digests in _installed(posixpath.join(directory, "conda-meta"))}
+    installed = dict(_installed(posixpath.join(directory, "conda-meta")))
     wrong = next((file for file, digest in wanted.items() if digest not in installed.get(file, ())), None)
     more = next((file for file in installed if file not in wanted), None)
     if wrong is not None:
@@ -223,18 +258,15 @@ def _compare(directory: str, packages: str) -> None:
         raise BuildError("{} is installed, which the lock does not name".format(more))
 
 
-def _installed(meta: str) -> Iterator[Tuple[str, Tuple[str, ...]]]:
+def _installed(meta: str) -> Iterator[Tuple[str, Tuple[Optional[str], ...]]]:
     """Yield the file name of each installed package, with its hashes."""
     try:
         names = [name for name in os.listdir(meta) if name.endswith(".json")]
     except FileNotFoundError:
         return
     for name in names:
-        record = records.read_json(posixpath.join(meta, name), LARGEST_RECORD)
-        if not isinstance(record, dict):
-            raise BuildError("conda-meta/{} is no record of a package".format(name))
-        digests = (str(record.get("sha256")), str(record.get("md5")))
-        yield unquote(str(record.get("fn") or posixpath.basename(str(record.get("url"))))), digests
+        record = _Installed.read(posixpath.join(meta, name))
+        yield unquote(record.fn or posixpath.basename(record.url)), (record.sha256, record.md5)
 
 
 def _restore_names(directory: str, values: Mapping[str, str]) -> None:

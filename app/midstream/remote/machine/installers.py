@@ -1,4 +1,7 @@
-"""Installers of an environment on this host: one at a time for each environment, with their output as events."""
+"""Installers of an environment on this host.
+
+One at a time runs for each environment. Their output is sent as events.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import Any, Callable, Iterator, List, Mapping, Sequence
+from typing import Any, Callable, Generator, List, Mapping, Sequence
 from urllib.parse import unquote
 
 NEUTRAL = "/"  # working directory of installers and interpreters, which read modules and settings there
@@ -31,8 +34,11 @@ def emit(event: str, **fields: Any) -> None:
 
 
 @contextlib.contextmanager
-def locked(root: str, name: str) -> Iterator[int]:
-    """Hold the lock of the environment ``<root>/envs/<name>``; yields its descriptor, which installers inherit."""
+def locked(root: str, name: str) -> Generator[int, None, None]:
+    """Hold the lock of the environment ``<root>/envs/<name>``.
+
+    Yields its descriptor, which installers inherit.
+    """
     os.makedirs(posixpath.join(root, "envs"), exist_ok=True)
     descriptor = os.open(posixpath.join(root, "envs", "." + name + ".lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -48,7 +54,10 @@ def locked(root: str, name: str) -> Iterator[int]:
 
 
 def environment_with(env: Mapping[str, str]) -> "dict[str, str]":
-    """Return the environment of installers: this one, without another interpreter's, and ``env``."""
+    """Return the environment of installers: this one with ``env``.
+
+    Variables of another interpreter are left out.
+    """
     return {**{key: value for key, value in os.environ.items() if key not in _FOREIGN}, **env}
 
 
@@ -59,7 +68,7 @@ def remove(directory: str) -> None:
 
 
 def hiding(secrets: Sequence[str]) -> Callable[[str], str]:
-    """Return a function that removes secrets, and the credentials of URLs, from a line."""
+    """Return a function that removes secrets and credentials from a line."""
     values = sorted({form for each in secrets for form in (each, unquote(each)) if form}, key=len, reverse=True)
 
     def hide(line: str) -> str:
@@ -71,7 +80,9 @@ def hiding(secrets: Sequence[str]) -> Callable[[str], str]:
 
 
 def run(argv: Sequence[str], env: Mapping[str, str], lock: int, hide: Callable[[str], str] = hiding(())) -> None:
-    """Run a command to its end and send each line of its output. Raises BuildError where it fails.
+    """Run a command to its end and send each line of its output.
+
+    Raises BuildError where it fails.
 
     Args:
         argv: The command.
