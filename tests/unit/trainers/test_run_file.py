@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from midstream.cli import main
 from midstream.errors import Exit, UsageError
+from midstream.migrate.records.json_values import fields_of
+from midstream.migrate.records.plan import TrainerPlan
 from midstream.trainers.defaults import TRAINERS
 from midstream.trainers.run_file_parser import as_text, from_value, names_run_file, parse_run_file
 from midstream_engine import records
@@ -106,6 +109,21 @@ def test_requirements_are_read_beside_the_run_file(tmp_path: Path) -> None:
     assert run.environment.requirements == "torch==2.13.0\n"
     with pytest.raises(UsageError, match=r"environment\.lock"):
         parse_run_file(text.replace("requirements: r", "lock: missing"), tmp_path / "run.yaml")
+
+
+def test_long_requirements_fit_into_run_file_and_plan(tmp_path: Path) -> None:
+    """A lock with hashes for torch has more characters than a string of a record may have otherwise."""
+    lines = "".join(f"package-{number}==1.0 --hash=sha256:{'ab' * 32}\n" for number in range(2000))
+    (tmp_path / "packages.txt").write_text(lines)
+    run = parse_run_file(f"{HUGGINGFACE}environment: {{lock: packages.txt}}\n", tmp_path / "run.yaml").run
+    path = tmp_path / "resolved.yaml"
+    path.write_text(as_text(run))
+    assert RunFile.read(str(path)) == from_value(json.loads(as_text(run)), "run.yaml") == run
+    plan = json.loads(json.dumps(dataclasses.asdict(TrainerPlan("huggingface", as_text(run), (), ()))))
+    assert TrainerPlan(**fields_of(TrainerPlan, plan)).run_file == run
+    (tmp_path / "packages.txt").write_text(lines * 4)
+    with pytest.raises(UsageError, match=r"environment\.lock: .*packages\.txt has \d+ characters, allowed are 524288"):
+        parse_run_file(f"{HUGGINGFACE}environment: {{lock: packages.txt}}\n", tmp_path / "run.yaml")
 
 
 @pytest.mark.parametrize(
