@@ -97,6 +97,10 @@ def test_environment_of_a_conda_lock_is_created_on_each_host(
     source.wait(lambda run: bool(run.checkpoints()), "a checkpoint")
     checked = midstream("--fleet", fleet, "--migrate", "r", "--to", "there", "--dry-run")
     assert f"the lock of conda, 2 packages for {own_platform()}, with " in checked.stdout, checked.stdout
+    agreed = (
+        f"there installs 900 packages of a lock of conda from 127.0.0.1:{channel.address.rpartition(':')[2]}, conda."
+    )
+    assert agreed in checked.stdout, checked.stdout
     words = ("--fleet", fleet, "--migrate", "r", "--to", "there", "--yes", "--healthy-steps", "3", "--json")
     moved = midstream(*words)
     assert moved.code == 0, moved.stderr
@@ -132,6 +136,7 @@ def test_difference_of_a_conda_environment_is_named(
     assert Path(there, "envs").exists()
 
 
+@pytest.mark.drawn
 def test_lock_of_another_platform_is_refused_before_a_launch(lab: Lab, tmp_path: Path, channel: Channel) -> None:
     fleet, here, there = fleet_of(lab, tool_environment("simulated", tmp_path / "tools"))
     file = write_run(tmp_path / "code", channel.unified().replace(own_platform(), "linux-riscv64"))

@@ -94,6 +94,20 @@ class CondaList:
         return "".join(f"{each.name} @ {each.url} --hash=sha256:{each.digest}\n" for each in self.pip)
 
     @property
+    def servers(self) -> list[str]:
+        """Names of the machines that have the packages."""
+        urls = [each.url for each in (*self.packages, *self.pip)]
+        return sorted({urlsplit(url).netloc.rpartition("@")[2] for url in urls})
+
+    @property
+    def variables(self) -> list[str]:
+        """Names of the variables in the channels' addresses.
+
+        A host replaces them by their values.
+        """
+        return sorted({name or other for each in self.packages for name, other in VARIABLE.findall(each.url)})
+
+    @property
     def size(self) -> str:
         """Number of packages in words."""
         pip = f" and {len(self.pip)} of pip" if self.pip else ""

@@ -30,6 +30,8 @@ from support.conda_channel import PACKAGE, VERSION, Channel, served
 from support.wheels import PACKAGE as WHEEL
 from support.wheels import uv_works, write_wheel
 
+pytestmark = pytest.mark.drawn
+
 CODE = f"import {PACKAGE}, sys; print({PACKAGE}.VALUE, sys.prefix)"
 
 
@@ -161,11 +163,14 @@ def test_lock_of_another_platform_is_refused_first(config: LocalHostConfig, chan
 
 
 def test_secrets_of_a_channel_are_in_no_message_and_no_file(
-    config: LocalHostConfig, channel: Channel, tmp_path: Path
+    config: LocalHostConfig, channel: Channel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = "tk-0123456789abcdef"
     text = channel.explicit(prefix="/t/$CHANNEL_TOKEN")
-    with pytest.raises(LaunchError, match=r"the lock's channel needs \$CHANNEL_TOKEN, which this host does not have"):
+    monkeypatch.setenv("CHANNEL_TOKEN", "tk-of-the-host")  # a lock names no other variable of a host
+    with pytest.raises(
+        LaunchError, match=r"the lock's channel needs \$CHANNEL_TOKEN, which is not in env: of this host"
+    ):
         create(config, text)
     assert left_of(config) == []
     messages: list[str] = []

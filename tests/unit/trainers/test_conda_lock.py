@@ -135,7 +135,9 @@ def test_variables_take_the_place_of_credentials() -> None:
             "https://conda.example/t/$TOKEN/get/linux-64/zlib-1.3-0.conda")  # fmt: skip
     text = conda_lock.lists_of("@EXPLICIT\n" + "".join(f"{url}#{SHA}\n" for url in urls))
     assert text is not None
-    assert sorted(name or other for name, other in conda_lock.VARIABLE.findall(text)) == [
+    found = conda_lock.explicit_list(text)
+    assert found.servers == ["conda.example"]
+    assert found.variables == [
         "CONDA_PASSWORD",
         "CONDA_USER",
         "TOKEN",

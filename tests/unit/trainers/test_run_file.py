@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from midstream.cli import main
-from midstream.errors import Exit, UsageError
+from midstream.errors import Exit, RemoteError, UsageError
 from midstream.migrate.records.json_values import fields_of
 from midstream.migrate.records.plan import TrainerPlan
 from midstream.trainers.defaults import TRAINERS
@@ -109,6 +109,33 @@ def test_requirements_are_read_beside_the_run_file(tmp_path: Path) -> None:
     assert run.environment.requirements == "torch==2.13.0\n"
     with pytest.raises(UsageError, match=r"environment\.lock"):
         parse_run_file(text.replace("requirements: r", "lock: missing"), tmp_path / "run.yaml")
+
+
+def test_run_file_of_a_host_names_files_of_that_host(tmp_path: Path) -> None:
+    (tmp_path / "packages.txt").write_text("of this machine\n")
+    path, requested = Path(f"lab:{tmp_path}/run.yaml"), list[str]()
+
+    def read(name: str) -> str:
+        requested.append(name)
+        if name == "missing.txt":
+            raise RemoteError("lab: missing.txt: no such file")
+        return "torch==2.13.0\n"
+
+    text = f"{HUGGINGFACE}environment: {{lock: NAME}}\n"
+    run = parse_run_file(text.replace("NAME", "locks/packages.txt"), path, read).run
+    assert run.environment.requirements == "torch==2.13.0\n"
+    assert requested == ["locks/packages.txt"]
+    for name, what in (
+        (str(tmp_path / "packages.txt"), "is not below the directory"), ("../x", "is not below the directory"),
+        ("~/x", "is not below the directory"), ("a/../../x", "is not below the directory"),
+        ('"a\\nb"', "is not below the directory"), ("uv.lock", "is read on this machine alone"),
+        ("missing.txt", "no such"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=r"environment\.lock: ") as raised:
+            parse_run_file(text.replace("NAME", name), path, read)
+        assert what in str(raised.value), name
+        assert str(raised.value).isprintable()
+    assert requested == ["locks/packages.txt", "missing.txt"]
 
 
 def test_long_requirements_fit_into_run_file_and_plan(tmp_path: Path) -> None:

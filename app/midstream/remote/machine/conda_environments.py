@@ -184,16 +184,17 @@ def build(
 def _values(packages: str, env: Mapping[str, str]) -> Dict[str, str]:
     """Return the values of the variables in a list.
 
-    Raises BuildError for one that the host lacks.
+    They are those of the fleet file alone: a lock may name no other variable of this host. Raises BuildError for one
+    that is missing.
     """
     names = sorted({name or other for name, other in _VARIABLE.findall(packages)})
     values: Dict[str, str] = {}
     for name in names:
-        value = env.get(name) or os.environ.get(name, "")
+        value = env.get(name, "")
         if not _VALUE.fullmatch(value) or "#" in value:
             raise BuildError(
                 "the lock's channel needs ${}, which {}".format(
-                    name, "is no part of an address" if value else "this host does not have"
+                    name, "is no part of an address" if value else "is not in env: of this host in the fleet file"
                 )
             )
         values[name] = value
