@@ -68,13 +68,25 @@ test-levanter: $(VENV)/levanter/.installed  ## the test that runs Levanter (inst
 	@$(BIN)/python -m pytest -m "slow or not slow" tests/trainers/test_levanter.py $(ARGS)
 
 # MaxText requires Python 3.12.
+PYTHON312 ?= python3.12
 $(VENV)/maxtext/.installed: $(STAMP) locks/maxtext.txt
-	@python3.12 -m venv $(VENV)/maxtext
+	@$(PYTHON312) -m venv $(VENV)/maxtext
 	@$(VENV)/maxtext/bin/python -m pip install -q --disable-pip-version-check --no-deps -r locks/maxtext.txt
 	@touch $@
 
-test-maxtext: $(VENV)/maxtext/.installed  ## the test that runs MaxText (installs it and its jax; needs python3.12)
+test-maxtext: $(VENV)/maxtext/.installed  ## the test that runs MaxText (installs it and its jax; needs python3.12, or PYTHON312=PATH)
 	@$(BIN)/python -m pytest -m "slow or not slow" tests/trainers/test_maxtext.py $(ARGS)
+
+# The library that creates environments of conda on hosts without a tool of it; the channel of the tests is on loopback.
+$(VENV)/conda/.installed: $(STAMP) locks/conda.txt
+	@$(BIN)/python -m venv $(VENV)/conda
+	@$(VENV)/conda/bin/python -m pip download -q --disable-pip-version-check --no-deps --require-hashes \
+		--dest $(VENV)/conda/wheels -r locks/conda.txt
+	@touch $@
+
+test-conda: $(VENV)/conda/.installed  ## the tests of environments of conda, with py-rattler (downloads 25 MB)
+	@MIDSTREAM_CONDA_WHEELS=$(abspath $(VENV)/conda/wheels) $(BIN)/python -m pytest -m "slow or not slow" \
+		tests/integration/test_conda_runs.py tests/integration/launch/test_conda_environment.py $(ARGS)
 
 # Folders and files whose words `make lint` checks.
 WORDS := app engine tests docs benchmarks configs README.md CONTRIBUTING.md CHANGELOG.md Makefile pyproject.toml mkdocs.yml
@@ -111,4 +123,4 @@ lock: $(STAMP)  ## resolve the lock files (needs uv)
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) site .pytest_cache .ruff_cache .import_linter_cache
 
-.PHONY: help setup compilers compilers-cuda kubectl demo lab quick test test-slow test-trainers test-levanter test-maxtext lint words docs pages bench format lock clean
+.PHONY: help setup compilers compilers-cuda kubectl demo lab quick test test-slow test-trainers test-levanter test-maxtext test-conda lint words docs pages bench format lock clean

@@ -1,4 +1,4 @@
-"""YAML from a host: plain values without tags and aliases.
+"""YAML from a host or of a lock file: plain values without tags and aliases.
 
 Aliases let a kilobyte of text expand to gigabytes.
 """
@@ -28,3 +28,16 @@ def load_plain(text: str) -> Any:
         RecursionError: It is nested too deeply.
     """
     return yaml.load(text, _PlainLoader)
+
+
+def load_plain_quickly(text: str) -> Any:
+    """Parse a long YAML text, with libyaml where PyYAML has it.
+
+    It is some twenty times faster. Errors as of `load_plain`.
+    """
+    loader: Any = getattr(yaml, "CSafeLoader", None)
+    if loader is None:
+        return load_plain(text)
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, loader)):
+        raise ComposerError(None, None, "an alias (*name), which no lock file has", None)
+    return yaml.load(text, loader)

@@ -7,9 +7,9 @@ source is streamed to hosts together with the records: standard library alone, P
 
 Integers are not booleans, not negative and fit 64 bits; floats are finite; strings have at most ``TEXT`` characters
 and can be encoded as UTF-8. ``Annotated[int, Between(low, high)]`` and ``Annotated[str, Text(limit)]`` replace these
-rules, ``Form`` requires a pattern. A field of a dataclass takes a form as ``metadata={"form": ...}``, and
-``{"items": Class}`` where it is a list of that class's JSON objects. Unknown keys are accepted: a newer version may
-have written them.
+rules, as ``Long(limit)`` does; ``Form`` requires a pattern. A field of a dataclass takes a form as
+``metadata={"form": ...}``, and ``{"items": Class}`` where it is a list of that class's JSON objects. Unknown keys are
+accepted: a newer version may have written them.
 """
 
 from __future__ import annotations
@@ -70,6 +70,16 @@ class Text:
     """
 
     limit: int = LARGEST
+
+
+@dataclasses.dataclass(frozen=True)
+class Long:
+    """A string of at most ``limit`` characters that can be encoded as UTF-8.
+
+    It is a text that is written again.
+    """
+
+    limit: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,11 +207,11 @@ def _measured(value: Any) -> None:
         _number(value)
 
 
-def _string(value: Any) -> None:
+def _string(value: Any, limit: int = TEXT) -> None:
     if type(value) is not str:
         raise _wrong("a string", value)
-    if len(value) > TEXT:
-        raise ShapeError(f"the string has {len(value)} characters, more than {TEXT}")
+    if len(value) > limit:
+        raise ShapeError(f"the string has {len(value)} characters, more than {limit}")
     if not value.isascii():
         try:
             value.encode()
@@ -241,6 +251,8 @@ def _annotated(kind: Any, metadata: Tuple[Any, ...]) -> Check:
             return _between(mark)
         if isinstance(mark, Text):
             return _text(mark.limit)
+        if isinstance(mark, Long):
+            return functools.partial(_string, limit=mark.limit)
         if isinstance(mark, Form):
             return _form(mark)
         if isinstance(mark, NotFinite):
@@ -349,7 +361,9 @@ def _fields(kind: Type[Any]) -> Dict[str, Tuple[Check, bool]]:
         form, items = field.metadata.get("form"), field.metadata.get("items")
         if items is not None:
             one = _list(checker(items))
-        if form is not None:
+        if isinstance(form, Long):
+            one = functools.partial(_string, limit=form.limit)
+        elif form is not None:
             one = _formed(one, _form(form))
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         found[field.name] = one, required

@@ -20,8 +20,10 @@ import midstream_engine
 from midstream.remote.trainers import travelling_files
 from midstream.trainers.run_file_parser import as_text, parse_run_file
 from midstream_engine import records
+from midstream_engine.foreign.attempt.attempt_group import AttemptGroup
+from midstream_engine.foreign.attempt.attempt_place import AttemptPlace
 from midstream_engine.foreign.marked_processes import marked
-from support.trainers.script_trainer import write_script
+from support.trainers.script_trainer import write_node_script, write_script
 
 TIMEOUT = 120.0
 
@@ -36,12 +38,19 @@ class Driver:
         self.root, self.paths = root, records.RunPaths(str(root), "r")
         self.number = 0
         self.process: subprocess.Popen[bytes] | None = None
+        self.processes: list[subprocess.Popen[bytes]] = []
         os.makedirs(self.paths.attempts)
         Path(self.paths.config).write_text(as_text(self.run))
 
     def start(self, *flags: str, epoch: int = 1, command: records.Command | None = None) -> None:
         self.number += 1
         os.makedirs(self.files.dir)
+        self.process = self.start_node(0, *flags, epoch=epoch, command=command)
+
+    def start_node(
+        self, node: int, *flags: str, epoch: int = 1, command: records.Command | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start the driver of a node of the attempt."""
         if command is not None:
             command.write(self.files.command_file)
         environment = {
@@ -49,11 +58,13 @@ class Driver:
             "MIDSTREAM_ROOT": str(self.root), "MIDSTREAM_ATTEMPT": str(self.number), "MIDSTREAM_EPOCH": str(epoch),
             "MIDSTREAM_TARGET": "here",
         }  # fmt: skip
-        with open(self.files.log(), "ab") as log:
-            self.process = subprocess.Popen(
+        with open(self.files.log(node), "ab") as log:
+            started = subprocess.Popen(
                 [sys.executable, "-m", "midstream_engine.foreign.driver", "--python", sys.executable, *flags],
                 env=environment, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
+        self.processes.append(started)
+        return started
 
     @property
     def files(self) -> records.AttemptPaths:
@@ -72,8 +83,8 @@ class Driver:
     def checkpoints(self) -> list[str]:
         return sorted(path.parent.name for path in Path(self.paths.checkpoints).glob(f"*/{records.MANIFEST}"))
 
-    def trainers(self) -> set[int]:
-        return marked(f"{self.files.dir}#0")
+    def trainers(self, node: int = 0) -> set[int]:
+        return marked(f"{self.files.dir}#{node}")
 
     def wait(self, what: str, condition: Callable[[], Any]) -> None:
         deadline = time.monotonic() + TIMEOUT
@@ -89,9 +100,10 @@ class Driver:
         return self.process.wait(TIMEOUT)
 
     def kill(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
 
 
 @pytest.fixture
@@ -107,7 +119,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
     yield driver
     for each in made:
         each.kill()
-        each.wait("the trainer's end", lambda each=each: not each.trainers())
+        each.wait("the trainer's end", lambda each=each: not each.trainers(0) and not each.trainers(1))
 
 
 def test_stop_waits_for_the_next_checkpoint_and_seals(make: Callable[..., Driver]) -> None:
@@ -186,6 +198,38 @@ def test_every_process_of_a_run_without_launcher_is_stopped(make: Callable[..., 
     said = Path(driver.files.log()).read_text()
     assert said.count("saved on a signal") == 2, said
     assert not driver.trainers()
+
+
+def test_trainer_that_outlives_node_0_is_ended_and_recorded(make: Callable[..., Driver], tmp_path: Path) -> None:
+    """The script of node 0 ends at its last step; that of node 1 never does."""
+    driver = make(write_node_script(tmp_path / "nodes", steps=40, every=20))
+    group = ("--nodes", "2", "--port", "29400", "--left-after", "0.5")
+    driver.start(*group)
+    other = driver.start_node(1, *group, "--node", "1")
+    driver.wait("the trainer of node 1", lambda: driver.trainers(1))
+    assert driver.ended() == records.EXIT_DONE
+    assert driver.status.state == records.FINISHED
+    assert other.wait(TIMEOUT) == records.EXIT_DONE
+    status = records.Status.read(driver.files.status(1))
+    assert (status.state, status.step) == (records.STOPPED, 40)
+    assert status.message == "node 0 has ended, and the trainer here is ended with it"
+    assert not driver.trainers(1)
+    assert status.message in Path(driver.files.log(1)).read_text()
+    [entry] = records.Lineage.read(driver.paths.lineage).entries
+    assert (entry.attempt, entry.last_step) == (1, 40), "node 0 alone writes the lineage"
+
+
+def test_trainer_has_its_grace_after_the_end_of_node_0(tmp_path: Path) -> None:
+    place = AttemptPlace(records.RunPaths(str(tmp_path), "r"), 1, 1, "pair", "")
+    os.makedirs(place.files.dir)
+    groups = [AttemptGroup(place, 1, 2, left_after=seconds) for seconds in (3600, 0)]
+    first = records.Status(records.TRAINING, 5, 0, "boot", 7, 1, 1.0)
+    for state, expected in ((records.TRAINING, [False, False]), (records.FINISHED, [False, True])):
+        dataclasses.replace(first, state=state).write(place.files.status(0))
+        for group in groups:
+            group._looked = 0.0
+            group.check()
+        assert [group.was_left() for group in groups] == expected
 
 
 def test_checkpoint_with_other_bytes_is_not_resumed_from(make: Callable[..., Driver]) -> None:

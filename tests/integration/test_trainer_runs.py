@@ -148,6 +148,15 @@ def test_running_trainer_is_described_adopted_and_advised(
         assert "trainer: script" in found
         assert "{python} train.py --out out --steps 20000" in found
         refused(midstream("--fleet", fleet, "--adopt", f"here:{directory}"), 2, "has no run.yaml", "--init-run")
+        private = tmp_path / "private-key"  # of this machine: a run file of a host names none of its files
+        private.write_text("PRIVATE KEY")
+        for name in (str(private), f"../{private.name}"):
+            file.write_text(f"{text}\nenvironment: {{lock: {name}}}\n")
+            adopt = midstream("--fleet", fleet, "--adopt", f"here:{directory}", "--run-id", "r")
+            refused(adopt, 2, "environment.lock", "is not below the directory of the run file")
+        file.write_text(f"{text}\nenvironment: {{lock: missing.txt}}\n")
+        adopt = midstream("--fleet", fleet, "--adopt", f"here:{directory}", "--run-id", "r")
+        refused(adopt, 2, "environment.lock", "missing.txt")
         file.write_text(text)
         adopted = midstream("--fleet", fleet, "--adopt", f"here:{directory}", "--run-id", "r", "--json")
         assert adopted.code == 0, adopted.stderr

@@ -41,7 +41,8 @@ def configs() -> str:
     return subprocess.check_output([MAXTEXT_PYTHON, "-c", words], text=True).strip() + "/configs"
 
 
-def test_maxtext_is_moved(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["cold", "warm"])
+def test_maxtext_is_moved(lab: Lab, runs: Callable[..., Run], tmp_path: Path, mode: str) -> None:
     here, there = lab.host("here", devices=1), lab.host("there", devices=1)
     fleet = lab.fleet_file(here=here.config, there=there.config)
     folder = configs()
@@ -55,11 +56,14 @@ def test_maxtext_is_moved(lab: Lab, runs: Callable[..., Run], tmp_path: Path) ->
     assert launched.code == 0, launched.stderr
     source, target = runs(here.root, "r"), runs(there.root, "r")
     source.wait(lambda run: bool(run.checkpoints()), "a checkpoint", PATIENCE)
-    words = ("--fleet", fleet, "--migrate", "r", "--to", "there", "--mode", "cold", "--yes", "--healthy-steps", "3")
+    words = ("--fleet", fleet, "--migrate", "r", "--to", "there", "--mode", mode, "--yes", "--healthy-steps", "3")
     moved = midstream(*words, "--json", timeout=900)
     assert moved.code == 0, moved.stderr
     claims = {claim["name"]: claim for claim in moved.result["certificate"]["claims"]}
     assert all(claims[name]["verdict"] == "verified" for name in ("state", "step", "learning rate", "environment"))
+    if mode == "warm":  # the rehearsal trained from an earlier checkpoint, with the same losses
+        assert claims["replay overlap"]["verdict"] == "verified", claims["replay overlap"]
+        assert "equal bit by bit" in claims["replay overlap"]["statement"], claims["replay overlap"]
     assert not source.running
     target.kill()
     rows = target.spliced()

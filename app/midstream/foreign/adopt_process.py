@@ -19,6 +19,7 @@ from midstream.launch.launch_run import launch_run
 from midstream.launch.reporter import reporter_of
 from midstream.launch.start_attempt import Attempt
 from midstream.launch.trainer_config import TrainerStart
+from midstream.remote.runs import run_state
 from midstream.remote.trainers.processes import TrainingProcess
 from midstream.trainers.run_file_parser import parse_run_file
 
@@ -64,7 +65,10 @@ def adopt_process(
         raise UsageError(
             f"{host.name}:{found.directory} has no {RUN_FILE}", f"midstream --init-run {place} writes one; put it there"
         )
-    parsed = parse_run_file(found.run_file, Path(f"{host.name}:{found.directory}/{RUN_FILE}"))
+    path = Path(f"{host.name}:{found.directory}/{RUN_FILE}")
+    parsed = parse_run_file(
+        found.run_file, path, lambda name: host.call(run_state.read_text)(path=f"{found.directory}/{name}")
+    )
     run = dataclasses.replace(parsed.run, directory=found.directory)
     if run.out == "out" and run.uses("out"):
         say(f"{{out}} is {found.directory}/out: out: in the run file names another directory")

@@ -110,9 +110,9 @@ def run_file_text(found: TrainerDirectory, launcher: TrainingProcess | None) -> 
     if defaults.metrics is None:
         lines.append('metrics: {source: jsonl, path: "{out}/metrics.jsonl"}  # check')
     lines.append(
-        f"environment: {{python: {json.dumps(python)}}}  # or requirements: requirements.txt"
+        f"environment: {{python: {json.dumps(python)}}}  # or lock: conda-lock.yml, uv.lock"
         if python.startswith("/")
-        else "# environment: {python: /path/to/python}  # or requirements: requirements.txt"
+        else "# environment: {python: /path/to/python}  # or lock: conda-lock.yml, uv.lock"
     )
     if launcher is not None:
         names = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.errors import MidstreamError
+from midstream.errors import Exit, MidstreamError
 
 
 class LaunchError(MidstreamError):
@@ -11,8 +11,8 @@ class LaunchError(MidstreamError):
     ``log`` has the last lines that it wrote.
     """
 
-    def __init__(self, message: str, hint: str = "", log: tuple[str, ...] = ()) -> None:
-        super().__init__(message, hint)
+    def __init__(self, message: str, hint: str = "", log: tuple[str, ...] = (), code: Exit | None = None) -> None:
+        super().__init__(message, hint, code)
         self.log = log
 
 

@@ -18,6 +18,7 @@ from midstream.launch.engine_flags import named_run, without_id
 from midstream.launch.engine_secrets import read_secrets
 from midstream.launch.host_group_start import CONCURRENCY, prepare_target, start
 from midstream.launch.input_check import check_inputs, read_inputs
+from midstream.launch.install.conda_environment import find_tool, list_for
 from midstream.launch.reporter import reporter_of
 from midstream.launch.start_attempt import Attempt, Launch
 from midstream.launch.trainer_config import TrainerStart
@@ -175,6 +176,9 @@ def check_launch(
                 raise UsageError(why, hint)
         overrides = (*store_flags(store, text, overrides), *overrides)
         check_inputs(members, [fleet.hosts[host.name] for host in members], chosen, run_id, inputs, say)
+    conda = trainer.environment.conda if trainer is not None else ""
+    for host in members if conda else ():
+        list_for(host.name, find_tool(host, fleet.hosts[host.name]).platform, conda)
     for host in members:
         read_secrets(host.name, fleet.hosts[host.name])  # one that is missing is reported before the installation
     return CheckedLaunch(run_id, chosen, epoch, continues, replaces, tuple(overrides), text, known, trainer)

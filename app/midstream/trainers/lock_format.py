@@ -1,23 +1,17 @@
-"""Format of the lock file that a run file names.
-
-Hosts build environments from pip's requirements alone.
-"""
+"""Format of a lock file from which hosts cannot build an environment."""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
-_CONDA = re.compile(r"^@EXPLICIT\s*$|^\s*-?\s*manager: conda\s*$|^(?:channels|dependencies):\s*$", re.MULTILINE)
+_PIXI = re.compile(r"^environments:\s*$", re.MULTILINE)
+_CONDA = re.compile(r"^(?:channels|dependencies):", re.MULTILINE)
 _TOML_PACKAGES = re.compile(r"^\[\[package(?:s)?\]\]\s*$", re.MULTILINE)
-CONDA_HINT = (
-    "conda-lock install --prefix DIR on every host, or conda create --file for an explicit list, then "
-    "environment: {python: DIR/bin/python}"
-)
 
 
 class OtherLock(NamedTuple):
-    """A lock file that is no list of requirements: what it is, and what to do instead."""
+    """A file that hosts do not install: what it is, and what to do instead."""
 
     what: str
     hint: str
@@ -28,8 +22,13 @@ def other_lock(text: str) -> OtherLock | None:
 
     None for requirements.
     """
+    if _PIXI.search(text):
+        return OtherLock("is a lock of pixi", "pixi workspace export conda-explicit-spec DIR, and name the file in DIR")
     if _CONDA.search(text):
-        return OtherLock("is a lock of conda", CONDA_HINT)
+        return OtherLock(
+            "is an environment of conda without exact packages",
+            "conda-lock lock --file environment.yml --platform linux-64, then environment: {lock: conda-lock.yml}",
+        )
     if _TOML_PACKAGES.search(text):
         return OtherLock("is a lock in TOML", "export it as requirements with hashes (poetry export, pdm export)")
     return None

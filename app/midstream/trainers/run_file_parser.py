@@ -6,7 +6,7 @@ import dataclasses
 import fnmatch
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -14,10 +14,10 @@ from typing import Any, TypeVar, cast
 
 import yaml
 
-from midstream.errors import UsageError
+from midstream.errors import MidstreamError, UsageError
 from midstream.plain_yaml import load_plain
 from midstream.suggestions import nearest
-from midstream.trainers import uv_lock
+from midstream.trainers import conda_lock, uv_lock
 from midstream.trainers.defaults import TRAINERS, TrainerDefaults
 from midstream.trainers.lock_format import other_lock
 from midstream_engine import records
@@ -25,6 +25,7 @@ from midstream_engine.foreign.run_file import (
     BATCHES,
     BY_COMMAND,
     DISTRIBUTED,
+    LARGEST_LOCK,
     PLACEHOLDER,
     PLACEHOLDERS,
     Batch,
@@ -46,6 +47,7 @@ KEYS = (
     "checkpoints", "metrics", "files", "environment", "stored",
 )  # fmt: skip
 _REQUIREMENTS = ("requirements", "lock")  # keys of environment: a file beside the run file
+_LOCKED = "conda"  # field of environment that is written from a lock file
 Part = TypeVar("Part", bound=records.JsonRecord)
 
 
@@ -81,10 +83,14 @@ def names_run_file(path: Path) -> bool:
         return False
 
 
-def parse_run_file(text: str, path: Path) -> ParsedRunFile:
-    """Parse the text of a run file.
+def parse_run_file(text: str, path: Path, read: Callable[[str], str] | None = None) -> ParsedRunFile:
+    """Parse the text of a run file. Errors as above.
 
-    ``path`` is for messages and for the files that it names. Errors as above.
+    Args:
+        text: The text.
+        path: For messages, and for the files that it names.
+        read: Reads a file beside it, for the run file of a host: a host never names a file of this machine.
+            MidstreamError where it cannot be read.
     """
     try:
         value = load_plain(text)
@@ -93,12 +99,12 @@ def parse_run_file(text: str, path: Path) -> ParsedRunFile:
         raise UsageError(f"{path}, line {mark.line + 1 if mark else 1}: {error.problem or error.context}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: {' '.join(str(error).split())}") from None
-    return _Parser(path, value).parse()
+    return _Parser(path, value, read).parse()
 
 
 class _Parser:
-    def __init__(self, path: Path, value: Any) -> None:
-        self._path = path
+    def __init__(self, path: Path, value: Any, read: Callable[[str], str] | None) -> None:
+        self._path, self._read = path, read
         if not isinstance(value, dict):
             raise self._error("", "not a mapping of keys and values", f"keys: {', '.join(KEYS)}")
         self._value = cast("dict[str, Any]", value)
@@ -185,7 +191,7 @@ class _Parser:
         if not isinstance(value, dict):
             raise self._error(key, "expected keys and values")
         given = {name: item for name, item in cast("dict[str, Any]", value).items() if name not in leave}
-        names = [field.name for field in dataclasses.fields(kind)]
+        names = [field.name for field in dataclasses.fields(kind) if field.name != _LOCKED]
         for name in given:
             if name not in names:
                 raise self._error(f"{key}.{name}", "no key of it", nearest(str(name), (*names, *leave)))
@@ -269,19 +275,46 @@ class _Parser:
         if found.python or len(named) > 1:
             raise self._error("environment", "python, requirements and lock exclude each other")
         file, key = self._path.parent / str(given[named[0]]), f"environment.{named[0]}"
-        try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise self._error(key, f"{file}: {error}") from None
+        text = self._file_beside(str(given[named[0]]), key)
         if file.name == uv_lock.NAME:
             try:
                 return dataclasses.replace(found, requirements=uv_lock.requirements_of(file))
             except UsageError as error:
                 raise self._error(key, error.message, error.hint) from None
+        try:
+            lists = conda_lock.lists_of(text)
+        except UsageError as error:
+            raise self._error(key, f"{file}: {error.message}", error.hint) from None
+        if lists is not None:
+            return dataclasses.replace(found, conda=lists)
         wrong = other_lock(text)
         if wrong is not None:
             raise self._error(key, f"{file} {wrong.what}, which hosts do not install", wrong.hint)
+        if len(text) > LARGEST_LOCK:
+            raise self._error(key, f"{file} has {len(text)} characters, allowed are {LARGEST_LOCK}")
         return dataclasses.replace(found, requirements=text)
+
+    def _file_beside(self, name: str, key: str) -> str:
+        """Return the text of a file beside the run file.
+
+        It is on this machine, or on the host that has the run file.
+        """
+        if self._read is None:
+            file = self._path.parent / name
+            try:
+                return file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise self._error(key, f"{file}: {error}") from None
+        if name.startswith(("/", "~")) or ".." in name.split("/") or not name.isprintable():
+            raise self._error(key, f"{name[:100]!r} is not below the directory of the run file")
+        if Path(name).name == uv_lock.NAME:
+            raise self._error(
+                key, f"{name} is read on this machine alone", "uv export --frozen --no-emit-project -o requirements.txt"
+            )
+        try:
+            return self._read(name)
+        except MidstreamError as error:
+            raise self._error(key, error.message, error.hint) from None
 
     # ------------------------------------------------------------------------------------------ checks
 
@@ -349,4 +382,8 @@ def from_value(value: Mapping[str, Any], where: str) -> RunFile:
     run = RunFile.from_json(dict(value), where)
     if run.trainer not in TRAINERS:
         raise records.RecordError(f"{where}: trainer: {run.trainer[:60]!r} is none of this midstream")
+    try:
+        conda_lock.by_platform(run.environment.conda)
+    except UsageError as error:
+        raise records.RecordError(f"{where}: environment.conda: {error.message}") from None
     return run

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from midstream.errors import UsageError
 from midstream.printable import printable
+from midstream_engine.foreign.run_file import LARGEST_LOCK
 
 NAME = "uv.lock"
 TIMEOUT = 60.0  # seconds: uv reads the lock alone, and asks no registry
-LARGEST = 16 << 20  # bytes of the requirements
 _OPTIONS = ("--frozen", "--offline", "--quiet", "--no-emit-project", "--no-header", "--no-annotate")
 
 
@@ -48,6 +48,6 @@ def requirements_of(file: Path) -> str:
         raise UsageError(f"{file}: {printable(what.removeprefix('error: '))}", f"uv lock --project {file.parent}")
     if "--hash=" not in text:
         raise UsageError(f"{file}: no package with a hash is in it", f"uv lock --project {file.parent}")
-    if len(text) > LARGEST:
-        raise UsageError(f"{file}: more than {LARGEST} bytes of requirements")
+    if len(text) > LARGEST_LOCK:
+        raise UsageError(f"{file}: {len(text)} characters of requirements, allowed are {LARGEST_LOCK}")
     return text

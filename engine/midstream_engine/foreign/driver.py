@@ -20,6 +20,7 @@ from typing import List, Optional
 
 from midstream_engine import records
 from midstream_engine.checkpoint.save_fence import FenceRejectedError
+from midstream_engine.foreign.attempt.attempt_group import LEFT_AFTER
 from midstream_engine.foreign.attempt.attempt_place import AttemptPlace, EndedEarlyError
 from midstream_engine.foreign.attempt.driven_attempt import DrivenAttempt
 from midstream_engine.foreign.run_file import World
@@ -39,6 +40,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--master", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=PORT)
     parser.add_argument("--attach", type=int, default=0, metavar="PID", help="a launcher that runs already")
+    parser.add_argument("--left-after", type=float, default=LEFT_AFTER, metavar="SECONDS",
+                        help="after the end of node 0, in which a trainer ends by itself")  # fmt: skip
     options = parser.parse_args(arguments)
     environment = os.environ
     paths = records.RunPaths(environment["MIDSTREAM_ROOT"], records.check_run_id(environment["RUN_ID"]))
@@ -52,7 +55,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     world = World(options.nodes, options.devices, options.per_device, options.accumulation)
     # On one node no other process has to find the port, and two runs of one machine need two.
     port = options.port if options.nodes > 1 else _free_port()
-    attempt = DrivenAttempt(place, world, Node(options.node, options.master, port), options.python)
+    attempt = DrivenAttempt(place, world, Node(options.node, options.master, port), options.python, options.left_after)
     try:
         return attempt.run(read_run_file(paths), options.attach)
     except FenceRejectedError as error:

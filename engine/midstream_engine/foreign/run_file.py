@@ -13,6 +13,7 @@ import posixpath
 import re
 from typing import Any, ClassVar, Dict, List, Mapping, Optional, cast
 
+from midstream_engine.json_shapes import Long
 from midstream_engine.records.errors import RecordError
 from midstream_engine.records.field_forms import DIGEST_OR_EMPTY, NAME
 from midstream_engine.records.record import JsonRecord
@@ -30,6 +31,8 @@ BY_COMMAND = "command"  # the command has {per_device} or {accumulation}
 BY_TRAINER = "trainer"  # the trainer divides its global batch by the number of processes
 FIXED = "fixed"  # nothing keeps it: the run stays at its number of processes
 BATCHES = (BY_COMMAND, BY_TRAINER, FIXED)
+
+LARGEST_LOCK = 1 << 19  # characters of the packages: the run file has 1 MiB in all
 
 YES, NO, UNKNOWN = "yes", "no", "unknown"
 
@@ -80,7 +83,10 @@ class Environment(JsonRecord):
     """The trainer's Python; without a field, the host's ``python:`` of the fleet file."""
 
     python: str = ""  # an interpreter that each host has
-    requirements: str = ""  # text of a requirements file or lock, from which it is built on a host that lacks it
+    # Text of a requirements file or lock, from which it is built on a host that lacks it.
+    requirements: str = dataclasses.field(default="", metadata={"form": Long(LARGEST_LOCK)})
+    # Explicit lists of conda, one for each platform, from which it is built instead: exact URLs and hashes.
+    conda: str = dataclasses.field(default="", metadata={"form": Long(LARGEST_LOCK)})
     variables: Dict[str, str] = dataclasses.field(default_factory=lambda: {})
     packages: List[str] = dataclasses.field(default_factory=lambda: [])  # whose versions are compared
 

@@ -109,6 +109,10 @@ class Setup:
         own = {name: value for name, value in base.items() if name not in DISTRIBUTED and name not in OWN}
         search = os.path.dirname(self.python)
         own["PATH"] = ":".join(filter(None, (search, own.get("PATH"))))
+        if os.path.isdir(
+            os.path.join(os.path.dirname(search), "conda-meta")
+        ):  # compilers and libraries are found by it
+            own["CONDA_PREFIX"] = os.path.dirname(search)
         own["PYTHONPATH"] = ":".join(
             filter(
                 None,

@@ -97,6 +97,8 @@ WAYS: Mapping[str, Way] = {
     ),
     "worker": Way(("machine.preemption_notices.worker",), ("worker",)),
     "build": Way(("machine.environments.build",), ("build",), BUILT),
+    "conda tool": Way(("machine.conda_environments.find",), ("conda tool",)),
+    "conda build": Way(("machine.conda_environments.build",), ("conda build",), BUILT),
     "estimate": Way(("machine.compilation.estimate",), ("estimate",), COMPILED),
     **{
         name: Way((name,), (name,), COPY_LINES)

@@ -17,11 +17,11 @@ from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.rpc.remote_program import reports, run_program
-from midstream.hosts.rpc.report_types import BUILD, COPY
+from midstream.hosts.rpc.report_types import BUILD, BUILD_CONDA, COPY
 from midstream.hosts.rpc.result_checks import event_of
 from midstream.launch import host_links
 from midstream.launch.input_check import RunInputs, check_inputs
-from midstream.launch.install import environment, package_check
+from midstream.launch.install import conda_environment, environment, package_check
 from midstream.launch.install.install_progress import InstallProgress
 from midstream.launch.reporter import reporter_of
 from midstream.watch.logs import host_log
@@ -155,6 +155,20 @@ def _build(at: Operator) -> None:
         environment._built("bad", lines, InstallProgress("", {}), reporter_of(None))
 
 
+def _conda_tool(at: Operator) -> None:
+    found = conda_environment.find_tool(at.bad, at.config)
+    listed = f"# platform: {found.platform}\n@EXPLICIT\nhttps://x.example/{found.platform}/a-1-0.conda#{'a' * 64}\n"
+    print(conda_environment.described(found), conda_environment.list_for("bad", found.platform, listed).size)
+
+
+def _conda_build(at: Operator) -> None:
+    arguments: dict[str, Any] = {
+        "root": at.bad.root, "name": "x", "packages": "", "requirements": "", "tool": "x", "kind": "conda", "env": {},
+    }  # fmt: skip
+    with run_program(at.bad, BUILD_CONDA)(**arguments) as lines:
+        print([conda_environment.created("bad", line, reporter_of(None)) for line in lines])
+
+
 def _estimate(at: Operator) -> None:
     compiler = Compiler(at.bad, at.config, "python3", at.bad.root)
     accelerators = accelerator_types.parse("v5e-4")
@@ -181,6 +195,8 @@ CALLERS: Mapping[str, Callable[[Operator], object]] = {
     "environment": _needs,
     "packages": _packages,
     "build": _build,
+    "conda tool": _conda_tool,
+    "conda build": _conda_build,
     "estimate": _estimate,
     "links": lambda at: host_links.all_links([at.bad, at.good], {}),
     "links of good": lambda at: host_links.meet(at.good, [at.bad]),

@@ -137,6 +137,7 @@ import json, os, runpy, sys, time
 rank = int(sys.argv.pop(1))
 if rank == 0:
     runpy.run_path("train.py", run_name="__main__")
+    sys.exit()
 out = sys.argv[sys.argv.index("--out") + 1]
 with open(os.path.join(out, "node-%d.json" % rank), "w") as file:
     json.dump({"pid": os.getpid(), "argv": sys.argv, "rank": os.environ["NODE_RANK"]}, file)

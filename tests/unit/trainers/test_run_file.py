@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from midstream.cli import main
-from midstream.errors import Exit, UsageError
+from midstream.errors import Exit, RemoteError, UsageError
+from midstream.migrate.records.json_values import fields_of
+from midstream.migrate.records.plan import TrainerPlan
 from midstream.trainers.defaults import TRAINERS
 from midstream.trainers.run_file_parser import as_text, from_value, names_run_file, parse_run_file
 from midstream_engine import records
@@ -108,25 +111,67 @@ def test_requirements_are_read_beside_the_run_file(tmp_path: Path) -> None:
         parse_run_file(text.replace("requirements: r", "lock: missing"), tmp_path / "run.yaml")
 
 
+def test_run_file_of_a_host_names_files_of_that_host(tmp_path: Path) -> None:
+    (tmp_path / "packages.txt").write_text("of this machine\n")
+    path, requested = Path(f"lab:{tmp_path}/run.yaml"), list[str]()
+
+    def read(name: str) -> str:
+        requested.append(name)
+        if name == "missing.txt":
+            raise RemoteError("lab: missing.txt: no such file")
+        return "torch==2.13.0\n"
+
+    text = f"{HUGGINGFACE}environment: {{lock: NAME}}\n"
+    run = parse_run_file(text.replace("NAME", "locks/packages.txt"), path, read).run
+    assert run.environment.requirements == "torch==2.13.0\n"
+    assert requested == ["locks/packages.txt"]
+    for name, what in (
+        (str(tmp_path / "packages.txt"), "is not below the directory"), ("../x", "is not below the directory"),
+        ("~/x", "is not below the directory"), ("a/../../x", "is not below the directory"),
+        ('"a\\nb"', "is not below the directory"), ("uv.lock", "is read on this machine alone"),
+        ("missing.txt", "no such"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=r"environment\.lock: ") as raised:
+            parse_run_file(text.replace("NAME", name), path, read)
+        assert what in str(raised.value), name
+        assert str(raised.value).isprintable()
+    assert requested == ["locks/packages.txt", "missing.txt"]
+
+
+def test_long_requirements_fit_into_run_file_and_plan(tmp_path: Path) -> None:
+    """A lock with hashes for torch has more characters than a string of a record may have otherwise."""
+    lines = "".join(f"package-{number}==1.0 --hash=sha256:{'ab' * 32}\n" for number in range(2000))
+    (tmp_path / "packages.txt").write_text(lines)
+    run = parse_run_file(f"{HUGGINGFACE}environment: {{lock: packages.txt}}\n", tmp_path / "run.yaml").run
+    path = tmp_path / "resolved.yaml"
+    path.write_text(as_text(run))
+    assert RunFile.read(str(path)) == from_value(json.loads(as_text(run)), "run.yaml") == run
+    plan = json.loads(json.dumps(dataclasses.asdict(TrainerPlan("huggingface", as_text(run), (), ()))))
+    assert TrainerPlan(**fields_of(TrainerPlan, plan)).run_file == run
+    (tmp_path / "packages.txt").write_text(lines * 4)
+    with pytest.raises(UsageError, match=r"environment\.lock: .*packages\.txt has \d+ characters, allowed are 524288"):
+        parse_run_file(f"{HUGGINGFACE}environment: {{lock: packages.txt}}\n", tmp_path / "run.yaml")
+
+
 @pytest.mark.parametrize(
     ("name", "text", "what", "hint"),
     [
         ("poetry.lock", '[[package]]\nname = "torch"\n', "is a lock in TOML", "poetry export"),
-        ("conda-lock.yml", "version: 1\npackage:\n- name: python\n  manager: conda\n", "is a lock of conda", "python:"),
         (
-            "linux-64.lock",
-            "# platform: linux-64\n@EXPLICIT\nhttps://conda.example/a.conda\n",
-            "is a lock of conda",
-            "DIR",
+            "environment.yml",
+            "name: x\nchannels: [main]\n",
+            "is an environment of conda without exact",
+            "conda-lock lock",
         ),
-        ("environment.yml", "name: x\nchannels:\n- main\n", "is a lock of conda", "conda-lock install"),
+        ("pixi.lock", "version: 6\nenvironments:\n  default:\n", "is a lock of pixi", "conda-explicit-spec"),
     ],
 )
 def test_lock_that_pip_cannot_install_is_refused(tmp_path: Path, name: str, text: str, what: str, hint: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(UsageError) as raised:
         parse_run_file(f"{HUGGINGFACE}environment: {{lock: {name}}}\n", tmp_path / "run.yaml")
-    assert f"environment.lock: {tmp_path / name} {what}, which hosts do not install" in str(raised.value)
+    assert f"environment.lock: {tmp_path / name} {what}" in str(raised.value)
+    assert ", which hosts do not install" in str(raised.value)
     assert hint in str(raised.value.hint)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from midstream.hosts.rpc.reporting_program import Events, ReportingProgram
 from midstream.remote.copy import growing_checkpoint
-from midstream.remote.machine import compilation, environments, network
+from midstream.remote.machine import compilation, conda_environments, environments, network
 from midstream.remote.shapes import FileName, Measured, Signed, Text
 from midstream.remote.verify import array_check, tree
 from midstream_engine.json_shapes import Form
@@ -153,6 +153,7 @@ class Built:
 
 Building = OutputLine | Built | Problem
 BUILD = ReportingProgram(environments.build, {"line": OutputLine, "done": Built, "problem": Problem})
+BUILD_CONDA = ReportingProgram(conda_environments.build, {"line": OutputLine, "done": Built, "problem": Problem})
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Another trainer's Python on a host: named, or built from requirements.
+"""Another trainer's Python on a host: named, or built from a lock.
 
-The requirements are those of the trainer's run file.
+The lock is pip's requirements or one of conda, in the trainer's run file.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from midstream.hosts.containers.container_command import in_container
 from midstream.hosts.containers.container_host import IMAGE_PYTHON
 from midstream.hosts.host import Host
 from midstream.launch.errors import LaunchError
+from midstream.launch.install.conda_environment import build_conda_environment
 from midstream.launch.install.environment import IMAGE_HINT, Environment, build_environment
 from midstream.launch.install.package_check import IMPORT_TIMEOUT, import_packages
 from midstream.launch.reporter import reporter_of
@@ -28,8 +29,8 @@ def prepare_trainer_environment(
 ) -> Environment:
     """Find or build the interpreter that starts the run's trainer on ``host``.
 
-    In this order: the run file's interpreter; an environment of its requirements, built where it is missing;
-    ``python:`` of the host in the fleet file. In a container, all of them are those of its image.
+    In this order: the run file's interpreter; an environment of its requirements or of its lock of conda, built
+    where it is missing; ``python:`` of the host in the fleet file. In a container, all of them are those of its image.
 
     Raises:
         LaunchError: There is none, or it does not start.
@@ -39,12 +40,14 @@ def prepare_trainer_environment(
     if run.environment.requirements:
         hashed = "--hash=" in run.environment.requirements
         return build_environment(host, config, reporter_of(progress), run.environment.requirements, (), hashed=hashed)
+    if run.environment.conda:
+        return build_conda_environment(host, config, run.environment.conda, reporter_of(progress))
     python = run.environment.python or config.python or ""
     where = "the run file" if run.environment.python else f"python: of {host.name} in the fleet file"
     if not python:
         raise LaunchError(
             f"{host.name}: no interpreter for {run.trainer}",
-            "environment: {python: PATH} or {requirements: FILE} in the run file, or python: of "
+            "environment: {python: PATH} or {lock: FILE} in the run file, or python: of "
             f"{host.name} in the fleet file",
         )
     command = in_container(config.container, [python, "-c", _VERSION], root=host.root, variables=config.env)
@@ -54,7 +57,7 @@ def prepare_trainer_environment(
     if answer.code:
         raise LaunchError(
             f"{host.name}: {python}, named in {where}: {answer.error or f'ends with {answer.code}'}",
-            "the same path has to exist on every host of the run, or requirements: builds an environment there",
+            "the same path has to exist on every host of the run, or lock: builds an environment there",
         )
     return Environment(python, f"named in {where}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from midstream.migrate.records.request import Request
 from midstream.migrate.source_and_target import host_files
 from midstream.output import duration
 from midstream.remote.files.allowlist import shown
+from midstream.trainers import conda_lock
 from midstream.trainers.run_file_parser import as_text, from_value
 from midstream.trainers.world import check_group, check_world, world_of
 from midstream.watch.snapshot import RunView, Snapshot
@@ -166,6 +168,7 @@ def _consent(ends: Ends, run: RunFile) -> tuple[str, ...]:
         lines.append(
             f"{ends.target.name} gets and executes the files of {ends.run.host}, digest {run.files_digest[:12]}"
         )
+    lines += _installed(ends.target.name, run)
     if run.stored.data_position == NO:
         hint = f" ({run.stored.advice[0]})" if run.stored.advice else ""
         lines.append(f"the order of the data may begin again: checkpoints of {run.trainer} do not store it{hint}")
@@ -174,6 +177,27 @@ def _consent(ends: Ends, run: RunFile) -> tuple[str, ...]:
             f"dropout and augmentation may draw other numbers: checkpoints of {run.trainer} lack the random state"
         )
     return tuple(lines)
+
+
+def _installed(target: str, run: RunFile) -> list[str]:
+    """Return what the target installs and from where.
+
+    Also the variables of the target that are sent there.
+    """
+    if run.environment.requirements:
+        digest = hashlib.sha256(run.environment.requirements.encode()).hexdigest()
+        number = sum(not line.startswith((" ", "#")) for line in run.environment.requirements.splitlines() if line)
+        return [f"{target} installs the run file's {count(number, 'requirement')}, digest {digest[:12]}"]
+    lists = conda_lock.by_platform(run.environment.conda).values()
+    if not lists:
+        return []
+    servers = sorted({server for each in lists for server in each.servers})
+    number = max(len(each.packages) + len(each.pip) for each in lists)
+    variables = sorted({f"${name}" for each in lists for name in each.variables})
+    return [
+        f"{target} installs {count(number, 'package')} of a lock of conda from {shown(', '.join(servers))}"
+        + (f", and sends the value of {', '.join(variables)} there" if variables else "")
+    ]
 
 
 def _warnings(run: RunView, described: RunFile, request: Request) -> tuple[str, ...]:

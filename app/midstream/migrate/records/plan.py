@@ -5,17 +5,19 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self, cast
+from typing import Annotated, Any, Self, cast
 
 from midstream.migrate.records.cost import Cost
 from midstream.migrate.records.json_values import fields_of
 from midstream.migrate.records.modes import COLD, MODES
 from midstream_engine import records
 from midstream_engine.foreign.run_file import RunFile
+from midstream_engine.json_shapes import Long
 
 COMPILE_CACHE = "--trainer.jax_compilation_cache_dir"
 FORMAT = 2  # of plan.json, and of the plan in journal.jsonl and `--dry-run --json`
 NO_ROUTE = "none: "  # prefix of a plan's route where there is none
+LARGEST_RUN_TEXT = 1 << 20  # characters of another trainer's run file
 UNKNOWN = "?"  # a name that no readable file contains
 
 
@@ -143,7 +145,7 @@ class TrainerPlan:
     """
 
     name: str
-    run_text: str
+    run_text: Annotated[str, Long(LARGEST_RUN_TEXT)]
     source_flags: tuple[str, ...]
     target_flags: tuple[str, ...]
     saves_on_signal: bool = False

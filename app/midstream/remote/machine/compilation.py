@@ -18,7 +18,7 @@ import time
 from typing import Any, List, Mapping, Sequence
 
 from midstream.remote.declarations import program
-from midstream.remote.machine.environments import NEUTRAL
+from midstream.remote.machine.installers import NEUTRAL
 
 LOOK_INTERVAL = 0.5  # seconds between two looks at the compiler's memory, and at stdin
 REPORT_INTERVAL = 2.0  # seconds between two lines while it compiles

@@ -5,9 +5,7 @@ Interpreters are found, and environments are built from lock files.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import posixpath
@@ -17,11 +15,11 @@ import sys
 from typing import Any, List, Mapping, Optional, Sequence
 
 from midstream.remote.declarations import program, reads
+from midstream.remote.machine import installers
 from midstream.remote.shapes import FileName, Signed, Text
 from midstream_engine import records
 
 STAMP = ".complete.json"
-NEUTRAL = "/"  # working directory of installers and interpreters, which read modules and settings there
 NEWEST_FIRST = ("python3.12", "python3.11", "python3.13", "python3")  # 3.12 first: most wheels
 FOLDERS = ("~/.local/bin", "~/.cargo/bin", "/usr/local/bin", "/usr/bin", "/opt/homebrew/bin")
 _VERSION = (
@@ -95,7 +93,7 @@ def _output(argv: Sequence[str]) -> Optional[str]:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=30,
-            cwd=NEUTRAL,
+            cwd=installers.NEUTRAL,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -126,7 +124,7 @@ def run_command(argv: Sequence[str], env: Mapping[str, str], timeout: float = 29
             stderr=subprocess.PIPE,
             env=environment,
             timeout=timeout,
-            cwd=NEUTRAL,
+            cwd=installers.NEUTRAL,
         )
     except FileNotFoundError:
         return CommandResult(127, "", "{}: command not found".format(argv[0]))
@@ -168,34 +166,22 @@ def build(
         hashed: The lock has the hash of every package, and no package needs another one.
     """
     directory = posixpath.join(root, "envs", name)
-    os.makedirs(os.path.dirname(directory), exist_ok=True)
-    descriptor = os.open(posixpath.join(root, "envs", "." + name + ".lock"), os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        _emit("line", text="another launch builds {}: waiting for it".format(directory))
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    present = ready(root, name)
-    if present is not None:
-        _emit("done", **vars(present))
-        return 0
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(directory)
-    how = "uv" if uv else "venv and pip"
-    environment = {
-        key: value for key, value in os.environ.items() if key not in ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV")
-    }
-    environment.update(env)
-    try:
-        for argv in _commands(directory, lock, python, uv, wheels, hashed):
-            _run(argv, environment, descriptor)
-        records.write_json(posixpath.join(directory, STAMP), {"how": how, "base": python})
-    except _BuildError as failure:
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(directory)
-        _emit("problem", message=str(failure))
-        return 1
-    _emit("done", how=how, base=python, python=posixpath.join(directory, "bin", "python"))
+    with installers.locked(root, name) as descriptor:
+        present = ready(root, name)
+        if present is not None:
+            installers.emit("done", **vars(present))
+            return 0
+        installers.remove(directory)
+        how = "uv" if uv else "venv and pip"
+        try:
+            for argv in _commands(directory, lock, python, uv, wheels, hashed):
+                installers.run(argv, installers.environment_with(env), descriptor)
+            records.write_json(posixpath.join(directory, STAMP), {"how": how, "base": python})
+        except installers.BuildError as failure:
+            installers.remove(directory)
+            installers.emit("problem", message=str(failure))
+            return 1
+    installers.emit("done", how=how, base=python, python=posixpath.join(directory, "bin", "python"))
     return 0
 
 
@@ -220,38 +206,3 @@ def _commands(directory: str, lock: str, python: str, uv: Optional[str], wheels:
         # Modules are compiled as they are imported: most never are, and compiling all takes longer than unpacking them.
         strict = ["--require-hashes", "--no-deps"] if hashed else []
         yield [*pip, *source, "--no-compile", *strict, "-r", requirements]
-
-
-class _BuildError(Exception):
-    """A command failed; the message is one line."""
-
-
-def _run(argv: Sequence[str], env: Mapping[str, str], lock: int) -> None:
-    _emit("line", text=" ".join(argv))
-    last: List[str] = []
-    try:
-        with subprocess.Popen(
-            list(argv),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=dict(env),
-            pass_fds=(lock,),
-            cwd=NEUTRAL,
-        ) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                text = line.decode(errors="replace").rstrip()
-                if text:
-                    last = [*last[-4:], text]
-                    _emit("line", text=text)
-    except OSError as error:
-        raise _BuildError("{}: {}".format(argv[0], error.strerror)) from error
-    if process.returncode:
-        words = " / ".join(last) or "exit code {}".format(process.returncode)
-        raise _BuildError("{} failed: {}".format(" ".join(argv[:4]), words))
-
-
-def _emit(event: str, **fields: Any) -> None:
-    sys.stdout.buffer.write(json.dumps(dict(fields, event=event)).encode() + b"\n")
-    sys.stdout.buffer.flush()

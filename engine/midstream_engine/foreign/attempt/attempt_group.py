@@ -24,8 +24,8 @@ LOOK_INTERVAL = 1.0  # seconds between two looks at the other nodes
 class AttemptGroup:
     """The nodes of one attempt, as one of them sees them."""
 
-    def __init__(self, place: AttemptPlace, node: int, nodes: int) -> None:
-        self._place, self._node, self._nodes = place, node, nodes
+    def __init__(self, place: AttemptPlace, node: int, nodes: int, left_after: float = LEFT_AFTER) -> None:
+        self._place, self._node, self._nodes, self._left_after = place, node, nodes, left_after
         self._placed = posixpath.join(place.files.dir, PLACED)
         self._looked = 0.0
         self._left: Optional[float] = None  # since when node 0 is known to have ended
@@ -83,7 +83,7 @@ class AttemptGroup:
 
     def was_left(self) -> bool:
         """Whether node 0 ended so long ago that the trainer here does not end by itself."""
-        return self._left is not None and time.monotonic() - self._left > LEFT_AFTER
+        return self._left is not None and time.monotonic() - self._left > self._left_after
 
     def is_stopping(self) -> bool:
         """Whether node 0 has begun to stop its trainer, or has ended."""

@@ -13,7 +13,7 @@ from midstream_engine import records
 from midstream_engine.checkpoint import save_fence
 from midstream_engine.foreign.attempt.adopted_trainer import adopt, keep_fence_of_adopted, refuse_adopted
 from midstream_engine.foreign.attempt.attempt_fence import check_fence, keep_fence
-from midstream_engine.foreign.attempt.attempt_group import AttemptGroup
+from midstream_engine.foreign.attempt.attempt_group import LEFT_AFTER, AttemptGroup
 from midstream_engine.foreign.attempt.attempt_lineage import record_end, record_start
 from midstream_engine.foreign.attempt.attempt_origin import find_origin, write_evidence
 from midstream_engine.foreign.attempt.attempt_place import AttemptPlace, EndedEarlyError, say
@@ -35,10 +35,21 @@ END_TIMEOUT = 60.0  # seconds past the grace for the drivers of other nodes to e
 class DrivenAttempt:
     """The attempt on this node. Node 0 has the fence, the lineage and the checkpoints."""
 
-    def __init__(self, place: AttemptPlace, world: World, node: Node, python: str) -> None:
+    def __init__(
+        self, place: AttemptPlace, world: World, node: Node, python: str, left_after: float = LEFT_AFTER
+    ) -> None:
+        """Prepare an attempt.
+
+        Args:
+            place: Its directories and epoch.
+            world: Processes of the run.
+            node: This node.
+            python: Interpreter of the trainer.
+            left_after: Seconds after the end of node 0 in which the trainer of another node ends by itself.
+        """
         self._place, self._world, self._node, self._python = place, world, node, python
         self._launch = AttemptTrainer(place, world, node, python)
-        self._group = AttemptGroup(place, node.number, world.nodes)
+        self._group = AttemptGroup(place, node.number, world.nodes, left_after)
         self._status: Optional[StatusFile] = None
         self._trainer: Optional[TrainerProcess] = None
         self._tail: Optional[MetricsTail] = None

@@ -1,0 +1,303 @@
+"""Packages of a conda environment, each an exact URL with its hash, by platform.
+
+They are read from a ``conda-lock.yml`` or an ``@EXPLICIT`` list. A run file has them as explicit lists, which the tools
+on hosts read: one for each platform, with pip's packages as comments, as conda-lock writes them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, cast
+from urllib.parse import unquote, urlsplit
+
+import yaml
+
+from midstream.counts import count
+from midstream.errors import UsageError
+from midstream.plain_yaml import load_plain_quickly
+from midstream.printable import printable
+from midstream_engine.foreign.run_file import LARGEST_LOCK
+
+LARGEST_FILE = 16 << 20  # bytes of a lock file
+MOST_PACKAGES = 2000  # of one platform
+MARKER = "@EXPLICIT"
+NOARCH = "noarch"
+CATEGORIES = ("main", "dev")  # of a conda-lock.yml that are installed, as conda-lock does by default
+VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
+CREDENTIALS_HINT = (
+    "write $NAME in place of the secret, and NAME: in env: of the hosts in the fleet file; or configure the channel in "
+    "the .condarc of the hosts"
+)
+HASHES_HINT = "conda-lock lock, or conda list --explicit --sha256"
+_HEADING = "# platform: "
+_PLATFORM = re.compile(r"(?:linux|osx|win)-[a-z0-9]{1,16}")
+_URL = re.compile(r"https?://[A-Za-z0-9$_{}:@%!+~.,=/-]+")
+_FILE = re.compile(
+    r"([A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?)-[A-Za-z0-9_.+!~]+-[A-Za-z0-9_.+~]+\.(?:conda|tar\.bz2)"
+)
+_DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{64}|[0-9a-f]{32})")
+_PIP = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?) @ (\S+?)(?:#sha256=| +--hash=sha256:)([0-9a-f]{64})")
+
+
+@dataclass(frozen=True)
+class CondaPackage:
+    """A package of a channel.
+
+    ``digest`` is its SHA-256, or its MD5 where the lock has no other, in hexadecimal.
+    """
+
+    name: str
+    url: str
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.url}#{self.digest}"
+
+
+@dataclass(frozen=True)
+class PipPackage:
+    """A package that pip installs from its URL; ``digest`` is its SHA-256."""
+
+    name: str
+    url: str
+    digest: str
+
+    def __str__(self) -> str:
+        return f"# pip {self.name} @ {self.url}#sha256={self.digest}"
+
+
+@dataclass(frozen=True)
+class CondaList:
+    """Packages of one platform. Its text is an explicit list, in the lock's order."""
+
+    platform: str
+    packages: tuple[CondaPackage, ...]
+    pip: tuple[PipPackage, ...] = ()
+
+    def __str__(self) -> str:
+        return self.explicit + "".join(f"{each}\n" for each in self.pip)
+
+    @property
+    def explicit(self) -> str:
+        """The packages of conda as an explicit list.
+
+        It has no comments that a tool might read.
+        """
+        return "\n".join((f"{_HEADING}{self.platform}", MARKER, *map(str, self.packages))) + "\n"
+
+    @property
+    def requirements(self) -> str:
+        """Packages of pip as its requirements, with URLs and hashes; empty: none."""
+        return "".join(f"{each.name} @ {each.url} --hash=sha256:{each.digest}\n" for each in self.pip)
+
+    @property
+    def servers(self) -> list[str]:
+        """Names of the machines that have the packages."""
+        urls = [each.url for each in (*self.packages, *self.pip)]
+        return sorted({urlsplit(url).netloc.rpartition("@")[2] for url in urls})
+
+    @property
+    def variables(self) -> list[str]:
+        """Names of the variables in the channels' addresses.
+
+        A host replaces them by their values.
+        """
+        return sorted({name or other for each in self.packages for name, other in VARIABLE.findall(each.url)})
+
+    @property
+    def size(self) -> str:
+        """Number of packages in words."""
+        pip = f" and {len(self.pip)} of pip" if self.pip else ""
+        return f"{count(len(self.packages), 'package')}{pip} for {self.platform}"
+
+
+def lists_of(text: str) -> str | None:
+    """Return the explicit lists of a lock file's text, one for each platform.
+
+    None if it is no lock of conda.
+
+    Raises:
+        UsageError: It is one, and hosts cannot install from it: a package without a hash, an address that is none
+            of a channel, credentials.
+    """
+    lines = {line.strip() for line in text.splitlines()}
+    if MARKER in lines:
+        found = [explicit_list(text)]
+    elif re.search(r"^package:", text, re.MULTILINE) and re.search(r"^\s*(?:- )?manager: ", text, re.MULTILINE):
+        found = _unified(text)
+    else:
+        return None
+    lists = "".join(str(each) for each in found if not each.platform.startswith("win-"))
+    if not lists:
+        raise UsageError("has no package for Linux or macOS", "conda-lock lock --platform linux-64")
+    if len(lists) > LARGEST_LOCK:
+        raise UsageError(
+            f"{len(lists)} characters of packages, allowed are {LARGEST_LOCK}",
+            "lock the platforms of the hosts alone (--platform)",
+        )
+    return lists
+
+
+def by_platform(lists: str) -> dict[str, CondaList]:
+    """Return the lists of a run file. Errors as of `lists_of`."""
+    found = [explicit_list(_HEADING + each) for each in lists.split(_HEADING)[1:]]
+    platforms = {each.platform: each for each in found}
+    if "".join(map(str, found)) != lists or len(platforms) < len(found):
+        raise UsageError("is no sequence of explicit lists, one for each platform")
+    return platforms
+
+
+def explicit_list(text: str) -> CondaList:
+    """Read an explicit list.
+
+    Its platform is in its comment ``# platform:``, else that of its packages. Errors as of `lists_of`.
+    """
+    stated, packages, pip = "", list[CondaPackage](), list[PipPackage]()
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith(_HEADING):
+            stated = line.removeprefix(_HEADING)
+        elif line.startswith("# pip "):
+            pip.append(_pip_line(line.removeprefix("# pip ")))
+        elif line and not line.startswith(("#", MARKER)):
+            url, _, digest = line.partition("#")
+            packages.append(_package(url, digest))
+    subdirs = {_subdir(each.url) for each in packages} - {NOARCH}
+    if not stated and len(subdirs) == 1:
+        stated = next(iter(subdirs))
+    if not stated:
+        raise UsageError("states no platform", "a line '# platform: linux-64' before @EXPLICIT")
+    return _checked(stated, packages, pip)
+
+
+# ------------------------------------------------------------------------------------------ conda-lock.yml
+
+
+def _unified(text: str) -> list[CondaList]:
+    if len(text) > LARGEST_FILE:
+        raise UsageError(f"has more than {LARGEST_FILE} bytes")
+    try:
+        value = load_plain_quickly(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UsageError(" ".join(str(error).split())) from None
+    version: Any = cast("dict[str, Any]", value).get("version") if isinstance(value, dict) else None
+    if version != 1:
+        raise UsageError(f"is of version {_shown(version)}, known is 1", "conda-lock lock, of a release from 1 to 4")
+    rows: Any = cast("dict[str, Any]", value).get("package")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in cast("list[Any]", rows)):
+        raise UsageError("package: expected a list of packages")
+    packages: dict[str, dict[CondaPackage, None]] = {}
+    pip: dict[str, dict[PipPackage, None]] = {}
+    for row in cast("list[dict[str, Any]]", rows):
+        if row.get("category", "main") not in CATEGORIES:
+            continue
+        name, platform, manager = (_text(row, key) for key in ("name", "platform", "manager"))
+        if platform.startswith("win-"):
+            continue
+        digests: Any = row.get("hash")
+        digests = cast("dict[str, Any]", digests) if isinstance(digests, dict) else {}
+        packages.setdefault(platform, {})
+        if manager == "conda":
+            found = _package(_text(row, "url"), str(digests.get("sha256") or digests.get("md5") or ""))
+            if found.name.lower() != name.lower():
+                raise UsageError(f"package {_shown(name)} has the file of {_shown(found.name)}")
+            packages[platform][found] = None
+        elif manager == "pip":
+            source: Any = row.get("source")
+            url = _text(cast("dict[str, Any]", source), "url") if isinstance(source, dict) else _text(row, "url")
+            line = f"{name} @ {url.partition('#')[0]}#sha256={digests.get('sha256', '')}"
+            pip.setdefault(platform, {})[_pip_line(line)] = None
+        else:
+            raise UsageError(f"package {_shown(name)}: manager {_shown(manager)} is neither conda nor pip")
+    return [_checked(platform, packages[platform], pip.get(platform, ())) for platform in packages]
+
+
+def _text(row: Mapping[str, Any], key: str) -> str:
+    value = row.get(key)
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"package {_shown(row.get('name'))}: {key}: expected a text, found {_shown(value)}")
+    return value
+
+
+# ------------------------------------------------------------------------------------------ checks
+
+
+def _shown(value: Any) -> str:
+    return printable(repr(value)[:120])
+
+
+def _checked(platform: str, packages: Iterable[CondaPackage], pip: Iterable[PipPackage]) -> CondaList:
+    """Return the list, of packages that can be installed together."""
+    if not _PLATFORM.fullmatch(platform):
+        raise UsageError(f"{_shown(platform)} is no platform of conda", "linux-64, linux-aarch64, osx-arm64, ...")
+    found = CondaList(platform, tuple(packages), tuple(pip))
+    if len(found.packages) + len(found.pip) > MOST_PACKAGES:
+        raise UsageError(f"{platform}: more than {MOST_PACKAGES} packages")
+    if not found.packages:
+        raise UsageError(f"{platform}: no package of conda is in it", HASHES_HINT)
+    for package in found.packages:
+        if _subdir(package.url) not in (platform, NOARCH):
+            raise UsageError(f"{platform}: {_shown(_hidden(package.url))} is for {_shown(_subdir(package.url))}")
+    for kind in (found.packages, found.pip):
+        names = [re.sub(r"[-_.]+", "-", each.name).lower() if kind is found.pip else each.name for each in kind]
+        twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
+        if twice is not None:
+            raise UsageError(f"{platform}: {twice} is in it twice")
+    return found
+
+
+def _package(url: str, digest: str) -> CondaPackage:
+    name = _FILE.fullmatch(_segments(url)[-1])
+    if name is None or not (_subdir(url) == NOARCH or _PLATFORM.fullmatch(_subdir(url))):
+        raise UsageError(
+            f"{_shown(_hidden(url))} is no package of a channel", "https://CHANNEL/PLATFORM/NAME-VERSION-BUILD.conda"
+        )
+    found = _DIGEST.fullmatch(digest)
+    if found is None:
+        what = f"has no hash, but {_shown(digest)}" if digest else "has no hash"
+        raise UsageError(f"{_shown(_hidden(url))} {what}", HASHES_HINT)
+    return CondaPackage(name[1], url, found[1])
+
+
+def _pip_line(line: str) -> PipPackage:
+    found = _PIP.fullmatch(line)
+    if found is None:
+        raise UsageError(
+            f"pip: {_shown(_hidden(line))} is no package with address and SHA-256",
+            "packages of an index; one from git or a directory travels as files: of the run file",
+        )
+    _segments(found[2])
+    if VARIABLE.search(found[2]):
+        raise UsageError(f"pip: {_shown(_hidden(line))} has a variable in its address")
+    return PipPackage(found[1], found[2], found[3])
+
+
+def _subdir(url: str) -> str:
+    return _segments(url)[-2]
+
+
+def _segments(url: str) -> list[str]:
+    """Return the parts of a URL's path, at least two.
+
+    Refuses a URL that is none of a channel.
+    """
+    split = urlsplit(url) if _URL.fullmatch(url) else None
+    if split is None or not split.netloc:
+        raise UsageError(f"{_shown(_hidden(url))} is no address of http or https")
+    user, at, _ = split.netloc.rpartition("@")
+    named = [*split.path.split("/")[1:]]
+    token = next((after for before, after in pairwise(named) if before == "t"), "")
+    secret = bool(token) and not VARIABLE.search(token)
+    if secret or (at and not all(VARIABLE.fullmatch(each) for each in user.split(":"))):
+        raise UsageError(f"{_shown(_hidden(url))} has credentials", CREDENTIALS_HINT)
+    parts = [unquote(each) for each in named]
+    if len(parts) < 2 or any(each in ("", ".", "..") or "/" in each or not each.isprintable() for each in parts):
+        raise UsageError(f"{_shown(_hidden(url))} is no address of a package")
+    return parts
+
+
+def _hidden(url: str) -> str:
+    """Return a URL for a message: without credentials."""
+    return re.sub(r"(/t/)[^/$]+", r"\1***", re.sub(r"(://)[^/\s]*@", r"\1***@", url))
