@@ -18,6 +18,7 @@ from midstream_engine.object_store.access import ANONYMOUS, Access
 from midstream_engine.object_store.bucket_client import (
     ABSENT,
     AT_ONCE,
+    BLOCK,
     HASH,
     MARK,
     READS,
@@ -275,6 +276,24 @@ class GcsClient:
     def read_into(self, path: str, offset: int, into: memoryview, version: str | None = None) -> int:
         data = self.read(path, offset, len(into), version)
         into[: len(data)] = data
+        return len(data)
+
+    def read_blocks(
+        self,
+        path: str,
+        offset: int,
+        length: int,
+        memory: memoryview,
+        take: Callable[[memoryview], None],
+        version: str | None = None,
+    ) -> int:
+        data = memoryview(self.read(path, offset, length, version))
+        size = min(BLOCK, len(memory))
+        for start in range(0, len(data), size or 1):
+            block = data[start : start + size]
+            place = memory[start : start + len(block)] if len(memory) >= length else memory[: len(block)]
+            place[:] = block
+            take(place)
         return len(data)
 
     def read(self, path: str, offset: int, length: int, version: str | None = None) -> bytes:
