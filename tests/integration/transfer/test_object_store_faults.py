@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream_engine.object_store import gcs_client, retries, s3_session
+from midstream_engine.object_store import retries
 from midstream_engine.object_store.access import Access
 from midstream_engine.object_store.bucket_client import ABSENT, BLOCK, BucketClient, hashed
 from midstream_engine.object_store.errors import (
@@ -19,7 +19,9 @@ from midstream_engine.object_store.errors import (
     ObjectExistsError,
     StoreError,
 )
+from midstream_engine.object_store.gcs import gcs_client
 from midstream_engine.object_store.open_bucket import open_bucket
+from midstream_engine.object_store.s3 import s3_session
 from simulators.object_stores.bucket import BucketServer, bucket_server
 from simulators.object_stores.s3_server import IGNORED, REFUSED, S3Server, s3_server
 from simulators.planted_faults import Fault

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
-from midstream_engine.object_store import s3_errors
 from midstream_engine.object_store.access import Access
 from midstream_engine.object_store.bucket_client import (
     ABSENT,
@@ -34,10 +33,11 @@ from midstream_engine.object_store.errors import (
     StoreError,
 )
 from midstream_engine.object_store.object_checksum import ObjectChecksum
-from midstream_engine.object_store.response_body import receive
-from midstream_engine.object_store.s3_checksums import checksum_of
-from midstream_engine.object_store.s3_multipart import PARTS_AT_ONCE, MultipartUpload, has_small, multipart_of
-from midstream_engine.object_store.s3_requests import BrokenBodyError, S3Requests, tag_of
+from midstream_engine.object_store.s3 import s3_errors
+from midstream_engine.object_store.s3.response_body import receive
+from midstream_engine.object_store.s3.s3_checksums import checksum_of
+from midstream_engine.object_store.s3.s3_multipart import PARTS_AT_ONCE, MultipartUpload, has_small, multipart_of
+from midstream_engine.object_store.s3.s3_requests import BrokenBodyError, S3Requests, tag_of
 from midstream_engine.object_store.urls import joined
 
 AMAZON = (".amazonaws.com", ".amazonaws.com.cn")
