@@ -111,7 +111,9 @@ class BucketClient(Protocol):
         take: Callable[[memoryview], None],
         version: str | None = None,
     ) -> int:
-        """Read a range; use its bytes, in order, while they arrive. Return how many there were.
+        """Read a range; use its bytes, in order, while they arrive.
+
+        Return how many there were.
 
         Args:
             path: Path of the object.
