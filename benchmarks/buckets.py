@@ -8,7 +8,8 @@ written, resumes, and writes the manifest last; the others compare sizes or chec
 medians are compared. ``time_ratio`` is the time of a way over that of midstream: above 1 means slower than midstream.
 
 Google's service is reached over TLS by all, because gsutil supports nothing else. midstream alone waits until a
-download is on the disk; with ``--disk /dev/shm`` that takes no time.
+download is on the disk and has the right hashes. A row ``NAME, verified`` is the tool and then, in this process, the
+same: every file is read again and hashed, on all cores, and synced.
 
 The rows ``obstore`` and ``botocore`` are the libraries alone, with 8 threads: what a client costs without a copy around
 it. obstore is measured where it is installed.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import importlib.util
 import json
 import os
@@ -40,7 +42,7 @@ from midstream.hosts.local_host import LocalHost
 from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
 from midstream_engine.object_store.access import Access
 from midstream_engine.object_store.open_bucket import open_bucket
-from support.checkpoints.trees import files, write_tree
+from support.checkpoints.trees import write_tree
 
 MIB = 1 << 20
 OURS = "midstream"
@@ -207,6 +209,19 @@ def library_get(open_: Callable[[str], Any]) -> Way:
     return copy
 
 
+def verified(directory: Path) -> dict[str, str]:
+    """Return the hashes of the files, which are on the disk then."""
+
+    def one(path: Path) -> tuple[str, str]:
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fsync(file.fileno())
+        return str(path.relative_to(directory)), digest
+
+    with ThreadPoolExecutor() as pool:
+        return dict(pool.map(one, [path for path in directory.rglob("*") if path.is_file()]))
+
+
 def random_bytes(rng: random.Random, size: int) -> bytes:
     return b"".join(rng.randbytes(min(16 * MIB, size - start)) for start in range(0, size, 16 * MIB))
 
@@ -218,7 +233,7 @@ def measure(service: str, case: str, mib: int, rounds: int, disk: str | None) ->
     with served(service) as endpoint, tempfile.TemporaryDirectory(prefix="bench-buckets-", dir=disk) as scratch:
         source = Path(scratch, "source")
         write_tree(source, {f"arrays/{number}/c/0": random_bytes(rng, size) for number, size in enumerate(sizes)})
-        expected = {name: len(data) for name, data in files(source).items()}
+        expected = verified(source)
         ways, times, failed = tools(service, endpoint), dict[tuple[str, str], list[float]](), dict[str, str]()
         for number in range(rounds):
             for name, (upload, download) in ways.items():
@@ -232,8 +247,9 @@ def measure(service: str, case: str, mib: int, rounds: int, disk: str | None) ->
                         began = time.monotonic()
                         way(directory, url)
                         times.setdefault((name, direction), []).append(time.monotonic() - began)
-                    if {path: len(data) for path, data in files(back).items()} != expected:
+                    if verified(back) != expected:
                         raise RuntimeError("the tree that came back is another")
+                    times.setdefault((f"{name}, verified", "download"), []).append(time.monotonic() - began)
                 except (RuntimeError, OSError) as error:
                     failed[name] = " ".join(str(error).split())[:200]
                 with open_bucket(url, Access()) as client:
@@ -241,10 +257,11 @@ def measure(service: str, case: str, mib: int, rounds: int, disk: str | None) ->
                         client.delete(path)
         for direction in ("upload", "download"):
             base = statistics.median(times[OURS, direction])
-            for name in ways:
+            for name in [each for way in ways for each in (way, f"{way}, verified")]:
                 row = {"service": service, "case": case, "direction": direction, "way": name}
                 if name in failed:
                     yield {**row, "failed": failed[name]}
+                if (name, direction) not in times or name in failed or name == f"{OURS}, verified":
                     continue
                 median = statistics.median(times[name, direction])
                 yield {**row, "seconds": round(median, 2), "time_ratio": round(median / base, 2)}

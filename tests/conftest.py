@@ -81,7 +81,7 @@ def _closed_bucket_clients() -> Iterator[None]:
     yield
     if opened := sys.modules.get("midstream_engine.object_store.open_bucket"):
         opened.close_clients()
-    if sessions := sys.modules.get("midstream_engine.object_store.s3_session"):
+    if sessions := sys.modules.get("midstream_engine.object_store.s3.s3_session"):
         sessions.open_session.cache_clear()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,6 +15,7 @@ ABSENT = ""  # version of an object that does not exist
 HASH = "midstream-sha256"  # metadata key: SHA-256 of an object's bytes
 MARK = "midstream"  # metadata key; "part": a temporary object, deleted when the manifest is written
 CHUNK = 8 << 20  # bytes of a request; a stream that was cut sends at most so many again
+BLOCK = 256 << 10  # bytes of a body that are used at a time: they stay in a processor's cache
 AT_ONCE = 16  # concurrent requests of one program
 READS = 3  # times that an object is read before it is called damaged
 
@@ -98,6 +99,30 @@ class BucketClient(Protocol):
         """Read a range into memory; return how many bytes arrived.
 
         They are fewer than ``into`` has at the object's end.
+        """
+        ...
+
+    def read_blocks(
+        self,
+        path: str,
+        offset: int,
+        length: int,
+        memory: memoryview,
+        take: Callable[[memoryview], None],
+        version: str | None = None,
+    ) -> int:
+        """Read a range; use its bytes, in order, while they arrive.
+
+        Return how many there were.
+
+        Args:
+            path: Path of the object.
+            offset: Of the range.
+            length: Bytes of the range.
+            memory: For the bytes, in blocks of up to `BLOCK` bytes. Where it has fewer than ``length`` bytes, each
+                block replaces the one before.
+            take: Called with each block, in the memory, once. Its errors are raised, and nothing is repeated.
+            version: The version to read.
         """
         ...
 

@@ -7,8 +7,8 @@ import threading
 
 from midstream_engine.object_store.access import Access, engine_access
 from midstream_engine.object_store.bucket_client import BucketClient
-from midstream_engine.object_store.gcs_client import GcsClient
-from midstream_engine.object_store.s3_client import S3Client
+from midstream_engine.object_store.gcs.gcs_client import GcsClient
+from midstream_engine.object_store.s3.s3_client import S3Client
 from midstream_engine.object_store.urls import GCS, split_url
 
 # Environment variables that a client reads when it is opened.

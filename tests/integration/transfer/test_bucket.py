@@ -19,10 +19,10 @@ from midstream.remote.files.object_files import INCOMING
 from midstream.remote.verify import objects
 from midstream.transfer import Access, CopySettings, Endpoint, Progress, TransferError, bucket_endpoint, copy_tree
 from midstream_engine import records
-from midstream_engine.object_store import gcs_client
 from midstream_engine.object_store.bucket_client import CHUNK
 from midstream_engine.object_store.errors import ObjectExistsError, StoreError
-from midstream_engine.object_store.joined_crc32c import combined
+from midstream_engine.object_store.gcs import gcs_client
+from midstream_engine.object_store.gcs.joined_crc32c import combined
 from midstream_engine.object_store.open_bucket import open_bucket
 from simulators.object_stores.bucket import BucketServer
 from simulators.planted_faults import Fault

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from midstream_engine.object_store import gcs_client, retries, s3_session
+from midstream_engine.object_store import retries
 from midstream_engine.object_store.access import Access
-from midstream_engine.object_store.bucket_client import ABSENT, BucketClient, hashed
+from midstream_engine.object_store.bucket_client import ABSENT, BLOCK, BucketClient, hashed
 from midstream_engine.object_store.errors import (
     AccessDeniedError,
     BusyError,
@@ -19,7 +19,9 @@ from midstream_engine.object_store.errors import (
     ObjectExistsError,
     StoreError,
 )
+from midstream_engine.object_store.gcs import gcs_client
 from midstream_engine.object_store.open_bucket import open_bucket
+from midstream_engine.object_store.s3 import s3_session
 from simulators.object_stores.bucket import BucketServer, bucket_server
 from simulators.object_stores.s3_server import IGNORED, REFUSED, S3Server, s3_server
 from simulators.planted_faults import Fault
@@ -75,6 +77,37 @@ def test_rest_of_a_broken_body_is_read_by_range(server: BucketServer | S3Server,
     server.faults.append(Fault("GET", "object", "truncate"))
     assert client.read("object", 0, 3_000_000) == DATA
     assert server.ranges == ["bytes=0-2999999", "bytes=1500000-2999999"]
+
+
+@pytest.mark.parametrize("room", [BLOCK, 1000, 2_900_000])
+def test_blocks_arrive_once_in_order_despite_faults(
+    server: BucketServer | S3Server, client: BucketClient, room: int
+) -> None:
+    """Also where the memory has no room for all of them, and where it has."""
+    client.put("object", DATA)
+    for fault in ("truncate", 503, "truncate", "drop") if isinstance(server, S3Server) else ("truncate",):
+        server.faults.append(Fault("GET", "object", fault))
+    memory, found = bytearray(room), bytearray()
+    with memoryview(memory) as view:
+        count = client.read_blocks("object", 100_000, 2_900_000, view, lambda block: found.extend(block))
+    assert (count, bytes(found)) == (2_900_000, DATA[100_000:])
+    assert room < 2_900_000 or memory == found
+    assert not any(fault.times for fault in server.faults)
+
+
+def test_error_of_the_one_who_takes_blocks_is_not_repeated(client: BucketClient) -> None:
+    """A disk may report what a connection reports, too."""
+    client.put("object", DATA)
+    calls: list[int] = []
+
+    def take(block: memoryview) -> None:
+        calls.append(len(block))
+        raise TimeoutError("the disk")
+
+    with memoryview(bytearray(BLOCK)) as view, pytest.raises(TimeoutError, match="the disk"):
+        client.read_blocks("object", 0, len(DATA), view, take)
+    assert calls == [BLOCK]
+    assert client.get("object")[0] == DATA
 
 
 @pytest.mark.parametrize("kind", [408, 429, 503, "drop", "close"])

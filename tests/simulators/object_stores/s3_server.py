@@ -295,10 +295,11 @@ class _Handler(ObjectHandler):
         total = len(blob.data)
         if method == "GET":
             self.server_of.ranges.append(self.headers.get("Range", ""))
-        if self.server_of.checksums and self.headers.get("x-amz-checksum-mode") == "ENABLED":
+        wanted = self.byte_range(total)
+        reported = self.server_of.checksums and self.headers.get("x-amz-checksum-mode") == "ENABLED"
+        if reported and wanted is None:  # a range has no checksum of its own
             headers["x-amz-checksum-crc32"] = _hash("crc32", blob.data)
             headers["x-amz-checksum-type"] = "FULL_OBJECT"
-        wanted = self.byte_range(total)
         if wanted is None:
             return 200, {**headers, "Content-Length": str(total)}, blob.data
         first, end = wanted

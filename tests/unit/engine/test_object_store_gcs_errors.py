@@ -11,7 +11,7 @@ from midstream_engine.object_store.errors import (
     ObjectExistsError,
     StoreError,
 )
-from midstream_engine.object_store.gcs_errors import translate_errors
+from midstream_engine.object_store.gcs.gcs_errors import translate_errors
 from midstream_engine.object_store.urls import split_url
 
 # The library puts the request's URL before the service's words.

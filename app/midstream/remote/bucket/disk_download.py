@@ -8,7 +8,7 @@ import os
 from collections import deque
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import Any, Callable, Deque, Dict, List, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from midstream.remote.bucket import disk_copy
 from midstream.remote.bucket.writes import ONE_REQUEST
@@ -18,7 +18,7 @@ from midstream.remote.copy.target.staging import CHUNK, Stage, problem
 from midstream.remote.declarations import program
 from midstream.remote.files.copy_items import CopyItem
 from midstream_engine.object_store.access import Access
-from midstream_engine.object_store.bucket_client import BucketClient
+from midstream_engine.object_store.bucket_client import BLOCK, BucketClient
 from midstream_engine.object_store.errors import StoreError
 from midstream_engine.object_store.open_bucket import open_bucket
 
@@ -40,17 +40,18 @@ class _Download(disk_copy.DiskCopy):
             return
         self.pace.wait_after(item["length"])
         part = self.stage.part(item)
-        self.work.submit(self.work.memory.take(item["length"]), self._complete if complete else self._range, item, part)
+        memory = self.work.memory.take(min(BLOCK, item["length"]))
+        self.work.submit(memory, self._complete if complete else self._range, item, part)
 
     # ------------------------------------------------------------------------------------------------- one request
 
     def _complete(self, buffer: bytearray, item: CopyItem, part: str) -> Callable[[], None]:
         """Read an object into a file; return what syncs and names it, without the memory."""
-        self._read(buffer, item, 0)
-        _check(hashlib.sha256(buffer).hexdigest(), item)
+        digest = hashlib.sha256()
         file = self.stage.open_part(part, fresh=True)
         try:
-            _write(file, buffer, 0)
+            self._read(buffer, item, 0, item["length"], file, digest.update)
+            _check(digest.hexdigest(), item)
         except BaseException:
             os.close(file)
             with contextlib.suppress(OSError):
@@ -72,27 +73,56 @@ class _Download(disk_copy.DiskCopy):
         self.reports.landed(item["length"], [item["path"]])
 
     def _range(self, buffer: bytearray, item: CopyItem, part: str) -> None:
-        self._read(buffer, item, item["offset"])
         file = self.stage.open_part(part, fresh=False)
         try:
-            _write(file, buffer, item["offset"])
+            self._read(buffer, item, item["offset"], item["length"], file)
             with contextlib.suppress(OSError):  # the staging program syncs again, and reports
                 os.fdatasync(file)
         finally:
             os.close(file)
-        self.reports.landed(len(buffer), ranges=[[item["path"], item["offset"], item["length"]]])
+        self.reports.landed(item["length"], ranges=[[item["path"], item["offset"], item["length"]]])
 
-    def _read(self, buffer: bytearray, item: CopyItem, start: int) -> None:
-        """Fill ``buffer`` from the object. Raises ProblemError where it cannot be read."""
+    def _read(
+        self,
+        buffer: bytearray,
+        item: CopyItem,
+        start: int,
+        length: int,
+        file: int,
+        update: Optional[Callable[[memoryview], None]] = None,
+    ) -> None:
+        """Read a range of the object into ``file``, block by block through ``buffer``.
+
+        Large writes are slower: the file system looks for large pages, which are seldom in use already.
+
+        Args:
+            buffer: Memory for a block, or for all of them.
+            item: The item.
+            start: First byte of the range in the object.
+            length: Bytes of the range.
+            file: The file.
+            update: Called with each block, in order.
+
+        Raises:
+            ProblemError: The range cannot be read.
+        """
+        position = start
+
+        def take(block: memoryview) -> None:
+            nonlocal position
+            if update is not None:
+                update(block)
+            position = _write(file, block, position)
+
         try:
             with memoryview(buffer) as view:
-                count = self.bucket.read_into(item["path"], start, view)
+                count = self.bucket.read_blocks(item["path"], start, length, view, take)
         except FileNotFoundError:
             raise ProblemError("source", path=item["path"], message="missing") from None
         except StoreError as error:
             raise ProblemError("source", path=item["path"], message=error.message) from None
         self.reports.received(count)
-        if count < len(buffer):
+        if count < length:
             message = "{} bytes, the manifest says {}".format(start + count, item["size"])
             raise ProblemError("source", path=item["path"], message=message)
 
@@ -145,16 +175,17 @@ class _Download(disk_copy.DiskCopy):
             self.reports.landed(ranges=[[item["path"], item["offset"], item["length"]]])
 
     def _piece(self, buffer: bytearray, item: CopyItem, start: int, file: int) -> None:
-        self._read(buffer, item, start)
-        _write(file, buffer, start)
+        self._read(buffer, item, start, len(buffer), file)
         self.reports.landed(len(buffer))
 
 
-def _write(file: int, buffer: bytearray, start: int) -> None:
-    written = 0
-    with memoryview(buffer) as view:
-        while written < len(view):
-            written += os.pwrite(file, view[written:], start + written)
+def _write(file: int, block: memoryview, start: int) -> int:
+    """Write a block at ``start``; return the position after it."""
+    while block:
+        count = os.pwrite(file, block, start)
+        block = block[count:]
+        start += count
+    return start
 
 
 def _check(found: str, item: CopyItem) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 from midstream_engine.object_store.access import ANONYMOUS, Access
 from midstream_engine.object_store.bucket_client import AT_ONCE
 from midstream_engine.object_store.errors import AccessDeniedError, StoreError, one_line
-from midstream_engine.object_store.s3_errors import CREDENTIALS
-from midstream_engine.object_store.s3_signing import sign_known_hashes
+from midstream_engine.object_store.s3.s3_errors import CREDENTIALS
+from midstream_engine.object_store.s3.s3_signing import sign_known_hashes
 
 CONNECT_TIMEOUT = 10.0  # seconds
 REQUEST_TIMEOUT = 60.0  # seconds without a byte after which a connection counts as dead

@@ -15,11 +15,11 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from midstream_engine.object_store import s3_errors
 from midstream_engine.object_store.access import Access
 from midstream_engine.object_store.errors import AccessDeniedError, BusyError, StoreError, one_line
 from midstream_engine.object_store.retries import repeated
-from midstream_engine.object_store.s3_session import open_session, relevant_environment
+from midstream_engine.object_store.s3 import s3_errors
+from midstream_engine.object_store.s3.s3_session import open_session, relevant_environment
 from midstream_engine.object_store.urls import joined, split_url
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from typing import Any
 
 from midstream_engine.object_store.bucket_client import CHUNK, StoredObject
 from midstream_engine.object_store.errors import ObjectExistsError, StoreError
-from midstream_engine.object_store.s3_requests import S3Requests
+from midstream_engine.object_store.s3.s3_requests import S3Requests
 from midstream_engine.object_store.urls import joined
 
 SMALLEST_PART = 5 << 20  # bytes; of all parts of an upload but the last

@@ -14,10 +14,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from midstream_engine.object_store.access import ANONYMOUS, Access
+from midstream_engine.object_store.access import Access
 from midstream_engine.object_store.bucket_client import (
     ABSENT,
-    AT_ONCE,
+    BLOCK,
     HASH,
     MARK,
     READS,
@@ -29,18 +29,16 @@ from midstream_engine.object_store.errors import (
     AccessDeniedError,
     DamagedObjectError,
     ObjectExistsError,
-    StoreError,
 )
-from midstream_engine.object_store.gcs_errors import LOGIN, no_bucket, translate_errors
-from midstream_engine.object_store.joined_crc32c import combined, crc_number, crc_text
+from midstream_engine.object_store.gcs.gcs_errors import LOGIN, no_bucket, translate_errors
+from midstream_engine.object_store.gcs.gcs_session import open_storage
+from midstream_engine.object_store.gcs.joined_crc32c import combined, crc_number, crc_text
 from midstream_engine.object_store.object_checksum import ObjectChecksum, decoded
 from midstream_engine.object_store.urls import joined, split_url
 
 COMPOSED = 32  # objects that the service joins in one request
 RETRY_TIMEOUT = 300.0  # seconds for which a request is repeated while the service is busy
 REQUEST_TIMEOUT = 60.0  # seconds without a byte after which a connection counts as dead
-SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
-IAM = "MIDSTREAM_IAM_ENDPOINT"
 BINARY = "application/octet-stream"
 
 T = TypeVar("T")
@@ -51,72 +49,6 @@ def _library(name: str) -> Any:
     return importlib.import_module(name)
 
 
-# ------------------------------------------------------------------------------------------------------- credentials
-
-
-def open_storage(access: Access) -> tuple[Any, bool]:
-    """Return a client of google-cloud-storage, and whether it has no credentials.
-
-    Raises:
-        StoreError: The package is not installed, or there are no credentials.
-    """
-    try:
-        storage, exceptions = _library("google.cloud.storage"), _library("google.auth.exceptions")
-    except ImportError as error:
-        raise StoreError(
-            f"gs:// needs google-cloud-storage, which cannot be imported: {error}", "pip install google-cloud-storage"
-        ) from None
-    try:
-        client, anonymous = _client(storage, access)
-    except (exceptions.GoogleAuthError, OSError) as error:  # OSError: credentials that name no project
-        if not access.public:
-            raise AccessDeniedError(f"no credentials for gs://: {' '.join(str(error).split())}", LOGIN) from None
-        client, anonymous = storage.Client.create_anonymous_client(), True
-    adapter = _library("requests.adapters").HTTPAdapter
-    for scheme in ("https://", "http://"):
-        client._http.mount(scheme, adapter(pool_maxsize=AT_ONCE))  # one connection a thread
-    return client, anonymous
-
-
-def _client(storage: Any, access: Access) -> tuple[Any, bool]:
-    auth, service_account = _library("google.auth"), _library("google.oauth2.service_account")
-    project = access.project or access.user_project or None
-    if access.credentials == ANONYMOUS:
-        return storage.Client.create_anonymous_client(), True
-    credentials: Any = None
-    if not access.credentials and "GOOGLE_APPLICATION_CREDENTIALS" in os.environ:
-        # The client finds them too, except with STORAGE_EMULATOR_HOST, where it sends none.
-        credentials = auth.default(scopes=[SCOPE])[0]
-    if access.credentials:
-        try:
-            credentials = service_account.Credentials.from_service_account_file(access.credentials, scopes=[SCOPE])
-        except (OSError, ValueError) as error:
-            raise StoreError(f"{access.credentials}: no service account's key: {error}", "name its JSON file") from None
-        project = project or credentials.project_id
-    if access.impersonate:
-        credentials = _library("google.auth.impersonated_credentials").Credentials(
-            source_credentials=credentials or auth.default(scopes=[SCOPE])[0],
-            target_principal=access.impersonate,
-            target_scopes=[SCOPE],
-            iam_endpoint_override=_iam(access.impersonate),
-        )
-    emulated = credentials is None and "STORAGE_EMULATOR_HOST" in os.environ
-    return storage.Client(project=project, credentials=credentials), emulated
-
-
-def _iam(account: str) -> str | None:
-    """Return the URL that issues an account's tokens on this machine, or None.
-
-    It is that of the lab's server.
-    """
-    address = os.environ.get(IAM, "")
-    if not address:
-        return None
-    if address.rpartition(":")[0] not in ("127.0.0.1", "localhost"):
-        raise StoreError(f"{IAM} is {address!r}", "it names a server of this machine: 127.0.0.1:PORT")
-    return f"http://{address}/v1/projects/-/serviceAccounts/{account}:generateAccessToken"
-
-
 def _retry() -> Any:
     """Return the retry with backoff after transient failures, for `RETRY_TIMEOUT`.
 
@@ -124,9 +56,6 @@ def _retry() -> Any:
     """
     default = _library("google.cloud.storage.retry").DEFAULT_RETRY
     return default.with_delay(initial=0.25, maximum=16.0, multiplier=2.0).with_timeout(RETRY_TIMEOUT)
-
-
-# ----------------------------------------------------------------------------------------------------------- objects
 
 
 class GcsClient:
@@ -275,6 +204,24 @@ class GcsClient:
     def read_into(self, path: str, offset: int, into: memoryview, version: str | None = None) -> int:
         data = self.read(path, offset, len(into), version)
         into[: len(data)] = data
+        return len(data)
+
+    def read_blocks(
+        self,
+        path: str,
+        offset: int,
+        length: int,
+        memory: memoryview,
+        take: Callable[[memoryview], None],
+        version: str | None = None,
+    ) -> int:
+        data = memoryview(self.read(path, offset, length, version))
+        size = min(BLOCK, len(memory))
+        for start in range(0, len(data), size or 1):
+            block = data[start : start + size]
+            place = memory[start : start + len(block)] if len(memory) >= length else memory[: len(block)]
+            place[:] = block
+            take(place)
         return len(data)
 
     def read(self, path: str, offset: int, length: int, version: str | None = None) -> bytes:

@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
-from midstream_engine.object_store import s3_errors
 from midstream_engine.object_store.access import Access
 from midstream_engine.object_store.bucket_client import (
     ABSENT,
+    BLOCK,
     HASH,
     MARK,
     READS,
@@ -33,15 +33,24 @@ from midstream_engine.object_store.errors import (
     StoreError,
 )
 from midstream_engine.object_store.object_checksum import ObjectChecksum
-from midstream_engine.object_store.response_body import fill
-from midstream_engine.object_store.s3_checksums import checksum_of
-from midstream_engine.object_store.s3_multipart import PARTS_AT_ONCE, MultipartUpload, has_small, multipart_of
-from midstream_engine.object_store.s3_requests import BrokenBodyError, S3Requests, tag_of
+from midstream_engine.object_store.s3 import s3_errors
+from midstream_engine.object_store.s3.response_body import receive
+from midstream_engine.object_store.s3.s3_checksums import checksum_of
+from midstream_engine.object_store.s3.s3_multipart import PARTS_AT_ONCE, MultipartUpload, has_small, multipart_of
+from midstream_engine.object_store.s3.s3_requests import BrokenBodyError, S3Requests, tag_of
 from midstream_engine.object_store.urls import joined
 
 AMAZON = (".amazonaws.com", ".amazonaws.com.cn")
 WRITES = 10  # times that an object is written while others replace it
 ONE_REQUEST = 64 << 20  # bytes up to which a file is written in one request
+
+
+class _TakeError(Exception):
+    """Failure of the caller of `S3Client.read_blocks`, not of the service."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class S3Client(S3Requests):
@@ -134,7 +143,7 @@ class S3Client(S3Requests):
         def once(client: Any) -> tuple[bytes, str, str | None]:
             answer = client.get_object(**parameters)
             data = bytearray(int(answer["ContentLength"]))
-            arrived = self._receive(answer["Body"], memoryview(data))
+            arrived = self._receive(answer["Body"], len(data), memoryview(data), _keep)
             if arrived < len(data):
                 raise BrokenBodyError(f"{arrived} of {len(data)} bytes arrived")
             return bytes(data), tag_of(answer), answer.get("Metadata", {}).get(HASH)
@@ -146,7 +155,19 @@ class S3Client(S3Requests):
         return bytes(memoryview(data)[: self.read_into(path, offset, memoryview(data), version)])
 
     def read_into(self, path: str, offset: int, into: memoryview, version: str | None = None) -> int:
-        length, arrived = len(into), 0
+        return self.read_blocks(path, offset, len(into), into, _keep, version)
+
+    def read_blocks(
+        self,
+        path: str,
+        offset: int,
+        length: int,
+        memory: memoryview,
+        take: Callable[[memoryview], None],
+        version: str | None = None,
+    ) -> int:
+        arrived = 0
+        in_place = len(memory) >= length
         if not length:
             return 0
         parameters: dict[str, Any] = {"Bucket": self.bucket, "Key": self.key(path), **_match(version)}
@@ -162,20 +183,37 @@ class S3Client(S3Requests):
                 raise
             expected = min(int(answer["ContentLength"]), length - arrived)
             parameters.setdefault("IfMatch", f'"{tag_of(answer)}"')  # the rest is of the same object
-            before = arrived
-            arrived += self._receive(answer["Body"], into[before : before + expected])
-            if arrived - before < expected:
-                raise BrokenBodyError(f"{arrived} of {before + expected} bytes arrived")
+            end = arrived + expected
+
+            def count_and_take(block: memoryview) -> None:
+                nonlocal arrived
+                arrived += len(block)
+                try:
+                    take(block)
+                except Exception as error:  # noqa: BLE001  raised again below, where nothing repeats it
+                    raise _TakeError(error) from None
+
+            self._receive(answer["Body"], expected, memory[arrived:end] if in_place else memory, count_and_take)
+            if arrived < end:
+                raise BrokenBodyError(f"{arrived} of {end} bytes arrived")
             return arrived
 
-        return self.request(path, once, conditional=version is not None)
+        try:
+            return self.request(path, once, conditional=version is not None)
+        except _TakeError as failed:
+            raise failed.error from None
 
-    def _receive(self, body: Any, into: memoryview) -> int:
-        """Fill ``into`` from a body; return how many bytes arrived.
+    def _receive(self, body: Any, length: int, memory: memoryview, take: Callable[[memoryview], None]) -> int:
+        """Receive a body of ``length`` bytes; return how many arrived.
 
         They are those before the body ended or broke off.
         """
-        return fill(body, into, self.failures[1])
+        in_place = len(memory) >= length
+
+        def room(arrived: int) -> memoryview:
+            return memory[arrived : arrived + BLOCK] if in_place else memory[:BLOCK]
+
+        return receive(body, length, room, take, self.failures[1])
 
     # ------------------------------------------------------------------------------------------------- writing
 
@@ -313,6 +351,10 @@ class S3Client(S3Requests):
             return written(absent) and not written(absent) and not written({"IfMatch": '"0123456789abcdef"'})
         finally:
             self.delete(path)
+
+
+def _keep(_: memoryview) -> None:
+    """Leave a block where it is."""
 
 
 def _match(version: str | None) -> dict[str, str]:

@@ -1,0 +1,1 @@
+"""Client of Google Cloud Storage, on google-cloud-storage."""
