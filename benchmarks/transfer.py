@@ -1,6 +1,7 @@
 """Copy trees between two hosts with midstream and with public tools, side by side in one run.
 
     python benchmarks/transfer.py [--mib 512] [--small 4000] [--rounds 3] [--disk DIR] [--cases one large small]
+        [--ways NAME ...]
     python benchmarks/transfer.py --link [--mib 512] [--milliseconds 50] [--mbit 1000]
 
 Without ``--link`` the target is a real sshd on loopback, and two of them for copies between hosts. midstream hashes
@@ -167,6 +168,8 @@ def measure(case: str, source: Path, room: Path, ways: dict[str, Way], base: str
             for name, times in seconds.items()
             if not name.startswith(NOT_SSH) and name.endswith(VERIFIED) == chosen
         }
+        if not rivals:
+            continue
         nearest = min(rivals, key=lambda name: rivals[name])
         row = {"case": case, "nearest ssh tool": nearest, "as": what, "time_ratio": round(rivals[nearest], 2)}
         print(json.dumps(row), flush=True)
@@ -199,6 +202,10 @@ def void(_: object) -> None:
     """A copy's report is not looked at."""
 
 
+def _wanted(ways: dict[str, Way], options: argparse.Namespace) -> dict[str, Way]:
+    return {name: way for name, way in ways.items() if options.ways is None or name in (OURS, *options.ways)}
+
+
 def on_loopback(room: Path, options: argparse.Namespace) -> None:
     with contextlib.closing(Lab(room / "lab")) as lab:
         here = LocalHost("here", LocalHostConfig(root=str(room / "root")))
@@ -215,6 +222,7 @@ def on_loopback(room: Path, options: argparse.Namespace) -> None:
             "cp -r": lambda source, target: _run("cp", "-r", str(source), str(target)),
             "socket": over_socket,
         }
+        ways = _wanted(ways, options)
         for case, source in cases(room, options):
             measure(case, source, room, ways, OURS, options.rounds)
         for host in (far, near):
@@ -234,6 +242,7 @@ def on_a_link(room: Path, options: argparse.Namespace) -> None:
             OURS: _copies(here, far),
             **{name: way for name, way in tools(server).items() if "gcm" not in name},
         }
+        ways = _wanted(ways, options)
         for case, source in cases(room, options):
             size = sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
             for number in range(options.rounds):
@@ -256,6 +265,7 @@ def main() -> None:
     flags.add_argument("--rounds", type=int, default=3)
     flags.add_argument("--disk", help="directory of the trees: by default with temporary files; /dev/shm is memory")
     flags.add_argument("--link", action="store_true")
+    flags.add_argument("--ways", nargs="*", metavar="NAME", help="only these beside midstream; none: midstream alone")
     flags.add_argument("--milliseconds", type=float, default=50.0)
     flags.add_argument("--mbit", type=float, default=1000.0)
     options = flags.parse_args()

@@ -14,7 +14,7 @@ import posixpath
 import stat
 import sys
 import threading
-from typing import Any, Dict, Optional, Tuple, cast
+from typing import Any, Dict, List, Optional, Tuple, cast
 
 INCOMING = ".incoming"  # staging directory; see target/staging.py
 BLOCK = 1 << 20  # bytes read at once
@@ -106,7 +106,7 @@ def open_parent(directory: str, path: str, create: bool = False) -> Tuple[int, s
     try:
         for folder in folders:
             try:
-                below = _open_folder(folder, descriptor, create)
+                below, _ = _open_or_create(folder, descriptor, create)
             except OSError as error:
                 if error.errno not in (errno.ELOOP, errno.ENOTDIR):
                     raise
@@ -119,28 +119,36 @@ def open_parent(directory: str, path: str, create: bool = False) -> Tuple[int, s
     return descriptor, name
 
 
-def _open_folder(name: str, parent: int, create: bool) -> int:
+def _open_or_create(name: str, parent: int, create: bool, absent: bool = False) -> Tuple[int, bool]:
+    """Open a folder.
+
+    Return its descriptor, and whether it was created. ``absent``: it is probably not there.
+    """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        return os.open(name, flags, dir_fd=parent)
-    except FileNotFoundError:
-        if not create:
-            raise
+    if not (create and absent):
+        try:
+            return os.open(name, flags, dir_fd=parent), False
+        except FileNotFoundError:
+            if not create:
+                raise
+    created = False
     with contextlib.suppress(FileExistsError):  # another process created it
         os.mkdir(name, dir_fd=parent)
-    return os.open(name, flags, dir_fd=parent)
+        created = True
+    return os.open(name, flags, dir_fd=parent), created
 
 
 class LastFolder:
-    """Cache of one open folder, for one thread.
+    """Cache of the folder opened last and of those around it, for one thread.
 
-    Objects of one array follow one another.
+    Objects that follow one another are near one another.
     """
 
     def __init__(self, directory: str, create: bool = False) -> None:
         self._directory, self._create = directory, create
-        self._folder: Optional[str] = None
-        self._descriptor = -1
+        self._names: List[str] = []  # parts of the path of the folder opened last
+        self._open: List[int] = []  # descriptors of the directory and of each of these parts
+        self._created = False  # the folder opened last was not there: those beside it may not be there either
 
     def parent(self, path: str) -> Tuple[int, str]:
         """Return a descriptor of an object's folder and the object's name.
@@ -149,18 +157,37 @@ class LastFolder:
         directory.
         """
         inside(self._directory, path)
-        folder, _, name = path.rpartition("/")
-        if folder != self._folder:
-            self.close()
-            self._descriptor, _ = open_parent(self._directory, path, self._create)
-            self._folder = folder
-        return self._descriptor, name
+        *folders, name = path.split("/")
+        if folders != self._names or not self._open:
+            self._enter(folders, path)
+        return self._open[-1], name
+
+    def _enter(self, folders: List[str], path: str) -> None:
+        if not self._open:
+            self._open.append(os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        common = 0
+        for one, other in zip(folders, self._names):
+            if one != other:
+                break
+            common += 1
+        del self._names[common:]
+        while len(self._open) > common + 1:
+            os.close(self._open.pop())
+        for folder in folders[common:]:
+            try:
+                descriptor, self._created = _open_or_create(folder, self._open[-1], self._create, self._created)
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                    raise
+                raise NotPlainError(posixpath.join(self._directory, path)) from None
+            self._open.append(descriptor)
+            self._names.append(folder)
 
     def close(self) -> None:
-        """Close the folder. Idempotent."""
-        if self._folder is not None:
-            os.close(self._descriptor)
-            self._folder = None
+        """Close the folders. Idempotent."""
+        self._names = []
+        while self._open:
+            os.close(self._open.pop())
 
 
 def open_object(directory: str, path: str) -> int:

@@ -44,7 +44,7 @@ def split(objects: Sequence[CopyObject], streams: int) -> list[CopyItem]:
     """
     total = sum(entry["size"] for entry in objects)
     items: list[CopyItem] = []
-    for entry in sorted(objects, key=lambda entry: -entry["size"]):
+    for entry in sorted(objects, key=lambda entry: (-entry["size"], entry["path"])):  # folder by folder
         size = entry["size"]
         if streams > 1 and size > max(2 * CHUNK, total / (4 * streams)):
             items += ranges(entry, ((start, min(CHUNK, size - start)) for start in range(0, size, CHUNK)))

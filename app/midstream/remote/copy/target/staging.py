@@ -39,6 +39,7 @@ from midstream.remote.files.object_files import (
 LOCK = "lock"
 CHUNK = 8 << 20  # bytes; a stream that was cut sends at most so many again
 SYNC_THREADS = 16  # fsync in parallel: a file system's journal commits many files together
+SYNC_OBJECTS = 64  # synced by one thread before the next ones are taken
 SLACK = 1 << 20  # bytes of the disk beside the objects: manifest and directories
 LOCK_TIMEOUT = IDLE_TIMEOUT + 5.0  # seconds; receivers of an ended copy exit after IDLE_TIMEOUT
 
@@ -111,12 +112,15 @@ class Stage:
 
         Raises NotPlainError where it is a symbolic link or has a second hard link.
         """
-        flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if fresh else 0)
-        try:
-            descriptor = open_plain(part, part, flags)
-        except FileExistsError:
-            os.unlink(part)
-            descriptor = open_plain(part, part, flags)
+        if fresh:
+            # Nobody else has a name of a file that this call creates.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            try:
+                return os.open(part, flags, 0o644)
+            except FileExistsError:
+                os.unlink(part)
+                return os.open(part, flags, 0o644)
+        descriptor = open_plain(part, part, os.O_WRONLY | os.O_CREAT)
         if os.fstat(descriptor).st_nlink != 1:
             os.close(descriptor)
             raise NotPlainError(part)
@@ -212,12 +216,17 @@ def sync_directory(path: str) -> None:
     """Sync a directory, where the file system supports it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        _sync_folder(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folder(descriptor: int) -> None:
+    try:
         os.fsync(descriptor)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EROFS, errno.ENOTSUP):
             raise
-    finally:
-        os.close(descriptor)
 
 
 def sync_objects(directory: str, objects: Sequence[CopyObject]) -> None:
@@ -227,21 +236,38 @@ def sync_objects(directory: str, objects: Sequence[CopyObject]) -> None:
     """
     from concurrent.futures import ThreadPoolExecutor  # receivers do not need it
 
-    def sync(entry: CopyObject) -> str:
-        path = inside(directory, entry["path"])
-        descriptor = open_plain(path)  # its folders were checked when it was named; only read here
+    def sync(entries: Sequence[CopyObject]) -> None:
+        folder = LastFolder(directory)
         try:
-            if os.fstat(descriptor).st_size != entry["size"]:
-                raise ValueError("{}: no longer {} bytes".format(path, entry["size"]))
-            os.fsync(descriptor)
+            for entry in entries:
+                parent, name = folder.parent(entry["path"])
+                descriptor = open_plain(name, posixpath.join(directory, entry["path"]), dir_fd=parent)
+                try:
+                    if os.fstat(descriptor).st_size != entry["size"]:
+                        path = posixpath.join(directory, entry["path"])
+                        raise ValueError("{}: no longer {} bytes".format(path, entry["size"]))
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
         finally:
-            os.close(descriptor)
-        return posixpath.dirname(path)
+            folder.close()
 
+    # One object after another in a folder, and no more threads than pay off: they share the interpreter.
+    ordered = sorted(objects, key=lambda entry: entry["path"])
+    lot = max(1, min(SYNC_OBJECTS, len(ordered) // SYNC_THREADS))
     with ThreadPoolExecutor(SYNC_THREADS) as pool:
-        parents = {directory, *pool.map(sync, objects)}
-    for parent in sorted(parents):
-        sync_directory(parent)
+        for _ in pool.map(sync, (ordered[at : at + lot] for at in range(0, len(ordered), lot))):
+            pass
+    # A folder's name is an entry of the folder above it.
+    for folder in sorted({each for entry in ordered for each in _folders(entry["path"])}):
+        sync_directory(posixpath.join(directory, folder))
+
+
+def _folders(path: str) -> Iterator[str]:
+    """Yield the folder of an object and all above it; the last is ""."""
+    while path:
+        path = posixpath.dirname(path)
+        yield path
 
 
 def free_bytes(path: str) -> int:

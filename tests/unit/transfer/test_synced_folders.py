@@ -1,0 +1,37 @@
+"""What a commit syncs before a manifest may name it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from midstream.remote.copy.target.staging import sync_objects
+
+
+def test_objects_and_all_folders_above_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = [{"path": path, "size": 3} for path in ("a/b/c/one", "a/b/two", "d/three", "four")]
+    for each in objects:
+        path = tmp_path / str(each["path"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"abc")
+    (tmp_path / "other").mkdir()
+    synced: list[str] = []
+    sync = os.fsync
+
+    def recorded(descriptor: int) -> None:
+        sync(descriptor)
+        synced.append(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path))
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    sync_objects(str(tmp_path), objects)  # pyright: ignore[reportArgumentType]
+    files, folders = synced[: len(objects)], synced[len(objects) :]
+    assert sorted(files) == sorted(str(each["path"]) for each in objects)
+    assert sorted(folders) == [".", "a", "a/b", "a/b/c", "d"]
+
+
+def test_object_of_another_size_is_no_commit(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    with pytest.raises(ValueError, match="no longer 4 bytes"):
+        sync_objects(str(tmp_path), [{"path": "a", "size": 4, "sha256": "", "crc32c": ""}])  # pyright: ignore
