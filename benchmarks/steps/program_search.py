@@ -59,6 +59,7 @@ def kinds(plan: Any, own: Mapping[str, str]) -> Iterator[list[Values]]:
     positions = plan.config.model.seq_len
     if plan.layout.platform == "tpu":
         yield [{"model.flash_attention_block_size": n} for n in _ATTENTION_BLOCKS if positions % n == 0]
+        yield [{"model.flash_attention_fused_backward": True}]
     yield [{"model.cross_entropy_block_size": n} for n in _LOSS_BLOCKS if positions % n == 0]
 
 

@@ -1,4 +1,4 @@
-"""Products with a weight, with the positions of all examples as rows of one matrix on a CPU.
+"""Products with a weight; on a CPU over the rows of all examples.
 
 XLA for CPUs turns the weight's gradient, a sum over batch and position, into a product of one matrix and a transposed
 copy of the other. Over rows it sums without the copy. Compilers for TPUs and GPUs choose their own order.
@@ -15,7 +15,9 @@ _ROWS = "rows"
 
 
 def row_product(x: NamedArray, weight: NamedArray, In: tuple[Axis, ...]) -> NamedArray:
-    """Return the product over ``In``: the axes of ``x`` without ``In``, then those of ``weight``.
+    """Return the product over ``In``.
+
+    Its axes are those of ``x`` without ``In``, then those of ``weight``.
 
     Args:
         x: [..., In...] in any order.

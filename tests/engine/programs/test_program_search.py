@@ -30,10 +30,10 @@ class Compiler:
     """Seconds and memory by values: more that is stored is faster, and larger."""
 
     def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
+        self.requested: list[dict[str, Any]] = []
 
     def __call__(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        self.asked.append(dict(values))
+        self.requested.append(dict(values))
         if values.get(BLOCK) == 128:
             return {"error": "does not divide"}
         stored = {"attention": 1, "qkv+attention": 2}.get(values.get(REMAT, ""), 0)
@@ -50,8 +50,8 @@ def test_each_kind_is_tried_on_top_of_the_fastest(tmp_path: Path) -> None:
     found = find(tmp_path / "file", compiler)
     assert found.values == {REMAT: "qkv+attention", BLOCK: 256}
     assert (found.row["step_seconds"], found.tried, found.left) == (7.5, 5, 0)
-    assert compiler.asked[0] == {}
-    assert all(each[REMAT] == "qkv+attention" for each in compiler.asked[3:])
+    assert compiler.requested[0] == {}
+    assert all(each[REMAT] == "qkv+attention" for each in compiler.requested[3:])
 
 
 def test_what_does_not_fit_the_memory_is_not_chosen(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_search_that_ended_continues_from_its_file(tmp_path: Path) -> None:
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:2]) + lines[2][:20])  # killed while it wrote
     assert find(path, second) == complete
-    assert len(second.asked) == 3
+    assert len(second.requested) == 3
     assert len(program_search.rows_of(path)) == 5
 
 
