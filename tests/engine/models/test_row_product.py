@@ -61,7 +61,7 @@ def test_gradient_of_a_weight_needs_no_transposed_copy() -> None:
     x, weight = drawn(Batch, Position, Embed), drawn(Embed, HeadSize, seed=1)
 
     def transposed(product: Product) -> list[str]:
-        text = jax.jit(lambda x, w: gradients(product, x, w)).lower(x, weight).compile().as_text()
+        text = jax.jit(lambda x, w: gradients(product, x, w)).lower(x, weight).compile().as_text() or ""
         return re.findall(rf"f32\[{HeadSize.size},{Batch.size * Position.size}\]", text)
 
     assert transposed(lambda x, weight: hax.dot(x, weight, axis=Embed)), "XLA no longer makes the copy"
