@@ -2,7 +2,8 @@
 
     make compilers compilers-cuda
     python benchmarks/aot.py [--model llama-1b] [--topology v5e:4x4] [--option NAME=VALUE ...] [--json]
-        [--peer levanter=PYTHON ...] [--peer-option NAME=VALUE ...] [--search]
+        [--peer levanter=PYTHON ...] [--peer-option NAME=VALUE ...]
+    python benchmarks/aot.py --search FILE [--budget SECONDS] [--model llama-1b] [--topology v5e:4x4]
 
 It needs neither a TPU nor a GPU: their compilers make the program that a slice, or hosts with GPUs (``--topology
 h100x8``), would run. A program with a billion parameters takes 1 to 2 minutes on two idle cores and 2 GiB of memory,
@@ -20,7 +21,10 @@ Cycles are the compiler's estimate of everything but collectives and kernels; *s
 (``pip install marin-levanter jax==VERSION``) or maxtext (Python 3.12, ``pip install maxtext jax==VERSION`` with the
 packages that it imports; Llama alone). Both for TPUs alone, with the compiler's defaults or ``--peer-option``.
 
-``--search`` compiles with each set of options in ``searched`` and prints the fastest by estimate first.
+``--search`` compiles with other options of the compiler, rematerialisation, micro-batches and blocks, and prints the
+fastest by estimate that fits, as lines to paste into a configuration (``benchmarks/steps/program_search.py``). Each
+program is a JSON line in FILE at once; started again, it continues. ``--budget`` ends it after the program that is
+being compiled then.
 """
 
 from __future__ import annotations
@@ -32,12 +36,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[1]
-sys.path[:0] = [str(REPOSITORY / "engine")]
+sys.path[:0] = [str(REPOSITORY / "benchmarks"), str(REPOSITORY / "engine")]
 os.environ["JAX_PLATFORMS"] = "cpu"  # the devices are those of the topology
 GIB, GB = 1 << 30, 1e9
 
@@ -53,22 +57,16 @@ HEAD = (
     "cycles | step |"
 )
 DROPPED = ("tokenizer", "eos_token", "train_urls", "validation_urls", "cache_dir")
-WINDOWS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}  # none: no product is so large
-ASYNCHRONOUS = {
-    "xla_enable_async_all_gather": "True",
-    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "True",
-}
-GATHER_WINDOWS = "xla_tpu_enable_windowed_einsum_for_all_gather"
 
 
-def plan_for(model: str, topology: str) -> Any:
-    """Return the engine's plan of a model on a topology."""
+def plan_for(model: str, topology: str, values: Mapping[str, Any] | None = None) -> Any:
+    """Return the engine's plan of a model on a topology; ``values`` by keys of the configuration."""
     from midstream_engine.compiled_program.gpu_topologies import gpu_devices, names_gpus
     from midstream_engine.compiled_program.topologies import tpu_devices
     from midstream_engine.trainer.computation.setup import make_plan
 
     devices = gpu_devices(topology) if names_gpus(topology) else tpu_devices(topology)
-    return make_plan(configuration(model), devices)
+    return make_plan(configuration(model, values), devices)
 
 
 def measure(plan: Any, model: str, topology: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,24 +168,52 @@ def _same(parse: Any, name: str, topology: str) -> bool:
         return False
 
 
-def searched(plan: Any) -> Iterator[dict[str, Any]]:
-    """Yield sets of options beside the engine's own, which are the first."""
+def search(model: str, topology: str, path: Path, budget: float) -> int:
+    """Search the fastest configuration and print it; return the exit code."""
+    from steps import program_search
+
+    from midstream_engine.shared.accelerators import find_accelerator
     from midstream_engine.trainer.computation.compile_options import compile_options
 
-    own = compile_options(plan.layout, {})
-    yield {}
-    if own:
-        yield dict.fromkeys(own)  # the compiler's defaults
-    if len(own) > 1:
-        yield from ({name: None} for name in own)
-    if plan.layout.platform == "tpu":
-        for more in (ASYNCHRONOUS, {GATHER_WINDOWS: "False"}, WINDOWS, WINDOWS | ASYNCHRONOUS):
-            if not more.items() <= own.items():
-                yield more
+    def measured(values: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            found = measure(plan_for(model, topology, values), model, topology, {})
+        except (ValueError, RuntimeError) as error:  # values that do not go together, or more memory than there is
+            return {"error": " ".join(str(error).split())[:300]}
+        return {name: value for name, value in found.items() if name not in ("options", "model", "topology")}
+
+    def say(row: Mapping[str, Any]) -> None:
+        print(json.dumps(row), file=sys.stderr, flush=True)
+
+    plan = plan_for(model, topology)
+    grid = list(program_search.kinds(plan, compile_options(plan.layout, {})))
+    device = find_accelerator(plan.layout.mesh.devices.flat[0].device_kind)
+    name = {"model": model, "topology": topology}
+    found = program_search.search(
+        path, name, grid, measured, memory=device.memory if device else None, budget=budget, say=say
+    )
+    if found is None:
+        print(f"aot.py: --search: no program that fits is in {path} (hint: a longer --budget)", file=sys.stderr)
+        return 1
+    first = program_search.rows_of(path)[program_search.key(name, {})]
+    print(f"# {model} on {topology}: {estimate(found.row)}; the configuration as it is: {estimate(first)}")
+    print(f"# {found.tried} programs; {found.left} more were not compiled within --budget")
+    print(program_search.pasted(found.values) or "# nothing else is faster by estimate")
+    return 0
 
 
-def configuration(model: str) -> Any:
-    """Return the configuration of a model, on the bytes tokenizer."""
+def estimate(row: Mapping[str, Any]) -> str:
+    """Return a program's estimate, and its memory on a device."""
+    if "error" in row:
+        return f"no program ({row['error']})"
+    time = (
+        f"{row['cycles'] / 1e9:.3g} G cycles" if row["step_seconds"] is None else f"{row['step_seconds']:.3g} s a step"
+    )
+    return f"{time}, {(row['arguments'] + row['temporary']) / GIB:.2f} GiB"
+
+
+def configuration(model: str, values: Mapping[str, Any] | None = None) -> Any:
+    """Return the configuration of a model, on the bytes tokenizer; ``values`` by keys of the configuration."""
     import yaml
 
     from midstream_engine.config import load_config
@@ -199,7 +225,13 @@ def configuration(model: str) -> Any:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(content, file)
         file.flush()
-        return load_config(["--config_path", file.name, *flags]).config
+        more = [word for key, value in (values or {}).items() for word in (f"--{key}", yaml_word(value))]
+        return load_config(["--config_path", file.name, *flags, *more]).config
+
+
+def yaml_word(value: Any) -> str:
+    """Return a value as a flag has it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def row(found: dict[str, Any]) -> str:
@@ -230,7 +262,8 @@ def main() -> int:
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON")
     parser.add_argument("--peer-option", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--search", action="store_true")
+    parser.add_argument("--search", type=Path, metavar="FILE")
+    parser.add_argument("--budget", type=float, default=3600.0, metavar="SECONDS", help="of --search; default 3600")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     options: dict[str, Any] = pairs(parser, "--option", given.option)
@@ -242,18 +275,19 @@ def main() -> int:
         parser.error(f"--peer {unknown[0]}: write one of {', '.join(PEERS)}")
     from midstream_engine.config import ConfigError
 
+    if given.search and (options or peers):
+        parser.error("--search: it chooses the options; write it without --option and --peer")
     try:
+        if given.search:
+            return search(given.model, given.topology, given.search, given.budget)
         plan = plan_for(given.model, given.topology)
-        sets = [{**each, **options} for each in searched(plan)] if given.search else [options]
-        rows = [measure(plan, given.model, given.topology, each) for each in sets]
+        rows = [measure(plan, given.model, given.topology, options)]
         rows += [
             measure_peer(plan, name, python, given.model, given.topology, theirs) for name, python in peers.items()
         ]
     except ConfigError as error:
         print(f"aot.py: {error}", file=sys.stderr)
         return 2
-    if given.search:
-        rows.sort(key=lambda found: (found["step_seconds"] is None, found["step_seconds"] or found["cycles"]))
     if given.json:
         for found in rows:
             print(json.dumps(found))

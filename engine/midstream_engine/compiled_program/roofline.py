@@ -26,7 +26,9 @@ from midstream_engine.shared.accelerators import Accelerator, find_accelerator
 
 # Products of [positions, positions] by [positions, head_size] in a kernel of splash attention: forward; of the
 # derivatives, dkv computes the scores again, and the gradients of weights, values and keys; dq the first two, and one.
+# Without a kernel for dq, that of dkv computes all gradients (``model.flash_attention_fused_backward``).
 SPLASH_PRODUCTS = {"splash_mha_fwd": 2, "splash_mha_dkv": 4, "splash_mha_dq": 3}
+_FUSED_PRODUCTS = {"splash_mha_fwd": 2, "splash_mha_dkv": 5}
 # Share of the peak that attention kernels reach: lowest, expected, highest.
 KERNEL_SHARE = (0.35, 0.55, 0.8)
 # Share of the links' bandwidth that a collective reaches: lowest, expected, highest.
@@ -93,16 +95,19 @@ def kernel_flops(program: Mapping[str, Computation], width: int) -> float:
     wide as ``width``, the time that it takes.
     """
     counts = run_counts(program)
-    return sum(
-        counts[name] * _splash_flops(each, width)
+    kernels = [
+        (counts[name], each)
         for name, computation in program.items()
         for each in computation.instructions
         if each.operation == "custom-call" and counts[name]
-    )
+    ]
+    apart = any(each.name.startswith("splash_mha_dq") for _, each in kernels)
+    products = SPLASH_PRODUCTS if apart else _FUSED_PRODUCTS
+    return sum(count * _splash_flops(each, width, products) for count, each in kernels)
 
 
-def _splash_flops(kernel: Instruction, width: int) -> float:
-    products = next((count for name, count in SPLASH_PRODUCTS.items() if kernel.name.startswith(name)), 0)
+def _splash_flops(kernel: Instruction, width: int, counts: Mapping[str, int]) -> float:
+    products = next((count for name, count in counts.items() if kernel.name.startswith(name)), 0)
     operands = _OPERANDS.search(kernel.text)
     arrays = [tuple(map(int, sizes.split(","))) for _, sizes in _ARRAY.findall(operands[1])] if operands else []
     arrays = [sizes for sizes in arrays if len(sizes) >= 3]

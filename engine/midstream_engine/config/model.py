@@ -39,6 +39,9 @@ class LmConfig(draccus.ChoiceRegistry):
     attn_backend: str | None = None
     use_flash_attention: bool | None = None  # false: vanilla, unless attn_backend is given
     flash_attention_block_size: int | None = None  # of splash, in positions; None: up to 1024
+    # Of splash: one kernel for all derivatives. It computes the scores once, not twice, but stores the gradient of the
+    # queries once for each block of keys, in the computation's dtype.
+    flash_attention_fused_backward: bool = False
     upcast_attn: bool = False  # scores from float32 queries and keys
     # Positions whose logits exist at a time. None: as many as need at most 256 MiB on each device, on a TPU or GPU a
     # sixteenth of its memory, at most 1 GiB.

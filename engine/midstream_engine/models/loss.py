@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from haliax import Axis, NamedArray
 
 from midstream_engine.models.axes import BATCH, EMBED, POSITION, VOCAB
+from midstream_engine.models.row_product import row_product
 from midstream_engine.models.sharding import (
     batch_shards,
     batch_sum,
@@ -122,7 +123,7 @@ def _block_losses(
     hidden: NamedArray, head: NamedArray, targets: NamedArray, vocab_size: int, z_loss: float = 0.0
 ) -> NamedArray:
     Vocab = head.resolve_axis(VOCAB)
-    logits = hax.dot(hidden, head, axis=EMBED).astype(jnp.float32)
+    logits = row_product(hidden, head, (head.resolve_axis(EMBED),)).astype(jnp.float32)
     logits = hax.where(hax.arange(Vocab) < vocab_size, logits, _HIDDEN)
     normaliser = hax.nn.logsumexp(logits, Vocab)
     right = hax.arange(Vocab) == targets.broadcast_axis(Vocab)

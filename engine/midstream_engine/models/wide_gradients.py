@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from haliax import Axis, NamedArray
 from jax.typing import DTypeLike
 
+from midstream_engine.models.row_product import row_product
 from midstream_engine.models.sharding import at_rest
 
 
@@ -44,7 +45,7 @@ def product(x: NamedArray, weight: NamedArray, In: tuple[Axis, ...]) -> NamedArr
         weight: [In..., Out...].
         In: The axes that both have.
     """
-    return _product(In, x, weight) if is_wide(weight, x) else hax.dot(x, weight, axis=In)
+    return _product(In, x, weight) if is_wide(weight, x) else row_product(x, weight, In)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -84,6 +84,10 @@ def test_attention_backends_give_the_same_loss_and_gradient(plain: tuple[float, 
     assert_same(measured(LLAMA, attn_backend=backend), plain)
 
 
+def test_fused_backward_kernel_gives_the_same_gradient(plain: tuple[float, Any]) -> None:
+    assert_same(measured(LLAMA, attn_backend="splash", flash_attention_fused_backward=True), plain)
+
+
 @pytest.mark.parametrize("name", ["gelu_new", "gelu", "relu", "silu"])
 def test_activation_stores_only_its_argument_for_backward(name: str) -> None:
     x = hax.named(jnp.linspace(-3, 3, 7), "mlp")
@@ -233,17 +237,21 @@ def test_kernels_run_on_a_mesh(backend: str) -> None:
     assert float(loss) == pytest.approx(measured(config, attn_backend="vanilla")[0], rel=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_splash_lowers_for_tpu(monkeypatch: pytest.MonkeyPatch, dtype: Any) -> None:
+@pytest.mark.parametrize(("dtype", "fused"), [(jnp.float32, False), (jnp.bfloat16, False), (jnp.bfloat16, True)])
+def test_splash_lowers_for_tpu(monkeypatch: pytest.MonkeyPatch, dtype: Any, fused: bool) -> None:
     """The kernel, forward and backward: it is lowered, not run; its speed is not measured yet."""
     monkeypatch.setattr("midstream_engine.models.attention.splash.jax.default_backend", lambda: "tpu")
-    config = dataclasses.replace(LLAMA, attn_backend="splash", num_layers=1, head_dim=128)
+    config = dataclasses.replace(
+        LLAMA, attn_backend="splash", num_layers=1, head_dim=128, flash_attention_fused_backward=fused
+    )
     shapes = jax.eval_shape(
         lambda key: jax.tree.map(lambda leaf: leaf.astype(dtype), init_model(config, VOCAB, key)), jax.random.key(0)
     )
     tokens, mask = batch()
     step = jax.jit(jax.grad(lambda model: loss_of(model, tokens, mask, True)))
-    assert step.trace(shapes).lower(lowering_platforms=("tpu",)).as_text().count("tpu_custom_call") >= 3
+    assert step.trace(shapes).lower(lowering_platforms=("tpu",)).as_text().count("tpu_custom_call") == (
+        2 if fused else 3
+    )
 
 
 def test_attention_follows_platform_unless_overridden() -> None:

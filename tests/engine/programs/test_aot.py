@@ -69,11 +69,6 @@ def test_slices_have_the_names_that_are_rented(aot: ModuleType, topology: str, n
     assert aot.rented_name(parse(topology)) == name
 
 
-def test_search_begins_with_the_engines_options(aot: ModuleType) -> None:
-    plan = make_plan(aot.configuration("llama-tiny"), jax.devices()[:2])
-    assert list(aot.searched(plan)) == [{}], "a CPU has none"
-
-
 def test_rows_without_an_estimate_say_so(aot: ModuleType) -> None:
     found: dict[str, Any] = {
         "by": "levanter", "model": "llama-1b", "topology": "v5e:4x4", "options": {}, "arguments": 1 << 30,

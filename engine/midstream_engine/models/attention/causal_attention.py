@@ -124,7 +124,8 @@ def attend(
     if backend == "splash":
         from midstream_engine.models.attention.splash import splash_attention  # loads Pallas, which only TPUs need
 
-        return splash_attention(q, k, v, view.segments, config.flash_attention_block_size).astype(dtype)
+        block, fused = config.flash_attention_block_size, config.flash_attention_fused_backward
+        return splash_attention(q, k, v, view.segments, block, fused=fused).astype(dtype)
     if backend == "triton":
         from midstream_engine.models.attention.document_attention import document_attention  # loads Pallas
 

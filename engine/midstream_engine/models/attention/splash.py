@@ -51,7 +51,7 @@ def block_size(positions: int, wanted: int | None, *, narrow: bool = False) -> i
 
 
 def splash_attention(
-    q: NamedArray, k: NamedArray, v: NamedArray, segments: NamedArray | None, block: int | None
+    q: NamedArray, k: NamedArray, v: NamedArray, segments: NamedArray | None, block: int | None, *, fused: bool = False
 ) -> NamedArray:
     """Return causal attention [batch, position, heads, head_size].
 
@@ -61,22 +61,32 @@ def splash_attention(
         v: [batch, position, heads or kv_heads, head_size].
         segments: int32 [batch, position].
         block: Positions per block; None: the default.
+        fused: ``model.flash_attention_fused_backward``.
     """
     narrow = q.dtype.itemsize == 2 and q.axes[3].size <= _HEAD
     size = block_size(q.axes[1].size, block, narrow=narrow)
-    local = partial(_on_device, block=size, interpret=mesh_platform() != "tpu")
+    local = partial(_on_device, block=size, fused=fused, interpret=mesh_platform() != "tpu")
     return sharded_attention(local, q, k, v, segments)
 
 
 def _on_device(
-    q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None = None, *, block: int, interpret: bool
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segments: jax.Array | None = None,
+    *,
+    block: int,
+    fused: bool,
+    interpret: bool,
 ) -> jax.Array:
     positions, heads = q.shape[1], q.shape[2]
+    of_queries = None if fused else block  # a kernel of its own has blocks of its own
     run = kernel.make_splash_mha(
         masks.MultiHeadMask([masks.CausalMask((positions, positions))] * heads),
         block_sizes=kernel.BlockSizes(
             block_q=block, block_kv=block, block_kv_compute=block,
-            block_q_dkv=block, block_kv_dkv=block, block_kv_dkv_compute=block, block_q_dq=block, block_kv_dq=block,
+            block_q_dkv=block, block_kv_dkv=block, block_kv_dkv_compute=block,
+            block_q_dq=of_queries, block_kv_dq=of_queries, use_fused_bwd_kernel=fused,
         ),
         head_shards=1, q_seq_shards=1, interpret=interpret, residual_checkpoint_name="attention",
     )  # fmt: skip
