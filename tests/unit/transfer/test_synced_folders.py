@@ -1,4 +1,4 @@
-"""What a commit syncs before a manifest may name it."""
+"""Files and folders that a commit syncs before a manifest may name them."""
 
 from __future__ import annotations
 
