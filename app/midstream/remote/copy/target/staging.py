@@ -31,7 +31,6 @@ from midstream.remote.files.object_files import (
     NotPlainError,
     descriptor_sha256,
     emit,
-    inside,
     open_parent,
     open_plain,
 )
