@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from typing_extensions import override
@@ -16,6 +18,7 @@ from midstream.listing.fleet_moment import FleetMoment
 from midstream.listing.linear_pattern import LinearPattern
 
 KEYWORDS = ("AND", "OR", "NOT")
+_SEPARATOR = "\n"  # of the texts of an item
 _PLAIN = re.compile(r"[\w.,/+-]+")
 
 
@@ -26,8 +29,21 @@ class Condition(ABC):
     """
 
     @abstractmethod
-    def holds(self, item: Any, moment: FleetMoment) -> bool:
-        """Return True if the item passes."""
+    def holds(self, item: Any, moment: FleetMoment, text: str | None = None) -> bool:
+        """Return True if the item passes.
+
+        ``text`` is the item's `search_text`, for a caller that has it: then words are searched in it.
+        """
+
+    @abstractmethod
+    def fields(self) -> Iterator[Field]:
+        """Yield the fields that the condition reads."""
+
+    def narrows(self, other: Condition) -> bool:
+        """Return True if each item that passes is known to pass ``other`` too."""
+        if isinstance(other, AllOf):
+            return all(map(self.narrows, other.parts))
+        return self == other
 
     @abstractmethod
     def __str__(self) -> str: ...
@@ -40,8 +56,18 @@ class AllOf(Condition):
     parts: tuple[Condition, ...]
 
     @override
-    def holds(self, item: Any, moment: FleetMoment) -> bool:
-        return all(part.holds(item, moment) for part in self.parts)
+    def holds(self, item: Any, moment: FleetMoment, text: str | None = None) -> bool:
+        return all(part.holds(item, moment, text) for part in self.parts)
+
+    @override
+    def fields(self) -> Iterator[Field]:
+        return chain.from_iterable(part.fields() for part in self.parts)
+
+    @override
+    def narrows(self, other: Condition) -> bool:
+        if super().narrows(other) or isinstance(other, AllOf):
+            return super().narrows(other)
+        return any(part.narrows(other) for part in self.parts)
 
     @override
     def __str__(self) -> str:
@@ -55,8 +81,12 @@ class AnyOf(Condition):
     parts: tuple[Condition, ...]
 
     @override
-    def holds(self, item: Any, moment: FleetMoment) -> bool:
-        return any(part.holds(item, moment) for part in self.parts)
+    def holds(self, item: Any, moment: FleetMoment, text: str | None = None) -> bool:
+        return any(part.holds(item, moment, text) for part in self.parts)
+
+    @override
+    def fields(self) -> Iterator[Field]:
+        return chain.from_iterable(part.fields() for part in self.parts)
 
     @override
     def __str__(self) -> str:
@@ -70,8 +100,12 @@ class Not(Condition):
     part: Condition
 
     @override
-    def holds(self, item: Any, moment: FleetMoment) -> bool:
-        return not self.part.holds(item, moment)
+    def holds(self, item: Any, moment: FleetMoment, text: str | None = None) -> bool:
+        return not self.part.holds(item, moment, text)
+
+    @override
+    def fields(self) -> Iterator[Field]:
+        return self.part.fields()
 
     @override
     def __str__(self) -> str:
@@ -82,19 +116,27 @@ class Not(Condition):
 class Search(Condition):
     """Holds where one of the text fields contains ``word``, or matches ``pattern``."""
 
-    fields: tuple[Field, ...]
+    searched: tuple[Field, ...]
     word: str
     pattern: LinearPattern | None = None
 
     @override
-    def holds(self, item: Any, moment: FleetMoment) -> bool:
+    def holds(self, item: Any, moment: FleetMoment, text: str | None = None) -> bool:
         folded = self.word.lower()
-        for field in self.fields:
-            value = field.get(item, moment)
-            for text in (value,) if isinstance(value, str) else value or ():
-                if folded in text.lower() if self.pattern is None else self.pattern.search(text):
-                    return True
-        return False
+        if self.pattern is None and text is not None and _SEPARATOR not in folded:
+            return folded in text
+        pattern = self.pattern
+        found = _texts(self.searched, item, moment)
+        return any(folded in each.lower() for each in found) if pattern is None else any(map(pattern.search, found))
+
+    @override
+    def fields(self) -> Iterator[Field]:
+        return iter(self.searched)
+
+    @override
+    def narrows(self, other: Condition) -> bool:
+        words = isinstance(other, Search) and self.searched == other.searched and self.pattern is other.pattern is None
+        return super().narrows(other) or (words and other.word.lower() in self.word.lower())
 
     @override
     def __str__(self) -> str:
@@ -115,7 +157,11 @@ class Comparison(Condition):
     pattern: LinearPattern | None = None
 
     @override
-    def holds(self, item: Any, moment: FleetMoment) -> bool:
+    def fields(self) -> Iterator[Field]:
+        yield self.field
+
+    @override
+    def holds(self, item: Any, moment: FleetMoment, text: str | None = None) -> bool:
         value = self.field.get(item, moment)
         if self.field.kind in (Kind.TEXT, Kind.LIST):
             return self._holds_text(value)
@@ -145,6 +191,20 @@ class Comparison(Condition):
     @override
     def __str__(self) -> str:
         return f"{self.field.name}{self.operator}{quoted(self.value)}"
+
+
+def search_text(fields: Iterable[Field], item: Any, moment: FleetMoment) -> str:
+    """Return the texts of an item in which words are searched, as one."""
+    return _SEPARATOR.join(text.lower() for text in _texts(fields, item, moment) if text)
+
+
+def _texts(fields: Iterable[Field], item: Any, moment: FleetMoment) -> Iterator[str]:
+    for field in fields:
+        value = field.get(item, moment)
+        if isinstance(value, str):
+            yield value
+        else:
+            yield from value or ()
 
 
 def quoted(text: str) -> str:

@@ -54,7 +54,7 @@ HOSTS = by_name(
         Field("memory", Kind.SHARE, lambda host, _: run_facts.memory_share(host)),
         Field("cpu", Kind.SHARE, _gauge("cpu_used")),
         Field("disk", Kind.SIZE, _gauge("disk_free")),
-        Field("age", Kind.DURATION, lambda host, moment: moment.host_age(host)),
+        Field("age", Kind.DURATION, lambda host, moment: moment.host_age(host), timed=True),
         Field("run", Kind.LIST, lambda host, moment: tuple(moment.training_on(host.name))),
         Field("error", Kind.TEXT, lambda host, _: host.error),
     )
@@ -67,7 +67,7 @@ RUNS = by_name(
         Field("step", Kind.NUMBER, lambda run, _: run.step),
         Field("loss", Kind.NUMBER, lambda run, _: run.loss),
         Field("tok/s", Kind.NUMBER, lambda run, _: run_facts.tokens_per_second(run)),
-        Field("age", Kind.DURATION, _run_age),
+        Field("age", Kind.DURATION, _run_age, timed=True),
         Field("devices", Kind.TEXT, lambda run, _: run_facts.hardware(run, "x")),
         Field("start", Kind.TIME, lambda run, _: run_facts.started(run)),
         Field("tags", Kind.LIST, lambda run, _: run_facts.tags(run)),
@@ -86,7 +86,7 @@ MIGRATIONS = by_name(
         Field("phase", Kind.TEXT, lambda view, _: view.phase),
         Field("certificate", Kind.TEXT, lambda view, _: certificate_state(view)),
         Field("downtime", Kind.DURATION, lambda view, _: view.downtime.total if view.downtime else None),
-        Field("age", Kind.DURATION, _migration_age),
+        Field("age", Kind.DURATION, _migration_age, timed=True),
         Field("id", Kind.TEXT, lambda view, _: view.migration),
         Field("error", Kind.TEXT, lambda view, _: view.error),
     )
