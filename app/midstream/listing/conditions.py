@@ -7,6 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -120,12 +121,21 @@ class Search(Condition):
     word: str
     pattern: LinearPattern | None = None
 
+    @cached_property
+    def folded(self) -> str:
+        """The word as `search_text` has it."""
+        return self.word.lower()
+
+    @property
+    def is_word(self) -> bool:
+        """Whether it is enough to search ``folded`` in an item's `search_text`."""
+        return self.pattern is None and _SEPARATOR not in self.folded
+
     @override
     def holds(self, item: Any, moment: FleetMoment, text: str | None = None) -> bool:
-        folded = self.word.lower()
-        if self.pattern is None and text is not None and _SEPARATOR not in folded:
+        folded, pattern = self.folded, self.pattern
+        if text is not None and pattern is None and _SEPARATOR not in folded:
             return folded in text
-        pattern = self.pattern
         found = _texts(self.searched, item, moment)
         return any(folded in each.lower() for each in found) if pattern is None else any(map(pattern.search, found))
 
@@ -136,7 +146,7 @@ class Search(Condition):
     @override
     def narrows(self, other: Condition) -> bool:
         words = isinstance(other, Search) and self.searched == other.searched and self.pattern is other.pattern is None
-        return super().narrows(other) or (words and other.word.lower() in self.word.lower())
+        return super().narrows(other) or (words and other.folded in self.folded)
 
     @override
     def __str__(self) -> str:
@@ -193,9 +203,19 @@ class Comparison(Condition):
         return f"{self.field.name}{self.operator}{quoted(self.value)}"
 
 
+def searched_fields(fields: Iterable[Field]) -> tuple[Field, ...]:
+    """Return the fields in which words are searched."""
+    return tuple(field for field in fields if field.kind in (Kind.TEXT, Kind.LIST))
+
+
 def search_text(fields: Iterable[Field], item: Any, moment: FleetMoment) -> str:
-    """Return the texts of an item in which words are searched, as one."""
-    return _SEPARATOR.join(text.lower() for text in _texts(fields, item, moment) if text)
+    """Return the texts of an item in its `searched_fields` as one."""
+    texts: list[str] = []
+    for field in fields:
+        value = field.get(item, moment)
+        if value:
+            texts += (value,) if isinstance(value, str) else value
+    return _SEPARATOR.join(texts).lower()
 
 
 def _texts(fields: Iterable[Field], item: Any, moment: FleetMoment) -> Iterator[str]:

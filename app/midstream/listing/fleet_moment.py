@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from midstream.watch.runs.run_failure import RunFailure, failure_of
+from midstream.watch.runs.run_failure import RunFailure, failure_of, has_failed
 from midstream.watch.snapshot import HostView, RunView, Snapshot
 
 if TYPE_CHECKING:
@@ -41,4 +41,6 @@ class FleetMoment:
 
     def failure(self, run: RunView) -> RunFailure | None:
         """Return why the run's attempt failed; None if it did not."""
+        if (run.status is None or run.status.processes < 2) and not has_failed(run):
+            return None
         return failure_of(self.snapshot.members(run))

@@ -81,8 +81,7 @@ class ListScreen(MidstreamScreen):
             condition = None
         if self._view != RUNS:
             return table_rows.found_in(self.listing, items, screen_state, condition, self.list_layout)
-        typing = self.filter_line.display
-        found = self._run_list.update(screen_state, condition, self.list_layout, typing=typing)
+        found = self._run_list.update(screen_state, condition, self.list_layout)
         self._compute_later()
         return found
 
@@ -91,7 +90,7 @@ class ListScreen(MidstreamScreen):
             self._computing = self.set_timer(COMPUTE_DELAY, self._compute)
 
     def _compute(self) -> None:
-        """Compute a slice of the list of runs; show it when it is complete."""
+        """Compute a slice of the list of runs; show the list when it has become another one."""
         self._computing = None
         if self._run_list.work() and self._view == RUNS and self.midstream.front_screen is self:
             self.refresh_state()

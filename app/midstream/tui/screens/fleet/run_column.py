@@ -8,7 +8,8 @@ from typing import Any
 
 from midstream.tui.state.current_runs import RunChanges
 
-ROWS_AT_ONCE = 2000  # runs whose values are computed between two looks at the clock; a smaller fleet has no slices
+SMALL = 2000  # runs whose values are computed at once: they need no slices
+ROWS_AT_ONCE = 250  # runs whose values are computed between two looks at the clock
 TIMED_SHARE = 0.05  # of the time, in which values that change with time are computed again
 
 
@@ -66,7 +67,7 @@ class RunColumn:
             self.values = [known[place] if place >= 0 else None for place in changes.before]
             self.changed = True
             self._left, self._next = changes.ranks, 0
-        elif self.complete and self._timed and (count <= ROWS_AT_ONCE or time.monotonic() >= self._again):
+        elif self.complete and self._timed and (count <= SMALL or time.monotonic() >= self._again):
             self._left, self._next, self._spent = range(count), 0, 0.0
         elif self.complete:
             self._left, self._next = changes.ranks, 0
@@ -80,7 +81,7 @@ class RunColumn:
             self._put(self._left[self._next : self._next + ROWS_AT_ONCE])
             self._next += ROWS_AT_ONCE
             now = time.perf_counter()
-            if now >= deadline:
+            if now >= deadline and len(self._left) > SMALL:
                 break
         if self._timed:
             self._spent += time.perf_counter() - began

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING, Any, overload
 
-from midstream.listing.filter_values import Kind
 from midstream.tui.screens.fleet import table_rows
-from midstream.tui.screens.fleet.run_column import ROWS_AT_ONCE, RunColumn
+from midstream.tui.screens.fleet.run_column import SMALL, RunColumn
 from midstream.tui.screens.fleet.table_rows import FoundItems, Listing
 from midstream.tui.state.current_runs import CurrentRuns
 from midstream.tui.state.saved_layout import ListLayout
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 SLICE = 0.01  # seconds for which the list is computed before keys are handled
 TEXT, FILTER, FINISHED, SORT, GROUP = "text", "filter", "finished", "sort", "group"
-ORDER = (TEXT, FILTER, FINISHED, SORT, GROUP)  # in which columns are computed: a filter reads the texts
 
 
 @dataclass(frozen=True)
@@ -67,18 +65,15 @@ class RunList:
         column = self._columns.get(FILTER)
         return None if self._answered else 1.0 if column is None else column.share
 
-    def update(
-        self, state: ScreenState, condition: Condition | None, layout: ListLayout, *, typing: bool = False
-    ) -> FoundItems:
+    def update(self, state: ScreenState, condition: Condition | None, layout: ListLayout) -> FoundItems:
         """Return the list at a newer state, as far as it is computed.
 
-        Until it is complete, the earlier one stays. A list of at most `ROWS_AT_ONCE` runs is always complete.
+        Until it is complete, the earlier one stays. A list of at most `SMALL` runs is always complete.
 
         Args:
             state: State of the screen.
             condition: The filter; None: all runs pass.
             layout: Order and groups, and whether finished runs are hidden.
-            typing: A filter is being written: words are prepared to be searched.
         """
         changes = self._runs.update(state.snapshot)
         self._state = state
@@ -87,35 +82,37 @@ class RunList:
             column.update(changes, len(self._runs))
         group = layout.group if layout.group in self._listing.groups else ""
         sort = layout.sort if layout.sort in self._listing.fields else ""
-        self._take(_Query(condition, layout.hide_finished, sort, layout.descending, group), typing)
+        self._take(_Query(condition, layout.hide_finished, sort, layout.descending, group))
         self.work()
         return self._found
 
     def work(self) -> bool:
-        """Compute for about `SLICE`. Return whether the list is complete."""
+        """Compute for about `SLICE`. Return whether the list has become another one."""
         deadline = time.perf_counter() + SLICE
-        for name in ORDER:
-            column = self._columns.get(name)
-            if column is not None and not column.work(deadline):
-                return False
-        shown = [column for name, column in self._columns.items() if name != TEXT]
-        if self._stale or any(column.changed for column in shown):
-            self._found = self._assemble()
-            for column in shown:
-                column.changed = False
+        columns = self._columns
+        read = (TEXT, FILTER) if FILTER in columns else ()  # a filter reads the texts
+        ready = all(columns[name].work(deadline) for name in (*read, FINISHED, SORT, GROUP) if name in columns)
+        if TEXT in columns and not read:
+            columns[TEXT].work(deadline)
+        shown = [column for name, column in columns.items() if name != TEXT]
+        if not ready or not (self._stale or any(column.changed for column in shown)):
+            return False
+        self._found = self._assemble()
+        for column in shown:
+            column.changed = False
         self._stale, self._answered = False, True
         return True
 
     # ------------------------------------------------------------------------------------------ columns
 
-    def _take(self, query: _Query, typing: bool) -> None:
-        """Begin what a changed query needs."""
+    def _take(self, query: _Query) -> None:
+        """Begin what a changed query needs. Words are searched in texts that are made before a filter is written."""
         before, self._query = self._query, query
         fields, condition = self._listing.fields, query.condition
         if before != query:
             self._stale, self._answered = True, False
-        words = typing or condition is not None
-        self._column(TEXT, words and len(self._runs) > ROWS_AT_ONCE, self._text)
+        if len(self._runs) > SMALL and TEXT not in self._columns:
+            self._column(TEXT, True, self._text_reader())
         if condition != before.condition:
             self._filter(before.condition)
         self._column(FINISHED, query.hide_finished, self._is_finished)
@@ -143,24 +140,32 @@ class RunList:
         if condition is None:
             return
         timed = any(field.timed for field in condition.fields())
-        column = self._columns[FILTER] = RunColumn(self._passes, timed=timed)
-        narrower = known is not None and known.complete and before is not None and condition.narrows(before)
-        column.begin(
-            len(self._runs),
-            list(compress(range(len(self._runs)), known.values)) if narrower and known is not None else None,
-            False,
-        )
+        count, passed = len(self._runs), None
+        if known is not None and before is not None and condition.narrows(before):
+            for column in (self._columns.get(TEXT), known):  # take over what has just changed
+                if column is not None:
+                    column.work(time.perf_counter())
+            passed = list(compress(range(count), known.values)) if known.complete else None
+        column = self._columns[FILTER] = RunColumn(self._test(condition), timed=timed)
+        column.begin(count, passed, False)
 
-    def _text(self, rank: int) -> str:
-        from midstream.listing.conditions import search_text
+    def _text_reader(self) -> Callable[[int], str]:
+        from midstream.listing.conditions import search_text, searched_fields
 
-        fields = (field for field in self._listing.fields.values() if field.kind in (Kind.TEXT, Kind.LIST))
-        return search_text(fields, self._runs.views[rank], self._state)
+        fields = searched_fields(self._listing.fields.values())
+        return lambda rank: search_text(fields, self._runs.views[rank], self._state)
 
-    def _passes(self, rank: int) -> bool:
-        condition, texts = self._query.condition, self._columns.get(TEXT)
-        text = texts.values[rank] if texts is not None else None
-        return condition is None or condition.holds(self._runs.views[rank], self._state, text)
+    def _test(self, condition: Condition) -> Callable[[int], bool]:
+        """Return a function that returns whether the run of a rank passes."""
+        from midstream.listing.conditions import Search
+
+        texts = self._columns.get(TEXT)
+        if texts is None:
+            return lambda rank: condition.holds(self._runs.views[rank], self._state)
+        if isinstance(condition, Search) and condition.is_word:
+            word = condition.folded
+            return lambda rank: word in texts.values[rank]
+        return lambda rank: condition.holds(self._runs.views[rank], self._state, texts.values[rank])
 
     def _is_finished(self, rank: int) -> bool:
         finished = self._listing.finished
