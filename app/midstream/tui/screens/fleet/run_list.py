@@ -79,7 +79,7 @@ class RunList:
         self._state = state
         self._stale |= changes.order or changes.before is not None
         for column in self._columns.values():
-            column.update(changes, len(self._runs))
+            column.update(changes, len(self._runs), state)
         group = layout.group if layout.group in self._listing.groups else ""
         sort = layout.sort if layout.sort in self._listing.fields else ""
         self._take(_Query(condition, layout.hide_finished, sort, layout.descending, group))
@@ -126,13 +126,13 @@ class RunList:
                 read = self._value(key, table_rows.sort_value if name == SORT else table_rows.group_name)
                 self._column(name, True, read, timed=fields[key].timed)
 
-    def _column(self, name: str, wanted: bool, read: Callable[[int], Any], *, timed: bool = False) -> None:
+    def _column(self, name: str, wanted: bool, read: Callable[[int, ScreenState], Any], *, timed: bool = False) -> None:
         """Create a column that is wanted, and drop one that is not."""
         if not wanted:
             self._columns.pop(name, None)
         elif name not in self._columns:
             self._columns[name] = RunColumn(read, timed=timed)
-            self._columns[name].begin(len(self._runs))
+            self._columns[name].begin(len(self._runs), self._state)
 
     def _filter(self, before: Condition | None) -> None:
         """Begin to filter. Where the filter narrows the one before, only what had passed that is read again."""
@@ -147,33 +147,33 @@ class RunList:
                     column.work(time.perf_counter())
             passed = list(compress(range(count), known.values)) if known.complete else None
         column = self._columns[FILTER] = RunColumn(self._test(condition), timed=timed)
-        column.begin(count, passed, False)
+        column.begin(count, self._state, passed, False)
 
-    def _text_reader(self) -> Callable[[int], str]:
+    def _text_reader(self) -> Callable[[int, ScreenState], str]:
         from midstream.listing.conditions import search_text, searched_fields
 
         fields = searched_fields(self._listing.fields.values())
-        return lambda rank: search_text(fields, self._runs.views[rank], self._state)
+        return lambda rank, state: search_text(fields, self._runs.views[rank], state)
 
-    def _test(self, condition: Condition) -> Callable[[int], bool]:
+    def _test(self, condition: Condition) -> Callable[[int, ScreenState], bool]:
         """Return a function that returns whether the run of a rank passes."""
         from midstream.listing.conditions import Search
 
         texts = self._columns.get(TEXT)
         if texts is None:
-            return lambda rank: condition.holds(self._runs.views[rank], self._state)
+            return lambda rank, state: condition.holds(self._runs.views[rank], state)
         if isinstance(condition, Search) and condition.is_word:
             word = condition.folded
-            return lambda rank: word in texts.values[rank]
-        return lambda rank: condition.holds(self._runs.views[rank], self._state, texts.values[rank])
+            return lambda rank, _: word in texts.values[rank]
+        return lambda rank, state: condition.holds(self._runs.views[rank], state, texts.values[rank])
 
-    def _is_finished(self, rank: int) -> bool:
+    def _is_finished(self, rank: int, _: ScreenState) -> bool:
         finished = self._listing.finished
         return finished is not None and finished(self._runs.views[rank])
 
-    def _value(self, name: str, form: Callable[[Any], Any]) -> Callable[[int], Any]:
+    def _value(self, name: str, form: Callable[[Any], Any]) -> Callable[[int, ScreenState], Any]:
         field = self._listing.fields[name]
-        return lambda rank: form(field.get(self._runs.views[rank], self._state))
+        return lambda rank, state: form(field.get(self._runs.views[rank], state))
 
     # ------------------------------------------------------------------------------------------ result
 
