@@ -1,4 +1,7 @@
-"""Application that follows the fleet: refresh loop, toasts, and the migrations' journals."""
+"""Application that follows the fleet.
+
+It has the refresh loop, the toasts, and the reading of the migrations' journals.
+"""
 
 from __future__ import annotations
 

@@ -282,9 +282,9 @@ class Snapshot:
         return tuple(map(views.__getitem__, self.order.ids))
 
     def changes_since(self, before: Snapshot) -> list[tuple[RunView | None, RunView]]:
-        """Return (earlier view, newer view) of each copy that has changed; the earlier one of a new copy is None.
+        """Return (earlier view, newer view) of each copy that has changed.
 
-        It takes the time of the hosts that have reported, not of all runs.
+        The earlier one of a new copy is None. It takes the time of the hosts that have reported, not of all runs.
         """
         now, then = self.by_host, before.by_host
         if now.numbers != then.numbers:

@@ -84,7 +84,7 @@ def test_changes_are_the_copies_that_differ(chance: random.Random) -> None:
         runs = after
 
 
-def test_changes_between_snapshots_of_other_hosts_are_found_by_name() -> None:
+def test_changes_of_snapshots_of_other_hosts_are_found_by_name() -> None:
     run, other = view("host1", "a"), view("host2", "b")
     before = Snapshot(0, 0.0, runs=(run,))
     assert Snapshot(1, 0.0, runs=(other, run)).changes_since(before) == [(None, other)]

@@ -214,7 +214,10 @@ class CurveRows(Sequence[Row]):
 
 
 def newest_value(curve: Sequence[Row], name: str, rows: int | None = None) -> Any:
-    """Return the newest value of a metric among the last ``rows`` rows of a curve, None without one."""
+    """Return the newest value of a metric, None without one.
+
+    ``rows``: how many of the last rows are searched; None: all.
+    """
     if isinstance(curve, CurveRows):
         return curve.newest(name, rows)
     searched = curve if rows is None else curve[-rows:]

@@ -110,7 +110,10 @@ class _PackedColumns:
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, Any]]) -> _PackedColumns | None:
-        """Return the columns of these rows, None where rows differ or have other values than numbers."""
+        """Return the columns of these rows.
+
+        The result is None where rows differ or have other values than numbers.
+        """
         names = tuple(rows[0]) if rows else ()
         if not names or len(names) > MAX_COLUMNS or any(row.keys() != rows[0].keys() for row in rows):
             return None

@@ -125,22 +125,22 @@ class RunOrder:
             after: The same hosts with other runs.
         """
         changes = [
-            (number, gone, come)
+            (number, dropped, found)
             for number, (old, new) in enumerate(zip(before.hosts, after.hosts, strict=True))
             if old is not new
-            for gone, come in [_differences(old, new)]
-            if gone or come
+            for dropped, found in [_differences(old, new)]
+            if dropped or found
         ]
         if not changes:
             return self
         hosts, several = self._hosts.copy(), set(self.several)
         removed, added = set[str](), list[str]()
-        for number, gone, come in changes:
-            for run_id in gone:
-                left = tuple(each for each in _numbers(hosts[run_id]) if each != number)
-                hosts[run_id] = left[0] if len(left) == 1 else left
+        for number, dropped, found in changes:
+            for run_id in dropped:
+                others = tuple(each for each in _numbers(hosts[run_id]) if each != number)
+                hosts[run_id] = others[0] if len(others) == 1 else others
                 removed.add(run_id)
-            for run_id in come:
+            for run_id in found:
                 known = _numbers(hosts[run_id]) if run_id in hosts else ()
                 if run_id not in hosts:
                     added.append(run_id)

@@ -90,7 +90,7 @@ class ListScreen(MidstreamScreen):
             self._computing = self.set_timer(COMPUTE_DELAY, self._compute)
 
     def _compute(self) -> None:
-        """Compute a slice of the list of runs; show the list when it has become another one."""
+        """Compute a slice of the list of runs, and show the list if it has changed."""
         self._computing = None
         if self._run_list.work() and self._view == RUNS and self.midstream.front_screen is self:
             self.refresh_state()

@@ -81,7 +81,10 @@ class RunColumn:
             self._left, self._next = [*self._left[self._next :], *changes.ranks], 0
 
     def work(self, deadline: float) -> bool:
-        """Compute values until ``deadline`` (of `time.perf_counter`), at least some. Return `complete`."""
+        """Compute values until a deadline, at least some. Return `complete`.
+
+        ``deadline`` is a moment of `time.perf_counter`.
+        """
         began = time.perf_counter()
         while not self.complete:
             self._put(self._left[self._next : self._next + ROWS_AT_ONCE])

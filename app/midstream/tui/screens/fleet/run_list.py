@@ -32,7 +32,7 @@ TEXT, FILTER, FINISHED, SORT, GROUP = "text", "filter", "finished", "sort", "gro
 
 @dataclass(frozen=True)
 class _Query:
-    """What decides which runs the list shows, and in which order."""
+    """Filter and order of the list."""
 
     condition: Condition | None = None
     hide_finished: bool = False
@@ -61,7 +61,10 @@ class RunList:
 
     @property
     def progress(self) -> float | None:
-        """Share of the runs that the filter has read, 0..1; None if the list is that of the layout."""
+        """Share of the runs that the filter has read, 0..1.
+
+        It is None if the list shows what was last requested.
+        """
         column = self._columns.get(FILTER)
         return None if self._answered else 1.0 if column is None else column.share
 
@@ -106,7 +109,10 @@ class RunList:
     # ------------------------------------------------------------------------------------------ columns
 
     def _take(self, query: _Query) -> None:
-        """Begin what a changed query needs. Words are searched in texts that are made before a filter is written."""
+        """Begin what a changed query needs.
+
+        Words are searched in texts that are made before a filter is written.
+        """
         before, self._query = self._query, query
         fields, condition = self._listing.fields, query.condition
         if before != query:
@@ -135,7 +141,10 @@ class RunList:
             self._columns[name].begin(len(self._runs), self._state)
 
     def _filter(self, before: Condition | None) -> None:
-        """Begin to filter. Where the filter narrows the one before, only what had passed that is read again."""
+        """Begin to filter.
+
+        Where the filter narrows the one before, only what had passed that is read again.
+        """
         condition, known = self._query.condition, self._columns.pop(FILTER, None)
         if condition is None:
             return
