@@ -145,8 +145,11 @@ class Search(Condition):
 
     @override
     def narrows(self, other: Condition) -> bool:
-        words = isinstance(other, Search) and self.searched == other.searched and self.pattern is other.pattern is None
-        return super().narrows(other) or (words and other.folded in self.folded)
+        if super().narrows(other):
+            return True
+        if not isinstance(other, Search) or self.pattern is not None or other.pattern is not None:
+            return False
+        return self.searched == other.searched and other.folded in self.folded
 
     @override
     def __str__(self) -> str:

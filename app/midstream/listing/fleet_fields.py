@@ -65,7 +65,7 @@ RUNS = by_name(
         Field("host", Kind.TEXT, lambda run, _: run.host),
         Field("state", Kind.TEXT, lambda run, _: run.state),
         Field("step", Kind.NUMBER, lambda run, _: run.step),
-        Field("loss", Kind.NUMBER, lambda run, _: run.loss),
+        Field("loss", Kind.NUMBER, lambda run, _: run_facts.loss(run)),
         Field("tok/s", Kind.NUMBER, lambda run, _: run_facts.tokens_per_second(run)),
         Field("age", Kind.DURATION, _run_age, timed=True),
         Field("devices", Kind.TEXT, lambda run, _: run_facts.hardware(run, "x")),

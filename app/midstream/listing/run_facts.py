@@ -16,6 +16,11 @@ def latest(run: RunView, name: str) -> Any:
     return newest_value(run.curve, name, NEWEST_ROWS)
 
 
+def loss(run: RunView) -> float | None:
+    """Return the last logged loss, without reading the rest of its row."""
+    return newest_value(run.curve, "train/loss")
+
+
 def tokens_per_second(run: RunView) -> float | None:
     """Return the newest throughput of a running run."""
     return latest(run, "throughput/tokens_per_second") if run.running else None

@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from midstream.watch.log_errors import error_line
-from midstream.watch.runs.loss_curve import newest_value
-from midstream.watch.runs.run_order import RunOrder, RunsByHost
+from midstream.watch.run_order import RunOrder, RunsByHost
 from midstream.watch.system.system_series import SystemSeries
 from midstream_engine import records
 
@@ -201,7 +200,10 @@ class RunView:
     @property
     def loss(self) -> float | None:
         """The last logged loss."""
-        return newest_value(self.curve, "train/loss")
+        for row in reversed(self.curve):
+            if "train/loss" in row:
+                return row["train/loss"]
+        return None
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from midstream.watch.logs.log_tail import LogTail
+from midstream.watch.run_order import RunOrder, RunsByHost
 from midstream.watch.runs.loss_curve import LossCurve
-from midstream.watch.runs.run_order import RunOrder, RunsByHost
 from midstream.watch.shared_values import SharedValues
 from midstream.watch.snapshot import (
     CONNECTING,

@@ -16,7 +16,7 @@ from midstream.tui.screens.fleet.table_rows import RUNS, FoundItems
 from midstream.tui.state.current_runs import DefaultOrder
 from midstream.tui.state.saved_layout import ListLayout
 from midstream.tui.state.screen_state import ScreenState
-from midstream.watch.runs.run_order import RunsByHost
+from midstream.watch.run_order import RunsByHost
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_engine import records
 from support.tui.fleets import NOW
@@ -205,7 +205,7 @@ def test_changed_copy_of_a_run_on_several_hosts_changes_its_row() -> None:
     first = replace(view("host0", "run1", chance), status=status, running=True)
     second = replace(first, host="host1", status=replace(status, process=1))
     before = Snapshot(0, NOW, runs=RunsByHost(HOSTS, ((first,), (second,), (), ())))
-    failed = replace(second, running=False, status=replace(second.status, state="failed", message="disk is full"))
+    failed = replace(second, running=False, status=replace(status, process=1, state="failed", message="disk is full"))
     now = Snapshot(1, NOW, runs=RunsByHost(HOSTS, ((first,), (failed,), (), ())), known_order=before.order)
     listed = RunList(RUNS)
     assert complete(listed, ScreenState(before, (), NOW), parsed("reason:disk"), ListLayout()).count == 0

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from midstream.watch.runs.run_order import RunOrder, RunsByHost
+from midstream.watch.run_order import RunOrder, RunsByHost
 from midstream.watch.snapshot import RunView, Snapshot
 
 HOSTS = {f"host{number}": number for number in range(5)}
