@@ -12,6 +12,8 @@ peak of its resident memory with them. The aim is 5 s and 500 MiB for each.
 - *restore*: the chunks that one of ``--hosts`` processes reads, of every array.
 - *contents*: what the operator's machine checks before it copies.
 - *collect*: the items of a copy from all hosts to one, and their schedule over 16 streams.
+- *plan*: the plan of a migration to as many other hosts, as ``--migrate --dry-run`` shows it: batch, memory of each
+  device, route, downtime, duration. The hosts answer from processes of their own, whose time is in ``wall_seconds``.
 """
 
 from __future__ import annotations
@@ -31,7 +33,14 @@ from typing import Any
 
 EMBED, MLP, VOCAB, HEADS, KV_HEADS, HEAD = 8192, 28672, 128256, 64, 8, 128
 STREAMS = 16
+H100 = "NVIDIA H100 80GB HBM3"
 MIB = 1 << 20
+CONFIG = f"""
+model:
+  {{type: llama, num_layers: 80, hidden_dim: {EMBED}, intermediate_dim: {MLP}, seq_len: 4096, num_heads: {HEADS},
+   num_kv_heads: {KV_HEADS}}}
+trainer: {{mp: "p=f32,c=bfloat16", train_batch_size: 2048, num_train_steps: 1000}}
+"""
 
 
 def arrays(layers: int) -> dict[str, tuple[tuple[str, ...], tuple[int, ...]]]:
@@ -189,24 +198,96 @@ def collect(path: Path, hosts: int) -> dict[str, int]:
     return {"sources": len(queues), "requests": lines, "bytes": moved}
 
 
+def plan(path: Path, hosts: int) -> dict[str, Any]:
+    """Plan the migration of the run to as many other hosts, as ``--migrate RUN --to TARGET --dry-run`` does.
+
+    The hosts are directories of this machine: each answers from a process of its own. What their probes report is
+    made here: eight H100 on each.
+    """
+    from midstream.fleet.fleet import Fleet, HostsTarget, LocalHostConfig
+    from midstream.hosts.host_pool import HostPool
+    from midstream.migrate.planning.plan_description import describe
+    from midstream.migrate.planning.planner import make_plan
+    from midstream.migrate.records.request import Request
+    from midstream.watch.snapshot import LIVE, Accelerator, HostView, Machine, Snapshot
+
+    root = path.parent / f"{path.stem}-hosts"
+    view = write_run(root, path, hosts)
+    names = [f"host-{number}" for number in range(hosts)], [f"new-{number}" for number in range(hosts)]
+    accelerators = tuple(Accelerator(index, H100, 80 << 30) for index in range(8))
+    machine = Machine("", "Linux", "3.11.7", 96, 0.1, 1 << 40, 1 << 39, 1 << 43, 1 << 42, 0.0, accelerators)
+    views = tuple(HostView(name, "local", LIVE, time.time(), machine=machine) for name in (*names[0], *names[1]))
+    fleet = Fleet(
+        {each.name: LocalHostConfig(root=str(root / each.name)) for each in views},
+        {"source": HostsTarget(hosts=names[0]), "target": HostsTarget(hosts=names[1])},
+    )
+    pool = HostPool(fleet)
+    try:
+        pool.prepare()
+        snapshot = Snapshot(1, time.time(), views, (view,))
+        found = make_plan(fleet, pool, snapshot, Request("r", "target", mode="warm"))
+    finally:
+        pool.close()
+    lines, shape, size = describe(found), found.shape, found.estimate.checkpoint_bytes
+    memory = shape.memory.partition(":")[0]
+    return {"devices": shape.target_devices, "bytes": size, "memory": memory, "lines": len(lines)}
+
+
+def write_run(root: Path, manifest: Path, hosts: int) -> Any:
+    """Write the directory of a run that trains on ``hosts`` hosts, as the first of them has it; return its view."""
+    from midstream.watch.snapshot import CheckpointView, RunView
+    from midstream_engine import records
+
+    paths = records.RunPaths(str(root / "host-0"), "r")
+    attempt, name = paths.attempt(1), records.checkpoint_name(1, 1)
+    directory = Path(paths.checkpoint(name))
+    for folder in (Path(attempt.dir), directory, Path(paths.pins)):
+        folder.mkdir(parents=True)
+    Path(paths.config).write_text(CONFIG)
+    (directory / records.MANIFEST).write_bytes(manifest.read_bytes())
+    (directory / records.TRAIN).write_text(json.dumps({"state": {"data_digest": "d" * 64}}))
+    fence, devices = (
+        records.Fence(1, "source"),
+        [{"kind": "NVIDIA H100 80GB HBM3", "memory_bytes": 80 << 30}] * 8 * hosts,
+    )
+    status = records.Status(
+        records.TRAINING, 1, 0, "boot", 4242, 99, time.time(), "r", 1, 1, hosts, 1000, devices,
+        data_digest="d" * 64, data_digests=["d" * 64], compiled_seconds=60.0,
+    )  # fmt: skip
+    lineage = records.Lineage("r").with_entry(records.LineageEntry(1, 1, "source", 8 * hosts, H100, 0))
+    fence.write(paths.fence)
+    lineage.write(paths.lineage)
+    status.write(attempt.status())
+    group = [f"host-{number}" for number in range(hosts)]
+    Path(attempt.launched()).write_text(json.dumps({**records.this_process().to_json(), "group": group}))
+    curve = [
+        {"global_step": step, "train/loss": 2.0, "throughput/duration": 20.0, "time": 1e9 + 20 * step}
+        for step in range(2)
+    ]
+    checkpoint = CheckpointView(name, 1, 1, True, True)
+    return RunView("r", "host-0", fence, lineage, 1, status, True, (checkpoint,), curve)
+
+
 STAGES: dict[str, Callable[[Path, int], Any]] = {
     "read": lambda path, _: {"objects": len(read(path).objects)},
     "verify": lambda path, _: verify(path),
     "restore": restore,
     "contents": lambda path, _: {"objects": len(contents(path).objects)},
     "collect": collect,
+    "plan": plan,
 }
 
 
 def run_stage(stage: str, path: Path, hosts: int, small: Path) -> None:
     """Print one stage's line. It runs once before on ``small``, so that imports are not counted."""
     STAGES[stage](small, 4)
-    before = resource.getrusage(resource.RUSAGE_SELF)
+    before, began = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
     found = STAGES[stage](path, hosts)
-    after = resource.getrusage(resource.RUSAGE_SELF)
+    after, wall = resource.getrusage(resource.RUSAGE_SELF), time.monotonic() - began
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     peak = after.ru_maxrss / 1024
-    print(json.dumps({"stage": stage, **found, "seconds": round(seconds, 2), "peak_MiB": round(peak)}), flush=True)
+    row = {"stage": stage, **found, "seconds": round(seconds, 2), "peak_MiB": round(peak)}
+    print(json.dumps({**row, "wall_seconds": round(wall, 2)} if stage == "plan" else row), flush=True)
 
 
 def main() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from typing_extensions import override
@@ -16,6 +19,7 @@ from midstream.listing.fleet_moment import FleetMoment
 from midstream.listing.linear_pattern import LinearPattern
 
 KEYWORDS = ("AND", "OR", "NOT")
+_SEPARATOR = "\n"  # of the texts of an item
 _PLAIN = re.compile(r"[\w.,/+-]+")
 
 
@@ -26,8 +30,21 @@ class Condition(ABC):
     """
 
     @abstractmethod
-    def holds(self, item: Any, moment: FleetMoment) -> bool:
-        """Return True if the item passes."""
+    def holds(self, item: Any, moment: FleetMoment, text: str | None = None) -> bool:
+        """Return True if the item passes.
+
+        ``text`` is the item's `search_text`, for a caller that has it: then words are searched in it.
+        """
+
+    @abstractmethod
+    def fields(self) -> Iterator[Field]:
+        """Yield the fields that the condition reads."""
+
+    def narrows(self, other: Condition) -> bool:
+        """Return True if each item that passes is known to pass ``other`` too."""
+        if isinstance(other, AllOf):
+            return all(map(self.narrows, other.parts))
+        return self == other
 
     @abstractmethod
     def __str__(self) -> str: ...
@@ -40,8 +57,18 @@ class AllOf(Condition):
     parts: tuple[Condition, ...]
 
     @override
-    def holds(self, item: Any, moment: FleetMoment) -> bool:
-        return all(part.holds(item, moment) for part in self.parts)
+    def holds(self, item: Any, moment: FleetMoment, text: str | None = None) -> bool:
+        return all(part.holds(item, moment, text) for part in self.parts)
+
+    @override
+    def fields(self) -> Iterator[Field]:
+        return chain.from_iterable(part.fields() for part in self.parts)
+
+    @override
+    def narrows(self, other: Condition) -> bool:
+        if super().narrows(other) or isinstance(other, AllOf):
+            return super().narrows(other)
+        return any(part.narrows(other) for part in self.parts)
 
     @override
     def __str__(self) -> str:
@@ -55,8 +82,12 @@ class AnyOf(Condition):
     parts: tuple[Condition, ...]
 
     @override
-    def holds(self, item: Any, moment: FleetMoment) -> bool:
-        return any(part.holds(item, moment) for part in self.parts)
+    def holds(self, item: Any, moment: FleetMoment, text: str | None = None) -> bool:
+        return any(part.holds(item, moment, text) for part in self.parts)
+
+    @override
+    def fields(self) -> Iterator[Field]:
+        return chain.from_iterable(part.fields() for part in self.parts)
 
     @override
     def __str__(self) -> str:
@@ -70,8 +101,12 @@ class Not(Condition):
     part: Condition
 
     @override
-    def holds(self, item: Any, moment: FleetMoment) -> bool:
-        return not self.part.holds(item, moment)
+    def holds(self, item: Any, moment: FleetMoment, text: str | None = None) -> bool:
+        return not self.part.holds(item, moment, text)
+
+    @override
+    def fields(self) -> Iterator[Field]:
+        return self.part.fields()
 
     @override
     def __str__(self) -> str:
@@ -82,19 +117,39 @@ class Not(Condition):
 class Search(Condition):
     """Holds where one of the text fields contains ``word``, or matches ``pattern``."""
 
-    fields: tuple[Field, ...]
+    searched: tuple[Field, ...]
     word: str
     pattern: LinearPattern | None = None
 
+    @cached_property
+    def folded(self) -> str:
+        """The word as `search_text` has it."""
+        return self.word.lower()
+
+    @property
+    def is_word(self) -> bool:
+        """Whether it is enough to search ``folded`` in an item's `search_text`."""
+        return self.pattern is None and _SEPARATOR not in self.folded
+
     @override
-    def holds(self, item: Any, moment: FleetMoment) -> bool:
-        folded = self.word.lower()
-        for field in self.fields:
-            value = field.get(item, moment)
-            for text in (value,) if isinstance(value, str) else value or ():
-                if folded in text.lower() if self.pattern is None else self.pattern.search(text):
-                    return True
-        return False
+    def holds(self, item: Any, moment: FleetMoment, text: str | None = None) -> bool:
+        folded, pattern = self.folded, self.pattern
+        if text is not None and pattern is None and _SEPARATOR not in folded:
+            return folded in text
+        found = _texts(self.searched, item, moment)
+        return any(folded in each.lower() for each in found) if pattern is None else any(map(pattern.search, found))
+
+    @override
+    def fields(self) -> Iterator[Field]:
+        return iter(self.searched)
+
+    @override
+    def narrows(self, other: Condition) -> bool:
+        if super().narrows(other):
+            return True
+        if not isinstance(other, Search) or self.pattern is not None or other.pattern is not None:
+            return False
+        return self.searched == other.searched and other.folded in self.folded
 
     @override
     def __str__(self) -> str:
@@ -115,7 +170,11 @@ class Comparison(Condition):
     pattern: LinearPattern | None = None
 
     @override
-    def holds(self, item: Any, moment: FleetMoment) -> bool:
+    def fields(self) -> Iterator[Field]:
+        yield self.field
+
+    @override
+    def holds(self, item: Any, moment: FleetMoment, text: str | None = None) -> bool:
         value = self.field.get(item, moment)
         if self.field.kind in (Kind.TEXT, Kind.LIST):
             return self._holds_text(value)
@@ -145,6 +204,30 @@ class Comparison(Condition):
     @override
     def __str__(self) -> str:
         return f"{self.field.name}{self.operator}{quoted(self.value)}"
+
+
+def searched_fields(fields: Iterable[Field]) -> tuple[Field, ...]:
+    """Return the fields in which words are searched."""
+    return tuple(field for field in fields if field.kind in (Kind.TEXT, Kind.LIST))
+
+
+def search_text(fields: Iterable[Field], item: Any, moment: FleetMoment) -> str:
+    """Return the texts of an item in its `searched_fields` as one."""
+    texts: list[str] = []
+    for field in fields:
+        value = field.get(item, moment)
+        if value:
+            texts += (value,) if isinstance(value, str) else value
+    return _SEPARATOR.join(texts).lower()
+
+
+def _texts(fields: Iterable[Field], item: Any, moment: FleetMoment) -> Iterator[str]:
+    for field in fields:
+        value = field.get(item, moment)
+        if isinstance(value, str):
+            yield value
+        else:
+            yield from value or ()
 
 
 def quoted(text: str) -> str:

@@ -15,12 +15,13 @@ class Field:
     """A named value of an item.
 
     ``get`` returns the value at a moment: a text, a tuple of texts, a number in the unit of ``kind`` (seconds, bytes,
-    0..1, UTC seconds), or None where it is unknown.
+    0..1, UTC seconds), or None where it is unknown. The value of a field that is ``timed`` changes with time alone.
     """
 
     name: str
     kind: Kind
     get: Callable[[Any, FleetMoment], Any] = field(repr=False)
+    timed: bool = False
 
 
 Fields = Mapping[str, Field]

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable
 
 from midstream.listing import filter_values
-from midstream.listing.conditions import AllOf, AnyOf, Comparison, Condition, Not, Search
+from midstream.listing.conditions import AllOf, AnyOf, Comparison, Condition, Not, Search, searched_fields
 from midstream.listing.field_type import Field, Fields
 from midstream.listing.filter_error import FilterError
 from midstream.listing.filter_values import EXAMPLES, Kind, Span, ValueFormError
@@ -156,7 +156,7 @@ class _Parser:
 
     @property
     def _text_fields(self) -> tuple[Field, ...]:
-        return tuple(field for field in self._fields.values() if field.kind in (Kind.TEXT, Kind.LIST))
+        return searched_fields(self._fields.values())
 
     def _field(self, written: str, begin: int) -> Field:
         """Return the field with this name, or the only one that begins with it."""

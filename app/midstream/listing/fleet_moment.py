@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING
 
-from midstream.watch.runs.run_failure import RunFailure, failure_of
+from midstream.watch.runs.run_failure import RunFailure, failure_of, has_failed
 from midstream.watch.snapshot import HostView, RunView, Snapshot
 
 if TYPE_CHECKING:
@@ -21,17 +20,9 @@ class FleetMoment:
     migrations: tuple[MigrationView, ...] = ()  # newest first
     now: float = 0.0  # UTC seconds
 
-    @cached_property
-    def _training(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for run in self.snapshot.runs:
-            if run.running:
-                found.setdefault(run.host, []).append(run.run_id)
-        return found
-
     def training_on(self, host: str) -> list[str]:
         """Return the runs with a running process on a host."""
-        return self._training.get(host, [])
+        return [run.run_id for run in self.snapshot.runs_on(host) if run.running]
 
     def run_age(self, run: RunView) -> float | None:
         """Return seconds since the run's last heartbeat; None without one.
@@ -50,4 +41,6 @@ class FleetMoment:
 
     def failure(self, run: RunView) -> RunFailure | None:
         """Return why the run's attempt failed; None if it did not."""
+        if (run.status is None or run.status.processes < 2) and not has_failed(run):
+            return None
         return failure_of(self.snapshot.members(run))

@@ -55,6 +55,12 @@ class LinearPattern:
         self._steps: dict[tuple[frozenset[int], str], frozenset[int]] = {}
         self._known: dict[str, bool] = {}  # text -> whether the pattern occurs in it; lists repeat their values
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LinearPattern) and other.pattern == self.pattern
+
+    def __hash__(self) -> int:
+        return hash(self.pattern)
+
     def search(self, text: str) -> bool:
         """Return True if the pattern occurs in ``text``."""
         known = self._known.get(text)

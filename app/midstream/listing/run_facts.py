@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+from midstream.watch.runs.loss_curve import newest_value
 from midstream.watch.snapshot import HostView, RunView
 
 NEWEST_ROWS = 64  # rows of a curve that are searched for a metric
@@ -11,10 +13,12 @@ NEWEST_ROWS = 64  # rows of a curve that are searched for a metric
 
 def latest(run: RunView, name: str) -> Any:
     """Return the newest value of a metric among the last `NEWEST_ROWS` rows, or None."""
-    for index in range(len(run.curve) - 1, max(-1, len(run.curve) - NEWEST_ROWS - 1), -1):
-        if name in run.curve[index]:
-            return run.curve[index][name]
-    return None
+    return newest_value(run.curve, name, NEWEST_ROWS)
+
+
+def loss(run: RunView) -> float | None:
+    """Return the last logged loss, without reading the rest of its row."""
+    return newest_value(run.curve, "train/loss")
 
 
 def tokens_per_second(run: RunView) -> float | None:
@@ -34,6 +38,7 @@ def devices(count: int, kind: str, times: str) -> str:
     return f"{count}{times}{short_kind(kind)}" if kind else str(count)
 
 
+@functools.lru_cache(maxsize=1024)
 def short_kind(kind: str) -> str:
     """Shorten a device kind: ``NVIDIA H100 80GB HBM3`` -> ``H100``.
 

@@ -1,92 +1,51 @@
-"""Terminal UI: the application, its screens, refresh loop and command palette."""
+"""Terminal UI: the application, and the ways between its screens."""
 
 from __future__ import annotations
 
 import gc
-import itertools
 import time
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import events
-from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider
+from textual.command import CommandPalette
 from textual.filter import LineFilter
-from textual.message import Message
 from textual.screen import Screen
 
 from midstream.errors import MidstreamError
-from midstream.listing.run_facts import utilization
 from midstream.migrate.records import migration_state
 from midstream.printable import printable
-from midstream.tui import commands
 from midstream.tui.actions import Actions
-from midstream.tui.base_app import BaseApp
+from midstream.tui.refreshing_app import RefreshingApp
 from midstream.tui.runtime.pause_limiter import PauseLimiter
 from midstream.tui.runtime.shutdown import Shutdown
-from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
-from midstream.tui.state import notifications
 from midstream.tui.state.saved_layout import SavedLayout
-from midstream.tui.state.screen_state import ScreenState, SnapshotSource
+from midstream.tui.state.screen_state import SnapshotSource
 from midstream.tui.style import palette
 from midstream.tui.style.glyphs import ASCII
 from midstream.tui.style.styled_text import ControlFilter
 from midstream.tui.style.terminal_colors import TerminalColors
+from midstream.tui.table_commands import TableCommands
 from midstream.watch.snapshot import LIVE
 
 if TYPE_CHECKING:
     from midstream.launch.launch_request import LaunchRequest
-    from midstream.migrate.journal.migration_view import MigrationView
     from midstream.migrate.records.request import Request
 
-REPAINT_INTERVAL = 0.25  # seconds: the shortest time between repaints, however often hosts report
-TICK_INTERVAL = 1.0  # seconds after which ages are repainted without any change
 MIGRATIONS_INTERVAL = 0.5  # seconds between reads of the migrations' journals
-HISTORY_LENGTH = 120  # reports of a host that its utilization history holds
 DEMO_GUIDE = "Demo: press m to migrate this run to other devices; ? lists the keys, q ends it"
-MAX_TOASTS = 3  # toasts shown at a time
 
 
-class TableCommands(Provider):
-    """Command palette entries from the command table."""
-
-    def _found(self) -> list[tuple[commands.Command, Callable]]:
-        if not isinstance(self.screen, MidstreamScreen):
-            return []
-        found = commands.of_focus(self.screen.SCOPE, parts=(), readonly=self.screen.midstream.readonly)
-        table = itertools.chain.from_iterable(found.values())
-        return [(command, partial(self.screen.run_action, command.action)) for command in table]
-
-    async def discover(self) -> Hits:
-        for command, run in self._found():
-            yield DiscoveryHit(command.name, run, help=f"{commands.key_name(command.keys[0])}  {command.description}")
-
-    async def search(self, query: str) -> Hits:
-        matcher = self.matcher(query)
-        for command, run in self._found():
-            score = matcher.match(f"{command.name} {command.description}")
-            if score > 0:
-                keys = commands.key_name(command.keys[0])
-                yield Hit(score, matcher.highlight(command.name), run, help=f"{keys}  {command.description}")
-
-
-class MidstreamApp(BaseApp, inherit_bindings=False):
+class MidstreamApp(RefreshingApp, inherit_bindings=False):
     """Screens over a source of snapshots."""
 
     CSS_PATH = "midstream.tcss"
     TITLE = "midstream"
     COMMANDS: ClassVar = {TableCommands}
     ENABLE_COMMAND_PALETTE = True
-
-    class MigrationsRead(Message):
-        """The migrations' directories were read."""
-
-        def __init__(self, migrations: tuple[MigrationView, ...]) -> None:
-            super().__init__()
-            self.migrations = migrations
 
     def __init__(
         self,
@@ -127,16 +86,10 @@ class MidstreamApp(BaseApp, inherit_bindings=False):
         )
         self._control_filter = ControlFilter()
         self._terminal_colors = TerminalColors(self.console.color_system or "")
-        self._pause_limiter: PauseLimiter | None = None
         self._start_run = start_run
         self._after_first_frame = after_first_frame
         self._demo = demo
         self.quit_choice = ""  # answer of the quit dialog: what to do with running migrations
-        self._changed = True
-        self._painted = 0.0
-        self._reading = False
-        self._reported_error = ""
-        self._unsubscribe: Callable[[], object] | None = None
         for theme in palette.themes():
             self.register_theme(theme)
         self.use_theme(self.saved_layout.theme)
@@ -180,12 +133,11 @@ class MidstreamApp(BaseApp, inherit_bindings=False):
         return FleetScreen()
 
     def on_mount(self) -> None:
-        self._unsubscribe = self.source.subscribe(self._source_changed)
+        self.follow()
         if self._start_run:
             from midstream.tui.screens.run.run_screen import RunScreen
 
             self.push_screen(RunScreen(self._start_run, guide=DEMO_GUIDE if self._demo else ""))
-        self.set_interval(REPAINT_INTERVAL, self._repaint)
         self.call_after_refresh(self._begin)
 
     def _begin(self) -> None:
@@ -220,105 +172,12 @@ class MidstreamApp(BaseApp, inherit_bindings=False):
         await super().on_event(event)
 
     def on_unmount(self) -> None:
-        if self._unsubscribe is not None:
-            self._unsubscribe()
-            self._unsubscribe = None
+        self.unfollow()
         self.saved_layout.save()
-
-    # ------------------------------------------------------------------------------------------ state
-
-    def _source_changed(self, *_: object) -> None:
-        """Note a change. Called on any thread, at any rate; `_repaint` reads the snapshot."""
-        self._changed = True
-
-    def _repaint(self) -> None:
-        if self._pause_limiter is not None:
-            self._pause_limiter.settle()
-        if self._changed or time.monotonic() - self._painted >= TICK_INTERVAL:
-            self.publish()
-
-    def publish(self) -> None:
-        """Read the newest snapshot and show it."""
-        if not self.is_running:  # on shutdown the screens are being removed
-            return
-        self._changed = False
-        self._painted = time.monotonic()
-        before = self.screen_state
-        self.screen_state = ScreenState(self.source.snapshot(), before.migrations, self.clock())
-        self._extend_history(before)
-        self._notify_changes(before)
-        if (front := self.front_screen) is not None:
-            front.refresh_state()
-        if self.request is not None:
-            self._resume_wizard(self.request)
-
-    def _extend_history(self, before: ScreenState) -> None:
-        known = set(map(id, before.snapshot.hosts))
-        for host in self.screen_state.snapshot.hosts:
-            if id(host) not in known and (used := utilization(host)) is not None:
-                self.utilization_history.setdefault(host.name, deque(maxlen=HISTORY_LENGTH)).append(used)
-
-    def _notify_changes(self, before: ScreenState) -> None:
-        """Show toasts for changes, at most `MAX_TOASTS`.
-
-        A fleet of 500 hosts would cover the screen with them.
-        """
-        from midstream.terminal_alert import alert
-
-        shown = self.front_screen.migration if self.front_screen is not None else ""
-        found = notifications.between(before, self.screen_state)
-        for item in found:
-            if item.alert:
-                self.background.run(
-                    lambda text=item.text: self.call_later(self._alert, alert(text)), self._alert_failed
-                )
-        items = [item for item in found if not item.migration or item.migration != shown]
-        for item in items[:MAX_TOASTS]:
-            self.notify(item.text, severity=item.severity, markup=False)
-        if len(items) > MAX_TOASTS:
-            self.notify(f"and {len(items) - MAX_TOASTS} more")
-
-    def _alert(self, written: str) -> None:
-        """Write an alert to the terminal, between two frames."""
-        if self._driver is not None and not self.is_headless:
-            self._driver.write(written)
-
-    def _alert_failed(self, error: Exception) -> None:
-        self.log(error)  # an alert is a convenience
-
-    @property
-    def front_screen(self) -> MidstreamScreen | None:
-        """The screen in front, or behind a dialog."""
-        return next((screen for screen in reversed(self.screen_stack) if isinstance(screen, MidstreamScreen)), None)
-
-    def read_migrations(self) -> None:
-        """Read the migrations' directories in the background, one read at a time."""
-        if not self._reading:
-            self._reading = True
-            self.background.run(self._read_migrations, self._migrations_unreadable)
-
-    def _read_migrations(self) -> None:
-        try:
-            self.post_message(self.MigrationsRead(self.actions.migrations()))
-        finally:
-            self._reading = False
-
-    def _migrations_unreadable(self, error: Exception) -> None:
-        front = self.front_screen
-        if front is not None and str(error) != self._reported_error:  # read twice a second, reported once
-            self._reported_error = str(error)
-            front.failed(error)
-
-    def on_midstream_app_migrations_read(self, event: MigrationsRead) -> None:
-        if event.migrations != self.screen_state.migrations:
-            before = self.screen_state
-            self.screen_state = ScreenState(before.snapshot, event.migrations, before.now)
-            self._notify_changes(before)
-            self.publish()
 
     # ------------------------------------------------------------------------------------------ navigation
 
-    def _resume_wizard(self, request: Request) -> None:
+    def resume_wizard(self, request: Request) -> None:
         """Open the wizard with ``request`` once run and target answer.
 
         It is not opened if another screen was opened.
@@ -442,7 +301,6 @@ class MidstreamApp(BaseApp, inherit_bindings=False):
         self.notify(f"saved: {path}", markup=False)
 
     async def action_quit(self) -> None:
-
         migrations = self.screen_state.migrations
         running = next((view for view in migrations if view.state == migration_state.RUNNING), None)
         if not self._demo or running is None:

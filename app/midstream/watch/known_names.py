@@ -50,8 +50,7 @@ def remember_names(fleet: Fleet, snapshot: Snapshot) -> None:
         hosts = {}
         for host in snapshot.hosts:
             if host.link == "live":
-                runs = [run for run in snapshot.runs if run.host == host.name]
-                hosts[host.name] = {run.run_id: _checkpoints(fleet, run) for run in runs}
+                hosts[host.name] = {run.run_id: _checkpoints(fleet, run) for run in snapshot.runs_on(host.name)}
             elif isinstance(known, dict) and host.name in known:
                 hosts[host.name] = known[host.name]
         if hosts != known:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from midstream.watch.log_errors import error_line
+from midstream.watch.run_order import RunOrder, RunsByHost
 from midstream.watch.system.system_series import SystemSeries
 from midstream_engine import records
 
@@ -205,37 +206,18 @@ class RunView:
         return None
 
 
-class RunOrder:
-    """Where the copies of each run are among the runs of a snapshot.
-
-    It holds for all snapshots with the same runs on the same hosts: with many runs it takes longer to make than all
-    else in a snapshot.
-    """
-
-    def __init__(self, runs: Sequence[RunView]) -> None:
-        places: dict[str, list[int]] = {}
-        for place, run in enumerate(runs):
-            places.setdefault(run.run_id, []).append(place)
-        self.places = dict(sorted(places.items()))  # run id -> places in ``runs``, by id
-        self.single = [found[0] if len(found) == 1 else -1 for found in self.places.values()]  # -1: several copies
-        self.several = [run_id for run_id, found in self.places.items() if len(found) > 1]
-        self.hosts: dict[str, list[int]] = {}
-        for place, run in enumerate(runs):
-            self.hosts.setdefault(run.host, []).append(place)
-
-
 @dataclass(frozen=True)
 class Snapshot:
     """The fleet at one moment. ``version`` grows with every change.
 
     ``system`` has the metrics of each host over the last day. These series grow: they are read as of now.
-    ``known_order`` is that of an earlier snapshot with the same runs on the same hosts.
+    ``known_order`` is the order of the runs where it is known.
     """
 
     version: int
     time: float
     hosts: tuple[HostView, ...] = ()
-    runs: tuple[RunView, ...] = ()
+    runs: Sequence[RunView] = ()
     system: Mapping[str, SystemSeries] = field(default_factory=dict[str, SystemSeries], repr=False, compare=False)
     known_order: RunOrder | None = field(default=None, repr=False, compare=False)
 
@@ -244,18 +226,23 @@ class Snapshot:
         return {host.name: host for host in self.hosts}
 
     @cached_property
+    def by_host(self) -> RunsByHost[RunView]:
+        """The runs, host by host."""
+        return self.runs if isinstance(self.runs, RunsByHost) else RunsByHost.of(self.runs)
+
+    @cached_property
     def order(self) -> RunOrder:
-        """Places of the runs."""
-        return RunOrder(self.runs) if self.known_order is None else self.known_order
+        """The order of the runs."""
+        return RunOrder.of(self.by_host) if self.known_order is None else self.known_order
 
     def runs_on(self, host: str) -> Sequence[RunView]:
         """Return the views of the runs on a host."""
-        return [self.runs[place] for place in self.order.hosts.get(host, ())]
+        return self.by_host.on(host)
 
     @property
     def run_count(self) -> int:
         """The number of runs, each counted once."""
-        return len(self.order.places)
+        return len(self.order)
 
     def host(self, name: str) -> HostView | None:
         """Return the view of a host, None if it is not watched."""
@@ -271,7 +258,7 @@ class Snapshot:
             process = run.status.process if run.status else 0
             return run.epoch, run.status.epoch if run.status else 0, run.attempt, -process
 
-        found = [self.runs[place] for place in self.order.places.get(run_id, ())]
+        found = [self.by_host.copy(number, run_id) for number in self.order.hosts(run_id)]
         return tuple(sorted(found, key=newest, reverse=True)) if len(found) > 1 else tuple(found)
 
     def members(self, run: RunView) -> tuple[RunView, ...]:
@@ -292,5 +279,25 @@ class Snapshot:
 
     def current(self) -> tuple[RunView, ...]:
         """Return one view of each run: the copy with the highest fence epoch."""
-        runs, several = self.runs, iter(self.order.several)
-        return tuple([runs[place] if place >= 0 else self.copies(next(several))[0] for place in self.order.single])
+        views = {run.run_id: run for run in self.by_host}
+        views |= {run_id: self.copies(run_id)[0] for run_id in self.order.several}
+        return tuple(map(views.__getitem__, self.order.ids))
+
+    def changes_since(self, before: Snapshot) -> list[tuple[RunView | None, RunView]]:
+        """Return (earlier view, newer view) of each copy that has changed.
+
+        The earlier one of a new copy is None. It takes the time of the hosts that have reported, not of all runs.
+        """
+        now, then = self.by_host, before.by_host
+        if now.numbers != then.numbers:
+            then = RunsByHost(now.numbers, (then.on(host) for host in now.numbers))
+        found: list[tuple[RunView | None, RunView]] = []
+        for old, new in zip(then.hosts, now.hosts, strict=True):
+            if old is new:
+                continue
+            if len(old) == len(new) and all(a.run_id == b.run_id for a, b in zip(old, new, strict=True)):
+                found += [pair for pair in zip(old, new, strict=True) if pair[0] is not pair[1]]
+            else:
+                known = {run.run_id: run for run in old}
+                found += [(known.get(run.run_id), run) for run in new if known.get(run.run_id) is not run]
+        return found

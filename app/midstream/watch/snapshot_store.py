@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from itertools import chain
 from typing import Any
 
 from midstream.watch.logs.log_tail import LogTail
+from midstream.watch.run_order import RunOrder, RunsByHost
 from midstream.watch.runs.loss_curve import LossCurve
 from midstream.watch.shared_values import SharedValues
 from midstream.watch.snapshot import (
@@ -30,7 +31,6 @@ from midstream.watch.snapshot import (
     HostView,
     InfinibandPort,
     Machine,
-    RunOrder,
     RunView,
     Snapshot,
 )
@@ -81,8 +81,9 @@ class SnapshotStore:
         self._bucket_checkpoints: dict[
             tuple[str, str], tuple[Sequence[Mapping[str, Any]], str]
         ] = {}  # by (prefix, run)
-        self._by_name = sorted(hosts)
-        self._order: RunOrder | None = None  # of the runs that are shown; None: they have changed since
+        self._numbers = {name: number for number, name in enumerate(sorted(hosts))}
+        self._runs_shown = RunsByHost[RunView](self._numbers, ((),) * len(hosts))  # in the last snapshot
+        self._order = RunOrder.of(self._runs_shown)
         self._values = SharedValues()
         self._version = 0
         self._snapshot: Snapshot | None = None
@@ -95,10 +96,9 @@ class SnapshotStore:
             return known  # without waiting for an event that is being merged
         with self.changed:
             if self._snapshot is None:
-                runs = tuple(chain.from_iterable(map(self._shown.__getitem__, self._by_name)))
-                if self._order is None:
-                    self._order = RunOrder(runs)
-                hosts = tuple(self._hosts.values())
+                runs = RunsByHost[RunView](self._numbers, map(self._shown.__getitem__, self._numbers))
+                self._order = self._order.updated(self._runs_shown, runs)
+                self._runs_shown, hosts = runs, tuple(self._hosts.values())
                 self._snapshot = Snapshot(self._version, self._clock(), hosts, runs, self._system, self._order)
             return self._snapshot
 
@@ -222,9 +222,9 @@ class SnapshotStore:
             # Until its first beat a probe reports every run: runs without an event no longer exist.
             self._runs[host] = {name: run for name, run in self._runs[host].items() if name in self._reported[host]}
         before = self._shown[host]
-        shown = self._shown[host] = tuple(run.view() for _, run in sorted(self._runs[host].items()))
-        if [run.run_id for run in before] != [run.run_id for run in shown]:
-            self._order = None
+        shown = tuple(run.view() for _, run in sorted(self._runs[host].items()))
+        if len(before) != len(shown) or not all(map(operator.is_, before, shown)):
+            self._shown[host] = shown
         now = self._clock()
         # Before the first ping: without the transfer time.
         skew = self._skew[host] if host in self._skew else line["time"] - now

@@ -9,7 +9,6 @@ from midstream.migrate.records import migration_state
 from midstream.tui.state.screen_state import ScreenState
 from midstream.watch import snapshot as watch
 from midstream.watch.runs.run_failure import failure_of
-from midstream.watch.snapshot import RunView, Snapshot
 from midstream_engine import records
 
 Severity = Literal["information", "warning", "error"]
@@ -43,8 +42,8 @@ def between(before: ScreenState, after: ScreenState) -> list[Notification]:
 
 def _runs(before: ScreenState, after: ScreenState) -> list[Notification]:
     found = []
-    for old, run in _changed_runs(before.snapshot, after.snapshot):
-        if old.state == run.state:
+    for old, run in after.snapshot.changes_since(before.snapshot):
+        if old is None or old.state == run.state:
             continue
         if run.state == records.FAILED:
             failure = failure_of([run])
@@ -57,16 +56,6 @@ def _runs(before: ScreenState, after: ScreenState) -> list[Notification]:
         elif run.state == records.FINISHED:
             found.append(Notification(f"{run.run_id} has finished"))
     return found
-
-
-def _changed_runs(before: Snapshot, after: Snapshot) -> list[tuple[RunView, RunView]]:
-    """Return (earlier view, newer view) of each run that has changed; not of new runs."""
-    if before.order is after.order:  # the same runs in the same places
-        return [pair for pair in zip(before.runs, after.runs, strict=True) if pair[0] is not pair[1]]
-    same = set(map(id, before.runs))
-    changed = [run for run in after.runs if id(run) not in same]
-    known = {run.key: run for run in before.runs} if changed else {}
-    return [(known[run.key], run) for run in changed if run.key in known]
 
 
 def _hosts(before: ScreenState, after: ScreenState) -> list[Notification]:

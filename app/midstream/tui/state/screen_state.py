@@ -34,7 +34,7 @@ class ScreenState(FleetMoment):
     """Fleet, migrations and time at one moment, with what screens read of them."""
 
     def run(self, host: str, run_id: str) -> RunView | None:
-        return next((run for run in self.snapshot.runs if run.key == (host, run_id)), None)
+        return next((run for run in self.snapshot.copies(run_id) if run.host == host), None)
 
     def migration(self, migration: str) -> MigrationView | None:
         return next((view for view in self.migrations if view.migration == migration), None)

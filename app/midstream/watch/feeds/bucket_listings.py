@@ -29,18 +29,32 @@ class BucketListings:
         self._fleet = fleet
         self._store = store
         self._threads: dict[str, _PrefixListing] = {}
+        self._stored: dict[str, tuple[tuple[RunView, ...], list[RunView]]] = {}  # host -> its runs, those in buckets
         self._stopped = threading.Event()
 
     def update(self, snapshot: Snapshot) -> None:
         """List the runs of this snapshot from now on."""
         wanted: dict[str, dict[str, Any]] = {}
-        for run in snapshot.runs:
-            if run.store:
+        for views in snapshot.by_host.hosts:
+            for run in self._in_buckets(views):
                 wanted.setdefault(run.store, {}).setdefault(run.run_id, {})[run.host] = _change_key(run)
         for url in wanted.keys() | self._threads.keys():
             if url not in self._threads:
                 self._threads[url] = _PrefixListing(self._fleet, url, self._store, self._stopped)
             self._threads[url].set_runs(wanted.get(url, {}))
+
+    def _in_buckets(self, views: tuple[RunView, ...]) -> list[RunView]:
+        """Return those of a host's runs that are stored in a bucket.
+
+        The others are not searched again until their host has reported.
+        """
+        if not views:
+            return []
+        host = views[0].host
+        known = self._stored.get(host)
+        if known is None or known[0] is not views:
+            known = self._stored[host] = (views, [run for run in views if run.store])
+        return known[1]
 
     def stop(self) -> None:
         """Request the threads to end.

@@ -50,6 +50,15 @@ class _Splice:
         attempt, index = self.origin(position)
         return {**self.attempts[attempt].row(index), "attempt": attempt}
 
+    def get(self, position: int, name: str) -> tuple[bool, Any]:
+        """Return (True if the row has the name, its value), without the rest of the row."""
+        if name == "attempt" or position in self.merged:
+            row = self.row(position)
+            return name in row, row.get(name)
+        attempt, index = self.origin(position)
+        columns = self.attempts[attempt]
+        return columns.has(index, name), columns.value(index, name)
+
     def append(self, step: int, attempt: int, index: int) -> None:
         position = len(self.steps)
         self.steps.append(step)
@@ -151,6 +160,17 @@ class CurveRows(Sequence[Row]):
         """Return True if these are the first rows of ``length`` rows of this splice."""
         return self._splice is splice and self._length <= length
 
+    def newest(self, name: str, rows: int | None = None) -> Any:
+        """Return the newest value of a metric, None without one.
+
+        ``rows``: how many of the last rows are searched; None: all.
+        """
+        for position in range(self._length - 1, max(-1, self._length - 1 - (rows or self._length)), -1):
+            exists, value = self._splice.get(position, name)
+            if exists:
+                return value
+        return None
+
     def names(self) -> set[str]:
         """Return the names of numeric metrics."""
         return {name for columns in tuple(self._splice.attempts.values()) for name in columns.numeric()}
@@ -191,6 +211,17 @@ class CurveRows(Sequence[Row]):
                 values[position - start] = value if isinstance(value, int | float) else float("nan")
                 exists[position - start] = 1
         return values, bytes(exists)
+
+
+def newest_value(curve: Sequence[Row], name: str, rows: int | None = None) -> Any:
+    """Return the newest value of a metric, None without one.
+
+    ``rows``: how many of the last rows are searched; None: all.
+    """
+    if isinstance(curve, CurveRows):
+        return curve.newest(name, rows)
+    searched = curve if rows is None else curve[-rows:]
+    return next((row[name] for row in reversed(searched) if name in row), None)
 
 
 @functools.lru_cache(maxsize=1024)

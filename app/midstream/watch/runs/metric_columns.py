@@ -9,7 +9,7 @@ import functools
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 _ABSENT, _FLOAT, _INT, _NONE, _DIGEST, _OTHER = range(6)
 _DIGEST_BYTES = 32  # of a SHA-256, which a row has in hexadecimal
@@ -55,11 +55,10 @@ class _Column:
                 self.others = {}
             self.others[index] = value
 
-    def fill(self, values: Sequence[float]) -> None:
+    def fill(self, kinds: bytes, values: array[float]) -> None:
         """Set the first values, which are numbers."""
         self.numeric = True
-        self.kinds = _same(bytes(_FLOAT if type(value) is float else _INT for value in values))
-        self.values = array("d", values)
+        self.kinds, self.values = kinds, values
 
     def get(self, index: int) -> tuple[bool, Any]:
         """Return (True if row ``index`` has a value, the value)."""
@@ -75,10 +74,13 @@ class _Column:
         return (True, self.others[index]) if kind == _OTHER and self.others is not None else (False, None)
 
 
+Shared = TypeVar("Shared", bytes, tuple[str, ...])
+
+
 @functools.lru_cache(maxsize=256)
-def _same(kinds: bytes) -> bytes:
-    """Return equal bytes of an earlier call."""
-    return kinds
+def _same(value: Shared) -> Shared:
+    """Return an equal value of an earlier call: runs have the same metrics."""
+    return value
 
 
 def _kind(value: Any) -> tuple[int, float]:
@@ -93,13 +95,62 @@ def _kind(value: Any) -> tuple[int, float]:
     return _OTHER, math.nan
 
 
+class _PackedColumns:
+    """Columns of rows that all have the same names, with numbers alone, in one array.
+
+    Most runs have ended: five objects for each of their columns would take half of the memory of a run.
+    """
+
+    __slots__ = ("_kinds", "_values", "names")
+
+    def __init__(self, names: tuple[str, ...], kinds: bytes, values: array[float]) -> None:
+        self.names = names
+        self._kinds = kinds  # of column after column, as ``_values``
+        self._values = values
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, Any]]) -> _PackedColumns | None:
+        """Return the columns of these rows.
+
+        The result is None where rows differ or have other values than numbers.
+        """
+        names = tuple(rows[0]) if rows else ()
+        if not names or len(names) > MAX_COLUMNS or any(row.keys() != rows[0].keys() for row in rows):
+            return None
+        values = [row[name] for name in names for row in rows]
+        if not all(type(value) is float or (type(value) is int and -_EXACT < value < _EXACT) for value in values):
+            return None
+        return cls(
+            _same(names), _same(bytes(_FLOAT if type(value) is float else _INT for value in values)), array("d", values)
+        )
+
+    def get(self, index: int, name: str) -> tuple[bool, Any]:
+        """Return (True if row ``index`` has the name, its value)."""
+        length = len(self._values) // len(self.names)
+        if name not in self.names or index >= length:
+            return False, None
+        place = length * self.names.index(name) + index
+        value = self._values[place]
+        return True, value if self._kinds[place] == _FLOAT else int(value)
+
+    def column(self, name: str) -> _Column | None:
+        """Return a copy of a column, None if there is none of this name."""
+        if name not in self.names:
+            return None
+        length = len(self._values) // len(self.names)
+        begin = length * self.names.index(name)
+        found = _Column()
+        found.fill(self._kinds[begin : begin + length], self._values[begin : begin + length])
+        return found
+
+
 class MetricColumns:
     """The rows of one attempt, in the order of its file. It only grows."""
 
     __slots__ = ("_columns", "_length")
 
     def __init__(self) -> None:
-        self._columns: dict[str, _Column] = {}
+        self._columns: dict[str, _Column] | _PackedColumns = {}
         self._length = 0
 
     def __len__(self) -> int:
@@ -107,61 +158,56 @@ class MetricColumns:
 
     def extend(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows."""
-        if self._length or not self._fill(rows):
-            for row in rows:
-                self.append(row)
-
-    def _fill(self, rows: Sequence[Mapping[str, Any]]) -> bool:
-        """Set the first rows by column, if each has the same names and they are numbers.
-
-        Return False if not. It takes a third of the time of `append`, and no memory for rows that may follow.
-        """
-        names = rows[0].keys() if rows else ()
-        if len(names) > MAX_COLUMNS or any(row.keys() != names for row in rows):
-            return False
-        columns: dict[str, _Column] = {}
-        for name in names:
-            values = [row[name] for row in rows]
-            if not all(type(value) is float or (type(value) is int and -_EXACT < value < _EXACT) for value in values):
-                return False
-            columns[name] = _Column()
-            columns[name].fill(values)
-        self._columns, self._length = columns, len(rows)
-        return True
+        packed = None if self._length else _PackedColumns.of(rows)
+        if packed is not None:
+            self._columns, self._length = packed, len(rows)
+            return
+        for row in rows:
+            self.append(row)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Append a row."""
+        columns = self._columns
+        if isinstance(columns, _PackedColumns):
+            found = {name: columns.column(name) for name in columns.names}
+            columns = self._columns = {name: column for name, column in found.items() if column is not None}
         for name, value in row.items():
-            column = self._columns.get(name)
+            column = columns.get(name)
             if column is None:
-                if len(self._columns) >= MAX_COLUMNS:
+                if len(columns) >= MAX_COLUMNS:
                     continue
-                column = self._columns[name] = _Column()
+                column = columns[name] = _Column()
             column.put(self._length, value)
         self._length += 1
 
+    def _get(self, index: int, name: str) -> tuple[bool, Any]:
+        columns = self._columns
+        if isinstance(columns, _PackedColumns):
+            return columns.get(index, name)
+        column = columns.get(name)
+        return column.get(index) if column is not None else (False, None)
+
     def row(self, index: int) -> dict[str, Any]:
         """Return row ``index``."""
-        found = {}
-        for name, column in tuple(self._columns.items()):
-            exists, value = column.get(index)
-            if exists:
-                found[name] = value
-        return found
+        columns = self._columns
+        names = columns.names if isinstance(columns, _PackedColumns) else tuple(columns)
+        found = {name: self._get(index, name) for name in names}
+        return {name: value for name, (exists, value) in found.items() if exists}
 
     def has(self, index: int, name: str) -> bool:
         """Return True if row ``index`` has the name."""
-        column = self._columns.get(name)
-        return column is not None and column.get(index)[0]
+        return self._get(index, name)[0]
 
     def value(self, index: int, name: str) -> Any:
         """Return a value of row ``index``, None if the row does not have the name."""
-        column = self._columns.get(name)
-        return column.get(index)[1] if column is not None else None
+        return self._get(index, name)[1]
 
     def numeric(self) -> list[str]:
         """Return the names of the columns with numbers."""
-        return [name for name, column in tuple(self._columns.items()) if column.numeric]
+        columns = self._columns
+        if isinstance(columns, _PackedColumns):
+            return list(columns.names)
+        return [name for name, column in tuple(columns.items()) if column.numeric]
 
     def numbers(self, name: str, start: int, stop: int) -> tuple[array[float], bytes]:
         """Return the values of rows ``start <= i < stop``, and which rows have the name.
@@ -170,7 +216,8 @@ class MetricColumns:
 
         Values that are no numbers are NaN.
         """
-        column = self._columns.get(name)
+        columns = self._columns
+        column = columns.column(name) if isinstance(columns, _PackedColumns) else columns.get(name)
         if column is None:
             return array("d", [math.nan]) * (stop - start), bytes(stop - start)
         values, kinds = column.values[start:stop], bytes(column.kinds[start:stop])

@@ -61,18 +61,14 @@ class FleetScreen(ListScreen):
     # ------------------------------------------------------------------------------------------ showing
 
     def show(self, screen_state: ScreenState) -> None:
-        items = {
-            HOSTS: screen_state.snapshot.hosts,
-            RUNS: screen_state.current_runs if self._view == RUNS else (),
-            MIGRATIONS: screen_state.migrations,
-        }
-        found = self.found(items[self._view], screen_state)
-        empty = self.no_match_text() if items[self._view] else self._empty_text(self._view, screen_state)
+        items = {HOSTS: screen_state.snapshot.hosts, MIGRATIONS: screen_state.migrations}
+        counts = {HOSTS: len(items[HOSTS]), RUNS: screen_state.snapshot.run_count, MIGRATIONS: len(items[MIGRATIONS])}
+        found = self.found(items.get(self._view, ()), screen_state)
+        empty = self.no_match_text() if counts[self._view] else self._empty_text(self._view, screen_state)
         self.show_rows(found, screen_state, empty, self._marked if self._view == RUNS else ())
         self._hint()
-        counts = {HOSTS: len(items[HOSTS]), RUNS: screen_state.snapshot.run_count, MIGRATIONS: len(items[MIGRATIONS])}
         notes = {view: str(count) for view, count in counts.items()}
-        notes[self._view] = self.count_text(len(found), counts[self._view])
+        notes[self._view] = self.count_text(found.count, counts[self._view])
         self.query_one(Views).show(self._view, notes)
         self._preview(screen_state)
 

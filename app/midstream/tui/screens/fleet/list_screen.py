@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from textual.timer import Timer
 from textual.widgets import Input
 
 from midstream.listing.filter_error import FilterError
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.fleet import table_rows
 from midstream.tui.screens.fleet.filter_line import FilterLine
-from midstream.tui.screens.fleet.table_rows import LISTS, Listing
+from midstream.tui.screens.fleet.run_list import RunList
+from midstream.tui.screens.fleet.table_rows import LISTS, FoundItems, Listing
 from midstream.tui.state.saved_layout import ListLayout
 from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.widgets.table import Column, Row, Table
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from midstream.listing.conditions import Condition
 
 RUNS = "runs"
+COMPUTE_DELAY = 0.001  # seconds between two slices of the list of runs; keys are handled in between
 
 
 class ListScreen(MidstreamScreen):
@@ -29,6 +32,8 @@ class ListScreen(MidstreamScreen):
         super().__init__()
         self._view = RUNS
         self._written: dict[str, str] = {}  # view -> the text of its filter line, where it is malformed
+        self._run_list = RunList(LISTS[RUNS])
+        self._computing: Timer | None = None  # the next slice of the list of runs
 
     @property
     def listing(self) -> Listing:
@@ -65,15 +70,33 @@ class ListScreen(MidstreamScreen):
 
     # ------------------------------------------------------------------------------------------ showing
 
-    def found(self, items: Sequence[Any], screen_state: ScreenState) -> list[Any]:
-        """Return the items of the list in view, filtered and sorted."""
+    def found(self, items: Sequence[Any], screen_state: ScreenState) -> FoundItems:
+        """Return the items of the list in view, filtered and sorted.
+
+        ``items`` are not read of the list of runs, which is computed in slices.
+        """
         try:
             condition = self._parse(self.list_layout.filter, self.listing)
         except FilterError:  # "today" and "10:30" are read again at each refresh
             condition = None
-        return table_rows.found_in(self.listing, items, screen_state, condition, self.list_layout)
+        if self._view != RUNS:
+            return table_rows.found_in(self.listing, items, screen_state, condition, self.list_layout)
+        found = self._run_list.update(screen_state, condition, self.list_layout)
+        self._compute_later()
+        return found
 
-    def show_rows(self, found: Sequence[Any], screen_state: ScreenState, empty: Sequence[str], marked: Any) -> None:
+    def _compute_later(self) -> None:
+        if not self._run_list.complete and self._computing is None:
+            self._computing = self.set_timer(COMPUTE_DELAY, self._compute)
+
+    def _compute(self) -> None:
+        """Compute a slice of the list of runs, and show the list if it has changed."""
+        self._computing = None
+        if self._run_list.work() and self._view == RUNS and self.midstream.front_screen is self:
+            self.refresh_state()
+        self._compute_later()
+
+    def show_rows(self, found: FoundItems, screen_state: ScreenState, empty: Sequence[str], marked: Any) -> None:
         """Show the items as rows of the table in view."""
         columns = self.listing.chosen(self.list_layout.columns)
         fields = [column.field for column in columns]
@@ -89,6 +112,8 @@ class ListScreen(MidstreamScreen):
     def count_text(self, found: int, count: int) -> str:
         """Return ``3 of 5, finished hidden``."""
         text = str(count) if found == count else f"{found} of {count}"
+        if self._view == RUNS and (progress := self._run_list.progress) is not None:
+            text = f"{progress:.0%} of {count} read"
         if self.list_layout.hide_finished and self.listing.finished is not None:
             text += ", finished hidden"
         return f"{text}, by {self.list_layout.group}" if self.list_layout.group in self.listing.groups else text

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from midstream.listing import fleet_fields
 from midstream.listing.field_type import Fields
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from midstream.listing.conditions import Condition
     from midstream.migrate.journal.migration_view import MigrationView
 
+Member = TypeVar("Member")  # an item, or what stands for it
 HOST_COLUMNS = (
     Column("HOST", widest=24, field="host"),
     Column("LINK", field="link"),
@@ -104,9 +105,24 @@ class Listing:
         return tuple(column for column in self.columns if column.title in titles or column is self.columns[0])
 
 
+@dataclass(frozen=True)
+class FoundItems:
+    """The items that a list shows.
+
+    Attributes:
+        keys: Their keys in order, with the `Heading` of each group.
+        count: How many items there are.
+        item: Returns the item at an index of ``keys``, None for a heading.
+    """
+
+    keys: Sequence[Hashable]
+    count: int
+    item: Callable[[int], Any]
+
+
 def found_in(
     listing: Listing, items: Sequence[Any], screen_state: ScreenState, condition: Condition | None, layout: ListLayout
-) -> list[Any]:
+) -> FoundItems:
     """Return the items that pass the condition, in the order of the layout.
 
     Args:
@@ -114,70 +130,96 @@ def found_in(
         items: Its items.
         screen_state: State of the screen.
         condition: The filter; None: all items pass.
-        layout: Order of the list, and whether finished items are hidden.
+        layout: Order and groups of the list, and whether finished items are hidden.
     """
     if layout.hide_finished and listing.finished is not None:
         items = [item for item in items if not listing.finished(item)]
     if condition is not None:
         items = [item for item in items if condition.holds(item, screen_state)]
-    field = listing.fields.get(layout.sort)
-    if field is None:
-        return list(items)
-    valued = [(field.get(item, screen_state), item) for item in items]
-    known = [pair for pair in valued if pair[0] not in (None, "", ()) and pair[0] == pair[0]]
-    ordered = sorted(known, key=lambda pair: pair[0], reverse=layout.descending)
-    placed = {id(item) for _, item in known}
-    return [item for _, item in ordered] + [item for item in items if id(item) not in placed]  # without a value: last
+    if (field := listing.fields.get(layout.sort)) is not None:
+        values = {id(item): sort_value(field.get(item, screen_state)) for item in items}
+        items = ordered(items, lambda item: values[id(item)], descending=layout.descending)
+    groups: list[tuple[str | None, Sequence[Any]]] = [(None, items)]
+    if layout.group in listing.groups:
+        of = listing.fields[layout.group]
+        groups = grouped(items, lambda item: group_name(of.get(item, screen_state)), layout.group)
+    keys, places = with_headings(groups, listing.key, None)
+    return FoundItems(keys, len(items), places.__getitem__)
 
 
-def rows_of(
-    listing: Listing, items: Sequence[Any], screen_state: ScreenState, glyphs: Glyphs, layout: ListLayout
-) -> Rows:
+def sort_value(value: Any) -> Any:
+    """Return what a value is sorted by, None for an unknown one."""
+    return value if value not in (None, "", ()) and value == value else None
+
+
+def ordered(members: Iterable[Member], value: Callable[[Member], Any], *, descending: bool) -> list[Member]:
+    """Sort by a `sort_value`. Members without one are last."""
+    members = list(members)
+    known = [member for member in members if value(member) is not None]
+    known.sort(key=value, reverse=descending)
+    return known if len(known) == len(members) else known + [each for each in members if value(each) is None]
+
+
+def group_name(value: Any) -> str:
+    """Return the name of the group of items with this value; empty without a value."""
+    return value if isinstance(value, str) else ", ".join(sorted(value))
+
+
+def grouped(
+    members: Iterable[Member], name: Callable[[Member], str], group: str
+) -> list[tuple[str | None, Sequence[Member]]]:
+    """Return (name, members) of each group by name.
+
+    Members without a value are last.
+    """
+    found: dict[str, list[Member]] = {}
+    for member in members:
+        found.setdefault(name(member), []).append(member)
+    named = sorted((title, of) for title, of in found.items() if title)
+    return [*named, *((f"no {group}", found[""]) for _ in range("" in found))]
+
+
+def with_headings(
+    groups: Iterable[tuple[str | None, Sequence[Member]]], key: Callable[[Member], Hashable], heading: Member
+) -> tuple[list[Hashable], list[Member]]:
+    """Return the keys of the members, and the members, each group below its heading.
+
+    Args:
+        groups: (name, members) of each group, None for a group without a heading.
+        key: Returns the key of a member.
+        heading: What is among the members in the place of a heading.
+    """
+    keys: list[Hashable] = []
+    places: list[Member] = []
+    for name, members in groups:
+        if name is not None:
+            keys.append(Heading(f"{name}  {len(members)}"))
+            places.append(heading)
+        keys += map(key, members)
+        places += members
+    return keys, places
+
+
+def rows_of(listing: Listing, found: FoundItems, screen_state: ScreenState, glyphs: Glyphs, layout: ListLayout) -> Rows:
     """Return the rows of a table, each created when it becomes visible.
 
     Args:
         listing: The list.
-        items: Its items.
+        found: Its items.
         screen_state: State of the screen.
         glyphs: Characters to draw with.
-        layout: Groups and columns of the list.
+        layout: Columns of the list.
     """
     shown = [listing.columns.index(column) for column in listing.chosen(layout.columns)]
-    groups = _grouped(listing, items, screen_state, layout.group)
-    keys: list[Hashable] = []
-    places: list[Any] = []  # the item of each key, None for a heading
-    for name, members in groups:
-        if name is not None:
-            keys.append(Heading(f"{name}  {len(members)}"))
-            places.append(None)
-        keys += map(listing.key, members)
-        places += members
 
     def make(index: int) -> Row:
-        if places[index] is None:
-            return Row(keys[index], ())
-        row = listing.row(places[index], screen_state, glyphs)
+        item = found.item(index)
+        if item is None:
+            return Row(found.keys[index], ())
+        row = listing.row(item, screen_state, glyphs)
         return replace(row, cells=tuple(row.cells[column] for column in shown))
 
-    return Rows(keys, make)
-
-
-def _grouped(
-    listing: Listing, items: Sequence[Any], screen_state: ScreenState, group: str
-) -> list[tuple[str | None, Sequence[Any]]]:
-    """Return (name, items) of each group by name.
-
-    Items without a value are last. If not grouped, there is one group without a name.
-    """
-    if group not in listing.groups:
-        return [(None, items)]
-    field = listing.fields[group]
-    found: dict[str, list[Any]] = {}
-    for item in items:
-        value = field.get(item, screen_state)
-        found.setdefault(value if isinstance(value, str) else ", ".join(sorted(value)), []).append(item)
-    named = sorted((name, members) for name, members in found.items() if name)
-    return [*named, *((f"no {group}", found[""]) for _ in range("" in found))]
+    return Rows(found.keys, make)
 
 
 def _host_row(host: HostView, screen_state: ScreenState, glyphs: Glyphs) -> Row:

@@ -1,0 +1,156 @@
+"""Application that follows the fleet.
+
+It has the refresh loop, the toasts, and the reading of the migrations' journals.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from textual.message import Message
+
+from midstream.listing.run_facts import utilization
+from midstream.tui.base_app import BaseApp
+from midstream.tui.runtime.pause_limiter import PauseLimiter
+from midstream.tui.screens.base import MidstreamScreen
+from midstream.tui.state import notifications
+from midstream.tui.state.screen_state import ScreenState
+
+if TYPE_CHECKING:
+    from midstream.migrate.journal.migration_view import MigrationView
+    from midstream.migrate.records.request import Request
+
+REPAINT_INTERVAL = 0.25  # seconds: the shortest time between repaints, however often hosts report
+REPAINT_SHARE = 0.1  # of the processor's time, which repaints may take where the fleet is so large
+TICK_INTERVAL = 1.0  # seconds after which ages are repainted without any change
+HISTORY_LENGTH = 120  # reports of a host that its utilization history holds
+MAX_TOASTS = 3  # toasts shown at a time
+
+
+class RefreshingApp(BaseApp, inherit_bindings=False):
+    """Shows the newest state of the fleet on the screen in front."""
+
+    _pause_limiter: PauseLimiter | None = None
+    _changed = True  # since the last repaint
+    _painted = 0.0  # moment of the last repaint
+    _paint_seconds = 0.0  # processor time of the last repaint
+    _reading = False  # the migrations' journals are being read
+    _reported_error = ""
+    _unsubscribe: Callable[[], object] | None = None
+
+    class MigrationsRead(Message):
+        """The migrations' directories were read."""
+
+        def __init__(self, migrations: tuple[MigrationView, ...]) -> None:
+            super().__init__()
+            self.migrations = migrations
+
+    def follow(self) -> None:
+        """Show the state of the source from now on."""
+        self._unsubscribe = self.source.subscribe(self._source_changed)
+        self.set_interval(REPAINT_INTERVAL, self._repaint)
+
+    def unfollow(self) -> None:
+        """End what `follow` began."""
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
+
+    @abstractmethod
+    def resume_wizard(self, request: Request) -> None:
+        """Open the wizard with ``request`` once run and target answer."""
+
+    def _source_changed(self, *_: object) -> None:
+        """Note a change. Called on any thread, at any rate; `_repaint` reads the snapshot."""
+        self._changed = True
+
+    def _repaint(self) -> None:
+        if self._pause_limiter is not None:
+            self._pause_limiter.settle()
+        rested = time.monotonic() - self._painted
+        if rested >= (0.0 if self._changed else TICK_INTERVAL) and rested >= self._paint_seconds / REPAINT_SHARE:
+            self.publish()
+
+    def publish(self) -> None:
+        """Read the newest snapshot and show it."""
+        if not self.is_running:  # on shutdown the screens are being removed
+            return
+        self._changed = False
+        self._painted, began = time.monotonic(), time.thread_time()
+        before = self.screen_state
+        self.screen_state = ScreenState(self.source.snapshot(), before.migrations, self.clock())
+        self._extend_history(before)
+        self._notify_changes(before)
+        if (front := self.front_screen) is not None:
+            front.refresh_state()
+        if self.request is not None:
+            self.resume_wizard(self.request)
+        self._paint_seconds = time.thread_time() - began
+
+    def _extend_history(self, before: ScreenState) -> None:
+        known = set(map(id, before.snapshot.hosts))
+        for host in self.screen_state.snapshot.hosts:
+            if id(host) not in known and (used := utilization(host)) is not None:
+                self.utilization_history.setdefault(host.name, deque(maxlen=HISTORY_LENGTH)).append(used)
+
+    def _notify_changes(self, before: ScreenState) -> None:
+        """Show toasts for changes, at most `MAX_TOASTS`.
+
+        A fleet of 500 hosts would cover the screen with them.
+        """
+        from midstream.terminal_alert import alert
+
+        shown = self.front_screen.migration if self.front_screen is not None else ""
+        found = notifications.between(before, self.screen_state)
+        for item in found:
+            if item.alert:
+                self.background.run(
+                    lambda text=item.text: self.call_later(self._alert, alert(text)), self._alert_failed
+                )
+        items = [item for item in found if not item.migration or item.migration != shown]
+        for item in items[:MAX_TOASTS]:
+            self.notify(item.text, severity=item.severity, markup=False)
+        if len(items) > MAX_TOASTS:
+            self.notify(f"and {len(items) - MAX_TOASTS} more")
+
+    def _alert(self, written: str) -> None:
+        """Write an alert to the terminal, between two frames."""
+        if self._driver is not None and not self.is_headless:
+            self._driver.write(written)
+
+    def _alert_failed(self, error: Exception) -> None:
+        self.log(error)  # an alert is a convenience
+
+    @property
+    def front_screen(self) -> MidstreamScreen | None:
+        """The screen in front, or behind a dialog."""
+        return next((screen for screen in reversed(self.screen_stack) if isinstance(screen, MidstreamScreen)), None)
+
+    def read_migrations(self) -> None:
+        """Read the migrations' directories in the background, one read at a time."""
+        if not self._reading:
+            self._reading = True
+            self.background.run(self._read_migrations, self._migrations_unreadable)
+
+    def _read_migrations(self) -> None:
+        try:
+            self.post_message(self.MigrationsRead(self.actions.migrations()))
+        finally:
+            self._reading = False
+
+    def _migrations_unreadable(self, error: Exception) -> None:
+        front = self.front_screen
+        if front is not None and str(error) != self._reported_error:  # read twice a second, reported once
+            self._reported_error = str(error)
+            front.failed(error)
+
+    def on_refreshing_app_migrations_read(self, event: MigrationsRead) -> None:
+        if event.migrations != self.screen_state.migrations:
+            before = self.screen_state
+            self.screen_state = ScreenState(before.snapshot, event.migrations, before.now)
+            self._notify_changes(before)
+            self.publish()
