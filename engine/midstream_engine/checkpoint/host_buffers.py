@@ -48,6 +48,12 @@ class ReusedMemory:
         self._free: mmap.mmap | None = None
         self._lock = threading.RLock()  # the garbage collector may run `_back` while this thread has the lock
 
+    @property
+    def free(self) -> int:
+        """Bytes that wait for the next request."""
+        with self._lock:
+            return 0 if self._free is None else len(self._free)
+
     def take(self, size: int) -> np.ndarray:
         """Return ``size`` bytes (uint8) with arbitrary contents.
 

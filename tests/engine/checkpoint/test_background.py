@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import json
 import os
 import random
 import shutil
@@ -11,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ from midstream_engine.trainer.computation.programs import compile_reference_loss
 from midstream_engine.trainer.computation.reference_losses import ReferenceLosses
 from midstream_engine.trainer.computation.setup import Setup, prepare
 from midstream_engine.trainer.computation.train_state import TrainState
+from midstream_engine.trainer.loop import memory_for_copies, saving
 from midstream_engine.trainer.loop.saving import NotSavedError, Saver
 from midstream_engine.trainer.runtime.attempt_record import open_attempt
 from midstream_engine.trainer.runtime.status_file import StatusFile
@@ -208,6 +211,19 @@ def saver_parts(parts: Parts, tmp_path: Path) -> Iterator[SaverParts]:
     status.close()
 
 
+def places_of(tree: Any) -> set[int]:
+    """Addresses of the parts of arrays."""
+    arrays = (leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
+    return {shard.data.unsafe_buffer_pointer() for array in arrays for shard in array.addressable_shards}
+
+
+def arrays_of(paths: RunPaths, name: str) -> dict[str, str]:
+    """Digests of the objects that hold arrays, by path; all of them are verified."""
+    verify_checkpoint(paths.checkpoint(name))
+    manifest = json.loads(Path(paths.checkpoint(name), "manifest.json").read_text())
+    return {each["path"]: each["sha256"] for each in manifest["objects"] if each["path"] != "train.json"}
+
+
 def until(look: Callable[[], Any]) -> None:
     deadline = time.monotonic() + 60
     while not look():
@@ -258,6 +274,43 @@ def test_saver_defers_temporary_and_awaits_permanent_save(
     paused.next.set()
     saver.close()
     assert [found.name for found in list_checkpoints(paths)] == ["step-100-a001"]  # step 3 was temporary
+
+
+def test_saver_without_room_for_a_copy_writes_before_it_returns(
+    parts: Parts,
+    saver_parts: SaverParts,
+    paused: PausedWrites,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The next update is given the memory of the state."""
+    _, _, state = parts
+    saver, status, paths = saver_parts
+    monkeypatch.setattr(memory_for_copies, "ALWAYS_COPIED", 0)
+    monkeypatch.setattr(memory_for_copies, "memory_for_copies", lambda: 0)  # what earlier tests have left
+    monkeypatch.setattr(saving, "memory_shortage", partial(memory_for_copies.memory_shortage, available=lambda: 0))
+    spent = jax.tree.map(jnp.copy, state)
+    callbacks = []
+    threading.Timer(0.2, paused.go.set).start()
+    saver.save(spent, 3, "requested", callback=lambda: callbacks.append(3))
+    assert paused.go.is_set()
+    overwrite = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf * 0 + 7, tree), donate_argnums=0)
+    places = places_of(spent.model)
+    overwritten = overwrite(spent.model)
+    assert places_of(overwritten) == places  # nothing holds the memory any more, or it would need that of a copy
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(spent.model))
+    assert not saver.busy
+    assert callbacks == []  # the loop calls it at the boundary
+    saver.poll()
+    assert (callbacks, status.value.checkpoint) == ([3], "step-3-a001")
+    found = [record.message for record in caplog.records if "waits" in record.message]
+    assert len(found) == 1
+    assert found[0].startswith("step 3: training waits until the state is written: a copy of it needs 0.")
+    assert found[0].endswith(" GiB of memory, 0.00 GiB are available")
+    written = arrays_of(paths, "step-3-a001")
+    saver.save(state, 4, "stop", last=True)
+    assert written == arrays_of(paths, "step-4-a001")
+    assert written
 
 
 def test_saver_final_save_is_on_disk_with_the_one_before(

@@ -42,6 +42,11 @@ class BackgroundTask(Generic[Label]):
             raise RuntimeError(f"{self._label} has not been collected yet")
         self._label, self._future = label, self._pool.submit(work)
 
+    def wait(self) -> None:
+        """Wait until no task is running. Its outcome remains to be collected."""
+        if self._future is not None:
+            self._future.exception()
+
     def collect(self) -> tuple[Label, BaseException | None] | None:
         """Wait for the task; return its label and its exception, if any.
 

@@ -98,6 +98,17 @@ def snapshot(tree: Any, *, copy: bool = False) -> list[HostArray]:
     ]
 
 
+def copied_bytes(tree: Any) -> int:
+    """Return the bytes that :func:`snapshot` copies in host memory with ``copy``: those of arrays on CPU devices."""
+    parts = (part for array in flatten(tree).values() for part in _parts(array, numpy_dtype(array.dtype)))
+    return sum(part.size for part in parts if not part.lasting)
+
+
+def memory_for_copies() -> int:
+    """Return the bytes of host memory that an earlier copy has left for the next one."""
+    return _copies.free
+
+
 def _parts(array: LogicalArray, dtype: np.dtype) -> list[_Part]:
     if not isinstance(array.value, jax.Array):
         box = full_box(array.shape)

@@ -32,6 +32,7 @@ from midstream_engine.trainer.computation.finiteness import describe, find_not_f
 from midstream_engine.trainer.computation.reference_losses import Measured, ReferenceLosses
 from midstream_engine.trainer.computation.setup import Setup
 from midstream_engine.trainer.computation.train_state import TrainState
+from midstream_engine.trainer.loop.memory_for_copies import memory_shortage
 from midstream_engine.trainer.runtime.attempt_record import Attempt
 from midstream_engine.trainer.runtime.host_memory import release_free_memory
 from midstream_engine.trainer.runtime.status_file import StatusFile
@@ -174,7 +175,13 @@ class Saver:
         if self._task.label not in (None, step):
             self._wait()
         if step not in (self._saved_step, self._task.label):
-            self._begin(state, step, reason, copy=not last, not_finite=not_finite)
+            shortage = "" if last else memory_shortage(state)
+            if shortage:
+                log.warning("step %d: training waits until the state is written: %s", step, shortage)
+            self._begin(state, step, reason, copy=not (last or shortage), not_finite=not_finite)
+            if shortage:
+                with self._saving_status(step):
+                    self._task.wait()  # the next update changes the memory that is written
         if self._task.label == step:
             self._callbacks += [callback] if callback else []
             if last:
@@ -245,7 +252,7 @@ class Saver:
                 failure = error
                 self._task.start(step, lambda: abort_save(group, failure))
                 return
-        stall = time.monotonic() - began
+        stall = time.monotonic() - began if copy else None
         self._task.start(step, lambda: self._finish(pending, reason, began, stall))
 
     def _check_losses(self, measured: Measured, state: TrainState, step: int) -> None:
@@ -261,10 +268,18 @@ class Saver:
             why = f"the state is not finite: {arrays}" if arrays else "the losses of the next batch are not finite"
             raise self._failed(step, CheckpointError(why))
 
-    def _finish(self, pending: PendingSave, reason: str, began: float, stall: float) -> None:
-        """Write and commit, update the status, and prune. Runs on the saving thread."""
+    def _finish(self, pending: PendingSave, reason: str, began: float, stall: float | None) -> None:
+        """Write and commit, update the status, and prune. Runs on the saving thread.
+
+        Args:
+            pending: The save.
+            reason: For the log.
+            began: Time of its begin, seconds of the monotonic clock.
+            stall: Seconds that training waited; None: until all is written.
+        """
         self._sync_metrics()
         manifest = pending.finish()
+        stall = time.monotonic() - began if stall is None else stall
         release_free_memory()
         self._status.update(checkpoint=manifest.name, root_digest=manifest.root_digest)
         self._status.try_write()
