@@ -99,7 +99,10 @@ def snapshot(tree: Any, *, copy: bool = False) -> list[HostArray]:
 
 
 def copied_bytes(tree: Any) -> int:
-    """Return the bytes that :func:`snapshot` copies in host memory with ``copy``: those of arrays on CPU devices."""
+    """Return the bytes that :func:`snapshot` copies in host memory with ``copy``.
+
+    They are those of arrays on CPU devices.
+    """
     parts = (part for array in flatten(tree).values() for part in _parts(array, numpy_dtype(array.dtype)))
     return sum(part.size for part in parts if not part.lasting)
 

@@ -1,4 +1,7 @@
-"""Host memory that this process may still use: of the machine, and of the control groups that it is in."""
+"""Host memory that this process may still use.
+
+It is bounded by the machine and by the control groups that the process is in.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ _VERSION_2 = ("memory.max", "memory.current", "inactive_file")
 
 
 def available_memory(root: str = "/") -> int | None:
-    """Return the bytes that this process may still use before the kernel ends or refuses it.
+    """Return the bytes that this process may still use before the kernel ends it.
 
     None where the system does not report it. ``root``: the directory that has ``proc`` and ``sys``.
     """
@@ -28,7 +31,10 @@ def _of_machine(root: str) -> int | None:
 
 
 def _of_groups(root: str) -> list[int | None]:
-    """Return what each group of this process, and each above it, leaves; None without a limit."""
+    """Return what each group of this process leaves, and each above it.
+
+    None: it has no limit.
+    """
     try:
         with open(os.path.join(root, "proc/self/cgroup")) as file:
             lines = [line.rstrip("\n").split(":", 2) for line in file]
