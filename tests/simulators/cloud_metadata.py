@@ -1,4 +1,4 @@
-"""Metadata services of AWS (IMDSv2) and Azure as midstream uses them: notices that a machine is about to end."""
+"""Metadata services of AWS (IMDSv2) and Azure as midstream uses them: notices that a machine ends, and roles."""
 
 from __future__ import annotations
 
@@ -8,12 +8,32 @@ from typing import Any
 
 from support.loopback import Loopback, Quiet
 
+ROLES = "/latest/meta-data/iam/security-credentials/"
+
+
+def role_credentials(key: str, token: str) -> dict[str, str]:
+    """Credentials of a role, as both services of AWS return them; they last for years."""
+    return {
+        "Code": "Success", "Type": "AWS-HMAC", "LastUpdated": "2026-01-01T00:00:00Z", "AccessKeyId": key,
+        "SecretAccessKey": "secret", "Token": token, "Expiration": "2099-01-01T00:00:00Z",
+    }  # fmt: skip
+
 
 class AwsMetadata(Loopback):
-    """IMDSv2: a token first, which PUT alone returns. ``action``: the answer of ``spot/instance-action``; None: 404."""
+    """IMDSv2: a token first, which PUT alone returns; and the credentials of a container's role.
+
+    Attributes:
+        action: The answer of ``spot/instance-action``; None: 404.
+        role: Credentials of the machine's role; None: it has none.
+        container: Credentials of the container's role, for requests with ``authorization``.
+    """
+
+    authorization = "container-secret"
 
     def __init__(self) -> None:
         super().__init__(_Aws, "aws-metadata")
+        self.role: dict[str, str] | None = None
+        self.container: dict[str, str] | None = None
         self.action: dict[str, str] | str | None = None
         self.tokens: set[str] = set()
         self.requested: list[str] = []
@@ -56,8 +76,13 @@ class _Aws(_Answers):
     def do_GET(self) -> None:
         server: AwsMetadata = self.server_of
         server.requested.append(self.path)
+        if self.path == "/container" and server.container is not None:
+            permitted = self.headers.get("Authorization") == server.authorization
+            return self.answer(200, json.dumps(server.container)) if permitted else self.answer(401, "{}")
         if self.headers.get("X-aws-ec2-metadata-token") not in server.tokens:
             return self.answer(401, "")  # IMDSv1 is switched off
+        if self.path.startswith(ROLES) and server.role is not None:
+            return self.answer(200, json.dumps(server.role) if self.path != ROLES else "trainer")
         if self.path != "/latest/meta-data/spot/instance-action" or server.action is None:
             return self.answer(404, "")
         return self.answer(200, server.action if isinstance(server.action, str) else json.dumps(server.action))

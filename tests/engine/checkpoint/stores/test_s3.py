@@ -20,15 +20,16 @@ from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.checkpoint.save_fence import FenceRejectedError
+from midstream_engine.checkpoint.saving.commit import manifest_text
 from midstream_engine.checkpoint.saving.retention import Retention
 from midstream_engine.checkpoint.stores.bucket_objects import BucketObjects
 from midstream_engine.config.keep_policy import KeepEvery, KeepPolicy
 from midstream_engine.data.sources import bucket as sources
 from midstream_engine.data.sources.formats import open_source
 from midstream_engine.object_store import retries
-from midstream_engine.records import MANIFEST, Fence, Pin, RunPaths
+from midstream_engine.records import MANIFEST, Fence, Manifest, Pin, RunPaths
 from midstream_engine.trainer.runtime.compile_cache import SharedCache
-from simulators.object_stores.s3_server import REFUSED, S3Server, s3_server
+from simulators.object_stores.s3_server import IGNORED, REFUSED, S3Server, s3_server
 from simulators.planted_faults import Fault
 from support.checkpoints.checkpoint_states import plain_state, save
 from support.command_line import midstream
@@ -168,6 +169,33 @@ def test_s3_without_conditions_says_what_is_not_promised(
     assert "the service has no conditional writes" in caplog.text
     with pytest.raises(CheckpointError, match="never overwritten"):
         save(paths, plain_state(seed=1))
+
+
+@pytest.mark.parametrize("writes", [IGNORED, REFUSED])
+def test_s3_without_conditions_processes_of_a_host_commit_once(paths: RunPaths, server: S3Server, writes: str) -> None:
+    """The run's lock on the host keeps them apart: of savers of the same bytes, one writes the manifest."""
+    server.writes = writes
+    earlier = save(paths, plain_state())
+    server.delete("my-bucket", f"{CHECKPOINTS}{earlier.name}/{MANIFEST}", {})
+    barrier, committed, refused = threading.Barrier(4), list[Manifest](), list[str]()
+
+    def commit(_: int) -> None:
+        barrier.wait(30)
+        try:
+            committed.append(save(paths, plain_state()))
+        except CheckpointError as error:
+            refused.append(str(error))
+
+    threads = [threading.Thread(target=commit, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(committed) == 1, refused
+    assert len(refused) == 3
+    (stored,) = (blob.data for name, blob in server.blobs("my-bucket", CHECKPOINTS).items() if name.endswith(MANIFEST))
+    assert stored == manifest_text(committed[0])
+    assert verify_checkpoint(paths.checkpoint(committed[0].name)).sound
 
 
 @pytest.mark.parametrize(
