@@ -33,7 +33,7 @@ def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsMetadata]:
         yield server
 
 
-def test_machine_uses_its_role_and_reads_it_again_when_it_expires(s3: S3Server, metadata: AwsMetadata) -> None:
+def test_machine_uses_its_role_and_reads_it_again(s3: S3Server, metadata: AwsMetadata) -> None:
     metadata.role = role_credentials("of-the-machine", "first")
     s3.admits = {"of-the-machine": "first"}
     client = open_bucket("s3://runs/p", Access(region="role-a"))
@@ -56,7 +56,7 @@ def test_container_uses_its_role_before_that_of_the_machine(
     assert client.get("object")[0] == b"data"
 
 
-def test_machine_without_a_role_is_told_what_is_missing(s3: S3Server, metadata: AwsMetadata) -> None:
+def test_machine_without_a_role_is_one_line(s3: S3Server, metadata: AwsMetadata) -> None:
     with pytest.raises(AccessDeniedError, match="neither environment, files nor a role of this machine") as caught:
         open_bucket("s3://runs/p", Access(region="role-c"))
     assert "\n" not in caught.value.with_hint()
