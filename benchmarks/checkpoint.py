@@ -1,7 +1,6 @@
 """Save and restore one state with midstream, with plain files and with orbax-checkpoint, side by side in one run.
 
     python benchmarks/checkpoint.py [--mib 1024] [--rounds 5] [--devices 4] [--where DIR] [--orbax PYTHON]
-    python benchmarks/checkpoint.py --gib 16 --limit-gib 24
 
 The state is that of AdamW on a GPT-2-shaped model: float32 parameters and two moments, sharded over ``--devices``
 virtual CPU devices along ``embed``. *Plain* is the least that the same promises cost: each device's share of each array
@@ -14,10 +13,6 @@ a virtual machine the first touch of a page that the host has reclaimed costs mo
 is plain's time over the way's, above 1 means faster than plain. For ``stall`` it is the part of a synchronous save, for
 ``another mesh`` the multiple of the same mesh. CPU seconds are those of the process, which neighbours on the machine
 disturb less. Read ratios, not rates.
-
-``--gib N --limit-gib M``: save a state of N GiB and continue to train, then restore it in another process, each in a
-control group of M GiB where this user may make one, and checked against the kernel's count in any case. Exit code 1 if
-more was used. The output says whether the save waited for want of memory.
 """
 
 from __future__ import annotations
@@ -39,9 +34,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "engine"), str(Path(__file__).parent)]
-
-from memory_limit import run_limited  # noqa: E402
+sys.path[:0] = [str(Path(__file__).parents[1] / "engine")]
 
 MIB = 1 << 20
 BLOCK = 4 * MIB
@@ -125,63 +118,6 @@ def print_memory(case: Case, what: str) -> None:
         mesh = case.other if what == "restore, another mesh" else case.mesh
         grown = peak_of(lambda: jax.block_until_ready(way.restore(directory, mesh)))
     print(grown / case.bytes)
-
-
-def bare_update(state: dict[str, Any], rate: Any) -> dict[str, Any]:
-    """Arithmetic of AdamW on the complete state, with a gradient that is a part of the parameters."""
-    import jax.numpy as jnp
-
-    after = {}
-    for name in [name for name in state if name.startswith("model.")]:
-        key = name.removeprefix("model.")
-        value, mu, nu = (state[f"{part}.{key}"] for part in ("model", "mu", "nu"))
-        gradient = 0.01 * value + rate
-        mu, nu = 0.9 * mu + 0.1 * gradient, 0.99 * nu + 0.01 * gradient * gradient
-        after |= {name: value - rate * mu / (jnp.sqrt(nu) + 1e-8), f"mu.{key}": mu, f"nu.{key}": nu}
-    return after
-
-
-def print_limited(room: Path, options: argparse.Namespace) -> None:
-    """The part of :func:`measure_limit` that runs in the other process: save and train on, or restore."""
-    import jax
-    import numpy as np
-
-    from midstream_engine.trainer.loop.memory_for_copies import memory_shortage
-
-    case = Case(room, options.mib, options.devices, filled=options.limited == "save")
-    way, directory, row = Midstream(case), options.where / "state", {}
-    began = time.perf_counter()
-    if options.limited == "save":
-        shardings = {name: value.sharding for name, value in case.state.items()}
-        update = jax.jit(bare_update, donate_argnums=0, out_shardings=shardings)
-        case.state = jax.block_until_ready(update(case.state, np.float32(1e-3)))
-        shortage = memory_shortage(case.state)
-        began = time.perf_counter()
-        pending = way.begin(directory, copy=not shortage)
-        waited = time.perf_counter() - began
-        pending.finish()
-        seconds = time.perf_counter() - began
-        row = {"shortage": shortage, "waited": round(seconds if shortage else waited, 2)}
-        del pending
-        case.state = jax.block_until_ready(update(case.state, np.float32(1e-3)))
-    else:
-        jax.block_until_ready(way.restore(directory, case.mesh))
-        seconds = time.perf_counter() - began
-    row |= {"seconds": round(seconds, 2), "peak_GiB": round(memory_line("VmHWM") / (1 << 30), 3)}
-    print(json.dumps(row), flush=True)
-
-
-def measure_limit(options: argparse.Namespace) -> int:
-    """Save, and restore in another process, within ``--limit-gib``; return the exit code."""
-    limit, within = round(options.limit_gib * (1 << 30)), True
-    with tempfile.TemporaryDirectory(prefix="midstream-bench-", dir=options.where) as name:
-        for what in ("save", "restore"):
-            flags = ["--mib", str(round(options.gib * 1024)), "--devices", str(options.devices), "--where", name]
-            found = run_limited([sys.executable, __file__, *flags, "--limited", what], limit)
-            fits = found["exit"] == 0 and found["peak_GiB"] <= options.limit_gib
-            within = within and fits
-            print(json.dumps({"what": what, "fits": fits, "GiB": options.gib, "limit_GiB": options.limit_gib, **found}))
-    return 0 if within else 1
 
 
 class Case:
@@ -458,9 +394,6 @@ def main() -> None:
     flags.add_argument(
         "--where", type=Path, help="a directory on the disk to measure (default: the system's temporary)"
     )
-    flags.add_argument("--gib", type=float, help="size of a state to save and restore within --limit-gib")
-    flags.add_argument("--limit-gib", type=float, default=24.0)
-    flags.add_argument("--limited", choices=("save", "restore"), help=argparse.SUPPRESS)  # in a process of its own
     flags.add_argument("--memory", help=argparse.SUPPRESS)  # what a process of its own is to measure
     flags.add_argument("--orbax", metavar="PYTHON", help="an interpreter with orbax-checkpoint")
     options = flags.parse_args()
@@ -475,12 +408,6 @@ def main() -> None:
     import warnings
 
     warnings.filterwarnings("ignore")
-    if options.gib:
-        sys.exit(measure_limit(options))
-    if options.limited:
-        from midstream_engine.trainer.runtime.host_memory import keep_host_memory
-
-        keep_host_memory()
     import jax
     import numpy as np
     import tensorstore
@@ -488,8 +415,6 @@ def main() -> None:
     from midstream_engine.checkpoint.bounded_pool import THREADS
 
     with tempfile.TemporaryDirectory(prefix="midstream-bench-", dir=options.where) as name:
-        if options.limited:
-            return print_limited(Path(name), options)
         case = Case(Path(name), options.mib, options.devices)
         if options.memory:
             print_memory(case, options.memory)

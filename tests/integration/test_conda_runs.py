@@ -18,7 +18,7 @@ from midstream.remote.machine.conda_environments import RATTLER, own_platform
 from simulators import conda_tool
 from simulators.sshd import Lab
 from support.command_line import Ended, Run, midstream, refused
-from support.conda_channel import PACKAGE, Channel, served
+from support.conda_channel import PACKAGE, Channel, python_channel
 from support.trainers.script_trainer import write_script
 
 STEPS = 20000  # more than a test trains
@@ -27,9 +27,7 @@ WHEELS, TOOL = "MIDSTREAM_CONDA_WHEELS", "MIDSTREAM_CONDA_TOOL"
 
 @pytest.fixture
 def channel(tmp_path: Path) -> Iterator[Channel]:
-    made = Channel(tmp_path / "channel")
-    made.add_python()
-    with served(made):
+    with python_channel(tmp_path / "channel") as made:
         yield made
 
 

@@ -168,3 +168,12 @@ def served(channel: Channel) -> Iterator[Channel]:
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextmanager
+def python_channel(directory: Path) -> Iterator[Channel]:
+    """Serve a new channel that has a Python."""
+    made = Channel(directory)
+    made.add_python()
+    with served(made):
+        yield made

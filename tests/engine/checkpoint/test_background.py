@@ -36,7 +36,7 @@ from midstream_engine.trainer.computation.programs import compile_reference_loss
 from midstream_engine.trainer.computation.reference_losses import ReferenceLosses
 from midstream_engine.trainer.computation.setup import Setup, prepare
 from midstream_engine.trainer.computation.train_state import TrainState
-from midstream_engine.trainer.loop import memory_for_copies, saving
+from midstream_engine.trainer.loop import copy_memory, saving
 from midstream_engine.trainer.loop.saving import NotSavedError, Saver
 from midstream_engine.trainer.runtime.attempt_record import open_attempt
 from midstream_engine.trainer.runtime.status_file import StatusFile
@@ -286,9 +286,9 @@ def test_saver_without_room_for_a_copy_writes_before_it_returns(
     """The next update is given the memory of the state."""
     _, _, state = parts
     saver, status, paths = saver_parts
-    monkeypatch.setattr(memory_for_copies, "ALWAYS_COPIED", 0)
-    monkeypatch.setattr(memory_for_copies, "memory_for_copies", lambda: 0)  # what earlier tests have left
-    monkeypatch.setattr(saving, "memory_shortage", partial(memory_for_copies.memory_shortage, available=lambda: 0))
+    monkeypatch.setattr(copy_memory, "ALWAYS_COPIED", 0)
+    monkeypatch.setattr(copy_memory, "reusable_bytes", lambda: 0)  # what earlier tests have left
+    monkeypatch.setattr(saving, "memory_shortage", partial(copy_memory.memory_shortage, available=lambda: 0))
     spent = jax.tree.map(jnp.copy, state)
     callbacks = []
     threading.Timer(0.2, paused.go.set).start()

@@ -26,7 +26,7 @@ from midstream.remote.machine import conda_environments
 from midstream.remote.machine.conda_environments import CondaTool, own_platform
 from midstream.trainers import conda_lock
 from simulators import conda_tool
-from support.conda_channel import PACKAGE, VERSION, Channel, served
+from support.conda_channel import PACKAGE, VERSION, Channel, python_channel
 from support.wheels import PACKAGE as WHEEL
 from support.wheels import uv_works, write_wheel
 
@@ -37,9 +37,7 @@ CODE = f"import {PACKAGE}, sys; print({PACKAGE}.VALUE, sys.prefix)"
 
 @pytest.fixture
 def channel(tmp_path: Path) -> Iterator[Channel]:
-    made = Channel(tmp_path / "channel")
-    made.add_python()
-    with served(made):
+    with python_channel(tmp_path / "channel") as made:
         yield made
 
 

@@ -107,7 +107,7 @@ def copied_bytes(tree: Any) -> int:
     return sum(part.size for part in parts if not part.lasting)
 
 
-def memory_for_copies() -> int:
+def reusable_bytes() -> int:
     """Return the bytes of host memory that an earlier copy has left for the next one."""
     return _copies.free
 

@@ -32,7 +32,7 @@ from midstream_engine.trainer.computation.finiteness import describe, find_not_f
 from midstream_engine.trainer.computation.reference_losses import Measured, ReferenceLosses
 from midstream_engine.trainer.computation.setup import Setup
 from midstream_engine.trainer.computation.train_state import TrainState
-from midstream_engine.trainer.loop.memory_for_copies import memory_shortage
+from midstream_engine.trainer.loop.copy_memory import memory_shortage
 from midstream_engine.trainer.runtime.attempt_record import Attempt
 from midstream_engine.trainer.runtime.host_memory import release_free_memory
 from midstream_engine.trainer.runtime.status_file import StatusFile

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from midstream_engine.trainer.loop import memory_for_copies
-from midstream_engine.trainer.loop.memory_for_copies import memory_shortage
+from midstream_engine.trainer.loop import copy_memory
+from midstream_engine.trainer.loop.copy_memory import memory_shortage
 from midstream_engine.trainer.runtime.available_memory import available_memory
 
 GIB = 1 << 30
@@ -65,14 +65,14 @@ def test_machine_that_reports_nothing_is_unknown(tmp_path: Path, text: str) -> N
 
 
 def test_shortage_names_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_for_copies, "memory_for_copies", lambda: 0)
+    monkeypatch.setattr(copy_memory, "reusable_bytes", lambda: 0)
     state = {"x": jnp.zeros(32 << 20), "kept": np.zeros(3)}  # 128 MiB
     assert memory_shortage(state, lambda: None) == ""
     assert memory_shortage(state, lambda: 140 << 20) == ""
     assert memory_shortage(state, lambda: 130 << 20) == (
         "a copy of it needs 0.13 GiB of memory, 0.13 GiB are available"
     )
-    monkeypatch.setattr(memory_for_copies, "memory_for_copies", lambda: 128 << 20)
+    monkeypatch.setattr(copy_memory, "reusable_bytes", lambda: 128 << 20)
     assert memory_shortage(state, lambda: 64) == ""  # the last copy's memory is used again
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from midstream_engine.checkpoint.saving.snapshot import copied_bytes, memory_for_copies
+from midstream_engine.checkpoint.saving.snapshot import copied_bytes, reusable_bytes
 from midstream_engine.trainer.runtime.available_memory import available_memory
 
-ALWAYS_COPIED = 64 << 20  # bytes of a state whose copy needs no look at the memory
+ALWAYS_COPIED = 64 << 20  # bytes of a state that is copied without a look at the memory
 RESERVE = 1.05  # of the bytes needed: the writer's blocks, and what else the machine does
 
 
@@ -28,7 +28,7 @@ def memory_shortage(state: Any, available: Callable[[], int | None] = available_
     copied = copied_bytes(state)
     if copied < ALWAYS_COPIED:
         return ""
-    needed = copied - memory_for_copies()
+    needed = copied - reusable_bytes()
     found = available()
     if found is None or RESERVE * needed <= found:
         return ""
