@@ -70,6 +70,7 @@ class Copy:
         def find() -> str | None:
             looks.append(1)
             if len(looks) > 1:
+                arrival._ended.set()  # what arrives from here on is left to the restore
                 again.set()
             return str(self.directory)
 
