@@ -84,6 +84,7 @@ def copy_tree(
         Cancelled: ``cancel`` was set.
         ConnectionLostError: A connection broke.
     """
+    target.prepare()
     contents = read_contents(source, manifest_name, kind)
     return copy_contents(contents, target, manifest=manifest_name, progress=progress, cancel=cancel, settings=settings)
 
@@ -110,6 +111,7 @@ def copy_contents(
         settings: By default those of the fleet file.
     """
     started = time.monotonic()
+    target.prepare()
     by_source = contents.by_source()
     settings = settings or settings_of_hosts(contents.first.host, target.host)
 

@@ -257,9 +257,10 @@ def sync_objects(directory: str, objects: Sequence[CopyObject]) -> None:
     with ThreadPoolExecutor(SYNC_THREADS) as pool:
         for _ in pool.map(sync, (ordered[at : at + lot] for at in range(0, len(ordered), lot))):
             pass
-    # A folder's name is an entry of the folder above it.
-    for folder in sorted({each for entry in ordered for each in _folders(entry["path"])}):
-        sync_directory(posixpath.join(directory, folder))
+        # A folder's name is an entry of the folder above it. Each sync waits for the disk, which answers many at once.
+        folders = {each for entry in ordered for each in _folders(entry["path"])}
+        for _ in pool.map(sync_directory, (posixpath.join(directory, folder) for folder in sorted(folders))):
+            pass
 
 
 def _folders(path: str) -> Iterator[str]:
