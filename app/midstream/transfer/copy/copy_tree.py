@@ -31,6 +31,7 @@ from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import ChangedOnWayError, TransferError
 from midstream.transfer.progress import Meter
 from midstream.transfer.report import CopyReport, Progress
+from midstream.transfer.streams.direct_streams import DirectStreams, direct_streams
 from midstream.transfer.streams.link import HIGH_LATENCY, REMOTE, Link, probe
 from midstream.transfer.streams.route import Route
 from midstream.transfer.streams.stream import Events, Stream
@@ -158,7 +159,8 @@ class _TreeCopy:
         generation = new_generation()
         with (
             _probed_links(self.by_source, self.target, self.settings) as links,
-            self._early_streams(links, generation, events) as early,
+            self._direct_streams(generation) as direct,
+            self._early_streams(links, direct, generation, events) as early,
             TargetSession(
                 self.target,
                 objects,
@@ -171,7 +173,7 @@ class _TreeCopy:
         ):
             on_problem = partial(_problem_error, self.target, self.contents.first, meter)
             survey = self._survey(session, meter, objects, on_problem)
-            routes, queues = self._plan(session, survey, links, meter)
+            routes, queues = self._plan(session, survey, links, direct, meter)
             if len(queues) == 1:
                 queues[0].early = early
             pool = StreamPool(
@@ -199,8 +201,28 @@ class _TreeCopy:
         )
 
     @contextmanager
+    def _direct_streams(self, generation: str) -> Generator[Mapping[str, DirectStreams]]:
+        """Begin to connect this machine with the hosts at the other end."""
+        found: dict[str, DirectStreams] = {}
+        try:
+            for source, entries in self.by_source:
+                total = sum(entry["size"] for entry in entries)
+                kind = self.contents.kind
+                each = direct_streams(source, self.target, self.settings, kind, generation, total)
+                if each is not None:
+                    found[str(source)] = each
+            yield found
+        finally:
+            for each in found.values():
+                each.close()
+
+    @contextmanager
     def _early_streams(
-        self, links: Mapping[str, Future[Link]], generation: str, events: Events
+        self,
+        links: Mapping[str, Future[Link]],
+        direct: Mapping[str, DirectStreams],
+        generation: str,
+        events: Events,
     ) -> Generator[list[EarlyStream], None, None]:
         """Open the first streams of a copy with one source while the target is surveyed."""
         if len(self.by_source) != 1:
@@ -220,7 +242,8 @@ class _TreeCopy:
                 return Link("ssh", 2 * HIGH_LATENCY)
 
         def begin(number: int) -> Stream | None:
-            route = Route(source, self.target, link(number), self.settings, self.contents.kind)
+            one = direct.get(str(source))
+            route = Route(source, self.target, link(number), self.settings, self.contents.kind, one)
             if number and not (route.favors_streams and number < min(route.streams, total // MIN_STREAM_BYTES)):
                 return None
             return route.open(generation, events, small=total < SMALL_COPY)
@@ -259,7 +282,12 @@ class _TreeCopy:
         return survey
 
     def _plan(
-        self, session: TargetSession, survey: _Survey, links: Mapping[str, Future[Link]], meter: Meter
+        self,
+        session: TargetSession,
+        survey: _Survey,
+        links: Mapping[str, Future[Link]],
+        direct: Mapping[str, DirectStreams],
+        meter: Meter,
     ) -> tuple[list[str], list[SendQueue]]:
         """Return the route of each source, in words, and its items.
 
@@ -272,7 +300,8 @@ class _TreeCopy:
             if not absent:
                 continue
             link = links[str(source)].result()
-            route = Route(source, self.target, link, self.settings, self.contents.kind)
+            one = direct.get(str(source))
+            route = Route(source, self.target, link, self.settings, self.contents.kind, one)
             partial_entries = [entry for entry in absent if survey.parts.get(entry["path"])]
             partial_paths = {entry["path"] for entry in partial_entries}
             items: list[CopyItem] = []
@@ -283,7 +312,8 @@ class _TreeCopy:
             # In a bucket one stream has to bring all parts of an object.
             streams = 1 if self.target.in_bucket else route.streams
             items += split([entry for entry in absent if entry["path"] not in partial_paths], streams)
-            routes.append(link.text(source.host.name, self.target.host.name))
+            taken = one.link(link) if one is not None else link
+            routes.append(taken.text(source.host.name, self.target.host.name))
             queues.append(SendQueue(route, deque(items)))
         return routes, queues
 
@@ -354,7 +384,8 @@ def _probed_links(
         for source, entries in by_source:
             both_remote = isinstance(source.host, REMOTE) and isinstance(target.host, REMOTE)
             small = sum(entry["size"] for entry in entries) < MIN_STREAM_BYTES and settings.route == AUTO
-            wanted = replace(settings, route=RELAY) if both_remote and small else settings  # too few bytes for a probe
+            # Too few bytes for a probe; and `DirectStreams` finds out whether this machine can connect to a host.
+            wanted = replace(settings, route=RELAY) if small or not both_remote else settings
             probes[str(source)] = pool.submit(probe, source.host, target.host, wanted)
         yield probes
 

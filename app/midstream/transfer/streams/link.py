@@ -79,7 +79,8 @@ class Link:
             how = f" ({milliseconds} to the host{note})" if self.seconds else note
             return f"{source} -> this machine -> {target} over HTTPS{how}"
         if self.kind == "ssh":
-            return f"{source} -> {target} over {self.connection} ({milliseconds})"
+            note = f"; not direct: {self.not_direct}" if self.not_direct else ""
+            return f"{source} -> {target} over {self.connection} ({milliseconds}{note})"
         return f"{source} -> {target} on this machine"
 
     @property

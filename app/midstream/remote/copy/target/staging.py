@@ -21,7 +21,7 @@ import posixpath
 import stat
 import threading
 import time
-from typing import Any, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 from midstream.remote.copy.stdin_lines import IDLE_TIMEOUT
 from midstream.remote.files.copy_items import CopyObject
@@ -277,10 +277,10 @@ def free_bytes(path: str) -> int:
     return usage.f_bavail * usage.f_frsize
 
 
-def problem(error: OSError, directory: str) -> None:
+def problem(error: OSError, directory: str, report: Callable[..., None] = emit) -> None:
     """Report an error of the disk to the app."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    emit("problem", kind="full" if full else "system", message=str(error), free=free_bytes(directory))
+    report("problem", kind="full" if full else "system", message=str(error), free=free_bytes(directory))
 
 
 def chunks(size: int, chunk: int = CHUNK) -> Iterator[Tuple[int, int]]:
