@@ -8,7 +8,7 @@ import shlex
 import shutil
 import socket
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import paramiko
 
@@ -50,7 +50,7 @@ class Connection:
         if self._layers:
             return ""
         try:
-            name: tuple[Any, ...] = self.transport.sock.getpeername()
+            name = cast("tuple[Any, ...]", self.transport.sock.getpeername())
         except OSError:  # it is lost
             return ""
         zone = f"%{name[3]}" if len(name) == 4 and name[3] else ""

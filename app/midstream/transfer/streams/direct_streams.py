@@ -28,7 +28,16 @@ from midstream.transfer.copy_reports import checked_reports
 from midstream.transfer.copy_settings import RELAY, CopySettings, ports_of
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError
-from midstream.transfer.streams.link import MAX_STREAMS, REASON_LIMIT, SOURCE, TARGET, Link, wait_listening
+from midstream.transfer.streams.link import (
+    BEHIND_PROXY,
+    MAX_STREAMS,
+    REASON_LIMIT,
+    SOURCE,
+    TARGET,
+    Link,
+    check_port,
+    wait_listening,
+)
 from midstream.transfer.streams.stream import Events, Stream
 from midstream.transfer.streams.stream_transport import start
 from midstream.transfer.streams.tls_certificates import make_peers
@@ -37,7 +46,6 @@ MIN_BYTES = 16 << 20  # of a copy for which a program that listens pays off
 LISTEN_TIMEOUT = 5.0  # seconds until the program on the host listens
 CONNECT_TIMEOUT = 0.3  # seconds in which it answers, beside the round trips
 ROUND_TRIPS = 4  # that an answer may take in addition
-MIN_PORT = 1024  # the programs of a copy have no rights to lower ones
 RETRY_INTERVAL = 600.0  # seconds until a host whose port could not be reached is tried again
 
 _unreachable: dict[str, tuple[float, str]] = {}  # address and ports -> when, and why
@@ -57,7 +65,7 @@ def not_possible(host: SshHost, settings: CopySettings) -> str:
     if settings.route == RELAY:
         return "copy_route: relay"
     if not host.peer_address:
-        return "a proxy or a jump host is between"
+        return BEHIND_PROXY
     with _unreachable_lock:
         when, why = _unreachable.get(_key(host, settings), (0.0, ""))
     return why if why and time.monotonic() - when < RETRY_INTERVAL else ""
@@ -198,8 +206,7 @@ class DirectStreams:
             _unreachable[_key(self._host, self._settings)] = (time.monotonic(), why)
 
     def _listen(self) -> None:
-        ports = ports_of(self._host, self._settings)
-        peer = self._peers.listener(ports, ssh_address=True)
+        peer = self._peers.listener(ports_of(self._host, self._settings), ssh_address=True)
         if self._sends:
             program = start(self._host, stream_server.receive)(
                 directory=self._target.directory, generation=self._generation, kind=self._kind, keys=self._keys,
@@ -218,9 +225,7 @@ class DirectStreams:
         self._host.ping()
         self._timeout += ROUND_TRIPS * (time.monotonic() - began)
         port = wait_listening(program, self._host).port
-        first, last = ports or (MIN_PORT, 65535)
-        if not first <= port <= last:
-            raise HostError(f"{self._host.name}: it reports port {port}, which is none that a copy may use")
+        check_port(self._host, self._settings, port)
         self._port = port
         threading.Thread(target=self._read_reports, args=(program,), name="copy-reports", daemon=True).start()
 

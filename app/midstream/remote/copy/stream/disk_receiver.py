@@ -168,7 +168,6 @@ def receive(directory: str, generation: str, kind: str, key: str, peer: Optional
         key: Key that the items were requested with (`requested_items`), in hex.
         peer: The TLS peer that sends the stream; None: stdin.
     """
-
     return 0 if receive_into(directory, generation, kind, key, partial(receiver.receive, peer), emit) else 1
 
 

@@ -12,7 +12,7 @@ import queue
 import sys
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, cast
 
 from midstream.remote.copy.stdin_lines import IDLE_TIMEOUT, Lines
 from midstream.remote.copy.stream import tls_peer as tls
@@ -47,9 +47,7 @@ def receive(directory: str, generation: str, kind: str, keys: Sequence[str], pee
     def work(number: int, sock: ssl.SSLSocket) -> None:
         report = partial(emit, stream=number)
         stream = Bytes(tls.reader(sock))
-        receive_into(
-            directory, generation, kind, keys[number], lambda write: received(stream, write, report), report
-        )
+        receive_into(directory, generation, kind, keys[number], lambda write: received(stream, write, report), report)
 
     return _serve(peer, len(keys), work)
 
@@ -68,7 +66,7 @@ def send(directory: str, streams: int, peer: Dict[str, Any]) -> int:
         while True:
             line = lines.get()
             assert line is not None
-            queues[line["stream"]].put(line)
+            cast("queue.Queue[Any]", queues[line["stream"]]).put(line)
 
     def work(number: int, sock: ssl.SSLSocket) -> None:
         sender = Sender(directory, SocketOut(sock))
@@ -130,6 +128,6 @@ def _run(work: Callable[[int, ssl.SSLSocket], None], number: int, sock: ssl.SSLS
             work(number, sock)
     except OSError:  # the other end has closed the connection, and its own program reports why
         return
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        os._exit(1)  # the app waits for this stream
+    except BaseException as error:  # noqa: BLE001  the app waits for this stream: the program ends
+        sys.excepthook(type(error), error, error.__traceback__)
+        os._exit(1)

@@ -11,7 +11,6 @@ from memory through /proc.
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
 import socket
 import struct

@@ -21,7 +21,7 @@ import posixpath
 import stat
 import threading
 import time
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Set, Tuple
 
 from midstream.remote.copy.stdin_lines import IDLE_TIMEOUT
 from midstream.remote.files.copy_items import CopyObject
@@ -258,15 +258,19 @@ def sync_objects(directory: str, objects: Sequence[CopyObject]) -> None:
         for _ in pool.map(sync, (ordered[at : at + lot] for at in range(0, len(ordered), lot))):
             pass
     # A folder's name is an entry of the folder above it.
-    for folder in sorted({each for entry in ordered for each in _folders(entry["path"])}):
+    for folder in sorted(_folders(ordered)):
         sync_directory(posixpath.join(directory, folder))
 
 
-def _folders(path: str) -> Iterator[str]:
-    """Yield the folder of an object and all above it; the last is ""."""
-    while path:
-        path = posixpath.dirname(path)
-        yield path
+def _folders(objects: Sequence[CopyObject]) -> Set[str]:
+    """Return the folders of objects and all above them, "" among them."""
+    found: Set[str] = set()
+    for entry in objects:
+        folder = posixpath.dirname(entry["path"])
+        while folder not in found:
+            found.add(folder)
+            folder = posixpath.dirname(folder)
+    return found
 
 
 def free_bytes(path: str) -> int:
