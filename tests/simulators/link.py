@@ -65,7 +65,7 @@ class Link:
         """
         self._delay = seconds / 2
         self._rates = _Rate(rate), _Rate(rate)
-        self._socks: list[socket.socket] = []
+        self._socks: tuple[list[socket.socket], ...] = [], []  # of the server's port, and of the other
         self._lock = threading.Lock()
         self.bytes_there = 0  # towards the server
         self._then: tuple[int, Callable[[], None]] | None = None
@@ -76,15 +76,18 @@ class Link:
         self.port = self._listeners[0].getsockname()[1]
         if copy_port:
             self._listeners.append(socket.create_server((FAR, copy_port), backlog=64))
-        for listener, to in zip(self._listeners, (port, copy_port), strict=False):
-            threading.Thread(target=self._accept, args=(listener, to), daemon=True).start()
+        self.accepted = [0, 0]  # connections to the server, and to the other port
+        for number, to in enumerate((port, copy_port)[: len(self._listeners)]):
+            threading.Thread(target=self._accept, args=(number, to), daemon=True).start()
 
-    def _accept(self, listener: socket.socket, to: int) -> None:
+    def _accept(self, number: int, to: int) -> None:
+        listener = self._listeners[number]
         while True:
             try:
                 near, _ = listener.accept()
             except OSError:
                 return
+            self.accepted[number] += 1
             self._moving.wait()
             try:
                 far = socket.create_connection(("127.0.0.1", to), 10)
@@ -95,7 +98,7 @@ class Link:
             for sock in (near, far):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
-                self._socks += [near, far]
+                self._socks[number].extend((near, far))
             for one, other, rate, counts in ((near, far, self._rates[0], True), (far, near, self._rates[1], False)):
                 threading.Thread(target=self._carry, args=(one, other, rate, counts), daemon=True).start()
 
@@ -174,18 +177,37 @@ class Link:
         self._moving.set()
 
     def cut(self) -> None:
+        self._cut(*self._socks)
+
+    def cut_copies(self) -> None:
+        """Close the connections to the further port alone."""
+        self._cut(self._socks[1])
+
+    def _cut(self, *connections: list[socket.socket]) -> None:
         with self._lock:
-            socks, self._socks = self._socks, []
+            socks = [sock for each in connections for sock in each]
+            for each in connections:
+                each.clear()
         for sock in socks:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
 
+    def close_copy_port(self) -> None:
+        """Refuse connections to the further port, as a firewall."""
+        _end(self._listeners[1])
+
     def close(self) -> None:
         for listener in self._listeners:
-            listener.close()
+            _end(listener)
         self.thaw()
         self.cut()
+
+
+def _end(listener: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it is closed
+        listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+    listener.close()
 
 
 def through(server: SshServer, port: int, copy_port: int = 0) -> SshServer:

@@ -43,8 +43,9 @@ from midstream.transfer.streams.stream_transport import start
 from midstream.transfer.streams.tls_certificates import make_peers
 
 MIN_BYTES = 16 << 20  # of a copy for which a program that listens pays off
-LISTEN_TIMEOUT = 5.0  # seconds until the program on the host listens
+OPEN_TIMEOUT = 8.0  # seconds until the first stream is there: an interpreter starts at each end
 CONNECT_TIMEOUT = 0.3  # seconds in which it answers, beside the round trips
+HANDSHAKE_TIMEOUT = 5.0  # seconds
 ROUND_TRIPS = 4  # that an answer may take in addition
 RETRY_INTERVAL = 600.0  # seconds until a host whose port could not be reached is tried again
 
@@ -129,6 +130,8 @@ class DirectStreams:
         self._closed = False
         self._first: Future[Process] = Future()  # this machine's end of the first stream
         self._first_taken = False
+        self._late = False
+        self._until = time.monotonic() + OPEN_TIMEOUT
         why = not_possible(host, settings)
         if why:
             self._first.set_exception(HostError(why))
@@ -175,10 +178,14 @@ class DirectStreams:
 
     def _why_not(self) -> str:
         """Return why there is no stream; empty if there is one. Waits until that is known."""
+        late = f"no connection within {OPEN_TIMEOUT:.0f} s"
+        if self._late:
+            return late
         try:
-            self._first.result(LISTEN_TIMEOUT)
+            self._first.result(max(0.0, self._until - time.monotonic()))
         except TimeoutError:
-            return f"it does not listen within {LISTEN_TIMEOUT:.0f} s"
+            self._late = True  # also if it is there later: all streams take the same route
+            return late
         except (MidstreamError, OSError, ValueError) as error:
             return str(error)
         return ""
@@ -239,6 +246,7 @@ class DirectStreams:
             **self._peers.dialer([self._address], self._port),
             "stream": number,
             "connect_timeout": self._timeout,
+            "handshake_timeout": HANDSHAKE_TIMEOUT,
         }
         if self._sends:
             process = start(self._source.host, sender.send)(directory=self._source.directory, peer=peer)

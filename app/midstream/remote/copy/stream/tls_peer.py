@@ -3,9 +3,9 @@
 ``peer`` comes from the app over stdin: ``role`` (listen or dial), ``certificate`` and ``key`` (PEM) of this end,
 ``trusted`` (PEM), the only certificate accepted from the other end. Of the end that listens, ``ports`` (first, last),
 and ``ssh_address``, whether it listens only at the address of its SSH server by which the operator came. Of the end
-that dials, ``addresses``, ``port``, ``connect_timeout`` (seconds for one address), and ``stream``: the number that it
-sends first where a program listens for several streams (`stream_server`). The key is never in a file: `ssl` reads it
-from memory through /proc.
+that dials, ``addresses``, ``port``, ``connect_timeout`` (seconds for one address), ``handshake_timeout`` (seconds), and
+``stream``: the number that it sends first where a program listens for several streams (`stream_server`). The key is
+never in a file: `ssl` reads it from memory through /proc.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _dial(peer: Dict[str, Any]) -> Tuple[ssl.SSLSocket, str]:
             tune(raw)
             sock = context.wrap_socket(raw, do_handshake_on_connect=False)
             raw = sock  # closing it closes both
-            _handshake(sock, HANDSHAKE_TIMEOUT)
+            _handshake(sock, peer.get("handshake_timeout") or HANDSHAKE_TIMEOUT)
             check_pinned(sock, peer)
             return sock, address
         except OSError as error:
