@@ -49,7 +49,7 @@ HANDSHAKE_TIMEOUT = 5.0  # seconds
 ROUND_TRIPS = 4  # that an answer may take in addition
 RETRY_INTERVAL = 600.0  # seconds until a host whose port could not be reached is tried again
 
-_unreachable: dict[str, tuple[float, str]] = {}  # address and ports -> when, and why
+UNREACHABLE: dict[str, tuple[float, str]] = {}  # address and ports -> when, and why
 _unreachable_lock = threading.Lock()
 
 
@@ -68,7 +68,7 @@ def not_possible(host: SshHost, settings: CopySettings) -> str:
     if not host.peer_address:
         return BEHIND_PROXY
     with _unreachable_lock:
-        when, why = _unreachable.get(_key(host, settings), (0.0, ""))
+        when, why = UNREACHABLE.get(_key(host, settings), (0.0, ""))
     return why if why and time.monotonic() - when < RETRY_INTERVAL else ""
 
 
@@ -210,7 +210,7 @@ class DirectStreams:
 
     def _remember(self, why: str) -> None:
         with _unreachable_lock:
-            _unreachable[_key(self._host, self._settings)] = (time.monotonic(), why)
+            UNREACHABLE[_key(self._host, self._settings)] = (time.monotonic(), why)
 
     def _listen(self) -> None:
         peer = self._peers.listener(ports_of(self._host, self._settings), ssh_address=True)
