@@ -161,7 +161,8 @@ class Campaign:
         shutil.rmtree(target)
         return {
             "seed": seed, "run": number, "kind": kind, "direct": direct, "tls": tls, "at": at,
-            "streams": settings.streams, "bytes": size, "error": error, "named": kept, "parts": parts, "sent_again": report.bytes_sent,
+            "streams": settings.streams,
+            "bytes": size, "error": error, "named": kept, "parts": parts, "sent_again": report.bytes_sent,
         }  # fmt: skip
 
     def arm(self, link: Link, rng: random.Random, kind: str, at: int, direct: bool) -> None:

@@ -96,7 +96,7 @@ def test_probe_of_a_plan_names_the_direct_route(pair: Pair) -> None:
 
 def test_objects_of_a_growing_checkpoint_go_directly(pair: Pair) -> None:
     contents = random_contents(random.Random(3), [18 * MIB, 5])
-    objects = [
+    objects: list[Any] = [
         {**entry, "path": f"step-1-a001/{entry['path']}"} for entry in write_tree(pair.source / "step-1-a001", contents)
     ]
     ends = Endpoint(pair.here, str(pair.source)), Endpoint(pair.far, str(pair.target))

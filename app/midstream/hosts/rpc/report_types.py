@@ -41,7 +41,7 @@ class Connected:
 
 @dataclass(frozen=True)
 class Done:
-    """The program has ended without a problem, or that of its streams which has this number."""
+    """The program, or its stream of this number, has ended without a problem."""
 
     stream: int | None = None
 

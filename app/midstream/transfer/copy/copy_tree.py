@@ -22,8 +22,8 @@ from threading import Event
 from midstream.errors import MidstreamError
 from midstream.hosts.rpc.report_types import Committed, CopyLine, CopyProblem, PartialObject, Present, Ready, Reused
 from midstream.printable import printable
-from midstream.remote.files.allowlist import CHECKPOINT, HISTORY
-from midstream.remote.files.copy_items import CopyItem, CopyObject, HistoryObject
+from midstream.remote.files.allowlist import CHECKPOINT
+from midstream.remote.files.copy_items import CopyItem, CopyObject
 from midstream.remote.verify import objects as remote_objects
 from midstream.transfer.copy.target_session import TargetSession, new_generation
 from midstream.transfer.copy_settings import AUTO, RELAY, CopySettings, settings_of_hosts
@@ -31,23 +31,14 @@ from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import ChangedOnWayError, TransferError
 from midstream.transfer.progress import Meter
 from midstream.transfer.report import CopyReport, Progress
+from midstream.transfer.streams.copy_problems import problem_error
 from midstream.transfer.streams.direct_streams import DirectStreams, direct_streams
+from midstream.transfer.streams.early_stream import EARLY_STREAMS, EarlyStream
 from midstream.transfer.streams.link import HIGH_LATENCY, REMOTE, Link, probe
 from midstream.transfer.streams.route import Route
+from midstream.transfer.streams.send_queue import CHUNK, MIN_STREAM_BYTES, SendQueue, ranges, split
 from midstream.transfer.streams.stream import Events, Stream
-from midstream.transfer.streams.stream_pool import (
-    CHUNK,
-    EARLY_STREAMS,
-    MIN_STREAM_BYTES,
-    SMALL_COPY,
-    EarlyStream,
-    SendQueue,
-    StreamPool,
-    disk_full,
-    problem_message,
-    ranges,
-    split,
-)
+from midstream.transfer.streams.stream_pool import SMALL_COPY, StreamPool
 from midstream.transfer.tree_contents import HASH_TIMEOUT, Contents, malformed, read_contents
 from midstream_engine import records
 
@@ -171,7 +162,7 @@ class _TreeCopy:
                 kind=self.contents.kind,
             ) as session,
         ):
-            on_problem = partial(_problem_error, self.target, self.contents.first, meter)
+            on_problem = partial(problem_error, self.target, self.contents.first, meter)
             survey = self._survey(session, meter, objects, on_problem)
             routes, queues = self._plan(session, survey, links, direct, meter)
             if len(queues) == 1:
@@ -355,16 +346,6 @@ class _TreeCopy:
         )
 
 
-def _problem_error(target: Endpoint, source: Endpoint, meter: Meter, report: CopyProblem) -> MidstreamError:
-    """Return the error for a problem that the session's program reports."""
-    if report.kind == "other":
-        return TransferError(f"{target} has another tree than {source}", "remove it, or copy to another directory")
-    if report.kind == "full":
-        left = meter.bytes_total - meter.bytes_present - meter.bytes_sent
-        return disk_full(target, left if report.needed is None else report.needed, report.free)
-    return TransferError(problem_message(target, report), report.hint, report.path)
-
-
 def _gaps(size: int, chunks: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """Yield the chunks of an object that are not in ``chunks``."""
     present = set(chunks)
@@ -388,47 +369,3 @@ def _probed_links(
             wanted = replace(settings, route=RELAY) if small or not both_remote else settings
             probes[str(source)] = pool.submit(probe, source.host, target.host, wanted)
         yield probes
-
-
-def send_files(
-    source: Endpoint,
-    target: Endpoint,
-    files: Sequence[HistoryObject],
-    meter: Meter,
-    *,
-    explain: Callable[[str, str], MidstreamError],
-    cancel: Event | None = None,
-    settings: CopySettings | None = None,
-) -> None:
-    """Send files of a run history.
-
-    They replace those of the same names; there is no manifest.
-
-    Args:
-        source: Run directory of the source.
-        target: Run directory of the target.
-        files: ``{path, size, sha256}`` of each, with ``offset`` if only the end of the file is sent.
-        meter: Counts what arrives.
-        explain: Returns the error for a file (path, what is wrong) that arrived with another hash.
-        cancel: Ends the copy when it is set.
-        settings: By default those of the fleet file.
-
-    Raises:
-        TransferError: A file is wrong, or the disk is full.
-        Cancelled: ``cancel`` was set.
-        ConnectionLostError: A connection broke.
-    """
-    settings = settings or settings_of_hosts(source.host, target.host)
-    events: Events = Queue()
-    items = [item for entry in files for item in ranges(entry, [(0, entry["size"])])]
-    with TargetSession(target, list(files), events, manifest=None, survey=False, kind=HISTORY) as session:
-        on_problem = partial(_problem_error, target, source, meter)
-        session.wait_for(Ready, on_problem=on_problem, cancel=cancel)
-        if files:
-            link = probe(source.host, target.host, replace(settings, route=RELAY))
-            queue = SendQueue(Route(source, target, link, replace(settings, streams=1), HISTORY), deque(items))
-            limit = settings.bandwidth_limit
-            pool = StreamPool(session, events, [queue], meter, explain=explain, bandwidth_limit=limit, cancel=cancel)
-            pool.run({entry["path"] for entry in files})
-        session.commit()
-        session.wait_for(Committed, on_problem=on_problem, cancel=cancel)

@@ -23,8 +23,9 @@ from midstream.transfer.report import Progress
 from midstream.transfer.streams.direct_streams import DirectStreams, direct_streams
 from midstream.transfer.streams.link import probe
 from midstream.transfer.streams.route import Route
+from midstream.transfer.streams.send_queue import SendQueue
 from midstream.transfer.streams.stream import Events
-from midstream.transfer.streams.stream_pool import SendQueue, StreamPool
+from midstream.transfer.streams.stream_pool import StreamPool
 
 SHUTDOWN_TIMEOUT = 30.0  # seconds that the thread may take to end the streams
 

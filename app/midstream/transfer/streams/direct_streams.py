@@ -1,8 +1,9 @@
-"""Streams of one copy over TLS between this machine and a host, all served by one program there.
+"""Streams of one copy over TLS between this machine and a host.
 
-The program listens at the address by which this machine reached the host's SSH server, on ``copy_ports`` if given, and
-this machine connects: it opens no port itself. Certificates and keys travel over the SSH connection. If no connection
-is there within a short time (a firewall), the streams go over SSH, and the host is not tried again for a while.
+One program on the host serves all of them. It listens at the address by which this machine reached the host's SSH
+server, on ``copy_ports`` if given, and this machine connects: it opens no port itself. Certificates and keys travel
+over the SSH connection. If no connection is there within a short time (a firewall), the streams go over SSH, and the
+host is not tried again for a while.
 """
 
 from __future__ import annotations
@@ -349,5 +350,8 @@ class _Share:
         return self._program.stderr_text()
 
     def close(self) -> None:
-        """End the reports of this stream; the program serves others, and ends with `DirectStreams`."""
+        """End the reports of this stream.
+
+        The program serves others, and ends with `DirectStreams`.
+        """
         self._end_reports()

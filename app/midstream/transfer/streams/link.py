@@ -174,7 +174,7 @@ def _probe_direct(source: Host, target: Host, settings: CopySettings) -> Link:
 
 
 def _probe_from_here(source: Host, target: Host, settings: CopySettings) -> Link:
-    """Probe whether this machine, which is one end, can connect to the host at the other."""
+    """Probe whether this machine can connect to the host at the other end."""
     listener, host, here = (TARGET, target, source) if isinstance(target, REMOTE) else (SOURCE, source, target)
     if settings.route == RELAY or not isinstance(host, SshHost):
         return Link("ssh")
@@ -209,7 +209,7 @@ def _connect(
 
 
 def check_port(host: Host, settings: CopySettings, port: int) -> None:
-    """Raise HostError where a host reports a port on which no program of a copy listens."""
+    """Raise HostError where a host reports a port that no copy may use."""
     first, last = ports_of(host, settings) or (MIN_PORT, 65535)
     if not first <= port <= last:
         raise HostError(f"{host.name}: it reports port {port}, on which no copy may listen")

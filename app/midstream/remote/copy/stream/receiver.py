@@ -186,7 +186,10 @@ def receive(peer: Optional[Dict[str, Any]], write: Callable[[Bytes], None]) -> b
 
 
 def received(stream: Bytes, write: Callable[[Bytes], None], report: Callable[..., None]) -> bool:
-    """Pass a stream to ``write``, and report ``done``, or the ``problem`` that ended it. Returns whether it is done."""
+    """Pass a stream to ``write``, and report ``done`` or the ``problem``.
+
+    Return whether it is done.
+    """
     try:
         write(stream)
     except ProblemError as found:

@@ -224,7 +224,10 @@ Wait = Callable[[Optional[float]], Optional[Dict[str, Any]]]  # returns the next
 
 
 def feed(wait: Wait, sender: Sender, take: Take) -> bool:
-    """Send what lines request, up to the last. False where an item cannot be read, after a FAILED frame."""
+    """Send what lines request, up to the last.
+
+    Return False where an item cannot be read, after a FAILED frame.
+    """
     while True:
         line = wait(0.0)
         if line is None:

@@ -1,8 +1,8 @@
-"""All streams of a copy in one program that listens: each TLS connection is one stream.
+"""All streams of a copy in one program that listens.
 
-The operator's machine connects to it, with a certificate made for this copy. Each connection begins with the number of
-its stream; a number is accepted once. The program listens until all streams are there, or no further one came for half
-a minute, and only at the address by which the operator reached this machine.
+Each TLS connection is one stream. The operator's machine connects to it, with a certificate made for this copy. Each
+connection begins with the number of its stream; a number is accepted once. The program listens until all streams are
+there, or no further one came for half a minute, and only at the address by which the operator reached this machine.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def receive(directory: str, generation: str, kind: str, keys: Sequence[str], pee
 
 @program
 def send(directory: str, streams: int, peer: Dict[str, Any]) -> int:
-    """Send the items that lines on stdin request, each line for the ``stream`` of its number.
+    """Send the items that lines on stdin request, each for one ``stream``.
 
     A program. Lines: those of ``copy.stream.sender.send``. Events: ``listening`` with ``port``, then ``done`` or a
     ``problem``.
@@ -85,7 +85,7 @@ def _line(lines: "queue.Queue[Dict[str, Any]]", seconds: Optional[float]) -> Opt
 
 
 def _serve(peer: Dict[str, Any], count: int, work: Callable[[int, ssl.SSLSocket], None]) -> int:
-    """Accept up to ``count`` streams, each in a thread; return the exit status of the program."""
+    """Accept up to ``count`` streams, each in a thread; return the exit status."""
     threads: Dict[int, threading.Thread] = {}
     try:
         with listen(peer) as listener:
@@ -114,7 +114,10 @@ def _serve(peer: Dict[str, Any], count: int, work: Callable[[int, ssl.SSLSocket]
 
 
 def _number(sock: ssl.SSLSocket, count: int) -> Optional[int]:
-    """Return the number that a connection begins with; None if it is none of the copy's."""
+    """Return the number that a connection begins with.
+
+    None if it is none of the copy's.
+    """
     try:
         (number,) = tls.NUMBER.unpack(sock.recv(tls.NUMBER.size))
     except (OSError, tls.NumberError):

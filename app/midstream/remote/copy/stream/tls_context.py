@@ -1,4 +1,4 @@
-"""Settings of the TLS connections of one copy: certificates in memory, and the one that is trusted."""
+"""Settings of a copy's TLS connections: certificates, and the trusted one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def _in_memory(text: str) -> Generator[str, None, None]:
 
 
 def context_of(peer: Dict[str, Any]) -> ssl.SSLContext:
-    """Return the settings of this end: its certificate, and the other's as the only trusted one."""
+    """Return the settings of this end.
+
+    The other end's certificate is the only trusted one.
+    """
     import ssl
 
     server = peer["role"] == "listen"
@@ -59,7 +62,7 @@ def check_pinned(sock: ssl.SSLSocket, peer: Dict[str, Any]) -> None:
 
 
 def tune(sock: socket.socket) -> None:
-    """Send small pieces at once, and end a connection whose other end acknowledges nothing."""
+    """Send small pieces at once; end a connection that is not acknowledged."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(IDLE_TIMEOUT * 1000))

@@ -1,4 +1,7 @@
-"""Listening end of TLS connections of one copy: only callers with the right certificate are accepted."""
+"""Listening end of a copy's TLS connections.
+
+Only callers with the right certificate are accepted.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ ACCEPT_BATCH = 32  # connections accepted before the others are read again
 
 
 def ssh_address() -> str:
-    """Return the address of this machine's SSH server by which the operator came; empty if it is not known."""
+    """Return the address of the SSH server by which the operator came.
+
+    Empty if it is not known.
+    """
     connection = os.environ.get("SSH_CONNECTION", "").split()
     return connection[2] if len(connection) == 4 else ""
 
