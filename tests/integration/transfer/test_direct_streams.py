@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from integration.transfer.test_copy_tree import old_python
 from midstream.errors import ConnectionLostError, MidstreamError
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.host_pool import open_host
@@ -94,6 +95,13 @@ def test_streams_go_directly_both_ways(pair: Pair, to_far: bool) -> None:
     assert route.startswith(f"direct, {ends} over TLS (here connects to far at {FAR}, ")
     assert_same_tree(pair.target, pair.source)
     assert not (pair.target / INCOMING).exists()
+
+
+@pytest.mark.parametrize("to_far", [True, False])
+def test_program_on_the_host_runs_on_python_3_8(pair: Pair, to_far: bool) -> None:
+    pair.far.remote_python = old_python()
+    assert pair.copy(to_far).startswith("direct")
+    assert_same_tree(pair.target, pair.source)
 
 
 def test_probe_of_a_plan_names_the_direct_route(pair: Pair) -> None:
