@@ -150,7 +150,7 @@ class _TreeCopy:
         generation = new_generation()
         with (
             _probed_links(self.by_source, self.target, self.settings) as links,
-            self._direct_streams(generation) as direct,
+            self._direct_streams(links, generation) as direct,
             self._early_streams(links, direct, generation, events) as early,
             TargetSession(
                 self.target,
@@ -192,14 +192,16 @@ class _TreeCopy:
         )
 
     @contextmanager
-    def _direct_streams(self, generation: str) -> Generator[Mapping[str, DirectStreams]]:
+    def _direct_streams(
+        self, links: Mapping[str, Future[Link]], generation: str
+    ) -> Generator[Mapping[str, DirectStreams]]:
         """Begin to connect this machine with the hosts at the other end."""
         found: dict[str, DirectStreams] = {}
         try:
             for source, entries in self.by_source:
                 total = sum(entry["size"] for entry in entries)
-                kind = self.contents.kind
-                each = direct_streams(source, self.target, self.settings, kind, generation, total)
+                ends, link = (source, self.target), links[str(source)]
+                each = direct_streams(*ends, self.settings, self.contents.kind, generation, total, link)
                 if each is not None:
                     found[str(source)] = each
             yield found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from queue import Queue
 from typing import Any
@@ -21,7 +22,7 @@ from midstream.transfer.errors import TransferError
 from midstream.transfer.progress import Meter
 from midstream.transfer.report import Progress
 from midstream.transfer.streams.direct_streams import DirectStreams, direct_streams
-from midstream.transfer.streams.link import probe
+from midstream.transfer.streams.link import Link, probe
 from midstream.transfer.streams.route import Route
 from midstream.transfer.streams.send_queue import SendQueue
 from midstream.transfer.streams.stream import Events
@@ -136,9 +137,11 @@ class IncrementalCopy:
         try:
             generation = new_generation()
             ends, settings = (self._source, self._target), self._settings
-            direct = direct_streams(*ends, settings, CHECKPOINTS, generation, self._expected)
+            probing: Future[Link] = Future()
+            direct = direct_streams(*ends, settings, CHECKPOINTS, generation, self._expected, probing)
             probed = settings if direct is None else replace(settings, route=RELAY)  # `direct` finds out more
             link = probe(self._source.host, self._target.host, probed)
+            probing.set_result(link)
             route = Route(*ends, link, settings, CHECKPOINTS, direct)
             queue = SendQueue(route, deque(), self._expected)
             staging = _NoStaging(self._target, generation)

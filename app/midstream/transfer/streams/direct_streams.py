@@ -78,7 +78,13 @@ def _key(host: SshHost, settings: CopySettings) -> str:
 
 
 def direct_streams(
-    source: Endpoint, target: Endpoint, settings: CopySettings, kind: str, generation: str, bytes_total: int
+    source: Endpoint,
+    target: Endpoint,
+    settings: CopySettings,
+    kind: str,
+    generation: str,
+    bytes_total: int,
+    link: Future[Link],
 ) -> DirectStreams | None:
     """Begin to connect this machine with a host, for a copy of about ``bytes_total``.
 
@@ -91,18 +97,26 @@ def direct_streams(
         kind: What the copy may contain (`midstream.remote.files.allowlist`).
         generation: Name of the staging directory.
         bytes_total: Bytes of the copy.
+        link: The link over SSH, as soon as it is probed.
     """
     host = host_of(source.host, target.host)
     if host is None or bytes_total < MIN_BYTES:
         return None
-    return DirectStreams(source, target, host, settings, kind, generation)
+    return DirectStreams(source, target, host, settings, kind, generation, link)
 
 
 class DirectStreams:
     """The streams, and the program on the host that serves them."""
 
     def __init__(
-        self, source: Endpoint, target: Endpoint, host: SshHost, settings: CopySettings, kind: str, generation: str
+        self,
+        source: Endpoint,
+        target: Endpoint,
+        host: SshHost,
+        settings: CopySettings,
+        kind: str,
+        generation: str,
+        link: Future[Link],
     ) -> None:
         """Start the program, and connect its first stream, in a thread.
 
@@ -113,7 +127,9 @@ class DirectStreams:
             settings: Those of the copy.
             kind: What the copy may contain.
             generation: Name of the staging directory.
+            link: The link over SSH, as soon as it is probed.
         """
+        self._link = link
         self._source, self._target, self._host, self._settings = source, target, host, settings
         self._kind, self._generation = kind, generation
         self._sends = source.host is not host  # this machine sends
@@ -229,10 +245,8 @@ class DirectStreams:
             closed = self._closed
         if closed:
             program.close()
-        began = time.monotonic()
-        self._host.ping()
-        self._timeout += ROUND_TRIPS * (time.monotonic() - began)
         port = wait_listening(program, self._host).port
+        self._timeout += ROUND_TRIPS * self._link.result(OPEN_TIMEOUT).seconds
         check_port(self._host, self._settings, port)
         self._port = port
         threading.Thread(target=self._read_reports, args=(program,), name="copy-reports", daemon=True).start()
