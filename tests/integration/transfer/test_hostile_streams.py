@@ -1,4 +1,4 @@
-"""A host whose program for direct streams lies: over ports, numbers of streams, and what it sends."""
+"""A host whose program for direct streams reports false ports and numbers."""
 
 from __future__ import annotations
 
