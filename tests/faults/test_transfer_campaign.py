@@ -207,12 +207,14 @@ def settle(target: Path) -> None:
 def staging_is_held(target: Path) -> bool:
     import fcntl
 
-    for lock in (target / INCOMING).glob("*/lock"):
-        with suppress(FileNotFoundError), lock.open("rb") as file:
-            try:
+    try:
+        for lock in (target / INCOMING).glob("*/lock"):
+            with lock.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:  # a program has just removed it: look again
+        return True
     return False
 
 
