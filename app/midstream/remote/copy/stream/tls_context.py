@@ -15,21 +15,19 @@ if TYPE_CHECKING:  # its import takes longer than all others together: functions
 
 @contextlib.contextmanager
 def _in_memory(text: str) -> Generator[str, None, None]:
-    """Context manager: a path from which ``text`` can be read."""
+    """Context manager: a path from which ``text`` can be read once."""
     if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("certificate")
-        try:
-            os.write(descriptor, text.encode())
-            yield "/proc/self/fd/{}".format(descriptor)
-        finally:
-            os.close(descriptor)
-    else:  # not Linux: a private file, deleted when the context ends
-        import tempfile
-
-        with tempfile.NamedTemporaryFile("w") as file:
-            file.write(text)
-            file.flush()
-            yield file.name
+        descriptor, folder = os.memfd_create("certificate"), "/proc/self/fd"
+        os.write(descriptor, text.encode())
+    else:  # not Linux: a pipe, whose buffer has room for the text
+        descriptor, writing = os.pipe()
+        folder = "/dev/fd"
+        os.write(writing, text.encode())
+        os.close(writing)
+    try:
+        yield "{}/{}".format(folder, descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def context_of(peer: Dict[str, Any]) -> ssl.SSLContext:
@@ -48,8 +46,8 @@ def context_of(peer: Dict[str, Any]) -> ssl.SSLContext:
     context.load_verify_locations(cadata=peer["trusted"])
     if server:
         context.num_tickets = 0  # no session is continued
-    with _in_memory(peer["certificate"] + peer["key"]) as path:
-        context.load_cert_chain(path)
+    with _in_memory(peer["certificate"]) as certificate, _in_memory(peer["key"]) as key:
+        context.load_cert_chain(certificate, key)
     return context
 
 

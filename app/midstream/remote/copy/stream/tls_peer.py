@@ -5,7 +5,7 @@
 and ``ssh_address``, whether it listens only at the address of its SSH server by which the operator came. Of the end
 that dials, ``addresses``, ``port``, ``connect_timeout`` (seconds for one address), ``handshake_timeout`` (seconds), and
 ``stream``: the number that it sends first where a program listens for several streams (`stream_server`). The key is
-never in a file: `ssl` reads it from memory through /proc.
+never in a file: `ssl` reads it from memory.
 """
 
 from __future__ import annotations
