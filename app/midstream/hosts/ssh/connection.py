@@ -8,7 +8,7 @@ import shlex
 import shutil
 import socket
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import paramiko
 
@@ -43,6 +43,18 @@ class Connection:
     def active(self) -> bool:
         """True until the connection is closed or lost."""
         return self.transport.is_active()
+
+    @property
+    def peer_address(self) -> str:
+        """The address of the other end; empty if a proxy or another connection is between."""
+        if self._layers:
+            return ""
+        try:
+            name = cast("tuple[Any, ...]", self.transport.sock.getpeername())
+        except OSError:  # it is lost
+            return ""
+        zone = f"%{name[3]}" if len(name) == 4 and name[3] else ""
+        return f"{name[0]}{zone}"
 
     def close(self) -> None:
         """Close the connection and everything below it. Idempotent."""
