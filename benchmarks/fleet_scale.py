@@ -1,6 +1,7 @@
 """The terminal UI with 1,000 hosts and 100,000 runs, in a terminal of its own.
 
     python benchmarks/fleet_scale.py [--hosts 1000] [--runs 100] [--keys 40] [--seconds 45]
+    python benchmarks/fleet_scale.py --interactive   # the same fleet in this terminal, to use by hand
 
 Simulated probes report to the store in the lines that real ones write, from a thread of the same process: first every
 host with its ``--runs`` runs, one of which trains; then each host once in the interval that a watcher of as many hosts
@@ -40,11 +41,12 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=100, help="on each host")
     parser.add_argument("--keys", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=45.0, help="for which processor time is measured")
+    parser.add_argument("--interactive", action="store_true", help="show the fleet in this terminal; measure nothing")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child == "empty":
         empty_app()
-    elif options.child:
+    elif options.child or options.interactive:
         run_fleet(options.hosts, options.runs)
     else:
         print(json.dumps({"versions": versions(), **measure(options)}, indent=2))
