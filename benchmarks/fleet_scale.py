@@ -28,7 +28,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tui import ROOT, WORDS, Screen, empty_app, versions  # pyright: ignore (the folder of this file is on the path)
+from terminal.screen import Screen
+
+from tui import ROOT, WORDS, empty_app, versions  # pyright: ignore (the folder of this file is on the path)
 
 AIMS = {"filter_p95_ms": 300, "keys_more_ms": 50, "mb": 600, "processor_share": 0.25}
 ROWS = 20  # of metrics of each run
