@@ -43,6 +43,8 @@ def sliced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_column, "ROWS_AT_ONCE", 3)
     monkeypatch.setattr(run_column, "TIMED_SHARE", float("inf"))
     monkeypatch.setattr(run_list, "SLICE", 0.0)
+    monkeypatch.setattr(run_list, "PART", 3)
+    monkeypatch.setattr(run_list, "REVISION_SHARE", float("inf"))
 
 
 def view(host: str, run_id: str, chance: random.Random) -> RunView:
