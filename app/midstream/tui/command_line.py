@@ -51,7 +51,10 @@ class _Completions(Sequence[str]):
 
 
 def complete(app: BaseApp, text: str) -> Sequence[str]:
-    """Return the texts that ``text`` may be completed to: words as in the table, names of runs sorted."""
+    """Return the texts that ``text`` may be completed to.
+
+    Words are in the order of their table, names of runs are sorted.
+    """
     name, space, argument = text.lstrip().partition(" ")
     if not space:
         return [f"{word.name}{' ' * bool(word.argument)}" for word in words(app).values() if word.name.startswith(name)]

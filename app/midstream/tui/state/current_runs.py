@@ -77,7 +77,7 @@ class CurrentRuns:
         return RunChanges(tuple(ranks), moves, order_changed)
 
     def _move(self, order: RunOrder, changed: Iterable[str]) -> RankMoves | None:
-        """Move what is known of the runs that stay to their new ranks. None if no run came or went."""
+        """Move what is known of runs to their new ranks; None if no run came or went."""
         known, self._order = self._order, order
         added = sorted(
             rank for run_id in changed if known.rank(run_id) is None if (rank := order.rank(run_id)) is not None
@@ -96,7 +96,7 @@ _NO_VIEW = RunView("", "", None, None, 0, None, False)  # in the place of a new 
 
 
 def _changes(before: Snapshot | None, now: Snapshot) -> dict[str, RunView | None]:
-    """Return the id of each run of which a copy has changed, come or gone.
+    """Return the id of each run with a copy that has changed, or that came or went.
 
     The value is a copy that has changed or come, if there is one.
     """

@@ -45,7 +45,7 @@ class RankMoves:
                 old, new = old + length, new + length
 
     def moved(self, values: Sequence[Value], missing: Value) -> list[Value]:
-        """Return the values of all runs at their ranks now; those of new runs are ``missing``."""
+        """Return values by the ranks now; those of new runs are ``missing``."""
         found: list[Value] = []
         for begin, end, place in self.stretches:
             found += [missing] * (place - len(found))

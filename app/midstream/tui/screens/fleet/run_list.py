@@ -66,12 +66,12 @@ class RunList:
 
     @property
     def progress(self) -> float | None:
-        """Share of the runs that the filter has read, 0..1.
+        """Share of the runs that are read for the filter, order and groups, 0..1.
 
         It is None if the list shows what was last requested.
         """
-        column = self._columns.get(FILTER)
-        return None if self._answered else 1.0 if column is None else column.share
+        shares = (column.share for name, column in self._columns.items() if name != TEXT)
+        return None if self._answered else min(shares, default=1.0)
 
     def update(self, state: ScreenState, condition: Condition | None, layout: ListLayout) -> FoundItems:
         """Return the list at a newer state, as far as it is computed.

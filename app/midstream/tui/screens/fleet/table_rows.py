@@ -206,7 +206,7 @@ def add_to_groups(found: dict[str, list[Member]], members: Iterable[Member], nam
 
 
 def named_groups(found: Mapping[str, list[Member]], group: str) -> list[tuple[str | None, Sequence[Member]]]:
-    """Return (name, members) of each group by name, that of members without a value last."""
+    """Return (name, members) of each group by name; without a value is last."""
     named = sorted((title, of) for title, of in found.items() if title)
     return [*named, *((f"no {group}", found[""]) for _ in range("" in found))]
 

@@ -82,7 +82,7 @@ class VerifyScreen(MidstreamScreen):
     BINDINGS = commands.bindings(commands.VERIFY, commands.EVERYWHERE)
 
     class Listed(Message):
-        """What is to be verified is known."""
+        """The verifications are listed."""
 
         def __init__(self, verifications: Sequence[Verification]) -> None:
             super().__init__()
