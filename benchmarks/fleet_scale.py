@@ -12,6 +12,8 @@ polls at, with a status and a row of metrics of the run that trains. The rest ha
 - keys: from a key in the list of runs to the selected row's repaint, while hosts report.
 - filter: from a key in the filter line to the count of the runs that pass.
 - memory, processor: resident memory, and share of one core while hosts report and no key is pressed; the kernel's.
+- status: `--status --json` of the same fleet, its lines written to a pipe: seconds from the first report of a host to
+  the first line and to the end, and the most memory that the command had. Four threads report as fast as they can.
 """
 
 from __future__ import annotations
@@ -20,9 +22,13 @@ import argparse
 import functools
 import gc
 import json
+import os
 import random
+import resource
 import statistics
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -43,15 +49,21 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=100, help="on each host")
     parser.add_argument("--keys", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=45.0, help="for which processor time is measured")
+    parser.add_argument("--only", default="screen,status", help="one of screen, status")
     parser.add_argument("--interactive", action="store_true", help="show the fleet in this terminal; measure nothing")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child == "empty":
         empty_app()
+    elif options.child == "status":
+        run_status(options.hosts, options.runs)
     elif options.child or options.interactive:
         run_fleet(options.hosts, options.runs)
     else:
-        print(json.dumps({"versions": versions(), **measure(options)}, indent=2))
+        found: dict[str, Any] = {"versions": versions()}
+        for part in options.only.split(","):
+            found[part] = measure(options) if part == "screen" else measure_status(options)
+        print(json.dumps(found, indent=2))
 
 
 def started(kind: str, options: argparse.Namespace) -> Screen:
@@ -96,6 +108,30 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
     screen.close()
     return {**found, "within_aim": {name: found[name] <= aim for name, aim in AIMS.items()}}
+
+
+def measure_status(options: argparse.Namespace) -> dict[str, Any]:
+    words = [sys.executable, __file__, "--child", "status", "--hosts", str(options.hosts), "--runs", str(options.runs)]
+    first, count, size = 0.0, 0, 0
+    with tempfile.TemporaryDirectory() as state:
+        environment = {**os.environ, "MIDSTREAM_STATE": state}
+        child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        assert child.stdout is not None
+        assert child.stderr is not None
+        for line in child.stdout:
+            first = first or time.monotonic()
+            count, size = count + 1, size + len(line)
+        end = time.monotonic()
+        facts = json.loads(child.stderr.read().splitlines()[-1])
+        child.wait()
+    return {
+        "lines": count,
+        "written_mb": round(size / 1e6),
+        "first_line_seconds": round(first - facts["reported"], 2),
+        "seconds": round(end - facts["reported"], 1),
+        "processor_seconds": round(facts["processor"], 1),
+        "peak_mb": round(facts["peak_mb"]),
+    }
 
 
 def _p95(times: list[float]) -> float:
@@ -143,6 +179,46 @@ def run_fleet(hosts: int, runs: int) -> None:
     fleet = SimulatedProbes(hosts, runs)
     app = MidstreamApp(fleet, PreparedActions(), layout=SavedLayout(), after_first_frame=fleet.start)
     app.run_alone()
+
+
+def run_status(hosts: int, runs: int) -> None:
+    """Run `--status --json`; write to stderr when the first host reported, and what the command used."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from midstream.fleet.fleet import Fleet, SshHostConfig
+    from midstream.headless.fleet import status
+    from midstream.output import Output
+    from midstream.watch.feeds import host_feed
+
+    reported: list[float] = []
+    pool = ThreadPoolExecutor(4)
+
+    class Feed:
+        """Feed of a simulated host."""
+
+        def __init__(self, name: str, _hosts: Any, store: Any, _interval: float) -> None:
+            self._name, self._store = name, store
+
+        def start(self) -> None:
+            pool.submit(self._report)
+
+        def _report(self) -> None:
+            for line in first_lines(int(self._name[4:]), self._name, runs):
+                self._store.take(self._name, json.loads(line))
+            reported.append(time.monotonic())
+
+        def stop(self) -> None: ...
+        def join(self, _deadline: float) -> None: ...
+        def tick(self) -> None: ...
+        def set_interval(self, _seconds: float) -> None: ...
+
+    host_feed.HostFeed = Feed
+    address = SshHostConfig(address="127.0.0.1", root="/midstream")
+    fleet = Fleet({f"host{number:04}": address for number in range(hosts)}, path="/fleet.yaml")
+    status.status(fleet, argparse.Namespace(filter=None), Output(True))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+    facts = {"reported": reported[0], "processor": time.process_time(), "peak_mb": peak}
+    print(json.dumps(facts), file=sys.stderr)
 
 
 class SimulatedProbes:
