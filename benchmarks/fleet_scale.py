@@ -196,6 +196,8 @@ def run_status(hosts: int, runs: int) -> None:
     class Feed:
         """Feed of a simulated host."""
 
+        begun = True
+
         def __init__(self, name: str, _hosts: Any, store: Any, _interval: float) -> None:
             self._name, self._store = name, store
 

@@ -7,7 +7,7 @@ import io
 import json
 import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,20 @@ import pytest
 
 from midstream.fleet.fleet import Fleet, SshHostConfig
 from midstream.headless.fleet import status
+from midstream.hosts.host_pool import HostPool
 from midstream.output import Output
 from midstream.watch.feeds import host_feed
+from midstream.watch.snapshot import LIVE, Snapshot
 from midstream.watch.snapshot_store import SnapshotStore
+from midstream.watch.watcher import Watcher, take_snapshot
 from support.tui import fleets
 
 HOSTS, RUNS = 1000, 2
-PATIENCE = 60.0  # seconds
+PATIENCE = 120.0  # seconds
 KILOBYTES_A_RUN = 10  # of memory that a run may take at the peak: its views, and its share of what its host takes
 
 
-class Written(io.TextIOBase):
+class Written(io.StringIO):
     """Counts events and keeps none. ``first`` is set with the first line."""
 
     def __init__(self) -> None:
@@ -47,6 +50,7 @@ class SimulatedFeed:
 
     written = Written()
     left = HOSTS
+    begun = False
     _feeds: list[SimulatedFeed] = []  # noqa: RUF012 (of all hosts of one test)
 
     def __init__(self, name: str, _hosts: Any, store: SnapshotStore, _interval: float) -> None:
@@ -66,6 +70,7 @@ class SimulatedFeed:
                 feed.report()
 
     def report(self) -> None:
+        self.begun = True
         for line in lines_of(self._name):
             self._store.take(self._name, line)
         SimulatedFeed.left -= 1
@@ -104,3 +109,33 @@ def test_status_of_1000_hosts_streams(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert written.counts == {"host": HOSTS, "run": HOSTS * RUNS}
     assert written.waiting == HOSTS - 1, "the first line came with the first report"
     assert peak < HOSTS * RUNS * KILOBYTES_A_RUN * 1000
+
+
+class QueuedFeed(SimulatedFeed):
+    """Feed of a host that reports when its turn comes, and is silent before."""
+
+    turn = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._wait, daemon=True).start()
+
+    def _wait(self) -> None:
+        if self.turn.wait(PATIENCE):
+            self.report()
+
+
+def test_host_that_waits_for_its_turn_is_not_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_feed, "HostFeed", QueuedFeed)
+    wait_for, waits = Watcher.wait_for, list[float | None]()
+
+    def counted(self: Watcher, predicate: Callable[[Snapshot], object], timeout: float | None = None) -> Any:
+        waits.append(timeout)
+        if len(waits) == 3:
+            QueuedFeed.turn.set()
+        return wait_for(self, predicate, 0.01 if len(waits) < 3 else PATIENCE)
+
+    monkeypatch.setattr(Watcher, "wait_for", counted)
+    fleet = Fleet({"late": SshHostConfig(address="127.0.0.1", root="/r")})
+    snapshot = take_snapshot(fleet, HostPool(fleet), timeout=15.0)
+    assert [host.link for host in snapshot.hosts] == [LIVE]
+    assert waits == [15.0] * 3

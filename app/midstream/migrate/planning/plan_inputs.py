@@ -1,4 +1,4 @@
-"""What a plan is made of: both ends of the migration, and what the source has of the run."""
+"""Inputs of a plan: both ends of the migration, and contents of the run."""
 
 from __future__ import annotations
 

@@ -18,16 +18,16 @@ FACTOR = 16
 
 
 class Summary(NamedTuple):
-    """Extremes, sum and count of the finite values in a range."""
+    """Extremes, sum and number of the finite values in a range."""
 
     low: float
     high: float
     total: float
-    count: int
+    number: int
 
     @property
     def mean(self) -> float:
-        return self.total / self.count
+        return self.total / self.number
 
 
 class _Level:
