@@ -112,7 +112,7 @@ def test_status_of_1000_hosts_streams(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 class QueuedFeed(SimulatedFeed):
-    """Feed of a host that reports when its turn comes, and is silent before."""
+    """Feed of a host that reports when its turn comes."""
 
     turn = threading.Event()
 
