@@ -196,7 +196,7 @@ def run_status(hosts: int, runs: int) -> None:
     class Feed:
         """Feed of a simulated host."""
 
-        begun = True
+        begun = False
 
         def __init__(self, name: str, _hosts: Any, store: Any, _interval: float) -> None:
             self._name, self._store = name, store
@@ -205,6 +205,7 @@ def run_status(hosts: int, runs: int) -> None:
             pool.submit(self._report)
 
         def _report(self) -> None:
+            self.begun = True
             for line in first_lines(int(self._name[4:]), self._name, runs):
                 self._store.take(self._name, json.loads(line))
             reported.append(time.monotonic())
@@ -219,6 +220,7 @@ def run_status(hosts: int, runs: int) -> None:
     fleet = Fleet({f"host{number:04}": address for number in range(hosts)}, path="/fleet.yaml")
     status.status(fleet, argparse.Namespace(filter=None), Output(True))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+    pool.shutdown()
     facts = {"reported": reported[0], "processor": time.process_time(), "peak_mb": peak}
     print(json.dumps(facts), file=sys.stderr)
 
