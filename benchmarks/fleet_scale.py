@@ -11,6 +11,9 @@ polls at, with a status and a row of metrics of the run that trains. The rest ha
 - filled: until all runs are counted; the probes' own lines are made before.
 - keys: from a key in the list of runs to the selected row's repaint, while hosts report.
 - filter: from a key in the filter line to the count of the runs that pass.
+- slowest: of other keys (sort, group, hide, open, back, help, verify), from the key to the first repaint; 0.1 s after a
+  key no other repaint is due.
+- quit: from the key to the end of the process, while all checkpoints are verified.
 - memory, processor: resident memory, and share of one core while hosts report and no key is pressed; the kernel's.
 - status: `--status --json` of the same fleet, its lines written to a pipe: seconds from the first report of a host to
   the first line and to the end, and the most memory that the command had. Four threads report as fast as they can.
@@ -38,7 +41,15 @@ from terminal.screen import Screen
 
 from tui import ROOT, WORDS, empty_app, versions  # pyright: ignore (the folder of this file is on the path)
 
-AIMS = {"filter_p95_ms": 300, "keys_more_ms": 50, "mb": 600, "processor_share": 0.25}
+AIMS = {
+    "slowest_key_ms": 300,
+    "quit_seconds": 2,
+    "filter_p95_ms": 300,
+    "keys_more_ms": 50,
+    "mb": 600,
+    "processor_share": 0.25,
+}
+OTHER_KEYS = ("o", "o", "o", "O", "b", "b", "b", "G", "g", "f", "f", "\r", "2", "\x1b", "?", "\x1b", "1", "o", "2", "V")
 ROWS = 20  # of metrics of each run
 PATIENCE = 300.0  # seconds
 
@@ -92,6 +103,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     share = (screen.cpu_seconds - before) / options.seconds
     keys = list(moves(screen, options.keys))
     filters = list(filter_keys(screen, options))
+    megabytes = round(screen.megabytes)
+    others = {f"{number} {key!r}": seconds for number, (key, seconds) in enumerate(other_keys(screen))}
+    slowest = max(others, key=others.__getitem__)
+    pressed = screen.press("q")
+    screen.ended(PATIENCE)
+    quit_seconds = time.perf_counter() - pressed
     found = {
         "hosts": options.hosts,
         "runs": options.hosts * options.runs,
@@ -103,7 +120,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "keys_more_ms": round(_p95(keys) - _p95(empty_keys), 1),
         "filter_median_ms": round(1000 * statistics.median(filters), 1),
         "filter_p95_ms": _p95(filters),
-        "mb": round(screen.megabytes),
+        "slowest_key": slowest,
+        "slowest_key_ms": round(1000 * others[slowest], 1),
+        "quit_seconds": round(quit_seconds, 2),
+        "mb": megabytes,
         "processor_share": round(share, 3),
     }
     screen.close()
@@ -165,6 +185,14 @@ def filter_keys(screen: Screen, options: argparse.Namespace) -> Iterator[float]:
         screen.press("\x1b")
         screen.until(lambda written: str(total).encode() in written, PATIENCE)
         screen.rest(0.3)
+
+
+def other_keys(screen: Screen) -> Iterator[tuple[str, float]]:
+    """Press each key once: the seconds until something is written."""
+    for key in OTHER_KEYS:
+        screen.rest(1.0)
+        pressed = screen.press(key)
+        yield key, screen.until(bool, PATIENCE) - pressed
 
 
 # ------------------------------------------------------------------------------------------- the program

@@ -70,6 +70,16 @@ class Screen:
             if select.select([self._master], [], [], left)[0]:
                 self._text = (self._text + os.read(self._master, 1 << 16))[-1_000_000:]
 
+    def ended(self, timeout: float) -> None:
+        """Read until the process has ended. TimeoutError if it does not."""
+        deadline = time.perf_counter() + timeout
+        while self.process.poll() is None:
+            if time.perf_counter() > deadline:
+                raise TimeoutError(self._text[-2000:].decode(errors="replace"))
+            with contextlib.suppress(OSError):  # the terminal has no writer any more
+                if select.select([self._master], [], [], 0.01)[0]:
+                    os.read(self._master, 1 << 16)
+
     @property
     def cpu_seconds(self) -> float:
         return _cpu_seconds(self.process.pid)
