@@ -236,9 +236,9 @@ class CurveView(Widget, can_focus=True, inherit_bindings=False):
         self.refresh()
 
     def _redraw_changes(self) -> None:
-        """Paint now, and refresh the lines that differ: few, where a long curve has grown by a point.
+        """Paint now, and refresh the lines that differ.
 
-        The screen takes longer to compose all lines than painting them takes.
+        They are few where a long curve has grown by a point. To compose all lines takes longer than to paint them.
         """
         width, height, base = self._painted
         before, self._lines = self._lines, self._paint_lines(width, height, base)
