@@ -112,7 +112,7 @@ class ForkServer:
             os.close(self._status.pop(child))
 
     def _report(self, child: int, number: int) -> None:
-        with contextlib.suppress(OSError):  # nobody waits for it any more
+        with contextlib.suppress(OSError):  # its reader has exited
             os.write(self._status[child], b"%d\n" % number)
 
 

@@ -122,7 +122,7 @@ def _over_command(name: str, settings: SshSettings, command: str) -> Connection:
 def _over_jumps(name: str, settings: SshSettings, config_file: str, depth: int) -> Connection:
     """Connect through ProxyJump hosts.
 
-    OpenSSH's program goes first: its encryption runs in a process of its own. It asks no questions, so without such a
+    OpenSSH's program goes first: its encryption runs in a process of its own. It never prompts, so without such a
     program, or if there is a question (an unknown host key, a passphrase), this process connects hop by hop.
     """
     if depth >= MAX_JUMP_DEPTH:
@@ -322,7 +322,7 @@ def _authenticate(name: str, settings: SshSettings, transport: Transport) -> Non
             if more:
                 raise HostError(
                     f"{name}: {settings.address} requires more than a key ({', '.join(more)})",
-                    "midstream logs in with keys alone: nobody can type while a migration runs",
+                    "midstream logs in with keys alone: no password can be typed while a migration runs",
                 )
             return
     finally:

@@ -112,7 +112,7 @@ class Stage:
         Raises NotPlainError where it is a symbolic link or has a second hard link.
         """
         if fresh:
-            # Nobody else has a name of a file that this call creates.
+            # No other process has a name of a file that this call creates.
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             try:
                 return os.open(part, flags, 0o644)
