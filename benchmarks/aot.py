@@ -118,16 +118,20 @@ def measure_peer(
     Raises:
         SystemExit: It does not compile.
     """
+    from midstream_engine.compiled_program.gpu_topologies import cudnn_number, describe_gpus, names_gpus
     from midstream_engine.compiled_program.topologies import tpu_library
-    from midstream_engine.shared.accelerator_types import TPU, parse
+    from midstream_engine.shared.accelerator_types import parse
 
-    accelerators = parse(topology)
-    if accelerators is None or accelerators.platform != TPU:
-        raise SystemExit(f"aot.py: --peer {name}: {topology}: other trainers are compiled for TPUs alone")
+    gpus, accelerators = None, parse(topology)
+    if names_gpus(topology):
+        gpus = {**vars(describe_gpus(topology)), "cudnn": cudnn_number()}
+    elif accelerators is None:
+        raise SystemExit(f"aot.py: --peer {name}: {topology}: not in the table of accelerators")
     with tempfile.TemporaryDirectory(prefix="midstream-aot-") as directory:
         text = Path(directory, "program.txt")
         request = {
-            "shape": shape_of(plan), "topology": topology, "accelerators": rented_name(accelerators),
+            "shape": shape_of(plan), "topology": topology, "gpus": gpus,
+            "accelerators": None if gpus else rented_name(accelerators),
             "examples": plan.cut.size // plan.layout.batch_shards, "micro_batches": plan.cut.micro,
             "options": dict(options), "library": str(tpu_library()), "text": str(text),
         }  # fmt: skip

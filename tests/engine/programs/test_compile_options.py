@@ -26,6 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
 
+SUMS = "xla_gpu_reduce_scatter_combine_threshold_bytes"
 GATHERS = "xla_tpu_enable_windowed_einsum_for_all_gather"
 
 
@@ -55,6 +56,15 @@ def test_options_follow_the_accelerator_and_the_mesh() -> None:
     assert compile_options(slice_of("TPU v6e", (4, 4, 1)), {}) == compile_options(v6e, {})
     assert compile_options(slice_of("TPU v5 lite", (1, 1, 1)), {}) == {}, "nothing is gathered"
     assert compile_options(slice_of("TPU v9", (4, 4, 1)), {}) == {}
+
+
+def test_gpus_sum_large_gradients_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Chip, "platform", "gpu")
+    eight, alone = (slice_of("NVIDIA H100 80GB HBM3", (number, 1, 1)) for number in (8, 1))
+    assert compile_options(eight, {}) == {SUMS: "4194304"}
+    assert compile_options(eight, {SUMS: 0}) == {SUMS: "0"}
+    assert compile_options(eight, {SUMS: None, GATHERS: True}) == {}
+    assert compile_options(alone, {}) == {}, "nothing is summed over devices"
 
 
 def test_configured_options_are_merged_over_the_table() -> None:

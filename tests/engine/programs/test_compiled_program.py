@@ -203,6 +203,7 @@ ENTRY %main (x: bf16[64,8]) -> f32[] {
   %scatter-start = ((bf16[64,8]{1,0}, f32[64]{0}), (bf16[16,8]{1,0}, f32[16]{0})) reduce-scatter-start(%x, %y), \
 channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}, to_apply=%add
   %counter = s32[] fusion(%count), kind=kLoop, calls=%one
+  %vector = f32[16]{0} fusion(%v), kind=kLoop, calls=%one
   %scatter-done = (bf16[16,8]{1,0}, f32[16]{0}) reduce-scatter-done(%scatter-start)
   %swap-start = ((bf16[4,8]{1,0}), bf16[4,8]{1,0}) all-to-all-start(%z), channel_id=2, replica_groups=[1,4]<=[4]
   %work = f32[8,8]{1,0} fusion(%w), kind=kLoop, calls=%one
@@ -212,7 +213,7 @@ channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}, to_apply=%add
 """
     found = {one.kind: one for one in collectives(lines)}
     assert found[REDUCE_SCATTER].nbytes == (64 * 8 * 2 + 64 * 4) * 3 / 4
-    assert found[REDUCE_SCATTER].exposed, "the device only counts"
+    assert found[REDUCE_SCATTER].exposed, "the device counts, and computes a vector"
     assert found[ALL_TO_ALL].nbytes == 4 * 8 * 2 * 3 / 4
     assert not found[ALL_TO_ALL].exposed
 
@@ -326,3 +327,17 @@ def test_gpu_step_gathers_head_once_and_writes_no_position_pairs() -> None:
         assert "f32" not in {dtype for one in moved for dtype in one["dtypes"]}
         sent = sum(one["nbytes"] for one in eight["collectives"] if one["kind"] == kind)
         assert 0.5 * gathers * complete < sent < 1.05 * gathers * complete
+
+
+@pytest.mark.drawn
+@pytest.mark.skipif(gpu_compiler() is None, reason="no compiler for GPUs: make compilers-cuda")
+def test_gpu_step_sums_gradients_while_it_computes() -> None:
+    """The matrices are as large as those of real models: small ones are summed together."""
+    [found] = compiled_steps(
+        "h100x8", "--model.num_layers", "3", "--model.hidden_dim", "1536", "--model.mlp_dim", "2048"
+    )  # fmt: skip
+    in_layers = [one for one in found["collectives"] if one["kind"] == REDUCE_SCATTER and one["times"] == 3]
+    matrices = [one for one in in_layers if max(map(math.prod, one["shapes"])) * 8 >= 1536 * 2048]
+    assert len(matrices) >= 3, "gate, up and down, each by itself"
+    exposed = sum(one["nbytes"] for one in in_layers if one["exposed"])
+    assert exposed < 0.4 * sum(one["nbytes"] for one in in_layers), "all but the last one are hidden"
