@@ -48,9 +48,13 @@ class Collective:
 
 
 def collectives(text: str) -> list[Collective]:
-    """Return the collectives in a program's text that involve more than one device."""
+    """Return the collectives in a program's text that involve more than one device.
+
+    Raises:
+        ValueError: The turns of a loop that has some are not in the text, or it has no entry.
+    """
     program = computations(text)
-    counts, traffic = run_counts(program), MemoryTraffic(program)
+    counts, traffic = run_counts(program, unknown=math.nan), MemoryTraffic(program)
     callers = {name: (each, caller) for caller in program.values() for each in caller.instructions
                for name in each.called.values()}  # fmt: skip
     found: list[Collective] = []
@@ -60,6 +64,8 @@ def collectives(text: str) -> list[Collective]:
             kind = each.operation.removesuffix("-start")
             if kind not in _KINDS or not counts[computation.name]:
                 continue
+            if math.isnan(counts[computation.name]):
+                raise ValueError(f"the turns of the loop of {each.name} are not in the program's text")
             exposed = not each.operation.endswith("-start") or not _computes_before_done(traffic, computation, index)
             caller = callers.get(computation.name)
             if caller and caller[0].operation in _STARTS:  # on a core of its own

@@ -153,6 +153,18 @@ def test_loop_without_a_known_end_is_an_error() -> None:
         run_counts(computations("HloModule empty"))
 
 
+def test_loop_without_a_known_end_counts_where_it_matters() -> None:
+    endless = LOOPS.replace("%limit = s32[] constant(8)", "%limit = s32[] parameter(0)")
+    assert math.isnan(run_counts(computations(endless), unknown=math.nan)["inner"])
+    with pytest.raises(ValueError, match=r"the turns of the loop of all-gather.1 are not in the program's text"):
+        collectives(endless)
+    with pytest.raises(ValueError, match="the turns of a loop, whose cycles count, are not in the program's text"):
+        estimated_cycles(computations(endless))
+    plain = endless.replace(" all-gather(%part)", " copy(%part)").replace("estimated_cycles", "unused")
+    assert {one.kind for one in collectives(plain)} >= {ALL_GATHER, REDUCE_SCATTER}
+    assert estimated_cycles(computations(plain)) == 0
+
+
 def test_bytes_of_a_real_program() -> None:
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     sharded = NamedSharding(mesh, PartitionSpec("data"))
