@@ -60,8 +60,9 @@ def test_options_follow_the_accelerator_and_the_mesh() -> None:
 
 def test_gpus_sum_large_gradients_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Chip, "platform", "gpu")
-    eight, alone = (slice_of("NVIDIA H100 80GB HBM3", (number, 1, 1)) for number in (8, 1))
-    assert compile_options(eight, {}) == {SUMS: "4194304"}
+    eight, many, alone = (slice_of("NVIDIA H100 80GB HBM3", (number, 1, 1)) for number in (8, 64, 1))
+    assert compile_options(eight, {}) == {SUMS: "1048576"}, "a device's share of 8 MiB"
+    assert compile_options(many, {}) == {SUMS: "131072"}
     assert compile_options(eight, {SUMS: 0}) == {SUMS: "0"}
     assert compile_options(eight, {SUMS: None, GATHERS: True}) == {}
     assert compile_options(alone, {}) == {}, "nothing is summed over devices"

@@ -344,12 +344,12 @@ def test_gpu_step_gathers_head_once_and_writes_no_position_pairs() -> None:
 @pytest.mark.drawn
 @pytest.mark.skipif(gpu_compiler() is None, reason="no compiler for GPUs: make compilers-cuda")
 def test_gpu_step_sums_gradients_while_it_computes() -> None:
-    """The matrices are as large as those of real models: small ones are summed together."""
+    """The MLP's matrices are as large as those of real models: small ones are summed together."""
     [found] = compiled_steps(
-        "h100x8", "--model.num_layers", "3", "--model.hidden_dim", "1536", "--model.mlp_dim", "2048"
+        "h100x8", "--model.num_layers", "3", "--model.hidden_dim", "1536", "--model.intermediate_dim", "4096"
     )  # fmt: skip
     in_layers = [one for one in found["collectives"] if one["kind"] == REDUCE_SCATTER and one["times"] == 3]
-    matrices = [one for one in in_layers if max(map(math.prod, one["shapes"])) * 8 >= 1536 * 2048]
+    matrices = [one for one in in_layers if max(map(math.prod, one["shapes"])) * 8 >= 1536 * 4096]
     assert len(matrices) >= 3, "gate, up and down, each by itself"
     exposed = sum(one["nbytes"] for one in in_layers if one["exposed"])
     assert exposed < 0.4 * sum(one["nbytes"] for one in in_layers), "all but the last one are hidden"

@@ -37,9 +37,9 @@ _TPU: dict[str, dict[str, str]] = {
     "TPU7x": _NO_GATHER_WINDOWS | _ASYNC_GATHERS,
 }
 # The compiler for GPUs otherwise sums a layer's gradients in one reduce-scatter at the end of the loop's turn, beside
-# which nothing is left to compute. Larger ones than this are sent as soon as they are computed; vectors, together.
-# Eight H100: exposed 13.6 -> 0.0 GB, step by estimate 2.48 -> 2.45 s, temporaries 4.87 -> 4.92 GiB.
-_GPU = {"xla_gpu_reduce_scatter_combine_threshold_bytes": "4194304"}
+# which nothing is left to compute. Larger arrays than these are sent as soon as they are computed, smaller ones
+# together. Eight H100: exposed 13.6 -> 0.0 GB, step by estimate 2.48 -> 2.45 s, temporaries 4.87 -> 4.92 GiB.
+_SUMMED_TOGETHER = 8 << 20  # bytes of the gradients; the compiler's option is of a device's share of them
 _ALIASES = {"TPU v5e": "TPU v5 lite", "TPU v5p": "TPU v5", "TPU v6e": "TPU v6 lite"}
 # Parts of names of options that one platform's compiler alone has.
 _ONLY = {"tpu": "tpu", "jf": "tpu", "gpu": "gpu", "cpu": "cpu"}
@@ -54,8 +54,12 @@ def compile_options(layout: Layout, given: Mapping[str, Any]) -> dict[str, str]:
             ``xla_tpu_``, ``xla_jf_``, ``xla_gpu_`` or ``xla_cpu_`` is left out on other platforms.
     """
     kind = str(layout.mesh.devices.flat[0].device_kind)
-    tables = {"tpu": _TPU.get(_ALIASES.get(kind, kind), {}), "gpu": _GPU}
-    options = dict(tables.get(layout.platform, {})) if layout.batch_shards > 1 else {}
+    options = {}
+    if layout.platform == "tpu" and layout.batch_shards > 1:
+        options = dict(_TPU.get(_ALIASES.get(kind, kind), {}))
+    elif layout.platform == "gpu" and layout.batch_shards > 1:
+        share = _SUMMED_TOGETHER // layout.batch_shards
+        options = {"xla_gpu_reduce_scatter_combine_threshold_bytes": str(share)}
     for name, value in given.items():
         match = re.match(r"xla_([a-z]+)_", name)
         if match and _ONLY.get(match[1], layout.platform) != layout.platform:
