@@ -23,7 +23,13 @@ from midstream_engine.compiled_program.collectives import (
     collectives,
     total_bytes,
 )
-from midstream_engine.compiled_program.gpu_topologies import gpu_compiler, gpu_devices, names_gpus
+from midstream_engine.compiled_program.gpu_topologies import (
+    cudnn_number,
+    describe_gpus,
+    gpu_compiler,
+    gpu_devices,
+    names_gpus,
+)
 from midstream_engine.compiled_program.hlo_text import computations, estimated_cycles, run_counts
 from midstream_engine.compiled_program.topologies import tpu_devices, tpu_library
 from midstream_engine.config import ConfigError
@@ -239,6 +245,14 @@ def test_unknown_gpus_and_missing_compiler_are_errors() -> None:
     if gpu_compiler() is None:
         with pytest.raises(ConfigError, match="the compiler for GPUs is not installed: make compilers-cuda"):
             gpu_devices("h100x8")
+
+
+def test_gpus_are_described_for_processes_without_the_engine() -> None:
+    sixteen = describe_gpus("h100x16")
+    assert sixteen.topology == "1x2x8", "hosts of eight"
+    assert 'device_description_str: "NVIDIA H100 80GB HBM3"' in sixteen.target_config
+    major, rest = divmod(cudnn_number(), 10_000)
+    assert f"dnn_version_info {{ major: {major} minor: {rest // 100} patch: {rest % 100} }}" in sixteen.target_config
 
 
 STEP = """
