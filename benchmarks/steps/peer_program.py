@@ -54,7 +54,7 @@ def devices_of(found: dict[str, Any]) -> Sequence[Any]:
             "the compiler for GPUs is not installed (hint: pip install --no-deps jax-cuda12-plugin jax-cuda12-pjrt of "
             "the version of jax)"
         ) from None
-    plugin.initialize()  # jax looks for plugins only where they are asked for in JAX_PLATFORMS
+    plugin.initialize()  # jax itself initializes only what JAX_PLATFORMS names
     attention: Any = import_module("jax._src.cudnn.fused_attention_stablehlo")
     attention.cuda_versions = SimpleNamespace(cudnn_get_version=lambda: gpus["cudnn"])  # this host has no cuDNN
     return topologies.get_topology_desc(

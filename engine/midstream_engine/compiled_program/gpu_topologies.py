@@ -90,7 +90,7 @@ def names_gpus(topology: str) -> bool:
 
 @dataclass(frozen=True)
 class GpuDescription:
-    """GPUs and their hosts, as jax's ``get_topology_desc`` takes them for the platform ``cuda``."""
+    """GPUs and their hosts, as jax's ``get_topology_desc`` takes them."""
 
     target_config: str  # a GpuTargetConfigProto as text
     topology: str  # slices x hosts x GPUs of a host
@@ -158,7 +158,7 @@ def target_config(gpu: _Gpu) -> str:
 
 
 def cudnn_number() -> int:
-    """Return the version of cuDNN that programs are made for, as cuDNN's own function returns it."""
+    """Return the assumed version of cuDNN as a number, like cuDNN's own function."""
     major, minor, patch = _CUDNN
     return 10_000 * major + 100 * minor + patch
 
