@@ -27,6 +27,7 @@ pytestmark = [
 ]
 
 SUMS = "xla_gpu_reduce_scatter_combine_threshold_bytes"
+GPU_GATHERS = "xla_gpu_all_gather_combine_threshold_bytes"
 GATHERS = "xla_tpu_enable_windowed_einsum_for_all_gather"
 
 
@@ -58,13 +59,13 @@ def test_options_follow_the_accelerator_and_the_mesh() -> None:
     assert compile_options(slice_of("TPU v9", (4, 4, 1)), {}) == {}
 
 
-def test_gpus_sum_large_gradients_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_send_large_arrays_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Chip, "platform", "gpu")
     eight, many, alone = (slice_of("NVIDIA H100 80GB HBM3", (number, 1, 1)) for number in (8, 64, 1))
-    assert compile_options(eight, {}) == {SUMS: "1048576"}, "a device's share of 8 MiB"
-    assert compile_options(many, {}) == {SUMS: "131072"}
-    assert compile_options(eight, {SUMS: 0}) == {SUMS: "0"}
-    assert compile_options(eight, {SUMS: None, GATHERS: True}) == {}
+    assert compile_options(eight, {}) == {SUMS: "1048576", GPU_GATHERS: "1048576"}, "a device's share of 8 MiB"
+    assert compile_options(many, {}) == {SUMS: "131072", GPU_GATHERS: "131072"}
+    assert compile_options(eight, {SUMS: 0})[SUMS] == "0"
+    assert compile_options(eight, {SUMS: None, GATHERS: True}) == {GPU_GATHERS: "1048576"}
     assert compile_options(alone, {}) == {}, "nothing is summed over devices"
 
 
