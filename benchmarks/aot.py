@@ -1,8 +1,8 @@
 """Compile the step for accelerators that are not here, and read the compiled program: memory, collectives, cycles.
 
     make compilers compilers-cuda
-    python benchmarks/aot.py [--model llama-1b] [--topology v5e:4x4] [--option NAME=VALUE ...] [--json]
-        [--peer levanter=PYTHON ...] [--peer-option NAME=VALUE ...]
+    python benchmarks/aot.py [--model llama-1b] [--topology v5e:4x4] [--option NAME=VALUE ...] [--set KEY=VALUE ...]
+        [--peer levanter=PYTHON ...] [--peer-option NAME=VALUE ...] [--json]
     python benchmarks/aot.py --search FILE [--budget SECONDS] [--model llama-1b] [--topology v5e:4x4]
 
 It needs neither a TPU nor a GPU: their compilers make the program that a slice, or hosts with GPUs (``--topology
@@ -10,7 +10,7 @@ h100x8``), would run. A program with a billion parameters takes 1 to 2 minutes o
 that for GPUs 20 seconds; GPUs have no cycles, and what cuDNN needs beside operands and results is not in temporaries.
 ``--model`` is ``llama-1b`` (configs/llama_1b.yaml: batch 256 x 4096 tokens, micro-batches of 4 sequences a device,
 everything computed again in the backward pass), ``gpt2-124m`` (configs/gpt2_small.yaml) or ``llama-tiny``. ``--option``
-is one of the compiler; ``null`` removes one of the engine's.
+is one of the compiler; ``null`` removes one of the engine's. ``--set`` changes a key of the configuration.
 
 Bytes are those that one device sends in one step (see midstream_engine.compiled_program.collectives); *exposed* are
 those during which it computes nothing. *Ideal* is what fully sharded training has to send: for each micro-batch two
@@ -19,7 +19,10 @@ Cycles are the compiler's estimate of everything but collectives and kernels; *s
 
 ``--peer`` compiles the step of another trainer for the same shape, in its own environment with the same jax: levanter
 (``pip install marin-levanter jax==VERSION``) or maxtext (Python 3.12, ``pip install maxtext jax==VERSION`` with the
-packages that it imports; Llama alone). Both for TPUs alone, with the compiler's defaults or ``--peer-option``.
+packages that it imports; Llama alone), with the compiler's defaults or ``--peer-option``. For GPUs that environment
+needs jax's plugin (``pip install --no-deps jax-cuda12-plugin==VERSION jax-cuda12-pjrt==VERSION``). Levanter then takes
+TransformerEngine where that is installed, else its own attention in jax, whose loops have no estimated time; MaxText
+takes cuDNN's attention, as its own configurations do by TransformerEngine, and is compiled for h100x8 alone.
 
 ``--search`` compiles with other options of the compiler, rematerialisation, micro-batches and blocks, and prints the
 fastest by estimate that fits, as lines to paste into a configuration (``benchmarks/steps/program_search.py``). Each
@@ -37,6 +40,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +101,9 @@ def read(plan: Any, model: str, topology: str, text: str) -> dict[str, Any]:
     shards, width = plan.layout.batch_shards, plan.policy.compute_dtype.itemsize
     times = None
     if accelerators is not None:
-        times = (gpu_step_time if accelerators.platform == GPU else step_time)(text, accelerators)
+        # The attention of Levanter in jax is a loop whose turns depend on another loop: its time is not known.
+        with suppress(ValueError):
+            times = (gpu_step_time if accelerators.platform == GPU else step_time)(text, accelerators)
     return {
         "model": model, "topology": topology, "devices": plan.layout.mesh.size, "micro_batches": plan.cut.micro,
         "parameters": plan.parameters, "collective_bytes": total_bytes(found),
@@ -118,16 +124,20 @@ def measure_peer(
     Raises:
         SystemExit: It does not compile.
     """
+    from midstream_engine.compiled_program.gpu_topologies import cudnn_number, describe_gpus, names_gpus
     from midstream_engine.compiled_program.topologies import tpu_library
-    from midstream_engine.shared.accelerator_types import TPU, parse
+    from midstream_engine.shared.accelerator_types import parse
 
-    accelerators = parse(topology)
-    if accelerators is None or accelerators.platform != TPU:
-        raise SystemExit(f"aot.py: --peer {name}: {topology}: other trainers are compiled for TPUs alone")
+    gpus, accelerators = None, parse(topology)
+    if names_gpus(topology):
+        gpus = {**vars(describe_gpus(topology)), "cudnn": cudnn_number()}
+    elif accelerators is None:
+        raise SystemExit(f"aot.py: --peer {name}: {topology}: not in the table of accelerators")
     with tempfile.TemporaryDirectory(prefix="midstream-aot-") as directory:
         text = Path(directory, "program.txt")
         request = {
-            "shape": shape_of(plan), "topology": topology, "accelerators": rented_name(accelerators),
+            "shape": shape_of(plan), "topology": topology, "gpus": gpus,
+            "accelerators": None if gpus else rented_name(accelerators),
             "examples": plan.cut.size // plan.layout.batch_shards, "micro_batches": plan.cut.micro,
             "options": dict(options), "library": str(tpu_library()), "text": str(text),
         }  # fmt: skip
@@ -238,7 +248,8 @@ def row(found: dict[str, Any]) -> str:
     """Return a row of the table."""
     memory = " / ".join(f"{found[part] / GIB:.2f}" for part in ("arguments", "temporary", "peak"))
     sent, exposed, ideal = (found[f"{part}_bytes"] / GB for part in ("collective", "exposed", "ideal"))
-    options = " ".join(f"{name}={value}" for name, value in found["options"].items()) or "-"
+    given = {**found.get("values", {}), **found["options"]}
+    options = " ".join(f"{name}={value}" for name, value in given.items()) or "-"
     ratio = f"{sent / ideal:.2f}" if ideal else "-"
     step = "-" if found["step_seconds"] is None else f"{found['step_seconds']:.3g} s"
     return (
@@ -260,6 +271,7 @@ def main() -> int:
     parser.add_argument("--model", choices=sorted(MODELS), default="llama-1b")
     parser.add_argument("--topology", default="v5e:4x4")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON")
     parser.add_argument("--peer-option", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--search", type=Path, metavar="FILE")
@@ -268,6 +280,7 @@ def main() -> int:
     given = parser.parse_args()
     options: dict[str, Any] = pairs(parser, "--option", given.option)
     options = {name: None if value == "null" else value for name, value in options.items()}
+    values = pairs(parser, "--set", given.set)
     peers, theirs = (
         pairs(parser, f"--{name}", getattr(given, name.replace("-", "_"))) for name in ("peer", "peer-option")
     )
@@ -275,13 +288,13 @@ def main() -> int:
         parser.error(f"--peer {unknown[0]}: write one of {', '.join(PEERS)}")
     from midstream_engine.config import ConfigError
 
-    if given.search and (options or peers):
-        parser.error("--search: it chooses the options; write it without --option and --peer")
+    if given.search and (options or values or peers):
+        parser.error("--search: it chooses the options; write it without --option, --set and --peer")
     try:
         if given.search:
             return search(given.model, given.topology, given.search, given.budget)
-        plan = plan_for(given.model, given.topology)
-        rows = [measure(plan, given.model, given.topology, options)]
+        plan = plan_for(given.model, given.topology, values)
+        rows = [{**measure(plan, given.model, given.topology, options), "values": values}]
         rows += [
             measure_peer(plan, name, python, given.model, given.topology, theirs) for name, python in peers.items()
         ]

@@ -7,6 +7,9 @@ those that are installed (rclone, awscli, s5cmd, gcloud, gsutil). midstream hash
 written, resumes, and writes the manifest last; the others compare sizes or checksums at most. Rounds are interleaved,
 medians are compared. ``time_ratio`` is the time of a way over that of midstream: above 1 means slower than midstream.
 
+``midstream, new process`` starts an interpreter for each copy, as a command does; ``midstream`` copies in this process,
+which has the clients of buckets imported after its first copy, as the terminal UI has.
+
 Google's service is reached over TLS by all, because gsutil supports nothing else. midstream alone waits until a
 download is on the disk and has the right hashes. A row ``NAME, verified`` is the tool and then, in this process, the
 same: every file is read again and hashed, on all cores, and synced.
@@ -45,7 +48,7 @@ from midstream_engine.object_store.open_bucket import open_bucket
 from support.checkpoints.trees import write_tree
 
 MIB = 1 << 20
-OURS = "midstream"
+OURS, NEW_PROCESS = "midstream", "midstream, new process"
 THREADS = 8
 SERVER = """
 import json, ssl, sys
@@ -70,6 +73,15 @@ with opened as server:
         server.create("runs")
     print(json.dumps([server.url, server.environment]), flush=True)
     sys.stdin.read()
+"""
+COPY = """
+import sys, tempfile
+from midstream.fleet.fleet import LocalHostConfig
+from midstream.hosts.local_host import LocalHost
+from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
+host = LocalHost("here", LocalHostConfig(root=tempfile.gettempdir()))
+ends = [bucket_endpoint(each) if "://" in each else Endpoint(host, each) for each in sys.argv[1:]]
+copy_tree(*ends)
 """
 Way = Callable[[Path, str], None]  # a directory and a URL: copies in one direction
 
@@ -118,6 +130,14 @@ def ours(source: bool) -> Way:
     return copy
 
 
+def ours_in_new_process(source: bool) -> Way:
+    def copy(directory: Path, url: str) -> None:
+        ends = [str(directory), url]
+        run(sys.executable, "-c", COPY, *(ends if source else ends[::-1]))
+
+    return copy
+
+
 def tool(*argv: str, **environment: str) -> tuple[Way, Way]:
     """Return upload and download by a program: ``{from}`` and ``{to}`` are replaced."""
 
@@ -135,7 +155,10 @@ def tool(*argv: str, **environment: str) -> tuple[Way, Way]:
 
 
 def tools(service: str, endpoint: str) -> dict[str, tuple[Way, Way]]:
-    found: dict[str, tuple[Way, Way]] = {OURS: (ours(True), ours(False))}
+    found: dict[str, tuple[Way, Way]] = {
+        OURS: (ours(True), ours(False)),
+        NEW_PROCESS: (ours_in_new_process(True), ours_in_new_process(False)),
+    }
     if service == "s3":
         options = ("--s3-provider=Other", f"--s3-endpoint={endpoint}", "--s3-env-auth", "--s3-region=us-east-1")
         found["rclone"] = tool("rclone", "copy", "--transfers=8", *options, "{from}", "{to}")
@@ -239,7 +262,10 @@ def measure(service: str, case: str, mib: int, rounds: int, disk: str | None) ->
             for name, (upload, download) in ways.items():
                 if name in failed:
                     continue
-                url, back = f"{service}://runs/{number}-{name.replace(' ', '-')}", Path(scratch, "back")
+                url, back = (
+                    f"{service}://runs/{number}-{name.replace(' ', '-').replace(',', '')}",
+                    Path(scratch, "back"),
+                )
                 shutil.rmtree(back, ignore_errors=True)
                 back.mkdir()
                 try:
@@ -261,7 +287,8 @@ def measure(service: str, case: str, mib: int, rounds: int, disk: str | None) ->
                 row = {"service": service, "case": case, "direction": direction, "way": name}
                 if name in failed:
                     yield {**row, "failed": failed[name]}
-                if (name, direction) not in times or name in failed or name == f"{OURS}, verified":
+                verified_already = name in (f"{OURS}, verified", f"{NEW_PROCESS}, verified")
+                if (name, direction) not in times or name in failed or verified_already:
                     continue
                 median = statistics.median(times[name, direction])
                 yield {**row, "seconds": round(median, 2), "time_ratio": round(median / base, 2)}

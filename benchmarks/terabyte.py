@@ -177,7 +177,7 @@ def collect(path: Path, hosts: int) -> dict[str, int]:
     from midstream.transfer.endpoint import Endpoint
     from midstream.transfer.streams.link import Link
     from midstream.transfer.streams.route import Route
-    from midstream.transfer.streams.stream_pool import SendQueue, split
+    from midstream.transfer.streams.send_queue import SendQueue, split
 
     tree = contents(path)
     known: Any = {f"host-{n}": Answering(f"host-{n}") for n in range(hosts)}

@@ -8,7 +8,8 @@ Without ``--link`` the target is a real sshd on loopback, and two of them for co
 every object as it arrives, names it when its hash agrees, waits for the disk, and writes the manifest last; the other
 tools do none of that, and are also timed with ``sha256sum`` at both ends (``verified``). Rounds are interleaved,
 medians are compared; the nearest of the ssh tools is named for each case, without and with verification.
-``time_ratio`` is the time of a way over that of midstream over ssh: above 1 means slower than midstream. Read it, not
+midstream connects over TLS to a port of the host, or, with ``over ssh`` in its name, leaves the bytes to ssh.
+``time_ratio`` is the time of a way over that of midstream: above 1 means slower than midstream. Read it, not
 the rates. ``cpu_ratio`` is the same for the processor's time of both sides, all programs and SSH servers together: it
 says more on a machine that is busy with other things. ``socket`` is the bare way: the same bytes over one TCP
 connection into files, unencrypted, unverified.
@@ -48,10 +49,12 @@ from midstream.transfer import CopySettings, Endpoint, copy_tree
 from simulators import link
 from simulators.sshd import SSHD, Lab, SshServer
 from support.checkpoints.trees import cell, write_tree
+from support.loopback import free_port
 
 MIB = 1 << 20
 GCM = "aes128-gcm@openssh.com"
-OURS = "midstream, over ssh"
+OURS = "midstream"
+OVER_SSH = "midstream, over ssh"
 VERIFIED = ", verified"
 NOT_SSH = ("midstream", "cp", "socket")
 CASES = ("one", "large", "small")
@@ -215,6 +218,7 @@ def on_loopback(room: Path, options: argparse.Namespace) -> None:
             host.connect()
         ways = {
             OURS: _copies(here, far),
+            OVER_SSH: _copies(here, far, CopySettings(route="relay")),
             **tools(servers[0]),
             "midstream, host to host, direct": _copies(near, far, CopySettings(route="direct")),
             "midstream, host to host, relayed": _copies(near, far, CopySettings(route="relay")),
@@ -232,14 +236,16 @@ def on_loopback(room: Path, options: argparse.Namespace) -> None:
 def on_a_link(room: Path, options: argparse.Namespace) -> None:
     with contextlib.closing(Lab(room / "lab")) as lab, contextlib.ExitStack() as stack:
         server = lab.host("far")
-        argv = [sys.executable, link.__file__, str(server.port), str(options.milliseconds), str(options.mbit)]
+        words = server.port, options.milliseconds, options.mbit, (copy_port := free_port())
+        argv = [sys.executable, link.__file__, *map(str, words)]
         proxy = stack.enter_context(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
         assert proxy.stdout is not None
-        server = link.through(server, int(proxy.stdout.readline()))
+        server = link.through(server, int(proxy.stdout.readline()), copy_port)
         here, far = LocalHost("here", LocalHostConfig(root=str(room / "root"))), open_host(server.name, server.config)
         far.connect()
         ways = {
             OURS: _copies(here, far),
+            OVER_SSH: _copies(here, far, CopySettings(route="relay")),
             **{name: way for name, way in tools(server).items() if "gcm" not in name},
         }
         ways = _wanted(ways, options)

@@ -1,10 +1,15 @@
-"""Levanter's own train step, compiled for a TPU slice that is not here: ``PYTHON levanter_program.py REQUEST_JSON``."""
+"""Levanter's own train step, compiled for accelerators that are not here: ``PYTHON levanter_program.py REQUEST_JSON``.
+
+Attention is splash on TPUs. On GPUs it is what Levanter takes by default: TransformerEngine where it is installed, else
+its own product of blocks in jax.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import tempfile
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +17,7 @@ from typing import Any
 # In the place of this folder, whose modules are named like the packages that they import.
 sys.path[:1] = [str(Path(__file__).parents[1])]
 
-from steps.peer_program import answer, devices_of, request  # noqa: E402
+from steps.peer_program import answer, devices_of, is_gpu, request  # noqa: E402
 from steps.shape import BETA1, BETA2, CLIP, EPSILON, LEARNING_RATE, WEIGHT_DECAY, Shape  # noqa: E402
 
 
@@ -33,19 +38,20 @@ def program(found: dict[str, Any], directory: Path) -> Any:
     from levanter.trainer import Trainer, TrainerConfig  # pyright: ignore[reportMissingImports]
     from levanter.trainer_state import TrainerState  # pyright: ignore[reportMissingImports]
 
-    devices = devices_of(found["topology"])
+    devices = devices_of(found)
     own = jax.local_devices
     # Levanter asks jax for the devices of this host. Constants that it computes while it traces would be put on them.
     jax.devices = lambda *_: list(devices)  # pyright: ignore[reportAttributeAccessIssue]
     jax.device_count = lambda *_: len(devices)  # pyright: ignore[reportAttributeAccessIssue]
-    jax.default_backend = lambda: "tpu"
+    jax.default_backend = lambda: "gpu" if is_gpu(found) else "tpu"
     jax.local_devices = lambda *a, **k: own(*a, **k) if a or k else list(devices)  # pyright: ignore[reportAttributeAccessIssue]
     jax.ensure_compile_time_eval = contextlib.nullcontext  # pyright: ignore[reportAttributeAccessIssue]
 
     shape = Shape(**found["shape"])
     common: dict[str, Any] = {
         "max_seq_len": shape.seq_len, "hidden_dim": shape.hidden, "num_layers": shape.layers,
-        "num_heads": shape.heads, "gradient_checkpointing": shape.remat, "attn_backend": AttentionBackend.SPLASH,
+        "num_heads": shape.heads, "gradient_checkpointing": shape.remat,
+        "attn_backend": AttentionBackend.DEFAULT if is_gpu(found) else AttentionBackend.SPLASH,
     }  # fmt: skip
     if shape.kind == "gpt2":
         model = Gpt2Config(**common)
@@ -82,7 +88,7 @@ def program(found: dict[str, Any], directory: Path) -> Any:
     abstract = with_sharding(abstract, trainer.parameter_axis_mapping, mesh)
     examples = with_sharding(examples, trainer.compute_axis_mapping, mesh)
     with trainer:
-        return compile_abstract(trainer, abstract, examples)
+        return compile_abstract(trainer, abstract, examples, found["options"])
 
 
 def with_sharding(tree: Any, mapping: Any, mesh: Any) -> Any:
@@ -102,7 +108,7 @@ def with_sharding(tree: Any, mapping: Any, mesh: Any) -> Any:
     return jax.tree.map(one, tree, shardings, is_leaf=lambda leaf: isinstance(leaf, hax.NamedArray))
 
 
-def compile_abstract(trainer: Any, state: Any, batch: Any) -> Any:
+def compile_abstract(trainer: Any, state: Any, batch: Any, options: Mapping[str, str]) -> Any:
     """Compile the step of Levanter's trainer for abstract arrays; as its own, it donates the state."""
     import equinox as eqx
     import haliax as hax
@@ -119,7 +125,7 @@ def compile_abstract(trainer: Any, state: Any, batch: Any) -> Any:
             result = trainer._train_step(complete, (examples,), {}, _no_hooks=True)  # noqa: SLF001 (jax compiles it)
         return eqx.filter(result, eqx.is_array)
 
-    return jax.jit(step, donate_argnums=0).lower(*arrays).compile()
+    return jax.jit(step, donate_argnums=0).lower(*arrays).compile(dict(options))
 
 
 def main() -> None:

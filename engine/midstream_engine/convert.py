@@ -154,12 +154,12 @@ def _model(kind: str, source: str, final: str, options: argparse.Namespace) -> s
     try:
         os.makedirs(partial)
         with _quiet():
-            from midstream_engine.interop.huggingface import importer
+            from midstream_engine.interop.huggingface import exporter, importer
         if kind == "huggingface":
             manifest = importer.import_model(source, partial, final, options.cast_parameters)
             line = f"{final}: root digest {manifest.root_digest}; start with --config_path {final}/{importer.CONFIG}"
         else:
-            files = importer.export_model(
+            files = exporter.export_model(
                 source, partial, vocab_size=options.vocab_size, tokenizer=options.tokenizer,
                 dtype=options.dtype, largest=options.max_shard_size,
             )  # fmt: skip

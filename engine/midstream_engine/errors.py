@@ -12,6 +12,6 @@ class EngineError(Exception):
 
 
 class FencedError(EngineError):
-    """The run belongs to someone else: its fence has a higher epoch than this attempt."""
+    """The fence has a higher epoch: the run belongs to another attempt."""
 
     code = records.EXIT_FENCED

@@ -41,11 +41,13 @@ from midstream.hosts.host_pool import open_host
 from midstream.hosts.local_host import LocalHost
 from midstream.remote.copy.target import staging
 from midstream.transfer import CopySettings, Endpoint, copy_tree
+from midstream.transfer.streams.direct_streams import UNREACHABLE
 from midstream_engine import records
 from simulators.disks import small_disk
-from simulators.link import Link, through
+from simulators.link import FAR, Link, through
 from simulators.sshd import SSHD, Lab
 from support.checkpoints.trees import SOURCES, assert_same_tree, files, random_contents, write_tree
+from support.loopback import free_port
 from support.paths import REPOSITORY
 
 RESULTS = REPOSITORY / "docs/campaigns/transfer-faults.jsonl"
@@ -75,10 +77,14 @@ class Campaign:
         self.lab = Lab(room / "lab")
         server = self.lab.host("far")
         self.servers = [server, self.lab.host("near")]
-        self.link = Link(server.port)
-        self.far_config = through(server, self.link.port).config
+        self.copy_port = free_port("127.0.0.1", FAR)
+        # A link that carries SSH alone, and one that carries a port of copies, too.
+        self.links = Link(server.port), Link(server.port, copy_port=self.copy_port)
+        self.far_configs = [
+            through(server, link.port, port).config for link, port in zip(self.links, (0, self.copy_port), strict=True)
+        ]
         self.here = LocalHost("here", LocalHostConfig(root=str(room / "here")))
-        self.far = open_host("far", self.far_config)
+        self.fars = [open_host("far", config) for config in self.far_configs]
         self.near = open_host("near", self.servers[1].config)
         self.near.connect()
         self.disk = room / "disk"
@@ -88,9 +94,10 @@ class Campaign:
         self.keepers = children(os.getpid(), but=before)  # processes of the disk, not of a copy
 
     def close(self) -> None:
-        for host in (self.far, self.near):
+        for host in (*self.fars, self.near):
             host.close()
-        self.link.close()
+        for link in self.links:
+            link.close()
         self.lab.close()
         self.mounts.close()
 
@@ -115,26 +122,29 @@ class Campaign:
         write_tree(source, contents)
         size = sum(sizes)
         at = rng.randrange(size) if not direct else rng.randrange(20_000, 120_000)
-        settings = CopySettings(route="direct" if direct else "auto", streams=rng.choice([1, 2, 3]))
+        tls = not direct and number % 2 == 1  # from this machine to a port of the host
+        link, far = self.links[tls], self.fars[tls]
+        UNREACHABLE.clear()
+        route = "direct" if direct else "auto" if tls else "relay"
+        settings = CopySettings(route=route, streams=rng.choice([1, 2, 3]))
         filler = self.disk / "other file"
         if kind == "full disk":
             with open(filler, "wb") as file:
                 os.posix_fallocate(file.fileno(), 0, DISK - rng.randrange(size // 8, size))
-        far = self.far
         far.connect()
         sending = self.near if direct else self.here
         error = ""
-        self.arm(rng, kind, at, direct)
+        self.arm(link, rng, kind, at, direct)
         try:
             if kind == "kill operator":
-                error = self.killed_operator(at, source, target)
+                error = self.killed_operator(tls, at, source, target)
             else:
                 copy_tree(Endpoint(sending, str(source)), Endpoint(far, str(target)), settings=settings)
         except MidstreamError as caught:
             error = str(caught)
             assert "\n" not in error
         finally:
-            self.link.after(1 << 60, lambda: None)
+            link.after(1 << 60, lambda: None)
         settle(target)
         first = check(target, contents, complete=not error)
         if kind == "flip at rest" and first["there"]:
@@ -150,26 +160,27 @@ class Campaign:
         shutil.rmtree(source)
         shutil.rmtree(target)
         return {
-            "seed": seed, "run": number, "kind": kind, "direct": direct, "streams": settings.streams, "at": at,
+            "seed": seed, "run": number, "kind": kind, "direct": direct, "tls": tls, "at": at,
+            "streams": settings.streams,
             "bytes": size, "error": error, "named": kept, "parts": parts, "sent_again": report.bytes_sent,
         }  # fmt: skip
 
-    def arm(self, rng: random.Random, kind: str, at: int, direct: bool) -> None:
+    def arm(self, link: Link, rng: random.Random, kind: str, at: int, direct: bool) -> None:
         sshds = [server.process.pid for server in (self.servers if direct else self.servers[:1])]
         actions = {
-            "cut": self.link.cut,
-            "flip at rest": self.link.cut,
-            "flip in transit": self.link.flip,
+            "cut": link.cut,
+            "flip at rest": link.cut,
+            "flip in transit": link.flip,
             "kill far": lambda: self.kill_one(rng, sshds),
             "kill near": lambda: self.kill_one(rng, children(os.getpid(), but=[*sshds, *self.keepers])),
         }
         if kind in actions:
-            self.link.after(at, actions[kind])
+            link.after(at, actions[kind])
 
-    def killed_operator(self, at: int, source: Path, target: Path) -> str:
-        argv = [json.dumps(SOURCES), json.dumps(vars(self.far_config)), str(self.room), str(source), str(target)]
+    def killed_operator(self, tls: bool, at: int, source: Path, target: Path) -> str:
+        argv = [json.dumps(SOURCES), json.dumps(vars(self.far_configs[tls])), str(self.room), str(source), str(target)]
         with subprocess.Popen([sys.executable, "-c", OPERATOR, *argv]) as operator:
-            self.link.after(at, operator.kill)
+            self.links[tls].after(at, operator.kill)
             operator.wait(120)
         return "" if operator.returncode == 0 else f"operator ended with {operator.returncode}"
 
@@ -196,12 +207,14 @@ def settle(target: Path) -> None:
 def staging_is_held(target: Path) -> bool:
     import fcntl
 
-    for lock in (target / INCOMING).glob("*/lock"):
-        with suppress(FileNotFoundError), lock.open("rb") as file:
-            try:
+    try:
+        for lock in (target / INCOMING).glob("*/lock"):
+            with lock.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:  # a program has just removed it: look again
+        return True
     return False
 
 

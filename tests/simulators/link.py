@@ -1,7 +1,7 @@
 """A link with a rate and a delay that can be cut: a proxy between a client and a real server on loopback.
 
-    python tests/simulators/link.py PORT MILLISECONDS MBIT        (as a process of its own; prints the port that it
-    listens on)
+    python tests/simulators/link.py PORT MILLISECONDS MBIT [COPY_PORT]        (as a process of its own; prints the port
+    that it listens on)
 
 Bytes are read at the link's rate, which all connections of one direction share, and sent on after half of the round
 trip: so no more bytes are in flight than on a real link.
@@ -26,6 +26,7 @@ from simulators.sshd import SshServer
 
 PIECE = 1 << 16
 LARGE = 1 << 18  # where the rate is high: fewer turns of the processor
+FAR = "127.0.0.2"  # address of a server's machine as it is seen over a link that carries a port of copies, too
 KEPT = 0.05  # seconds of the rate that a sender's buffers keep a real link busy for, while its program is not at it
 
 
@@ -49,34 +50,47 @@ class _Rate:
 class Link:
     """A proxy with a delay, a rate and faults.
 
-    ``seconds``: of the round trip. ``rate``: bytes per second, 0 for no limit. ``cut`` closes the connections; a frozen
+    ``cut`` closes the connections; a frozen
     link forwards nothing and closes nothing.
     """
 
-    def __init__(self, port: int, seconds: float = 0.0, rate: float = 0.0) -> None:
-        self._to = port
+    def __init__(self, port: int, seconds: float = 0.0, rate: float = 0.0, copy_port: int = 0) -> None:
+        """Listen.
+
+        Args:
+            port: Port of the server.
+            seconds: Of the round trip.
+            rate: Bytes per second; 0 for no limit.
+            copy_port: A further port of the server's machine that the link carries, at `FAR`.
+        """
         self._delay = seconds / 2
         self._rates = _Rate(rate), _Rate(rate)
-        self._socks: list[socket.socket] = []
+        self._socks: tuple[list[socket.socket], ...] = [], []  # of the server's port, and of the other
         self._lock = threading.Lock()
         self.bytes_there = 0  # towards the server
         self._then: tuple[int, Callable[[], None]] | None = None
         self._flip = False
         self._moving = threading.Event()
         self._moving.set()
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._listeners = [socket.create_server((FAR if copy_port else "127.0.0.1", 0), backlog=64)]
+        self.port = self._listeners[0].getsockname()[1]
+        if copy_port:
+            self._listeners.append(socket.create_server((FAR, copy_port), backlog=64))
+        self.accepted = [0, 0]  # connections to the server, and to the other port
+        for number, to in enumerate((port, copy_port)[: len(self._listeners)]):
+            threading.Thread(target=self._accept, args=(number, to), daemon=True).start()
 
-    def _accept(self) -> None:
+    def _accept(self, number: int, to: int) -> None:
+        listener = self._listeners[number]
         while True:
             try:
-                near, _ = self._listener.accept()
+                near, _ = listener.accept()
             except OSError:
                 return
+            self.accepted[number] += 1
             self._moving.wait()
             try:
-                far = socket.create_connection(("127.0.0.1", self._to), 10)
+                far = socket.create_connection(("127.0.0.1", to), 10)
             except OSError:  # no process listens on that port yet
                 near.close()
                 continue
@@ -84,7 +98,7 @@ class Link:
             for sock in (near, far):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
-                self._socks += [near, far]
+                self._socks[number].extend((near, far))
             for one, other, rate, counts in ((near, far, self._rates[0], True), (far, near, self._rates[1], False)):
                 threading.Thread(target=self._carry, args=(one, other, rate, counts), daemon=True).start()
 
@@ -163,32 +177,62 @@ class Link:
         self._moving.set()
 
     def cut(self) -> None:
+        self._cut(*self._socks)
+
+    def cut_copies(self) -> None:
+        """Close the connections to the further port alone."""
+        self._cut(self._socks[1])
+
+    def _cut(self, *connections: list[socket.socket]) -> None:
         with self._lock:
-            socks, self._socks = self._socks, []
+            socks = [sock for each in connections for sock in each]
+            for each in connections:
+                each.clear()
         for sock in socks:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
 
+    def close_copy_port(self) -> None:
+        """Refuse connections to the further port, as a firewall."""
+        _end(self._listeners[1])
+
     def close(self) -> None:
-        self._listener.close()
+        for listener in self._listeners:
+            _end(listener)
         self.thaw()
         self.cut()
 
 
-def through(server: SshServer, port: int) -> SshServer:
-    """Return the same server, reached over a link that listens on ``port``."""
+def _end(listener: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it is closed
+        listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+    listener.close()
+
+
+def through(server: SshServer, port: int, copy_port: int = 0) -> SshServer:
+    """Return the same server, reached over a link that listens on ``port``.
+
+    Copies go over the link, too: over SSH, or, if it carries a ``copy_port``, directly.
+    """
     directory = server.directory / f"over-{port}"
     directory.mkdir()
+    address = FAR if copy_port else server.address
     for name in ("ssh_config", "known_hosts"):
-        text = (server.directory / name).read_text()
-        text = text.replace(f"Port {server.port}\n", f"Port {port}\n").replace(f"]:{server.port} ", f"]:{port} ")
+        text = (server.directory / name).read_text().replace(f"HostName {server.address}\n", f"HostName {address}\n")
+        text = text.replace(f"Port {server.port}\n", f"Port {port}\n")
+        text = text.replace(f"[{server.address}]:{server.port} ", f"[{address}]:{port} ")
         (directory / name).write_text(text.replace(str(server.known_hosts), str(directory / "known_hosts")))
-    return replace(server, directory=directory, config=replace(server.config, ssh_config=str(directory / "ssh_config")))
+    config = replace(server.config, ssh_config=str(directory / "ssh_config"))
+    if copy_port:
+        return replace(server, directory=directory, config=replace(config, copy_ports=f"{copy_port}-{copy_port}"))
+    return replace(server, directory=directory, config=replace(config, copy_route="relay"))
 
 
 if __name__ == "__main__":
     with contextlib.suppress(PermissionError):  # a link has no share in the machines' processors
         os.setpriority(os.PRIO_PROCESS, 0, -10)
-    print(Link(int(sys.argv[1]), float(sys.argv[2]) / 1000, float(sys.argv[3]) * 1e6 / 8).port, flush=True)
+    to, milliseconds, mbit, *copies = sys.argv[1:]
+    made = Link(int(to), float(milliseconds) / 1000, float(mbit) * 1e6 / 8, int(copies[0]) if copies else 0)
+    print(made.port, flush=True)
     sys.stdin.read()

@@ -41,8 +41,8 @@ class HostConfig(draccus.ChoiceRegistry):
     price_per_hour: float | None = None  # in the currency of all prices in the file
     store: str | None = None  # of the checkpoints of its runs: a name of stores:, or the URL of a bucket
     bandwidth_limit: str | None = None  # of copies from and to the host: 100MB/s
-    copy_route: str | None = None  # to other SSH hosts: one of COPY_ROUTES
-    copy_ports: str | None = None  # FIRST-LAST, open to other hosts for a direct copy; None: any
+    copy_route: str | None = None  # of copies: one of COPY_ROUTES
+    copy_ports: str | None = None  # FIRST-LAST, open to other hosts and this machine for direct copies; None: any
     container: ContainerConfig | None = None  # in which its engines run; None: on the host itself
 
 

@@ -16,15 +16,18 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import BinaryIO
 
 from midstream.hosts import fork_server
+from midstream.hosts.fork_server import CLIENT_PROGRAMS, IMPORTED
 from midstream.hosts.rpc.bootstrap import BOOTSTRAP
 
 SHUTDOWN_TIMEOUT = 2.0  # seconds that the server may take to end
 
-# The command whose processes are forked. Elsewhere a fork may inherit what the system's libraries do not expect.
+# The commands whose processes are forked. Elsewhere a fork may inherit what the system's libraries do not expect.
 FORKED = [sys.executable, "-I", "-c", BOOTSTRAP] if sys.platform == "linux" else []
+FORKED_CLIENTS = [sys.executable, "-c", BOOTSTRAP] if sys.platform == "linux" else []  # of buckets
 
 
 class ForkedChild:
@@ -90,12 +93,24 @@ class ForkedChild:
 
 
 class LocalForks:
-    """The fork server of this process.
+    """A fork server of this process.
 
     It is started with the first child, and ends with this process.
+
+    Attributes:
+        modules: The programs that it has imported.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, flag: str = "-I", modules: Sequence[str] = IMPORTED) -> None:
+        """Prepare the server.
+
+        Args:
+            flag: Of its interpreter.
+            modules: Programs that it imports.
+        """
+        self.modules = tuple(modules)
+        self._flag = flag
+        self._clients = list[str]()  # schemes
         self._lock = threading.Lock()
         self._server: _Server | None = None
 
@@ -123,14 +138,21 @@ class LocalForks:
                 os.close(descriptor)
         return ForkedChild(self, *ours)
 
-    def prepare(self) -> None:
+    def prepare(self, client: str = "") -> None:
         """Start the server before the first child needs it.
 
-        It takes 0.1 s in a process of its own.
+        It takes 0.1 s in a process of its own, and 0.5 s for the client of the buckets of a scheme, ``client``.
         """
         with self._lock:
-            if FORKED and not self._running():
-                self._restart()
+            if not FORKED:
+                return
+            new = [client] if client and client not in self._clients else []
+            self._clients += new
+            with contextlib.suppress(OSError):  # it has ended or cannot be started: the first child needs another one
+                if not self._running():
+                    self._restart()
+                elif new and self._server is not None:
+                    self._server.prepare(new)
 
     def kill(self, pid: int) -> None:
         """Kill a child. Does nothing if it has ended."""
@@ -161,14 +183,15 @@ class LocalForks:
         return self._server is not None and self._server.owner == os.getpid()
 
     def _restart(self) -> _Server:
-        self._server = _Server()
+        self._server = _Server(self._flag, self.modules)
+        self._server.prepare(self._clients)
         return self._server
 
 
 class _Server:
     """A fork server and this end of its socket."""
 
-    def __init__(self) -> None:
+    def __init__(self, flag: str, modules: Sequence[str]) -> None:
         import midstream
         import midstream_engine
 
@@ -176,8 +199,9 @@ class _Server:
         places = {os.path.dirname(os.path.dirname(each.__file__ or "")) for each in (midstream, midstream_engine)}
         self._control, theirs = socket.socketpair()
         with theirs:
+            arguments = [str(theirs.fileno()), BOOTSTRAP, ",".join(modules), *sorted(places)]
             self._process = subprocess.Popen(
-                [sys.executable, "-I", fork_server.__file__, str(theirs.fileno()), BOOTSTRAP, *sorted(places)],
+                [sys.executable, flag, fork_server.__file__, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -187,6 +211,10 @@ class _Server:
     def send(self, text: bytes, descriptors: list[int]) -> None:
         sent = socket.send_fds(self._control, [text], descriptors) if descriptors else 0
         self._control.sendall(text[sent:])
+
+    def prepare(self, clients: Sequence[str]) -> None:
+        for scheme in clients:
+            self.send(json.dumps({"client": scheme}).encode() + b"\n", [])
 
     def close(self) -> None:
         self._control.close()
@@ -205,4 +233,7 @@ def _directory() -> str:
 
 
 FORKS = LocalForks()
+# Not isolated from PYTHON* and the user's packages (`bootstrap.isolation`), but from the directory that it starts in.
+CLIENT_FORKS = LocalForks("-P", CLIENT_PROGRAMS)
 atexit.register(FORKS.close)
+atexit.register(CLIENT_FORKS.close)

@@ -17,9 +17,8 @@ from typing import Any, BinaryIO, cast
 from midstream.errors import ConnectionLostError, HostError
 from midstream.fleet.fleet import HostConfig
 from midstream.hosts.deadline import Deadline
-from midstream.hosts.fork_server import IMPORTED
 from midstream.hosts.host import ANSWER_LIMIT, Completed, P, Process, R
-from midstream.hosts.local_forks import FORKED, FORKS, ForkedChild
+from midstream.hosts.local_forks import CLIENT_FORKS, FORKED, FORKED_CLIENTS, FORKS, ForkedChild, LocalForks
 from midstream.hosts.rpc import remote_call
 from midstream.hosts.rpc.answer_limits import run_to_end, too_large
 from midstream.hosts.stderr_tail import StderrTail
@@ -180,8 +179,9 @@ class LocalHost:
 
     def _start(self, argv: Sequence[str], env: Mapping[str, str] | None) -> LocalProcess:
         self._check_platform()
-        if env is None and list(argv) == FORKED:
-            return LocalProcess(FORKS.start(), self.name)
+        forks = _forks_of(argv)
+        if env is None and forks is not None:
+            return LocalProcess(forks.start(), self.name)
         child = subprocess.Popen(
             list(argv),
             stdin=subprocess.PIPE,
@@ -195,7 +195,8 @@ class LocalHost:
 
     def imported(self, argv: Sequence[str]) -> frozenset[str]:
         """Return the modules of an interpreter that ``argv`` starts."""
-        return _imported() if list(argv) == FORKED else frozenset()
+        forks = _forks_of(argv)
+        return frozenset() if forks is None else _imported(forks.modules)
 
     def call(self, function: Callable[P, R], /, *, timeout: float | None = 60.0) -> Callable[P, R]:
         return remote_call.caller(self, function, timeout)
@@ -204,9 +205,16 @@ class LocalHost:
         """Do nothing: there is no connection."""
 
 
+def _forks_of(argv: Sequence[str]) -> LocalForks | None:
+    """Return the fork server of a command, or None."""
+    if not FORKED:
+        return None
+    return {tuple(FORKED): FORKS, tuple(FORKED_CLIENTS): CLIENT_FORKS}.get(tuple(argv))
+
+
 @functools.cache
-def _imported() -> frozenset[str]:
-    return frozenset[str]().union(*map(remote_call.module_names, IMPORTED))
+def _imported(modules: tuple[str, ...]) -> frozenset[str]:
+    return frozenset[str]().union(*map(remote_call.module_names, modules))
 
 
 def _environment(env: Mapping[str, str] | None) -> dict[str, str] | None:

@@ -38,11 +38,14 @@ FIELDS: dict[type, dict[str, str | tuple[str, str]]] = {
             "limit of copies to and from it: `100MB/s`, `1Gb/s`, `500MiB/s`; the lower one of two hosts counts", "none",
         ),
         "copy_route": (
-            f"to other SSH hosts: {', '.join(f'`{name}`' for name in fleet.COPY_ROUTES)} "
+            f"of copies: {', '.join(f'`{name}`' for name in fleet.COPY_ROUTES)}; "
+            "`relay` opens no port, `direct` refuses to relay between two SSH hosts "
             "([copying](../explanation/copying.md))",
             "`auto`",
         ),
-        "copy_ports": ("ports for direct copies from other hosts: `40000-40100`", "any free port"),
+        "copy_ports": (
+            "ports for direct copies, from other hosts and from this machine: `40000-40100`", "any free port",
+        ),
         "container": ("a [container](#containers) in which its engines run", "on the host itself"),
     },
     fleet.SshHostConfig: {

@@ -17,6 +17,7 @@ from midstream.errors import ConnectionLostError, RemoteError
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.containers.container_host import machine_of
 from midstream.hosts.host import ANSWER_LIMIT, Completed, Host, P, Process, R
+from midstream.hosts.local_forks import CLIENT_FORKS
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc import remote_call
 from midstream.remote.bucket import access_problem, tree
@@ -94,6 +95,12 @@ class BucketHost:
                 raise ConnectionLostError(f"{self.name}: the connection broke", "run it again to continue") from error
 
         return start
+
+    def prepare(self) -> None:
+        """Start what programs on this machine need. Returns at once."""
+        if self.via is None and self.remote_python == sys.executable:
+            scheme, _, _ = split_url(self.name)
+            CLIENT_FORKS.prepare(scheme)
 
     def connect(self) -> None:
         """Do nothing: the client connects with the first request."""

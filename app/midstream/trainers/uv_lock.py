@@ -11,7 +11,7 @@ from midstream.printable import printable
 from midstream_engine.foreign.run_file import LARGEST_LOCK
 
 NAME = "uv.lock"
-TIMEOUT = 60.0  # seconds: uv reads the lock alone, and asks no registry
+TIMEOUT = 60.0  # seconds: uv reads the lock alone, without a registry
 _OPTIONS = ("--frozen", "--offline", "--quiet", "--no-emit-project", "--no-header", "--no-annotate")
 
 

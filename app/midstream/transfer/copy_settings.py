@@ -20,7 +20,8 @@ class CopySettings:
     Attributes:
         bandwidth_limit: Bytes per second over all streams; 0 for none.
         streams: Number of streams; 0 for as many as the link needs.
-        route: Route between two SSH hosts: one of ``COPY_ROUTES``.
+        route: One of ``COPY_ROUTES``: ``direct`` refuses to relay between two SSH hosts; ``relay`` opens no port, nor
+            does a copy of this machine then.
         ports: First and last port on which a host may listen; None for any that is free.
     """
 

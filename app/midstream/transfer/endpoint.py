@@ -20,6 +20,11 @@ class Endpoint:
     def in_bucket(self) -> bool:
         return isinstance(self.host, BucketHost)
 
+    def prepare(self) -> None:
+        """Start what the programs of a copy need; it is done while the copy begins."""
+        if isinstance(self.host, BucketHost):
+            self.host.prepare()
+
     def __str__(self) -> str:
         if self.in_bucket:
             return self.directory

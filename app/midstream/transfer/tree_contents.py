@@ -92,6 +92,7 @@ def read_contents(source: Endpoint, manifest: str, kind: str = CHECKPOINT) -> Co
     Raises:
         TransferError: There is no tree, or its manifest names what a tree of this ``kind`` does not contain.
     """
+    source.prepare()
     try:
         found = source.host.call(remote_objects.describe, timeout=HASH_TIMEOUT)(
             directory=source.directory, manifest=manifest

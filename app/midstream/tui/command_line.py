@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import overload
 
 from midstream.errors import UsageError
 from midstream.listing import filter_parser, fleet_fields
@@ -26,15 +28,45 @@ def words(app: BaseApp) -> dict[str, Word]:
     return {word.name: word for word in commands.WORDS if not (app.readonly and word.changes)}
 
 
-def complete(app: BaseApp, text: str) -> list[str]:
-    """Return the texts that ``text`` may be completed to, in order."""
+class _Completions(Sequence[str]):
+    """Names that begin alike, each after the same word, without a copy of them."""
+
+    def __init__(self, word: str, names: Sequence[str], places: range) -> None:
+        self._word = word
+        self._names = names
+        self._places = places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        places = self._places[index]
+        if isinstance(places, range):
+            return _Completions(self._word, self._names, places)
+        return f"{self._word} {self._names[places]}"
+
+
+def complete(app: BaseApp, text: str) -> Sequence[str]:
+    """Return the texts that ``text`` may be completed to.
+
+    Words are in the order of their table, names of runs are sorted.
+    """
     name, space, argument = text.lstrip().partition(" ")
     if not space:
         return [f"{word.name}{' ' * bool(word.argument)}" for word in words(app).values() if word.name.startswith(name)]
     word = _word(app, name)
     if word is None:
         return []
-    return [f"{word.name} {each}" for each in _arguments(app, word) if each.startswith(argument.lstrip())]
+    names, argument = _arguments(app, word), argument.lstrip()
+    if word.argument == "RUN":  # there may be 100,000, and each key completes
+        first = bisect_left(names, argument)
+        last = bisect_right(names, argument, first, key=lambda each: each[: len(argument)])
+        return _Completions(word.name, names, range(first, last))
+    return [f"{word.name} {each}" for each in names if each.startswith(argument)]
 
 
 def read(app: BaseApp, text: str) -> Callable[[], object]:
@@ -74,8 +106,9 @@ def _word(app: BaseApp, name: str) -> Word | None:
 
 def _arguments(app: BaseApp, word: Word) -> Sequence[str]:
     state = app.screen_state
+    if word.argument == "RUN":
+        return state.snapshot.order.ids
     kinds: dict[str, Callable[[], Iterable[str]]] = {
-        "RUN": lambda: (run.run_id for run in state.current_runs),
         "HOST": lambda: (host.name for host in state.snapshot.hosts),
         "MIGRATION": lambda: (view.migration for view in state.migrations),
         "THEME": lambda: palette.PALETTES,

@@ -72,6 +72,8 @@ class RefreshingApp(BaseApp, inherit_bindings=False):
         if self._pause_limiter is not None:
             self._pause_limiter.settle()
         rested = time.monotonic() - self._painted
+        if rested < TICK_INTERVAL and self._pause_limiter is not None and not self._pause_limiter.between_keys:
+            return  # the next key does not wait for this repaint
         if rested >= (0.0 if self._changed else TICK_INTERVAL) and rested >= self._paint_seconds / REPAINT_SHARE:
             self.publish()
 

@@ -17,7 +17,7 @@ KEY_FORMAT = 2  # of marshal: equal values have equal bytes
 class SharedValues:
     """Replaces JSON values by equal ones of earlier lines.
 
-    Nobody may change them. Not thread-safe.
+    They must not be changed. Not thread-safe.
 
     A run of eight devices takes 2 kB instead of 6. Numbers with a fraction are times and losses, which do not repeat:
     they are not remembered, and neither are values that contain them.

@@ -5,49 +5,22 @@ The events of one poll become visible together, with its beat: a run's status is
 
 from __future__ import annotations
 
-import functools
-import json
 import operator
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
-from midstream.watch.logs.log_tail import LogTail
+from midstream.watch.reported_values import inventory, reported
 from midstream.watch.run_order import RunOrder, RunsByHost
-from midstream.watch.runs.loss_curve import LossCurve
+from midstream.watch.runs.metric_rows import parse_rows
+from midstream.watch.runs.run_copy import RunCopy
 from midstream.watch.shared_values import SharedValues
-from midstream.watch.snapshot import (
-    CONNECTING,
-    DOWN,
-    LIVE,
-    STALE,
-    Accelerator,
-    AcceleratorUser,
-    CheckpointView,
-    Disk,
-    HostView,
-    InfinibandPort,
-    Machine,
-    RunView,
-    Snapshot,
-)
+from midstream.watch.snapshot import CONNECTING, DOWN, LIVE, STALE, Accelerator, HostView, Machine, RunView, Snapshot
 from midstream.watch.system.system_series import SystemSeries
-from midstream_engine import records
 
 Listener = Callable[..., None]
-MAX_NAME_LENGTH, MAX_TEXT_LENGTH = 200, 1000  # characters of names and values of metrics
-MAX_INTEGER = 2**53  # of metrics
-MAX_LISTED = 256  # processes, disks and ports of a host that are shown
-RECORDS = ("fence", "lineage", "status", "store")  # that a run's line may hold
-
-
-@functools.cache
-def _readers() -> dict[str, type[records.JsonRecord]]:
-    """Return the classes of a line's records: they are loaded with the first line."""
-    return {"fence": records.Fence, "lineage": records.Lineage, "status": records.Status, "exit": records.ProcessExit}
 
 
 def _no_listener(*_: object) -> None:
@@ -70,7 +43,7 @@ class SnapshotStore:
         self._listener("hosts", dict(hosts))
         self.changed = threading.Condition()
         self._hosts = {name: HostView(name, kind, CONNECTING) for name, kind in hosts.items()}
-        self._runs: dict[str, dict[str, _Run]] = {name: {} for name in hosts}  # host -> run id -> run
+        self._runs: dict[str, dict[str, RunCopy]] = {name: {} for name in hosts}  # host -> run id -> run
         self._shown: dict[str, tuple[RunView, ...]] = dict.fromkeys(hosts, ())  # at each host's last beat
         self._reported: dict[str, set[str]] = {name: set() for name in hosts}
         self._hello: dict[str, dict[str, Any]] = {}
@@ -134,7 +107,7 @@ class SnapshotStore:
                 self._reported[host] = set()
                 self._inventory[host], self._gauges[host] = {}, {}
             elif event == "inventory":
-                self._inventory.setdefault(host, {}).update(_inventory(line))
+                self._inventory.setdefault(host, {}).update(inventory(line))
             elif event == "beat":
                 self._beat(host, line)
                 self._changed()
@@ -210,10 +183,10 @@ class SnapshotStore:
             if not run.checkpoints_listed:
                 self.set_bucket_checkpoints(run.store, run.run_id, (), why)
 
-    def _run(self, host: str, run_id: str) -> _Run:
+    def _run(self, host: str, run_id: str) -> RunCopy:
         runs = self._runs[host]
         if run_id not in runs:
-            runs[run_id] = _Run(host, run_id)
+            runs[run_id] = RunCopy(host, run_id)
         return runs[run_id]
 
     def _beat(self, host: str, line: Mapping[str, Any]) -> None:
@@ -243,7 +216,7 @@ class SnapshotStore:
             disk_total=gauges["disk_total"],
             disk_free=gauges["disk_free"],
             clock_skew=skew,
-            accelerators=tuple(_value(Accelerator, each) for each in gauges["accelerators"]),
+            accelerators=tuple(reported(Accelerator, each) for each in gauges["accelerators"]),
             **self._inventory.get(host, {}),
         )
         self._hosts[host] = replace(view, link=LIVE, last_seen=now, error="", machine=machine)
@@ -253,186 +226,3 @@ class SnapshotStore:
         self._version += 1
         self._snapshot = None
         self.changed.notify_all()
-
-
-class _Run:
-    """State of one copy of a run."""
-
-    __slots__ = ("_curve", "_damaged", "_dirty", "_log", "_misread", "_view", "positions")
-
-    def __init__(self, host: str, run_id: str) -> None:
-        # (attempt, inode, bytes) of the metrics: a dict for each run would take 20 MB for 100,000 runs.
-        self.positions: tuple[tuple[int, int, int], ...] = ()
-        self._view = RunView(run_id, host, None, None, 0, None, False)
-        self._curve = LossCurve()
-        self._log = LogTail()
-        self._misread: dict[str, str] = {}  # part -> why it cannot be read
-        self._damaged: Mapping[str, str] = {}  # file -> error, as its host reports
-        self._dirty = False
-
-    def view(self) -> RunView:
-        """Return the current view, the same object until it changes."""
-        if self._dirty:
-            self._view = replace(self._view, curve=self._curve.rows(), log=self._log.lines, log_range=self._log.range)
-            self._dirty = False
-        return self._view
-
-    @property
-    def store(self) -> str:
-        return self._view.store
-
-    def set_bucket_checkpoints(self, checkpoints: Sequence[Mapping[str, Any]], error: str) -> None:
-        """Set the checkpoints in its bucket, which replace those on its host."""
-        views = tuple(_value(CheckpointView, each) for each in checkpoints)
-        self._misread["bucket"] = f"its checkpoints in {self.store} are unknown: {error}" if error else ""
-        self._view = replace(self._view, checkpoints=views, checkpoints_listed=True, problem=self._problem)
-        self._dirty = True
-
-    def with_bucket_checkpoints(self, view: RunView) -> RunView:
-        """Return an older view of this run with the current checkpoints of its bucket."""
-        now = self._view
-        if view.store != now.store:
-            return view
-        return replace(
-            view, checkpoints=now.checkpoints, checkpoints_listed=now.checkpoints_listed, problem=now.problem
-        )
-
-    @property
-    def _problem(self) -> str:
-        return "; ".join(filter(None, self._misread.values()))
-
-    def take(self, event: str, line: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Merge an event; ``rows`` are those of a metrics event."""
-        if event == "run":
-            self._change(line)
-        elif event == "metrics":
-            self._metrics(line, rows)
-        elif event == "log":
-            self._log.take(line)
-        self._dirty = True
-
-    def _change(self, line: Mapping[str, Any]) -> None:
-        changes: dict[str, Any] = {
-            key: line[key] for key in ("attempt", "running", "ended_without_status") if key in line
-        }
-        if "attempt" in changes:
-            self._log.clear()  # the log is the newest attempt's, which may have written nothing yet
-        if "store" in line:
-            changes |= self._parsed("store", lambda: self._store_change(_record(records.Store, "store", line["store"])))
-        if "checkpoints" in line and not changes.get("store", self.store):
-            changes["checkpoints"] = tuple(_value(CheckpointView, each) for each in line["checkpoints"])
-        for key, kind in _readers().items():
-            if key in line:
-                changes |= self._parsed(key, lambda key=key, kind=kind: {key: _record(kind, key, line[key])})
-        self._view = replace(self._view, **changes)
-        known = {attempt for attempt, *_ in self.positions}
-        for attempt in known - set(line.get("attempts", known)):
-            self._restart(attempt)
-        if "fence" in changes or "lineage" in changes:
-            self._parsed("curve", lambda: self._curve.set_records(self._view.lineage, self._view.fence))
-        if "problem" in line:
-            self._misread["problem"] = line["problem"]
-        if "damaged" in line:
-            self._damaged = line["damaged"]
-        unread = {f"{name}.json": self._misread[name] for name in RECORDS if self._misread.get(name)}
-        damaged = tuple({**self._damaged, **unread}.items())
-        self._misread["damaged"] = "; ".join(f"{name}: {why}" for name, why in self._damaged.items())
-        self._misread = {what: why for what, why in self._misread.items() if why}
-        self._view = replace(self._view, problem=self._problem, damaged=damaged)
-
-    def _store_change(self, where: records.Store | None) -> dict[str, Any]:
-        """Return the changes of the view for a ``store.json``. The bucket is listed later."""
-        url = where.url.rstrip("/") if where is not None else ""
-        if url == self.store:
-            return {}
-        self._misread.pop("bucket", None)
-        return {"store": url, "checkpoints_listed": not url, "checkpoints": ()}
-
-    def _parsed(self, what: str, read: Callable[[], Any]) -> Any:
-        """Return the result of ``read``.
-
-        For a malformed record it is empty, and the view has the error.
-        """
-        try:
-            value = read()
-        except records.RecordError as error:
-            self._misread[what] = " ".join(str(error).split())
-            return {}
-        self._misread.pop(what, None)
-        return value
-
-    def _metrics(self, line: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-        attempt = line["attempt"]
-        if line["offset"] == 0:
-            self._restart(attempt)
-        self._curve.extend(attempt, rows)
-        self.positions = (*self._other_positions(attempt), (attempt, line["inode"], line["end"]))
-
-    def _restart(self, attempt: int) -> None:
-        self.positions = self._other_positions(attempt)
-        self._curve.restart(attempt)
-
-    def _other_positions(self, attempt: int) -> tuple[tuple[int, int, int], ...]:
-        return tuple([each for each in self.positions if each[0] != attempt])
-
-
-def _record(kind: Any, name: str, value: Any) -> Any:
-    return None if value is None else kind.from_json(value, f"{name}.json")
-
-
-def parse_rows(text: str) -> Sequence[dict[str, Any]]:
-    """Parse lines of metrics.
-
-    Partial lines (after a full disk, for example) are left out.
-
-    This serves display alone; the certificate reads the file itself.
-    """
-    rows = []
-    for line in text.splitlines():
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict):
-            # A long run has many lines: share the strings of their names.
-            rows.append({sys.intern(name): value for name, value in row.items() if _is_metric(name, value)})
-    return rows
-
-
-def _is_metric(name: str, value: Any) -> bool:
-    """Return True for a value of limited size and of the type its name implies."""
-    if len(name) > MAX_NAME_LENGTH:
-        return False
-    if name == "global_step":
-        return type(value) is int and 0 <= value <= MAX_INTEGER
-    if isinstance(value, float) or (isinstance(value, int) and abs(value) <= MAX_INTEGER):
-        return True
-    measured = "/" in name or name == "time"
-    return not measured and (value is None or (isinstance(value, str) and len(value) <= MAX_TEXT_LENGTH))
-
-
-def _inventory(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields of a Machine. Fields of a newer probe are ignored."""
-    plain = ("system", "kernel", "glibc", "cpu_model", "driver", "cuda", "clock_synchronized")
-    lists = {"users": AcceleratorUser, "disks": Disk, "infiniband": InfinibandPort}
-    found = {name: line[name] for name in plain if name in line}
-    return found | {
-        name: tuple(_value(kind, each) for each in line[name][:MAX_LISTED])
-        for name, kind in lists.items()
-        if name in line
-    }
-
-
-def _value(kind: Any, fields_of: Mapping[str, Any]) -> Any:
-    """Build a dataclass from JSON.
-
-    Fields of a newer probe are ignored; lists become tuples.
-    """
-    names = {field.name for field in fields(kind)}
-    return kind(
-        **{
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in fields_of.items()
-            if name in names
-        }
-    )

@@ -135,6 +135,11 @@ class Watcher:
                         return None
                     changed.wait(left)
 
+    @property
+    def queued(self) -> bool:
+        """Whether hosts wait for their turn to connect."""
+        return any(not feed.begun for feed in self._feeds)
+
     def mark_unanswered(self, why: str) -> None:
         """Mark hosts that have not answered as down, and unlisted buckets as unknown.
 
@@ -182,7 +187,7 @@ def take_snapshot(
     Args:
         fleet: The fleet.
         hosts: Its hosts.
-        timeout: Seconds.
+        timeout: Seconds. A host that waits for its turn to connect, in a large fleet, has this time from then on.
         only: Names of the hosts to poll; all by default.
         seen: Gets the snapshots on the way, in which some hosts have not answered yet. Called on this thread.
     """
@@ -191,7 +196,7 @@ def take_snapshot(
     condition = _answered if seen is None else _showing(_answered, seen)
     try:
         answered, questions = None, -1
-        while answered is None and (PROMPTS.busy or questions != PROMPTS.questions):
+        while answered is None and (watcher.queued or PROMPTS.busy or questions != PROMPTS.questions):
             questions = PROMPTS.questions  # the time of a question does not count as the host's
             answered = watcher.wait_for(condition, timeout)
         if answered is None:

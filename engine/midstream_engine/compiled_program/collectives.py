@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from midstream_engine.compiled_program.hlo_text import Computation, Instruction, computations, run_counts
+from midstream_engine.compiled_program.memory_traffic import MemoryTraffic
 
 ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER = "all-gather", "all-reduce", "reduce-scatter"
 ALL_TO_ALL, PERMUTE = "all-to-all", "collective-permute"
@@ -25,6 +26,9 @@ _IOTA_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=")
 _LISTED_GROUPS = re.compile(r"replica_groups=\{\{([\d,]*)\}")
 _STEP_OF = re.compile(r'channel_id=(\d+).*?chain_id="(\d+)"')
 _STARTS = ("call-start", "async-start")
+# Bytes of a collective's arrays over those of the work beside it. A device's memory is 4 to 16 times as fast as its
+# links, so that even this part of the bytes hides little of a collective.
+_WORK = 0.1
 # A fusion that computes is none that only moves its collective's parts.
 _COMPUTES = frozenset(("dot", "convolution", "reduce", "exponential", "divide", "scatter", "custom-call", "fusion"))
 
@@ -44,9 +48,13 @@ class Collective:
 
 
 def collectives(text: str) -> list[Collective]:
-    """Return the collectives in a program's text that involve more than one device."""
+    """Return the collectives in a program's text that involve more than one device.
+
+    Raises:
+        ValueError: The turns of a loop that has some are not in the text, or it has no entry.
+    """
     program = computations(text)
-    counts = run_counts(program)
+    counts, traffic = run_counts(program, unknown=math.nan), MemoryTraffic(program)
     callers = {name: (each, caller) for caller in program.values() for each in caller.instructions
                for name in each.called.values()}  # fmt: skip
     found: list[Collective] = []
@@ -56,10 +64,12 @@ def collectives(text: str) -> list[Collective]:
             kind = each.operation.removesuffix("-start")
             if kind not in _KINDS or not counts[computation.name]:
                 continue
-            exposed = not each.operation.endswith("-start") or not _computes_before_done(computation, index)
+            if math.isnan(counts[computation.name]):
+                raise ValueError(f"the turns of the loop of {each.name} are not in the program's text")
+            exposed = not each.operation.endswith("-start") or not _computes_before_done(traffic, computation, index)
             caller = callers.get(computation.name)
             if caller and caller[0].operation in _STARTS:  # on a core of its own
-                exposed = not _computes_before_done(caller[1], caller[1].instructions.index(caller[0]))
+                exposed = not _computes_before_done(traffic, caller[1], caller[1].instructions.index(caller[0]))
             is_scatter = kind == ALL_REDUCE and computation.name.startswith("all-reduce-scatter")
             one = _collective(each, REDUCE_SCATTER if is_scatter else kind, counts[computation.name], exposed=exposed)
             if one.devices < 2:
@@ -115,17 +125,21 @@ def _group_size(text: str) -> int:
     return 2
 
 
-def _computes_before_done(computation: Computation, start: int) -> bool:
-    """Return whether the device computes between a ``-start`` and its ``-done``."""
-    name = computation.instructions[start].name
+def _computes_before_done(traffic: MemoryTraffic, computation: Computation, start: int) -> bool:
+    """Return whether the device computes between a ``-start`` and its ``-done``.
+
+    Work that reads and writes little beside the collective's bytes, as a counter or the sum of a vector, is none.
+    """
+    collective = computation.instructions[start]
+    done = re.compile(rf"%?{re.escape(collective.name)}\b")
+    moved = 0.0
     for each in computation.instructions[start + 1 :]:
-        if each.operation.endswith("-done") and re.search(rf"%?{re.escape(name)}\b", each.text):
+        if each.operation.endswith("-done") and done.search(each.text):
             return False
-        if each.operation in ("fusion", "dot", "convolution", "custom-call", "while", "call") and any(
-            shape != ()
-            for _, shape in each.shapes  # a scalar is a counter of a loop
-        ):
-            return True
+        if each.operation in ("fusion", "dot", "convolution", "custom-call", "while", "call"):
+            moved += traffic.moved(computation, each)
+            if moved >= _WORK * sum(collective.nbytes):
+                return True
     return False
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from midstream_engine.compiled_program.collectives import collectives
 from midstream_engine.compiled_program.hlo_text import Computation, Instruction, computations, run_counts
+from midstream_engine.compiled_program.memory_traffic import MemoryTraffic
 from midstream_engine.compiled_program.roofline import KERNEL_SHARE, LINK_SHARE, StepTime, exposed_seconds
 from midstream_engine.shared.accelerator_types import AcceleratorType
 from midstream_engine.shared.accelerators import find_accelerator
@@ -34,10 +35,8 @@ _NO_KERNEL = frozenset(
      "partition-id", "replica-id", "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute",
      "opt-barrier")
 )  # fmt: skip
-_SLICES = frozenset(("dynamic-slice", "slice", "gather"))
 _SHAPES = re.compile(r"\b(?:bf16|f16|f32)\[([\d,]+)\]")
 _LAYOUTS = re.compile(r"operand_layout_constraints=\{(.*?\})\}", re.DOTALL)
-_NAMES = re.compile(r"%([\w.\-]+)")
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 _CUBLAS = re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
 
@@ -56,7 +55,7 @@ def gpu_step_time(text: str, accelerators: AcceleratorType) -> StepTime:
     if device is None or device.bandwidth is None:
         raise ValueError(f"the bandwidth of {accelerators.kind} is not in the table of accelerators")
     program = _Program(text)
-    kernels = [(times, kernel, program.flops(home, kernel), program.moved(home, kernel))
+    kernels = [(times, kernel, program.flops(home, kernel), program.traffic.moved(home, kernel))
                for times, home, kernel in program.kernels()]  # fmt: skip
     attention = sum(times * _attention_flops(kernel) for times, kernel, _, _ in kernels) / device.peak_flops
     exposed = exposed_seconds(collectives(text), accelerators, device)
@@ -79,14 +78,11 @@ def gpu_step_time(text: str, accelerators: AcceleratorType) -> StepTime:
 
 
 class _Program:
-    """The computations of a program, and what its kernels compute and move."""
+    """The computations of a program, and what its kernels compute."""
 
     def __init__(self, text: str) -> None:
         self._computations = computations(text)
-        self._named = {
-            name: {each.name: each for each in computation.instructions}
-            for name, computation in self._computations.items()
-        }
+        self.traffic = MemoryTraffic(self._computations)
 
     def kernels(self) -> Iterator[tuple[float, Computation, Instruction]]:
         """Yield how often each kernel runs, its computation, and the kernel."""
@@ -104,73 +100,21 @@ class _Program:
 
     def flops(self, home: Computation, kernel: Instruction) -> float:
         """Return the FLOPs of the products of a kernel."""
-        inner = self._inner(kernel)
+        inner = self.traffic.inner(kernel)
         return (
             self._product(home, kernel) if inner is None else sum(self._product(inner, e) for e in inner.instructions)
         )
-
-    def moved(self, home: Computation, kernel: Instruction) -> float:
-        """Return the bytes that a kernel reads and writes.
-
-        Of an operand that is only sliced, the slices count.
-        """
-        operands, inner = self._operands(home, kernel), self._inner(kernel)
-        if inner is None:
-            read = 0 if kernel.operation in _SLICES else sum(sum(each.nbytes) for each in operands)
-            return float(read + sum(kernel.nbytes))
-        read = sum(self._read(inner, index, sum(each.nbytes)) for index, each in enumerate(operands))
-        return float(read + self._written(inner, kernel))
-
-    def _inner(self, kernel: Instruction) -> Computation | None:
-        return self._computations.get(kernel.called.get("calls", "")) if kernel.operation == "fusion" else None
 
     def _product(self, home: Computation, each: Instruction) -> float:
         contracted = _CONTRACTED.search(each.text) if each.operation == "dot" else None
         if each.operation == "custom-call" and "__cublas" in each.text:
             contracted = _CUBLAS.search(each.text)
-        operands = self._operands(home, each) if contracted is not None else []
+        operands = self.traffic.operands(home, each) if contracted is not None else []
         if contracted is None or not each.shapes or not operands or not operands[0].shapes:
             return 0.0
         left = operands[0].shapes[0][1]
         axes = [int(axis) for axis in re.findall(r"\d+", contracted[1])]
         return 2.0 * math.prod(each.shapes[0][1]) * math.prod(left[axis] for axis in axes)
-
-    def _read(self, inner: Computation, index: int, size: int) -> int:
-        """Return the bytes of operand ``index``, of ``size`` bytes, that a fusion reads."""
-        parameter = next(
-            (each for each in inner.instructions
-             if each.operation == "parameter" and f"parameter({index})" in each.text), None
-        )  # fmt: skip
-        if parameter is None:
-            return size
-        total = 0
-        for user in inner.instructions:
-            used = self._operands(inner, user)
-            if not any(each is parameter for each in used):
-                continue
-            if user.operation in _SLICES:
-                total += sum(user.nbytes)
-            elif not (user.operation == "dynamic-update-slice" and used[0] is parameter):
-                return size
-        return min(total, size)
-
-    def _written(self, inner: Computation, kernel: Instruction) -> int:
-        """Return the bytes that a fusion writes.
-
-        Of an array that is updated in place, the update counts.
-        """
-        updates = [each for each in inner.instructions if each.operation == "dynamic-update-slice"]
-        saved = sum(sum(each.nbytes) - sum(self._operands(inner, each)[1].nbytes) for each in updates)
-        return max(0, sum(kernel.nbytes) - saved)
-
-    def _operands(self, home: Computation, each: Instruction) -> list[Instruction]:
-        named = self._named[home.name]
-        start = each.text.find("(") + 1
-        depth, end = 1, start
-        while end < len(each.text) and depth:
-            depth += (each.text[end] == "(") - (each.text[end] == ")")
-            end += 1
-        return [named[name] for name in _NAMES.findall(each.text[start:end]) if name in named]
 
 
 def _attention_flops(kernel: Instruction) -> float:

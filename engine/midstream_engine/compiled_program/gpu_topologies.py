@@ -88,6 +88,34 @@ def names_gpus(topology: str) -> bool:
     return topology.startswith(tuple(_GPUS))
 
 
+@dataclass(frozen=True)
+class GpuDescription:
+    """GPUs and their hosts, as jax's ``get_topology_desc`` takes them."""
+
+    target_config: str  # a GpuTargetConfigProto as text
+    topology: str  # slices x hosts x GPUs of a host
+
+
+def describe_gpus(topology: str) -> GpuDescription:
+    """Return the description of hosts with GPUs.
+
+    Args:
+        topology: GPU and number, as "h100x8", "a100-80x4"; more than 8 are hosts of 8.
+
+    Raises:
+        ConfigError: There are no such GPUs.
+    """
+    match = re.fullmatch(r"([a-z0-9-]+?)[x:](\d+)", topology)
+    gpu, number = (_GPUS.get(match[1]), int(match[2])) if match else (None, 0)
+    if gpu is None or not number or (number > _OF_HOST and number % _OF_HOST):
+        raise ConfigError(
+            f"{topology}: no such GPUs; write one of {', '.join(_GPUS)} and their number, as h100x8 "
+            f"(1 to {_OF_HOST}, or hosts of {_OF_HOST})"
+        )
+    hosts, of_host = (1, number) if number <= _OF_HOST else (number // _OF_HOST, _OF_HOST)
+    return GpuDescription(target_config(gpu), f"1x{hosts}x{of_host}")
+
+
 def gpu_devices(topology: str) -> Sequence[Any]:
     """Return the devices of hosts with GPUs, to compile for.
 
@@ -99,13 +127,7 @@ def gpu_devices(topology: str) -> Sequence[Any]:
     Raises:
         ConfigError: The compiler is not installed, or there are no such GPUs.
     """
-    match = re.fullmatch(r"([a-z0-9-]+?)[x:](\d+)", topology)
-    gpu, number = (_GPUS.get(match[1]), int(match[2])) if match else (None, 0)
-    if gpu is None or not number or (number > _OF_HOST and number % _OF_HOST):
-        raise ConfigError(
-            f"{topology}: no such GPUs; write one of {', '.join(_GPUS)} and their number, as h100x8 "
-            f"(1 to {_OF_HOST}, or hosts of {_OF_HOST})"
-        )
+    described = describe_gpus(topology)
     place = gpu_compiler()
     if place is None:
         raise ConfigError(
@@ -118,10 +140,9 @@ def gpu_devices(topology: str) -> Sequence[Any]:
     from jax.experimental import topologies
 
     _assume_cudnn()
-    hosts, of_host = (1, number) if number <= _OF_HOST else (number // _OF_HOST, _OF_HOST)
     describe = partial(
         topologies.get_topology_desc,
-        platform="cuda", target_config=target_config(gpu), topology=f"1x{hosts}x{of_host}",
+        platform="cuda", target_config=described.target_config, topology=described.topology,
     )  # fmt: skip
     try:
         return describe().devices
@@ -136,6 +157,12 @@ def target_config(gpu: _Gpu) -> str:
     return _TARGET.format(**vars(gpu), block_memory=gpu.shared_memory - 1024, cudnn=_CUDNN)
 
 
+def cudnn_number() -> int:
+    """Return the assumed version of cuDNN as a number, like cuDNN's own function."""
+    major, minor, patch = _CUDNN
+    return 10_000 * major + 100 * minor + patch
+
+
 def _assume_cudnn() -> None:
     """Have jax's cuDNN attention take the version of the lock file.
 
@@ -143,6 +170,4 @@ def _assume_cudnn() -> None:
     """
     attention: Any = import_module("jax._src.cudnn.fused_attention_stablehlo")  # no public interface has it
     if attention.cuda_versions is None:
-        major, minor, patch = _CUDNN
-        number = 10_000 * major + 100 * minor + patch  # as cuDNN's own function returns it
-        attention.cuda_versions = SimpleNamespace(cudnn_get_version=lambda: number)
+        attention.cuda_versions = SimpleNamespace(cudnn_get_version=cudnn_number)

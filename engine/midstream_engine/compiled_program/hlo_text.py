@@ -96,10 +96,14 @@ def computations(text: str) -> dict[str, Computation]:
     return found
 
 
-def run_counts(program: Mapping[str, Computation]) -> dict[str, float]:
+def run_counts(program: Mapping[str, Computation], *, unknown: float | None = None) -> dict[str, float]:
     """Return how often each computation runs in one run of the program.
 
     Of a conditional each branch counts once.
+
+    Args:
+        program: Its computations.
+        unknown: Turns of a loop whose number is not in the program's text; None: such a loop is an error.
 
     Raises:
         ValueError: The program has no entry, or the number of a loop's turns is not in its text.
@@ -108,7 +112,7 @@ def run_counts(program: Mapping[str, Computation]) -> dict[str, float]:
     if entry is None:
         raise ValueError("the text of the program has no entry computation")
     counts = dict.fromkeys(program, 0.0)
-    for computation, times in _runs(program, entry, 1.0):
+    for computation, times in _runs(program, entry, 1.0, unknown):
         counts[computation.name] += times
     return counts
 
@@ -120,29 +124,34 @@ def estimated_cycles(program: Mapping[str, Computation]) -> float:
 
     Without the time of collectives and of kernels, for which it has no estimates: compare programs, not times.
     """
-    counts = run_counts(program)
-    return sum(
+    counts = run_counts(program, unknown=math.nan)
+    cycles = sum(
         counts[name] * int(match[1])
         for name, computation in program.items()
         for each in computation.instructions
         if (match := _CYCLES.search(each.text)) and int(match[1]) != _NO_ESTIMATE
     )
+    if math.isnan(cycles):
+        raise ValueError("the turns of a loop, whose cycles count, are not in the program's text")
+    return cycles
 
 
-def _runs(program: Mapping[str, Computation], start: Computation, times: float) -> Iterator[tuple[Computation, float]]:
+def _runs(
+    program: Mapping[str, Computation], start: Computation, times: float, unknown: float | None
+) -> Iterator[tuple[Computation, float]]:
     yield start, times
     for instruction in start.instructions:
         for part, name in instruction.called.items():
             if name not in program or (part == "to_apply" and instruction.operation not in _CALLS):
                 continue  # the sum of a reduction, of which no collective is a part
-            turns = _turns(program, instruction) if instruction.operation == "while" else 1
-            yield from _runs(program, program[name], times * (turns + 1 if part == "condition" else turns))
+            turns = _turns(program, instruction, unknown) if instruction.operation == "while" else 1
+            yield from _runs(program, program[name], times * (turns + 1 if part == "condition" else turns), unknown)
 
 
-def _turns(program: Mapping[str, Computation], loop: Instruction) -> int:
+def _turns(program: Mapping[str, Computation], loop: Instruction, unknown: float | None) -> float:
     """Return the turns of a loop.
 
-    This is what the compiler says, or the condition's only number by the counter's step.
+    This is what the compiler says, or the condition's only number by the counter's step, else ``unknown``.
     """
     said = _TRIPS.search(loop.text)
     if said:
@@ -150,6 +159,8 @@ def _turns(program: Mapping[str, Computation], loop: Instruction) -> int:
     condition = program[loop.called["condition"]]
     limits = [int(match[1]) for each in _with_callees(program, condition) if (match := _CONSTANT.search(each))]
     if len(limits) != 1:
+        if unknown is not None:
+            return unknown
         raise ValueError(f"the turns of the loop {loop.name} are not in the program's text")
     return -(-limits[0] // _counter_step(condition, program[loop.called["body"]]))
 

@@ -1,4 +1,4 @@
-"""Rounding of an imported run's parameters, where the user asks for it."""
+"""Rounding of an imported run's parameters, where the user requests it."""
 
 from __future__ import annotations
 

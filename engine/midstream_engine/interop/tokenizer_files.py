@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 
 from midstream_engine.data.imported.imported_files import SCHEME, write_imported
@@ -46,3 +47,9 @@ def carry(files: Mapping[str, str], data: str, final: str) -> str:
     """
     digest = os.path.basename(write_imported(data, files, {"kind": "tokenizer"}))
     return f"{SCHEME}{final}/{digest}"
+
+
+def copy_files(files: Mapping[str, str], directory: str) -> None:
+    """Copy files, name -> path, into a directory."""
+    for name, path in files.items():
+        shutil.copyfile(path, os.path.join(directory, name))

@@ -8,7 +8,9 @@ import threading
 from midstream_engine.object_store.access import Access, engine_access
 from midstream_engine.object_store.bucket_client import BucketClient
 from midstream_engine.object_store.gcs.gcs_client import GcsClient
+from midstream_engine.object_store.gcs.gcs_session import prepare_storage
 from midstream_engine.object_store.s3.s3_client import S3Client
+from midstream_engine.object_store.s3.s3_session import prepare_session
 from midstream_engine.object_store.urls import GCS, split_url
 
 # Environment variables that a client reads when it is opened.
@@ -27,6 +29,16 @@ def open_bucket(url: str, access: Access | None = None) -> BucketClient:
     """
     scheme, _, _ = split_url(url)
     return (GcsClient if scheme == GCS else S3Client)(url, access or Access())
+
+
+def prepare_client(scheme: str) -> None:
+    """Import what a client needs.
+
+    It is most of the time until the first request of a new process.
+
+    Raises ImportError and the errors of the service's package.
+    """
+    (prepare_storage if scheme == GCS else prepare_session)()
 
 
 def engine_bucket(url: str, *, public: bool = False, settings_of: str = "") -> BucketClient:

@@ -86,6 +86,7 @@ def test_rows_without_an_estimate_say_so(aot: ModuleType) -> None:
     [
         (["--peer", "nobody=python"], "--peer nobody: write one of levanter, maxtext"),
         (["--option", "x"], "--option x: write NAME=VALUE"),
+        (["--set", "model.seq_len=x"], "aot.py: --model.seq_len: Couldn't parse 'x' into an int"),
         (["--topology", "v9:2x2"], "aot.py: v9:2x2: no such TPU topology" if tpu_library() else "is not installed"),
     ],
 )

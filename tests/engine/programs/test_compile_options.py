@@ -26,6 +26,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
 
+SUMS = "xla_gpu_reduce_scatter_combine_threshold_bytes"
+GPU_GATHERS = "xla_gpu_all_gather_combine_threshold_bytes"
 GATHERS = "xla_tpu_enable_windowed_einsum_for_all_gather"
 
 
@@ -55,6 +57,16 @@ def test_options_follow_the_accelerator_and_the_mesh() -> None:
     assert compile_options(slice_of("TPU v6e", (4, 4, 1)), {}) == compile_options(v6e, {})
     assert compile_options(slice_of("TPU v5 lite", (1, 1, 1)), {}) == {}, "nothing is gathered"
     assert compile_options(slice_of("TPU v9", (4, 4, 1)), {}) == {}
+
+
+def test_gpus_send_large_arrays_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Chip, "platform", "gpu")
+    eight, many, alone = (slice_of("NVIDIA H100 80GB HBM3", (number, 1, 1)) for number in (8, 64, 1))
+    assert compile_options(eight, {}) == {SUMS: "1048576", GPU_GATHERS: "1048576"}, "a device's share of 8 MiB"
+    assert compile_options(many, {}) == {SUMS: "131072", GPU_GATHERS: "131072"}
+    assert compile_options(eight, {SUMS: 0})[SUMS] == "0"
+    assert compile_options(eight, {SUMS: None, GATHERS: True}) == {GPU_GATHERS: "1048576"}
+    assert compile_options(alone, {}) == {}, "nothing is summed over devices"
 
 
 def test_configured_options_are_merged_over_the_table() -> None:

@@ -23,7 +23,13 @@ from midstream_engine.compiled_program.collectives import (
     collectives,
     total_bytes,
 )
-from midstream_engine.compiled_program.gpu_topologies import gpu_compiler, gpu_devices, names_gpus
+from midstream_engine.compiled_program.gpu_topologies import (
+    cudnn_number,
+    describe_gpus,
+    gpu_compiler,
+    gpu_devices,
+    names_gpus,
+)
 from midstream_engine.compiled_program.hlo_text import computations, estimated_cycles, run_counts
 from midstream_engine.compiled_program.topologies import tpu_devices, tpu_library
 from midstream_engine.config import ConfigError
@@ -153,6 +159,18 @@ def test_loop_without_a_known_end_is_an_error() -> None:
         run_counts(computations("HloModule empty"))
 
 
+def test_loop_without_a_known_end_counts_where_it_matters() -> None:
+    endless = LOOPS.replace("%limit = s32[] constant(8)", "%limit = s32[] parameter(0)")
+    assert math.isnan(run_counts(computations(endless), unknown=math.nan)["inner"])
+    with pytest.raises(ValueError, match=r"the turns of the loop of all-gather.1 are not in the program's text"):
+        collectives(endless)
+    with pytest.raises(ValueError, match="the turns of a loop, whose cycles count, are not in the program's text"):
+        estimated_cycles(computations(endless))
+    plain = endless.replace(" all-gather(%part)", " copy(%part)").replace("estimated_cycles", "unused")
+    assert {one.kind for one in collectives(plain)} >= {ALL_GATHER, REDUCE_SCATTER}
+    assert estimated_cycles(computations(plain)) == 0
+
+
 def test_bytes_of_a_real_program() -> None:
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     sharded = NamedSharding(mesh, PartitionSpec("data"))
@@ -203,6 +221,7 @@ ENTRY %main (x: bf16[64,8]) -> f32[] {
   %scatter-start = ((bf16[64,8]{1,0}, f32[64]{0}), (bf16[16,8]{1,0}, f32[16]{0})) reduce-scatter-start(%x, %y), \
 channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}, to_apply=%add
   %counter = s32[] fusion(%count), kind=kLoop, calls=%one
+  %vector = f32[16]{0} fusion(%v), kind=kLoop, calls=%one
   %scatter-done = (bf16[16,8]{1,0}, f32[16]{0}) reduce-scatter-done(%scatter-start)
   %swap-start = ((bf16[4,8]{1,0}), bf16[4,8]{1,0}) all-to-all-start(%z), channel_id=2, replica_groups=[1,4]<=[4]
   %work = f32[8,8]{1,0} fusion(%w), kind=kLoop, calls=%one
@@ -212,7 +231,7 @@ channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}, to_apply=%add
 """
     found = {one.kind: one for one in collectives(lines)}
     assert found[REDUCE_SCATTER].nbytes == (64 * 8 * 2 + 64 * 4) * 3 / 4
-    assert found[REDUCE_SCATTER].exposed, "the device only counts"
+    assert found[REDUCE_SCATTER].exposed, "the device counts, and computes a vector"
     assert found[ALL_TO_ALL].nbytes == 4 * 8 * 2 * 3 / 4
     assert not found[ALL_TO_ALL].exposed
 
@@ -226,6 +245,14 @@ def test_unknown_gpus_and_missing_compiler_are_errors() -> None:
     if gpu_compiler() is None:
         with pytest.raises(ConfigError, match="the compiler for GPUs is not installed: make compilers-cuda"):
             gpu_devices("h100x8")
+
+
+def test_gpus_are_described_for_processes_without_the_engine() -> None:
+    sixteen = describe_gpus("h100x16")
+    assert sixteen.topology == "1x2x8", "hosts of eight"
+    assert 'device_description_str: "NVIDIA H100 80GB HBM3"' in sixteen.target_config
+    major, rest = divmod(cudnn_number(), 10_000)
+    assert f"dnn_version_info {{ major: {major} minor: {rest // 100} patch: {rest % 100} }}" in sixteen.target_config
 
 
 STEP = """
@@ -326,3 +353,17 @@ def test_gpu_step_gathers_head_once_and_writes_no_position_pairs() -> None:
         assert "f32" not in {dtype for one in moved for dtype in one["dtypes"]}
         sent = sum(one["nbytes"] for one in eight["collectives"] if one["kind"] == kind)
         assert 0.5 * gathers * complete < sent < 1.05 * gathers * complete
+
+
+@pytest.mark.drawn
+@pytest.mark.skipif(gpu_compiler() is None, reason="no compiler for GPUs: make compilers-cuda")
+def test_gpu_step_sums_gradients_while_it_computes() -> None:
+    """The MLP's matrices are as large as those of real models: small ones are summed together."""
+    [found] = compiled_steps(
+        "h100x8", "--model.num_layers", "3", "--model.hidden_dim", "1536", "--model.intermediate_dim", "4096"
+    )  # fmt: skip
+    in_layers = [one for one in found["collectives"] if one["kind"] == REDUCE_SCATTER and one["times"] == 3]
+    matrices = [one for one in in_layers if max(map(math.prod, one["shapes"])) * 8 >= 1536 * 4096]
+    assert len(matrices) >= 3, "gate, up and down, each by itself"
+    exposed = sum(one["nbytes"] for one in in_layers if one["exposed"])
+    assert exposed < 0.4 * sum(one["nbytes"] for one in in_layers), "all but the last one are hidden"

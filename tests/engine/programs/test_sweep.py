@@ -84,6 +84,20 @@ def test_budget_leaves_the_rest_to_the_next_sweep(driver: list[str], tmp_path: P
     assert not (tmp_path / "table.jsonl").exists()
 
 
+def test_torch_point_without_torch_is_skipped_by_name(driver: list[str], tmp_path: Path) -> None:
+    interpreter = tmp_path / "python"  # without any packages
+    interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    interpreter.chmod(0o755)
+    stand_in = str(tmp_path / "stand_in.py")
+    code = driver[2].replace(stand_in, str(BENCHMARKS / "steps" / "sweep_point.py"))
+    code = code.replace("sweep.UPDATES", "sweep.TORCH").replace("(1, 2, 3)", "(1,)")
+    code = code.replace("torch=sys.executable", f"torch={str(interpreter)!r}")
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+    (row,) = rows_of(tmp_path / "table.jsonl")
+    assert row["point"]["measures"] == "torch"
+    assert row["skipped"] == f"torch is not installed for {interpreter} (hint: --torch PYTHON)"
+
+
 @pytest.mark.slow
 def test_sweep_of_a_tiny_model_runs_on_this_machine(tmp_path: Path) -> None:
     table = tmp_path / "table.jsonl"

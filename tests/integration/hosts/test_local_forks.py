@@ -11,12 +11,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from midstream.errors import RemoteError
 from midstream.fleet.fleet import LocalHostConfig
-from midstream.hosts.local_forks import FORKED, LocalForks
+from midstream.hosts.fork_server import CLIENT_PROGRAMS
+from midstream.hosts.local_forks import FORKED, FORKED_CLIENTS, LocalForks
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc import remote_call
 from midstream.remote.bucket import tree as bucket_tree
@@ -36,7 +38,10 @@ def state():
         "isolated": sys.flags.isolated,
         "descriptors": sorted(map(int, os.listdir("/proc/self/fd"))),
         "signals": [str(signal.getsignal(each)) for each in (signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE)],
-        "forked": "midstream.remote.machine.probe" in sys.modules,
+        "threads": len(os.listdir("/proc/self/task")),
+        "path": sys.path,
+        "forked": "midstream.remote.declarations" in sys.modules,
+        "clients": [name for name in ("botocore.session", "google.cloud.storage") if name in sys.modules],
     }
 def end():
     os.kill(os.getpid(), signal.SIGTERM)
@@ -61,8 +66,21 @@ def forks(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalForks]:
 
 
 @pytest.fixture
+def client_forks(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalForks]:
+    """A fork server for clients of buckets, of the test's own."""
+    made = LocalForks("-P", CLIENT_PROGRAMS)
+    monkeypatch.setattr("midstream.hosts.local_host.CLIENT_FORKS", made)
+    yield made
+    made.close()
+
+
+@pytest.fixture
 def host(forks: LocalForks, tmp_path: Path) -> LocalHost:
     return LocalHost("here", LocalHostConfig(root=str(tmp_path)))
+
+
+def state_of(host: LocalHost, argv: list[str]) -> dict[str, Any]:
+    return json.loads(host.run(argv, stdin=job("state")).stdout)["value"]
 
 
 def server_of(forks: LocalForks) -> int:
@@ -74,10 +92,60 @@ def test_forked_interpreter_equals_a_new_one(host: LocalHost, tmp_path: Path, mo
     host.run(FORKED, stdin=job("state"))  # the server has another environment and directory than the next child
     monkeypatch.setenv("WORD", "set since the server was started")
     monkeypatch.chdir(tmp_path)
-    commands = (FORKED, [*FORKED[:2], "-s", *FORKED[2:]])
-    forked, new = (json.loads(host.run(argv, stdin=job("state")).stdout)["value"] for argv in commands)
+    forked, new = (state_of(host, argv) for argv in (FORKED, [*FORKED[:2], "-s", *FORKED[2:]]))
     assert (forked.pop("forked"), new.pop("forked")) == (True, False)
     assert forked == new
+
+
+def test_forked_client_equals_a_new_interpreter(
+    host: LocalHost, client_forks: LocalForks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client_forks.prepare("s3://")
+    state_of(host, FORKED_CLIENTS)
+    client_forks.prepare("gs://")  # a server that runs already
+    monkeypatch.setenv("WORD", "set since the server was started")
+    monkeypatch.chdir(tmp_path)
+    forked, new = (state_of(host, argv) for argv in (FORKED_CLIENTS, [FORKED[0], "-W", "default", *FORKED_CLIENTS[1:]]))
+    assert (forked.pop("forked"), new.pop("forked")) == (True, False)
+    assert (forked.pop("clients"), new.pop("clients")) == (["botocore.session", "google.cloud.storage"], [])
+    assert forked == new
+    ended = os.pidfd_open(server_of(client_forks))
+    os.kill(server_of(client_forks), signal.SIGKILL)
+    assert select.select([ended], [], [], PATIENCE)[0]
+    os.close(ended)
+    assert state_of(host, FORKED_CLIENTS)["clients"] == ["botocore.session", "google.cloud.storage"], "the next one"
+
+
+def test_broken_package_of_a_client_is_the_programs_error(
+    host: LocalHost, client_forks: LocalForks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "botocore").mkdir()
+    (tmp_path / "botocore" / "__init__.py").write_text("raise RuntimeError('broken')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    client_forks.prepare("s3://")
+    assert state_of(host, FORKED_CLIENTS)["forked"]
+    with pytest.raises(RemoteError, match="broken"):
+        host.call(bucket_tree.missing)(directory="s3://runs", objects=[], access={})  # type: ignore[call-arg]
+
+
+def test_requests_that_arrive_together_are_all_answered(host: LocalHost, forks: LocalForks) -> None:
+    waiting = host.open(FORKED)
+    waiting.stdin.write(job("wait"))
+    waiting.stdin.flush()
+    pid = waiting._child.pid  # type: ignore[attr-defined]
+    os.kill(server_of(forks), signal.SIGSTOP)
+    forks.kill(0)  # none of its children
+    forks.kill(pid)
+    calls = [threading.Thread(target=lambda: states.append(state_of(host, FORKED)["forked"])) for _ in range(3)]
+    states: list[bool] = []
+    for call in calls:
+        call.start()
+    os.kill(server_of(forks), signal.SIGCONT)
+    for call in calls:
+        call.join()
+    assert waiting.wait(PATIENCE) == -signal.SIGKILL
+    assert states == [True] * 3
+    waiting.close()
 
 
 def test_exit_codes_and_tracebacks_are_those_of_an_interpreter(host: LocalHost) -> None:
@@ -114,19 +182,21 @@ def test_calls_work_after_the_server_was_killed(host: LocalHost, forks: LocalFor
     os.close(ended)
 
 
-def test_modules_of_the_server_are_not_sent(host: LocalHost, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_of_the_server_are_not_sent(
+    host: LocalHost, client_forks: LocalForks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sent: list[bytes] = []
     line_of = remote_call.job_line
     monkeypatch.setattr(remote_call, "job_line", lambda *a, **k: sent.append(line_of(*a, **k)) or sent[-1])
     assert host.call(run_state.claim_attempt)(root=host.root, run_id="run") == 1
     host.call(attempt_view.attempt)(root=host.root, run_id="run", number=1)
-    with pytest.raises(RemoteError):  # that of a bucket has an interpreter of its own, with the user's packages
+    with pytest.raises(RemoteError):
         host.call(bucket_tree.check)(directory="file:///no/such", entry={}, access={})  # type: ignore[arg-type]
     known, further, client = sent
     assert len(known) < 1000
     assert b"midstream.remote.runs.attempt_view" in further
     assert b'["midstream.remote.declarations"' not in further
-    assert b'["midstream.remote.declarations"' in client
+    assert len(client) < 1000, "the server of the buckets' clients has them, too"
 
 
 def test_many_threads_start_and_end_programs(host: LocalHost) -> None:

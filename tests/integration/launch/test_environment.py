@@ -16,6 +16,7 @@ import pytest
 
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
+from midstream.launch import reporter
 from midstream.launch.errors import LaunchError
 from midstream.launch.install import environment as environments
 from midstream.launch.install.environment import Environment, prepare_environment
@@ -66,6 +67,7 @@ def test_environment_is_built_from_lock_once(
 ) -> None:
     if how != "uv":
         without_uv(monkeypatch)
+    monkeypatch.setattr(reporter, "SPARSE_INTERVAL", float("inf"))  # a slow build would report its progress too
     messages: list[str] = []
     made = build(config, lock, messages)
     assert made.how == f"built from the lock with {how}"

@@ -120,7 +120,7 @@ def test_running_run_is_sealed_migrated_and_stopped(
     (plan,) = dry.of("plan")
     assert (plan["shape"]["accumulation"], plan["shape"]["per_device_parallelism"]) == (2, 8)
     assert (plan["format"], plan["identity"]["epoch"]) == (FORMAT, 2)
-    assert plan["route"]["probed"].startswith("here -> there over SSH (")
+    assert plan["route"]["probed"].startswith("direct, here -> there over TLS (")
     assert sorted(path.name for path in there.directory.iterdir()) == before, "a dry run leaves nothing behind"
     assert source.running
 

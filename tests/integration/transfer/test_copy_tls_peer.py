@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -132,3 +134,16 @@ def test_probe_times_out_on_an_endless_handshake(monkeypatch: pytest.MonkeyPatch
         thread.join()
     assert found["address"] is None
     assert "the handshake did not end within 1 s" in found["why"]
+
+
+def test_key_without_memfd_is_in_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As on macOS."""
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    host = LocalHost("here", LocalHostConfig(root=str(tmp_path)))
+    ends = make_peers(host, host)
+    process = start_program(host, tls_peer.answer)(peer=ends.listener(None))
+    lines = reports(process)
+    found = tls_peer.probe(ends.dialer(["127.0.0.1"], next(lines)["port"]))
+    process.close()
+    assert found["address"] == "127.0.0.1", found

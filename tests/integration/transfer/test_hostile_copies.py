@@ -26,7 +26,7 @@ from midstream.remote.files.allowlist import CHECKPOINT, CHECKPOINTS, HISTORY
 from midstream.remote.files.copy_items import CopyObject
 from midstream.remote.files.object_files import INCOMING, NotPlainError
 from midstream.transfer import Endpoint, TransferError, copy_history, copy_tree
-from midstream.transfer.streams.stream_pool import ranges
+from midstream.transfer.streams.send_queue import ranges
 from midstream_engine import records
 from support.checkpoints.trees import cell, far_program, files, sha256, write_tree
 

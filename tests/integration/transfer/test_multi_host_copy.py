@@ -12,6 +12,7 @@ from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
 from midstream.transfer import Endpoint, Progress, TransferError, collect_objects, fan_out, verify_objects
 from midstream.transfer.streams import stream_pool
+from midstream.transfer.streams.send_queue import SendQueue
 from midstream_engine import records
 from support.checkpoints.trees import assert_same_tree, files, write_checkpoint
 
@@ -74,7 +75,7 @@ def test_collect_opens_streams_of_few_hosts_at_once(
     opened: list[str] = []
     open_queue = stream_pool.StreamPool._open
 
-    def observed(pool: stream_pool.StreamPool, queue: stream_pool.SendQueue) -> None:
+    def observed(pool: stream_pool.StreamPool, queue: SendQueue) -> None:
         busy.append(sum(each.busy for each in pool._queues))
         opened.append(queue.route.source.host.name)
         open_queue(pool, queue)

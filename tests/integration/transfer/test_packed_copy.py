@@ -10,9 +10,10 @@ import pytest
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.ssh.ssh_host import SshHost
 from midstream.transfer import CopySettings, Endpoint, copy_tree
-from simulators.link import Link, through
+from simulators.link import FAR, Link, through
 from simulators.sshd import Lab
 from support.checkpoints.trees import assert_same_tree, cell, write_tree
+from support.loopback import free_port
 
 MIB = 1 << 20
 
@@ -38,9 +39,10 @@ def local() -> LocalHost:
 
 def test_copy_of_weights_is_packed_on_a_slow_link(lab: Lab, local: LocalHost, tmp_path: Path) -> None:
     server = lab.host("far")
-    link = Link(server.port, rate=8e6)
+    copy_port = free_port("127.0.0.1", FAR)
+    link = Link(server.port, rate=8e6, copy_port=copy_port)
     try:
-        far = SshHost(server.name, through(server, link.port).config)
+        far = SshHost(server.name, through(server, link.port, copy_port).config)
         far.connect()
         tree(tmp_path / "source", *(weights(seed, 16) for seed in range(2)))
         report = copy_tree(
@@ -52,6 +54,7 @@ def test_copy_of_weights_is_packed_on_a_slow_link(lab: Lab, local: LocalHost, tm
     finally:
         link.close()
     assert_same_tree(tmp_path / "source", tmp_path / "target")
+    assert report.routes[0].startswith("direct")
     assert report.bytes_sent == 32 * MIB
     assert 0.8 < report.bytes_on_link / report.bytes_sent < 0.96, "a part is sent as it is, to measure the link"
 

@@ -32,6 +32,7 @@ from support.checkpoints.trees import assert_same_tree, cell, random_contents, w
 
 MIB = 1 << 20
 DIRECT = CopySettings(route="direct", streams=2)
+OVER_SSH = CopySettings(route="relay", streams=2)
 pytestmark = pytest.mark.system
 
 
@@ -121,12 +122,12 @@ def test_copy_without_ssh_program_uses_paramiko(pair: Pair, tmp_path: Path, monk
     monkeypatch.setattr(stream_transport, "_ssh_program", lambda: None)
     write_tree(tmp_path / "source", random_contents(random.Random(3), [20 * MIB, 5]))
     here = LocalHost("here", LocalHostConfig(root=str(tmp_path / "root")))
-    assert probe(here, pair[0]).transport == "paramiko"
+    assert probe(here, pair[0], CopySettings(route="relay")).transport == "paramiko"
     for source, target, place in ((here, pair[0], "there"), (pair[0], here, "back")):
         copy_tree(
             Endpoint(source, str(tmp_path / "source")),
             Endpoint(target, str(tmp_path / place)),
-            settings=CopySettings(streams=2),
+            settings=CopySettings(streams=2, route="relay"),
         )
         assert_same_tree(tmp_path / place, tmp_path / "source")
 
@@ -141,11 +142,11 @@ def test_cut_copy_resumes_without_resending_chunks(lab: Lab, tmp_path: Path) -> 
     write_tree(source, {cell("one"): random.Random(4).randbytes(size)})
     link.after(3 * staging.CHUNK + MIB, link.cut)
     with pytest.raises(ConnectionLostError):
-        copy_tree(Endpoint(here, str(source)), Endpoint(far, str(target)), settings=CopySettings(streams=2))
+        copy_tree(Endpoint(here, str(source)), Endpoint(far, str(target)), settings=OVER_SSH)
     assert not (target / cell("one")).exists()
     far.connect()
     before = link.bytes_there
-    report = copy_tree(Endpoint(here, str(source)), Endpoint(far, str(target)), settings=CopySettings(streams=2))
+    report = copy_tree(Endpoint(here, str(source)), Endpoint(far, str(target)), settings=OVER_SSH)
     went = link.bytes_there - before
     assert_same_tree(target, source)
     assert report.bytes_sent <= size - staging.CHUNK, "two streams had at most two unfinished chunks"

@@ -11,6 +11,8 @@ import pytest
 
 from midstream.errors import MidstreamError
 from midstream.fleet.fleet import LocalHostConfig
+from midstream.hosts.fork_server import CLIENT_PROGRAMS
+from midstream.hosts.local_forks import ForkedChild, LocalForks
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc import remote_call
 from midstream.remote.files.allowlist import CHECKPOINT
@@ -70,6 +72,36 @@ def test_copy_to_s3_and_on_to_gcs_and_back(s3: S3Server, bucket: BucketServer, h
     assert again.bytes_sent == 0, "recorded hashes are compared"
     copy_tree(there, Endpoint(here, str(tmp_path / "back")))
     assert_same_tree(tmp_path / "source", tmp_path / "back")
+
+
+def test_programs_of_a_copy_have_the_client_already(
+    s3: S3Server, here: LocalHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are forked, one for each end, and the client is prepared before the first request of the copy."""
+    happened: list[str] = []
+
+    class Forks(LocalForks):
+        def prepare(self, client: str = "") -> None:
+            happened.append(client)
+            super().prepare(client)
+
+        def start(self) -> ForkedChild:
+            happened.append("program")
+            return super().start()
+
+    made = Forks("-P", CLIENT_PROGRAMS)
+    for module in ("hosts.local_host", "stores.bucket_host"):
+        monkeypatch.setattr(f"midstream.{module}.CLIENT_FORKS", made)
+    write_tree(tmp_path / "source", random_contents(random.Random(4), [3]))
+    ends = Endpoint(here, str(tmp_path / "source")), bucket_endpoint(URL)
+    try:
+        copy_tree(*ends)
+        assert (happened[0], happened.count("program")) == ("s3://", 2), "the session, and what reads and writes"
+        happened.clear()
+        copy_tree(ends[1], Endpoint(here, str(tmp_path / "back")))
+        assert (happened[0], happened.count("program")) == ("s3://", 1), "the session of a disk needs no client"
+    finally:
+        made.close()
 
 
 def test_interrupted_copy_to_s3_uses_its_parts(s3: S3Server, here: LocalHost, tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ COPY_LINES: tuple[dict[str, Any], ...] = (
     {"event": "present", "objects": ["arrays/a"]},
     {"event": "part", "path": "arrays/b", "chunks": [[0, 4, "ab"]]},
     {"event": "landed", "bytes": 4, "received": 4, "objects": ["arrays/c"], "ranges": [["arrays/b", 0, 4]]},
+    {"event": "connected"},
     {"event": "done"},
 )
 
@@ -108,6 +109,8 @@ WAYS: Mapping[str, Way] = {
             "bucket.disk_download.download",
             "bucket.receiver.receive",
             "bucket.sender.send",
+            "copy.stream.stream_server.receive",
+            "copy.stream.stream_server.send",
             "copy.stream.tls_peer.answer",
         )
     },

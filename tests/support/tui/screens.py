@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from textual.app import App
 from textual.pilot import Pilot
 from textual.strip import Strip
 
@@ -41,12 +42,12 @@ def app_over(
     )
 
 
-def strips(app: MidstreamApp) -> list[Strip]:
+def strips(app: App[Any]) -> list[Strip]:
     """Return the drawn lines of the screen; Textual has no public access to them."""
     return app.screen._compositor.render_strips()
 
 
-def screen_text(app: MidstreamApp) -> str:
+def screen_text(app: App[Any]) -> str:
     """Return the text of the screen, line by line, without colours."""
     return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips(app)) + "\n"
 

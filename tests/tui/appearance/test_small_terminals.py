@@ -96,3 +96,16 @@ def test_bars_of_copies_are_below_each_other() -> None:
     ends = [max(line.rindex(sign) for sign in "█▌░" if sign in line) for line in lines]
     assert len(set(begins)) == len(set(ends)) == 1
     assert max(map(len, lines)) <= 100
+
+
+async def test_count_of_the_list_in_view_stays_longest() -> None:
+    app = app_over(fleets.small_fleet(), PreparedActions())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        assert "1 Hosts 2   2 Runs 1   3 Migrations 0" in screen_text(app)
+        await pilot.press("b", "b")
+        await settle(pilot, lambda: "2 Runs 1, by tags" in screen_text(app))
+        await pilot.resize_terminal(74, 24)
+        await settle(pilot, lambda: "1 Hosts   2 Runs 1, by tags   3 Migrations" in screen_text(app))
+        await pilot.resize_terminal(60, 24)
+        await settle(pilot, lambda: "1 Hosts   2 Runs   3 Migrations" in screen_text(app))

@@ -21,6 +21,7 @@ from midstream.tui.widgets.plot import Drawn
 from midstream.tui.widgets.viewport import Viewport
 from support.tui import fleets
 from support.tui.fleets import rows
+from support.tui.screens import screen_text
 
 
 class CurveApp(App[None]):
@@ -63,6 +64,29 @@ async def test_curve_appending_equals_redrawing(curve_app: CurveApp) -> None:
     async with fresh.run_test(size=(80, 24)):
         fresh.curve.show(all_rows)
         assert fresh.lines() == appended
+
+
+async def test_growing_curve_composes_only_lines_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    app, composed = CurveApp(), list[int]()
+    all_rows = rows(4000)
+    async with app.run_test(size=(80, 24)) as pilot:
+        app.curve.show(all_rows[:3990])
+        await pilot.pause()
+        render = CurveView.render_line
+        monkeypatch.setattr(CurveView, "render_line", lambda self, y: composed.append(y) or render(self, y))
+        for end in range(3991, 4001):
+            before = [strip.text for strip in app.curve._lines]
+            composed.clear()
+            app.curve.show(all_rows[:end])
+            await pilot.pause()
+            after = [strip.text for strip in app.curve._lines]
+            differing = {y for y, (old, new) in enumerate(zip(before, after, strict=True)) if old != new}
+            assert differing <= set(composed), "a line that differs is composed"
+            assert len(set(composed)) < app.curve.size.height
+        shown = screen_text(app)
+        app.curve._redraw()
+        await pilot.pause()
+        assert screen_text(app) == shown
 
 
 async def test_curve_redraws_steps_replaced_by_next_attempt(curve_app: CurveApp) -> None:

@@ -44,9 +44,11 @@ async def test_run_screen_reads_until_the_curve_is_complete() -> None:
 
 
 def test_garbage_collection_waits_for_idle_keys_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, collected = [1000.0], []
+    now, collected = [1000.0], list[tuple[float, int]]()
     monkeypatch.setattr(pause_limiter.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(pause_limiter.gc, "collect", lambda: collected.append(now[0]))
+    counts = [0, 0, 0]
+    monkeypatch.setattr(pause_limiter.gc, "collect", lambda generation=2: collected.append((now[0], generation)))
+    monkeypatch.setattr(pause_limiter.gc, "get_count", lambda: tuple(counts))
     before = gc.get_threshold(), sys.getswitchinterval(), gc.get_freeze_count()
     with PauseLimiter() as limiter:
         now[0] += pause_limiter.SETTLE_INTERVAL + 1
@@ -63,5 +65,33 @@ def test_garbage_collection_waits_for_idle_keys_up_to_a_limit(monkeypatch: pytes
         limiter.settle()
         assert len(collected) == 2, "the limit has passed"
         assert gc.get_freeze_count() > before[2]
+        counts[1] = pause_limiter.THRESHOLDS[1] - 1
+        limiter.settle()
+        assert len(collected) == 2, "a key was pressed just now"
+        assert not limiter.between_keys
+        now[0] += 2 * pause_limiter.BETWEEN_KEYS
+        limiter.settle()
+        assert collected[2:] == [(now[0], 1)], "between two keys, only young objects"
     assert (gc.get_threshold(), sys.getswitchinterval()) == before[:2]
     assert gc.get_freeze_count() == 0
+
+
+def test_many_new_objects_are_frozen_and_collected_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, collected = [1000.0], list[float]()
+    monkeypatch.setattr(pause_limiter.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(pause_limiter.gc, "collect", lambda _=2: collected.append(now[0]))
+    monkeypatch.setattr(pause_limiter.gc, "get_count", lambda: (0, 0, pause_limiter.MAX_SECOND + 1))
+    with PauseLimiter() as limiter:
+        frozen, kept = gc.get_freeze_count(), [[number] for number in range(1000)]
+        now[0] += pause_limiter.SETTLE_INTERVAL + 1
+        limiter.settle()
+        assert collected == []
+        assert gc.get_freeze_count() - frozen >= len(kept)
+        now[0] += pause_limiter.UNFREEZE_INTERVAL
+        limiter.touched()
+        now[0] += pause_limiter.IDLE_TIME
+        limiter.settle()
+        assert collected == [], "too short a pause"
+        now[0] += pause_limiter.UNFREEZE_IDLE_TIME + pause_limiter.SETTLE_INTERVAL
+        limiter.settle()
+        assert len(collected) == 1

@@ -43,6 +43,8 @@ def sliced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_column, "ROWS_AT_ONCE", 3)
     monkeypatch.setattr(run_column, "TIMED_SHARE", float("inf"))
     monkeypatch.setattr(run_list, "SLICE", 0.0)
+    monkeypatch.setattr(run_list, "PART", 3)
+    monkeypatch.setattr(run_list, "REVISION_SHARE", float("inf"))
 
 
 def view(host: str, run_id: str, chance: random.Random) -> RunView:
@@ -135,6 +137,9 @@ def test_earlier_list_stays_until_the_next_one_is_complete() -> None:
     assert 0 < listed.progress < 1
     assert complete(listed, state, parsed("run07"), ListLayout()).count == 1
     assert listed.progress is None
+    listed.update(state, parsed("run07"), ListLayout(sort="step"))
+    assert listed.progress is not None
+    assert 0 < listed.progress < 1, "an order is read too"
 
 
 @pytest.mark.usefixtures("sliced")

@@ -25,7 +25,7 @@ from midstream.remote.files.allowlist import CHECKPOINT, HISTORY
 from midstream.remote.files.copy_items import CopyItem, CopyObject, HistoryObject
 from midstream.remote.files.object_files import INCOMING
 from midstream.remote.verify import objects
-from midstream.transfer.streams.stream_pool import ranges
+from midstream.transfer.streams.send_queue import ranges
 from midstream_engine import records
 from support.checkpoints.trees import (
     assert_same_tree,

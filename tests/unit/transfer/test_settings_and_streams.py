@@ -19,7 +19,7 @@ from midstream.remote.files.copy_items import CopyObject
 from midstream.transfer.copy.copy_history import _ComparedFile, _decide
 from midstream.transfer.copy_settings import CopySettings, ports_of, settings_of_hosts
 from midstream.transfer.progress import Meter
-from midstream.transfer.streams.stream_pool import (
+from midstream.transfer.streams.send_queue import (
     BUCKET_QUEUED_BYTES,
     CHUNK,
     MIN_QUEUED_BYTES,

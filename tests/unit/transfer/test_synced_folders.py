@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -35,3 +36,18 @@ def test_object_of_another_size_is_no_commit(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     with pytest.raises(ValueError, match="no longer 4 bytes"):
         sync_objects(str(tmp_path), [{"path": "a", "size": 4, "sha256": "", "crc32c": ""}])  # pyright: ignore
+
+
+def test_folder_that_cannot_be_synced_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").write_bytes(b"abc")
+    sync = os.fsync
+
+    def broken(descriptor: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.EIO, "the disk is broken")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(OSError, match="the disk is broken"):
+        sync_objects(str(tmp_path), [{"path": "a/b", "size": 3, "sha256": "", "crc32c": ""}])  # pyright: ignore

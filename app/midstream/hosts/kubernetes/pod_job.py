@@ -76,7 +76,7 @@ class PodJob:
             raise
         try:
             self._wait_running(progress, timeout)
-        except BaseException:  # also an interrupt: nobody would use the pods
+        except BaseException:  # also an interrupt: the pods would not be used
             self.delete(progress)
             raise
 

@@ -72,7 +72,7 @@ def create(
         if not found.ours:
             raise ProviderError(
                 f"{failure}: {found.path} is {found.state}, and midstream did not create it; {nothing}",
-                f"midstream --delete {found.path}, if nobody needs it",
+                f"midstream --delete {found.path}, if it is not needed",
                 ErrorKind.EXISTS,
             )
         progress(f"{found.path} is {found.state}: it is deleted first")

@@ -35,8 +35,15 @@ class Listening:
 
 
 @dataclass(frozen=True)
+class Connected:
+    """The program is connected with the one that listens."""
+
+
+@dataclass(frozen=True)
 class Done:
-    """The program has ended without a problem."""
+    """The program, or its stream of this number, has ended without a problem."""
+
+    stream: int | None = None
 
 
 # -------------------------------------------------------------------------------------- growing_checkpoint.follow
@@ -193,6 +200,7 @@ class Landed:
     received: int
     objects: list[Text]
     ranges: list[tuple[Text, int, int]]
+    stream: int | None = None  # number of the stream, if the program has several
 
 
 @dataclass(frozen=True)
@@ -234,6 +242,7 @@ class CopyProblem:
     hint: Text = ""
     free: int = 0  # bytes
     needed: int | None = None  # bytes
+    stream: int | None = None
 
 
 @dataclass(frozen=True)
@@ -254,7 +263,18 @@ class Committed:
 
 
 CopyLine = (
-    Landed | Placed | Present | Reused | PartialObject | Listening | CopyProblem | Waiting | Ready | Committed | Done
+    Landed
+    | Placed
+    | Present
+    | Reused
+    | PartialObject
+    | Listening
+    | Connected
+    | CopyProblem
+    | Waiting
+    | Ready
+    | Committed
+    | Done
 )
 # The programs at both ends of a copy, on a disk or in a bucket.
 COPY: Events[CopyLine] = {
@@ -264,6 +284,7 @@ COPY: Events[CopyLine] = {
     "held": Reused,
     "part": PartialObject,
     "listening": Listening,
+    "connected": Connected,
     "problem": CopyProblem,
     "waiting": Waiting,
     "ready": Ready,

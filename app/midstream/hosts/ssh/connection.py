@@ -8,7 +8,7 @@ import shlex
 import shutil
 import socket
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import paramiko
 
@@ -43,6 +43,18 @@ class Connection:
     def active(self) -> bool:
         """True until the connection is closed or lost."""
         return self.transport.is_active()
+
+    @property
+    def peer_address(self) -> str:
+        """The address of the other end; empty if a proxy or another connection is between."""
+        if self._layers:
+            return ""
+        try:
+            name = cast("tuple[Any, ...]", self.transport.sock.getpeername())
+        except OSError:  # it is lost
+            return ""
+        zone = f"%{name[3]}" if len(name) == 4 and name[3] else ""
+        return f"{name[0]}{zone}"
 
     def close(self) -> None:
         """Close the connection and everything below it. Idempotent."""
@@ -110,7 +122,7 @@ def _over_command(name: str, settings: SshSettings, command: str) -> Connection:
 def _over_jumps(name: str, settings: SshSettings, config_file: str, depth: int) -> Connection:
     """Connect through ProxyJump hosts.
 
-    OpenSSH's program goes first: its encryption runs in a process of its own. It asks no questions, so without such a
+    OpenSSH's program goes first: its encryption runs in a process of its own. It never prompts, so without such a
     program, or if there is a question (an unknown host key, a passphrase), this process connects hop by hop.
     """
     if depth >= MAX_JUMP_DEPTH:
@@ -310,7 +322,7 @@ def _authenticate(name: str, settings: SshSettings, transport: Transport) -> Non
             if more:
                 raise HostError(
                     f"{name}: {settings.address} requires more than a key ({', '.join(more)})",
-                    "midstream logs in with keys alone: nobody can type while a migration runs",
+                    "midstream logs in with keys alone: no password can be typed while a migration runs",
                 )
             return
     finally:

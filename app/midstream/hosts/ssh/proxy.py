@@ -65,7 +65,7 @@ class Proxy:
 def jump_command(settings: SshSettings) -> str:
     """Return the ssh command for ProxyJump.
 
-    It checks the host keys of the jump hosts strictly, asks no questions, and exits when the connection is lost.
+    It checks the host keys of the jump hosts strictly, never prompts, and exits when the connection is lost.
     """
     *before, last = settings.jumps
     earlier = ["-J", ",".join(before)] if before else []

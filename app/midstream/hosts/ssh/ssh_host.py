@@ -162,6 +162,15 @@ class SshHost:
             raise HostError(f"{self.name}: no shell: {error}", "PermitTTY yes in its sshd_config") from error
         return channel
 
+    @property
+    def peer_address(self) -> str:
+        """The address that the connection goes to.
+
+        Empty if a proxy or a jump host is between, or if there is no connection.
+        """
+        connection = self._connection
+        return connection.peer_address if connection is not None else ""
+
     def ping(self) -> None:
         """Wait for one answer of the SSH server; start no program.
 

@@ -355,8 +355,8 @@ def _built(
             elif isinstance(line, Problem):
                 raise LaunchError(
                     f"{host}: the engine's environment cannot be built: {line.message}",
-                    f"what installers need to know (PIP_INDEX_URL, SSL_CERT_FILE) stands in env: of {host} in the "
-                    "fleet file; without a network: wheelhouse:, or python: for an interpreter that has the packages",
+                    f"set what installers need (PIP_INDEX_URL, SSL_CERT_FILE) in env: of {host} in the fleet file; "
+                    "without a network: wheelhouse:, or python: for an interpreter that has the packages",
                 )
             else:
                 ready = environments.InstalledEnvironment(line.python, line.how)

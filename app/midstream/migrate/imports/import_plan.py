@@ -17,7 +17,8 @@ from midstream.hosts.host_pool import HostPool
 from midstream.launch.engine_flags import engine_flags, keep_name
 from midstream.migrate.imports.foreign_config import NAMES, ForeignRun, foreign_run, with_parameters
 from midstream.migrate.planning.batch_shape import check_axes
-from midstream.migrate.planning.plan_parts import Contents, Ends, Imported, assemble
+from midstream.migrate.planning.plan_inputs import Contents, Ends, Imported
+from midstream.migrate.planning.plan_parts import assemble
 from midstream.migrate.planning.source_run import check_stores
 from midstream.migrate.records.modes import LIVE, MODES
 from midstream.migrate.records.plan import Plan

@@ -8,15 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from midstream.errors import HostError, UsageError
-from midstream.fleet.fleet import Fleet, Target
+from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_path import default_fleet_path
 from midstream.hosts.host import Host
 from midstream.launch.install.environment import EnvironmentNeeds, environment_needs
-from midstream.launch.slurm_allocation import RequestedDevices
 from midstream.migrate.duration import stages
 from midstream.migrate.journal import migration_directory
 from midstream.migrate.planning import (
@@ -35,6 +34,7 @@ from midstream.migrate.planning.consent import (
     steps_to_replay,
     warnings_of,
 )
+from midstream.migrate.planning.plan_inputs import Contents, Ends
 from midstream.migrate.records import cost
 from midstream.migrate.records.json_values import section
 from midstream.migrate.records.modes import COLD
@@ -42,78 +42,10 @@ from midstream.migrate.records.plan import NO_ROUTE, Change, Estimate, Identity,
 from midstream.migrate.records.request import Request
 from midstream.migrate.source_and_target.checkpoint_store import CheckpointStore, copy_route, same_store
 from midstream.output import duration
-from midstream.watch.snapshot import Accelerator, CheckpointView, HostView, RunView, Snapshot
-from midstream_engine import records
+from midstream.watch.snapshot import Accelerator, HostView, RunView, Snapshot
 
 UNKNOWN = "unknown"
 CONCURRENCY = 32  # hosts that are requested at the same time
-
-
-@dataclass(frozen=True)
-class Allocated:
-    """The devices of a SLURM allocation that has not started."""
-
-    requested: RequestedDevices
-    kind: str  # as the driver names it; empty: not known
-    starts: float  # when SLURM expects it to start, UTC seconds
-
-    @property
-    def accelerators(self) -> tuple[Accelerator, ...]:
-        return tuple(Accelerator(index, self.kind) for index in range(self.requested.devices))
-
-
-@dataclass(frozen=True)
-class Ends:
-    """The run to migrate, and both ends of the migration."""
-
-    run: RunView
-    status: records.Status
-    fence: records.Fence
-    target: Target
-    source: Host
-    destinations: tuple[Host, ...]  # the target's hosts, that of process 0 first
-    source_hosts: tuple[str, ...]
-    source_store: CheckpointStore
-    target_store: CheckpointStore
-    flags: Mapping[str, str]  # engine flags of the request
-    allocation: Allocated | None = None  # of a SLURM target
-
-    @property
-    def destination(self) -> Host:
-        """The target's host of process 0."""
-        return self.destinations[0]
-
-    @property
-    def data_hosts(self) -> tuple[Host, ...]:
-        """The target's hosts that have directories of their own, that of process 0 first."""
-        return self.destinations[:1] if self.target.shared_root else self.destinations
-
-
-@dataclass(frozen=True)
-class Imported:
-    """Part of a plan about an import that has not been done yet."""
-
-    words: tuple[str, ...] = ()  # of the command line: HOST:PATH and the flags of the import
-    warnings: tuple[str, ...] = ()  # what is given up, and what only the import can find
-
-
-@dataclass(frozen=True)
-class Contents:
-    """Config, chosen checkpoint and newest state of the run on the source."""
-
-    config: Mapping[str, Any]
-    consent: tuple[str, ...]  # lines of the config that need consent
-    checkpoint: CheckpointView | None  # None: a final save at the seal
-    newest: str  # name of the newest complete checkpoint; empty: none
-    arrays: Sequence[records.ArrayEntry]  # of the newest checkpoint; empty: there is none
-    checkpoint_bytes: int  # of the newest checkpoint; 0: unknown
-    data_digests: tuple[str, ...]
-    data_bytes: tuple[int, ...] | None  # that each of the target's `data_hosts` lacks; None: unknown
-    imported: Imported | None = None  # it is another trainer's checkpoint, not imported yet
-
-    @property
-    def trainer(self) -> Mapping[str, Any]:
-        return section(self.config, "trainer")
 
 
 def identify(fleet: Fleet, request: Request, ends: Ends, contents: Contents) -> Identity:

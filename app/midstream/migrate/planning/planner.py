@@ -14,7 +14,8 @@ from midstream.hosts.host_pool import HostPool
 from midstream.launch.engine_flags import engine_flags, keep_name
 from midstream.launch.slurm_allocation import device_kind, query_allocation, requested_devices
 from midstream.migrate.planning import batch_shape, schedule_change, source_run, trainer_plan
-from midstream.migrate.planning.plan_parts import Allocated, Contents, Ends, assemble
+from midstream.migrate.planning.plan_inputs import Allocated, Contents, Ends
+from midstream.migrate.planning.plan_parts import assemble
 from midstream.migrate.records.json_values import section
 from midstream.migrate.records.modes import COLD, LIVE, MODES
 from midstream.migrate.records.plan import Plan

@@ -13,7 +13,8 @@ from midstream.fleet.fleet import Fleet
 from midstream.migrate.duration import stages
 from midstream.migrate.planning import downtime_estimate, measured_rates, plan_estimate, source_run
 from midstream.migrate.planning.consent import warnings_of
-from midstream.migrate.planning.plan_parts import Contents, Ends, devices_of, identify, plan_route
+from midstream.migrate.planning.plan_inputs import Contents, Ends
+from midstream.migrate.planning.plan_parts import devices_of, identify, plan_route
 from midstream.migrate.records.modes import COLD, LIVE
 from midstream.migrate.records.plan import Change, Estimate, Plan, Policy, Shape, TrainerPlan
 from midstream.migrate.records.request import Request

@@ -109,9 +109,10 @@ def receive(
         peer: The TLS peer that sends the stream; None: stdin.
     """
     try:
-        return receiver.receive(
+        done = receiver.receive(
             peer, lambda stream: _Receiver(open_bucket(directory, Access(**access)), stream, kind, key).run()
         )
+        return 0 if done else 1
     except (StoreError, OSError, ValueError) as error:
         report_problem(error, emit)
         return 1

@@ -88,7 +88,7 @@ def run(argv: Sequence[str], env: Mapping[str, str], lock: int, hide: Callable[[
         argv: The command.
         env: Its environment.
         lock: Descriptor that it inherits.
-        hide: Removes what nobody may read from a line.
+        hide: Removes secrets from a line.
     """
     emit("line", text=hide(" ".join(argv)))
     last: List[str] = []

@@ -24,7 +24,7 @@ from midstream.printable import printable
 from midstream.remote.copy import history
 from midstream.remote.files import allowlist
 from midstream.remote.files.copy_items import HistoryObject
-from midstream.transfer.copy.copy_tree import send_files
+from midstream.transfer.copy.send_files import send_files
 from midstream.transfer.copy_settings import CopySettings
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError

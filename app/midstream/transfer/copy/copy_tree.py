@@ -22,8 +22,8 @@ from threading import Event
 from midstream.errors import MidstreamError
 from midstream.hosts.rpc.report_types import Committed, CopyLine, CopyProblem, PartialObject, Present, Ready, Reused
 from midstream.printable import printable
-from midstream.remote.files.allowlist import CHECKPOINT, HISTORY
-from midstream.remote.files.copy_items import CopyItem, CopyObject, HistoryObject
+from midstream.remote.files.allowlist import CHECKPOINT
+from midstream.remote.files.copy_items import CopyItem, CopyObject
 from midstream.remote.verify import objects as remote_objects
 from midstream.transfer.copy.target_session import TargetSession, new_generation
 from midstream.transfer.copy_settings import AUTO, RELAY, CopySettings, settings_of_hosts
@@ -31,22 +31,14 @@ from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import ChangedOnWayError, TransferError
 from midstream.transfer.progress import Meter
 from midstream.transfer.report import CopyReport, Progress
+from midstream.transfer.streams.copy_problems import problem_error
+from midstream.transfer.streams.direct_streams import DirectStreams, direct_streams
+from midstream.transfer.streams.early_stream import EARLY_STREAMS, EarlyStream
 from midstream.transfer.streams.link import HIGH_LATENCY, REMOTE, Link, probe
 from midstream.transfer.streams.route import Route
+from midstream.transfer.streams.send_queue import CHUNK, MIN_STREAM_BYTES, SendQueue, ranges, split
 from midstream.transfer.streams.stream import Events, Stream
-from midstream.transfer.streams.stream_pool import (
-    CHUNK,
-    EARLY_STREAMS,
-    MIN_STREAM_BYTES,
-    SMALL_COPY,
-    EarlyStream,
-    SendQueue,
-    StreamPool,
-    disk_full,
-    problem_message,
-    ranges,
-    split,
-)
+from midstream.transfer.streams.stream_pool import SMALL_COPY, StreamPool
 from midstream.transfer.tree_contents import HASH_TIMEOUT, Contents, malformed, read_contents
 from midstream_engine import records
 
@@ -84,6 +76,7 @@ def copy_tree(
         Cancelled: ``cancel`` was set.
         ConnectionLostError: A connection broke.
     """
+    target.prepare()
     contents = read_contents(source, manifest_name, kind)
     return copy_contents(contents, target, manifest=manifest_name, progress=progress, cancel=cancel, settings=settings)
 
@@ -110,6 +103,7 @@ def copy_contents(
         settings: By default those of the fleet file.
     """
     started = time.monotonic()
+    target.prepare()
     by_source = contents.by_source()
     settings = settings or settings_of_hosts(contents.first.host, target.host)
 
@@ -158,7 +152,8 @@ class _TreeCopy:
         generation = new_generation()
         with (
             _probed_links(self.by_source, self.target, self.settings) as links,
-            self._early_streams(links, generation, events) as early,
+            self._direct_streams(links, generation) as direct,
+            self._early_streams(links, direct, generation, events) as early,
             TargetSession(
                 self.target,
                 objects,
@@ -169,9 +164,9 @@ class _TreeCopy:
                 kind=self.contents.kind,
             ) as session,
         ):
-            on_problem = partial(_problem_error, self.target, self.contents.first, meter)
+            on_problem = partial(problem_error, self.target, self.contents.first, meter)
             survey = self._survey(session, meter, objects, on_problem)
-            routes, queues = self._plan(session, survey, links, meter)
+            routes, queues = self._plan(session, survey, links, direct, meter)
             if len(queues) == 1:
                 queues[0].early = early
             pool = StreamPool(
@@ -199,8 +194,30 @@ class _TreeCopy:
         )
 
     @contextmanager
+    def _direct_streams(
+        self, links: Mapping[str, Future[Link]], generation: str
+    ) -> Generator[Mapping[str, DirectStreams]]:
+        """Begin to connect this machine with the hosts at the other end."""
+        found: dict[str, DirectStreams] = {}
+        try:
+            for source, entries in self.by_source:
+                total = sum(entry["size"] for entry in entries)
+                ends, link = (source, self.target), links[str(source)]
+                each = direct_streams(*ends, self.settings, self.contents.kind, generation, total, link)
+                if each is not None:
+                    found[str(source)] = each
+            yield found
+        finally:
+            for each in found.values():
+                each.close()
+
+    @contextmanager
     def _early_streams(
-        self, links: Mapping[str, Future[Link]], generation: str, events: Events
+        self,
+        links: Mapping[str, Future[Link]],
+        direct: Mapping[str, DirectStreams],
+        generation: str,
+        events: Events,
     ) -> Generator[list[EarlyStream], None, None]:
         """Open the first streams of a copy with one source while the target is surveyed."""
         if len(self.by_source) != 1:
@@ -220,7 +237,8 @@ class _TreeCopy:
                 return Link("ssh", 2 * HIGH_LATENCY)
 
         def begin(number: int) -> Stream | None:
-            route = Route(source, self.target, link(number), self.settings, self.contents.kind)
+            one = direct.get(str(source))
+            route = Route(source, self.target, link(number), self.settings, self.contents.kind, one)
             if number and not (route.favors_streams and number < min(route.streams, total // MIN_STREAM_BYTES)):
                 return None
             return route.open(generation, events, small=total < SMALL_COPY)
@@ -259,7 +277,12 @@ class _TreeCopy:
         return survey
 
     def _plan(
-        self, session: TargetSession, survey: _Survey, links: Mapping[str, Future[Link]], meter: Meter
+        self,
+        session: TargetSession,
+        survey: _Survey,
+        links: Mapping[str, Future[Link]],
+        direct: Mapping[str, DirectStreams],
+        meter: Meter,
     ) -> tuple[list[str], list[SendQueue]]:
         """Return the route of each source, in words, and its items.
 
@@ -272,7 +295,8 @@ class _TreeCopy:
             if not absent:
                 continue
             link = links[str(source)].result()
-            route = Route(source, self.target, link, self.settings, self.contents.kind)
+            one = direct.get(str(source))
+            route = Route(source, self.target, link, self.settings, self.contents.kind, one)
             partial_entries = [entry for entry in absent if survey.parts.get(entry["path"])]
             partial_paths = {entry["path"] for entry in partial_entries}
             items: list[CopyItem] = []
@@ -283,7 +307,8 @@ class _TreeCopy:
             # In a bucket one stream has to bring all parts of an object.
             streams = 1 if self.target.in_bucket else route.streams
             items += split([entry for entry in absent if entry["path"] not in partial_paths], streams)
-            routes.append(link.text(source.host.name, self.target.host.name))
+            taken = one.link(link) if one is not None else link
+            routes.append(taken.text(source.host.name, self.target.host.name))
             queues.append(SendQueue(route, deque(items)))
         return routes, queues
 
@@ -325,16 +350,6 @@ class _TreeCopy:
         )
 
 
-def _problem_error(target: Endpoint, source: Endpoint, meter: Meter, report: CopyProblem) -> MidstreamError:
-    """Return the error for a problem that the session's program reports."""
-    if report.kind == "other":
-        return TransferError(f"{target} has another tree than {source}", "remove it, or copy to another directory")
-    if report.kind == "full":
-        left = meter.bytes_total - meter.bytes_present - meter.bytes_sent
-        return disk_full(target, left if report.needed is None else report.needed, report.free)
-    return TransferError(problem_message(target, report), report.hint, report.path)
-
-
 def _gaps(size: int, chunks: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """Yield the chunks of an object that are not in ``chunks``."""
     present = set(chunks)
@@ -354,50 +369,7 @@ def _probed_links(
         for source, entries in by_source:
             both_remote = isinstance(source.host, REMOTE) and isinstance(target.host, REMOTE)
             small = sum(entry["size"] for entry in entries) < MIN_STREAM_BYTES and settings.route == AUTO
-            wanted = replace(settings, route=RELAY) if both_remote and small else settings  # too few bytes for a probe
+            # Too few bytes for a probe; and `DirectStreams` finds out whether this machine can connect to a host.
+            wanted = replace(settings, route=RELAY) if small or not both_remote else settings
             probes[str(source)] = pool.submit(probe, source.host, target.host, wanted)
         yield probes
-
-
-def send_files(
-    source: Endpoint,
-    target: Endpoint,
-    files: Sequence[HistoryObject],
-    meter: Meter,
-    *,
-    explain: Callable[[str, str], MidstreamError],
-    cancel: Event | None = None,
-    settings: CopySettings | None = None,
-) -> None:
-    """Send files of a run history.
-
-    They replace those of the same names; there is no manifest.
-
-    Args:
-        source: Run directory of the source.
-        target: Run directory of the target.
-        files: ``{path, size, sha256}`` of each, with ``offset`` if only the end of the file is sent.
-        meter: Counts what arrives.
-        explain: Returns the error for a file (path, what is wrong) that arrived with another hash.
-        cancel: Ends the copy when it is set.
-        settings: By default those of the fleet file.
-
-    Raises:
-        TransferError: A file is wrong, or the disk is full.
-        Cancelled: ``cancel`` was set.
-        ConnectionLostError: A connection broke.
-    """
-    settings = settings or settings_of_hosts(source.host, target.host)
-    events: Events = Queue()
-    items = [item for entry in files for item in ranges(entry, [(0, entry["size"])])]
-    with TargetSession(target, list(files), events, manifest=None, survey=False, kind=HISTORY) as session:
-        on_problem = partial(_problem_error, target, source, meter)
-        session.wait_for(Ready, on_problem=on_problem, cancel=cancel)
-        if files:
-            link = probe(source.host, target.host, replace(settings, route=RELAY))
-            queue = SendQueue(Route(source, target, link, replace(settings, streams=1), HISTORY), deque(items))
-            limit = settings.bandwidth_limit
-            pool = StreamPool(session, events, [queue], meter, explain=explain, bandwidth_limit=limit, cancel=cancel)
-            pool.run({entry["path"] for entry in files})
-        session.commit()
-        session.wait_for(Committed, on_problem=on_problem, cancel=cancel)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from queue import Queue
 from typing import Any
 
@@ -15,15 +16,17 @@ from midstream.remote.files import allowlist
 from midstream.remote.files.allowlist import CHECKPOINTS
 from midstream.remote.files.copy_items import CopyObject
 from midstream.transfer.copy.target_session import new_generation
-from midstream.transfer.copy_settings import settings_of_hosts
+from midstream.transfer.copy_settings import RELAY, settings_of_hosts
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError
 from midstream.transfer.progress import Meter
 from midstream.transfer.report import Progress
-from midstream.transfer.streams.link import probe
+from midstream.transfer.streams.direct_streams import DirectStreams, direct_streams
+from midstream.transfer.streams.link import Link, probe
 from midstream.transfer.streams.route import Route
+from midstream.transfer.streams.send_queue import SendQueue
 from midstream.transfer.streams.stream import Events
-from midstream.transfer.streams.stream_pool import SendQueue, StreamPool
+from midstream.transfer.streams.stream_pool import StreamPool
 
 SHUTDOWN_TIMEOUT = 30.0  # seconds that the thread may take to end the streams
 
@@ -130,11 +133,18 @@ class IncrementalCopy:
         self._thread.join(SHUTDOWN_TIMEOUT)
 
     def _work(self) -> None:
+        direct: DirectStreams | None = None
         try:
-            link = probe(self._source.host, self._target.host, self._settings)
-            route = Route(self._source, self._target, link, self._settings, CHECKPOINTS)
+            generation = new_generation()
+            ends, settings = (self._source, self._target), self._settings
+            probing: Future[Link] = Future()
+            direct = direct_streams(*ends, settings, CHECKPOINTS, generation, self._expected, probing)
+            probed = settings if direct is None else replace(settings, route=RELAY)  # `direct` finds out more
+            link = probe(self._source.host, self._target.host, probed)
+            probing.set_result(link)
+            route = Route(*ends, link, settings, CHECKPOINTS, direct)
             queue = SendQueue(route, deque(), self._expected)
-            staging = _NoStaging(self._target, new_generation())
+            staging = _NoStaging(self._target, generation)
             limit = self._settings.bandwidth_limit
             pool = StreamPool(
                 staging,
@@ -153,6 +163,8 @@ class IncrementalCopy:
         except BaseException as error:  # noqa: BLE001  `wait` raises it
             self._error = error
         finally:
+            if direct is not None:
+                direct.close()
             self._ended.set()
 
     def _explain(self, path: str, what: str) -> MidstreamError:

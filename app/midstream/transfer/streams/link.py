@@ -2,7 +2,8 @@
 
 - *pipe*: both ends are this machine.
 - *ssh*: one end is this machine; the SSH connections, or kubectl's, carry the bytes.
-- *direct*: between two other hosts over TLS, if one can connect to the other. No byte passes through this machine.
+- *direct*: over TLS. Between two other hosts if one can connect to the other: no byte passes through this machine.
+  Between this machine and a host if this machine can connect to a port there.
 - *bucket*: one end is a bucket, whose client runs on this machine or on the host at the other end.
 - *relay*: between two other hosts through this machine, as a stream that is never stored.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from midstream.errors import ConnectionLostError, HostError
 from midstream.hosts.host import Host, Process
@@ -35,6 +36,8 @@ PROBE_TIMEOUT = 20.0  # seconds
 HIGH_LATENCY = 0.010  # seconds of round trip from which the windows of one stream are too small
 STREAM_LATENCY = 0.008  # seconds of round trip that one more stream compensates
 MAX_STREAMS = 8
+MIN_PORT = 1024  # the programs of a copy have no rights to lower ones
+BEHIND_PROXY = "a proxy or a jump host is between"
 REASON_LIMIT = 300  # characters of why there is no direct route
 SOURCE, TARGET = "source", "target"
 
@@ -79,7 +82,8 @@ class Link:
             how = f" ({milliseconds} to the host{note})" if self.seconds else note
             return f"{source} -> this machine -> {target} over HTTPS{how}"
         if self.kind == "ssh":
-            return f"{source} -> {target} over {self.connection} ({milliseconds})"
+            note = f"; not direct: {self.not_direct}" if self.not_direct else ""
+            return f"{source} -> {target} over {self.connection} ({milliseconds}{note})"
         return f"{source} -> {target} on this machine"
 
     @property
@@ -110,15 +114,18 @@ def probe(source: Host, target: Host, settings: CopySettings | None = None) -> L
         if isinstance(one, BucketHost):
             return _probe_bucket(one, other)
     remote = [host for host in (source, target) if isinstance(host, REMOTE)]
+    if not remote:
+        return Link("pipe")
+    test = _probe_direct if len(remote) == 2 else _probe_from_here
     with ThreadPoolExecutor(3) as pool:
         times = [pool.submit(_round_trip, host) for host in remote]
-        direct = pool.submit(_probe_direct, source, target, settings) if len(remote) == 2 else None
+        direct = pool.submit(test, source, target, settings)
         seconds = sum(each.result() for each in times)
-        found = direct.result() if direct is not None else None
-    if found is None:
-        return Link("ssh", seconds, transport=transport_name(remote[0])) if remote else Link("pipe")
+        found = direct.result()
     if found.kind == "direct":
-        return found
+        return replace(found, transport=transport_name(remote[0])) if len(remote) == 1 else found
+    if len(remote) == 1:
+        return Link("ssh", seconds, transport=transport_name(remote[0]), not_direct=found.not_direct)
     if settings.route == DIRECT:
         raise HostError(
             f"no direct route between {source.name} and {target.name}: {found.not_direct}",
@@ -166,16 +173,46 @@ def _probe_direct(source: Host, target: Host, settings: CopySettings) -> Link:
     return Link("relay", not_direct="; ".join(reasons)[:REASON_LIMIT])
 
 
-def _connect(caller: Host, called: Host, settings: CopySettings) -> tls_peer.ConnectionProbe:
-    """Start a listener on one host and let the other connect to it."""
-    peers = make_peers(called, caller)
-    listening = wait_listening(start(called, tls_peer.answer)(peer=peers.listener(ports_of(called, settings))), called)
+def _probe_from_here(source: Host, target: Host, settings: CopySettings) -> Link:
+    """Probe whether this machine can connect to the host at the other end."""
+    listener, host, here = (TARGET, target, source) if isinstance(target, REMOTE) else (SOURCE, source, target)
+    if settings.route == RELAY or not isinstance(host, SshHost):
+        return Link("ssh")
+    if not host.peer_address:
+        return Link("ssh", not_direct=BEHIND_PROXY)
     try:
-        addresses = [*listening.addresses, *_operator_address(called)]
+        found = _connect(here, host, settings, [host.peer_address])
+    except (HostError, OSError, ValueError) as error:
+        return Link("ssh", not_direct=str(error)[:REASON_LIMIT])
+    if found["address"] and found["seconds"] is not None:
+        return Link("direct", found["seconds"], listener, found["address"])
+    return Link("ssh", not_direct=found["why"][:REASON_LIMIT])
+
+
+def _connect(
+    caller: Host, called: Host, settings: CopySettings, only: list[str] | None = None
+) -> tls_peer.ConnectionProbe:
+    """Start a listener on one host and let the other connect to it.
+
+    ``only``: the addresses that it may connect to; by default those that the host reports, too.
+    """
+    peers = make_peers(called, caller)
+    peer = peers.listener(ports_of(called, settings), ssh_address=only is not None)
+    listening = wait_listening(start(called, tls_peer.answer)(peer=peer), called)
+    try:
+        check_port(called, settings, listening.port)
+        addresses = only if only is not None else [*listening.addresses, *_operator_address(called)]
         dialer = peers.dialer(list(dict.fromkeys(addresses)), listening.port)
         return caller.call(tls_peer.probe, timeout=PROBE_TIMEOUT)(peer=dialer)
     finally:
         listening.process.close()
+
+
+def check_port(host: Host, settings: CopySettings, port: int) -> None:
+    """Raise HostError where a host reports a port that no copy may use."""
+    first, last = ports_of(host, settings) or (MIN_PORT, 65535)
+    if not first <= port <= last:
+        raise HostError(f"{host.name}: it reports port {port}, on which no copy may listen")
 
 
 def _operator_address(host: Host) -> list[str]:

@@ -13,6 +13,7 @@ from midstream.remote.copy.stream.requested_items import new_key
 from midstream.stores.bucket_host import BucketHost
 from midstream.transfer.copy_settings import CopySettings, ports_of
 from midstream.transfer.endpoint import Endpoint
+from midstream.transfer.streams.direct_streams import DirectStreams
 from midstream.transfer.streams.link import HIGH_LATENCY, SOURCE, TARGET, Link, wait_listening
 from midstream.transfer.streams.stream import Events, Stream
 from midstream.transfer.streams.stream_transport import start, start_stream
@@ -25,7 +26,26 @@ class Route:
     It opens the streams, for a copy of one ``kind`` of tree.
     """
 
-    def __init__(self, source: Endpoint, target: Endpoint, link: Link, settings: CopySettings, kind: str) -> None:
+    def __init__(
+        self,
+        source: Endpoint,
+        target: Endpoint,
+        link: Link,
+        settings: CopySettings,
+        kind: str,
+        direct: DirectStreams | None = None,
+    ) -> None:
+        """Create the route.
+
+        Args:
+            source: Endpoint that sends.
+            target: Endpoint that receives.
+            link: The link between them.
+            settings: Those of the copy.
+            kind: What the copy may contain (`midstream.remote.files.allowlist`).
+            direct: Streams over TLS between this machine and a host, used where the host's port can be reached.
+        """
+        self._direct = direct
         self.source, self.target, self.link, self._settings, self._kind = source, target, link, settings, kind
         self._peers: TlsPeers | None = None
         if link.kind == "direct":
@@ -56,6 +76,8 @@ class Route:
             HostError: A program cannot be started, or does not listen.
             ConnectionLostError: A connection broke.
         """
+        if self._direct is not None and (stream := self._direct.open(events)) is not None:
+            return stream
         key = new_key()  # the source never receives it
         source, target = self.source.host, self.target.host
         if isinstance(target, BucketHost) and target.runs_on(source):

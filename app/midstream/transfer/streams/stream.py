@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from queue import Queue
 from typing import Any, BinaryIO, Protocol
@@ -70,6 +70,7 @@ class Stream:
         *,
         relayed: bool,
         key: str,
+        reports: Iterator[CopyLine] | None = None,
     ) -> None:
         """Start the threads that relay and read.
 
@@ -82,7 +83,9 @@ class Stream:
             relayed: The sender's stdout goes to the receiver's stdin; otherwise the programs are connected.
             key: Secret that the receiver has and the sender has not; it tags each item
                 (`midstream.remote.copy.stream.requested_items`).
+            reports: The receiver's reports; by default the lines of its output.
         """
+        self._reports = reports
         self.source, self.target = source, target
         self._requests = RequestedItems(key)
         self._sender, self._receiver, self._events = sender, receiver, events
@@ -176,7 +179,7 @@ class Stream:
 
     def _read_reports(self) -> None:
         try:
-            for report in checked_reports(self._receiver, self.target):
+            for report in self._reports or checked_reports(self._receiver, self.target):
                 self._events.put(Reported(self, report))
         except (OSError, ValueError, MidstreamError) as error:
             self._target_error = error

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from queue import Empty
 from threading import Event
 from typing import Any, Protocol
@@ -16,128 +15,19 @@ from midstream.errors import MidstreamError
 from midstream.hosts.rpc.remote_program import Cancelled
 from midstream.hosts.rpc.report_types import CopyLine, CopyProblem, Done, Landed, Placed
 from midstream.printable import printable
-from midstream.remote.files.copy_items import CopyItem, CopyObject, HistoryObject
+from midstream.remote.files.copy_items import CopyItem, CopyObject
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError
 from midstream.transfer.progress import Meter
-from midstream.transfer.streams.route import Route
-from midstream.transfer.streams.stream import MAX_QUEUED_BYTES, Ended, Events, Reported, Reporter, Stream
+from midstream.transfer.streams.copy_problems import disk_full, problem_message, unrequested
+from midstream.transfer.streams.early_stream import EarlyStream
+from midstream.transfer.streams.send_queue import MIN_STREAM_BYTES, SendQueue, split, stream_count
+from midstream.transfer.streams.stream import Ended, Events, Reported, Reporter, Stream
 
-MIN_STREAM_BYTES = 16 << 20  # that a further stream should move on a link of high latency
 MIN_CORE_BYTES = 128 << 20  # and on other links, where it adds a core: a stream costs two logins and two interpreters
 SMALL_COPY = 4 << 20  # bytes below which a copy opens no connection of its own
-CHUNK = 8 << 20  # bytes of a range: as `midstream.remote.copy.target.staging.CHUNK`
 MAX_SOURCES = 16  # that send at the same time: each is at least one login and two programs
-EARLY_STREAMS = 3  # opened while the target is surveyed
-MIN_RANGE = 1 << 20  # bytes of a range near the end, so that all streams end at the same time
-MIN_QUEUED_BYTES = 4 << 20  # that a stream has in advance near the end
-BUCKET_QUEUED_BYTES = 256 << 20  # that the streams of a bucket have in advance: a program has many requests at a time
-MAX_LINE_ITEMS = 512  # in one line to a sender
 POLL_INTERVAL = 0.1  # seconds between two checks of ``cancel``
-
-
-def split(objects: Sequence[CopyObject], streams: int) -> list[CopyItem]:
-    """Return the items for objects, the large ones first.
-
-    An object that would occupy one stream while the others are idle is cut into ranges. The others are sent complete,
-    and are hashed in transit.
-    """
-    total = sum(entry["size"] for entry in objects)
-    items: list[CopyItem] = []
-    for entry in sorted(objects, key=lambda entry: (-entry["size"], entry["path"])):  # folder by folder
-        size = entry["size"]
-        if streams > 1 and size > max(2 * CHUNK, total / (4 * streams)):
-            items += ranges(entry, ((start, min(CHUNK, size - start)) for start in range(0, size, CHUNK)))
-        else:
-            items += ranges(entry, [(0, size)])
-    return items
-
-
-def ranges(entry: CopyObject | HistoryObject, pieces: Iterable[tuple[int, int]]) -> list[CopyItem]:
-    """Return the items for (offset, length) of one object."""
-    path, size, sha256 = entry["path"], entry["size"], entry["sha256"]
-    items: list[CopyItem] = [
-        {"path": path, "size": size, "sha256": sha256, "offset": offset, "length": length} for offset, length in pieces
-    ]
-    if "offset" in entry:
-        for item in items:
-            item["begin"] = entry["offset"]
-    return items
-
-
-def stream_count(items: Sequence[CopyItem], streams: int, min_bytes: int = MIN_STREAM_BYTES) -> int:
-    """Return how many streams, at most ``streams``, move ``min_bytes`` or more each."""
-    total = sum(item["length"] for item in items)
-    return max(1, min(streams, len(items), total // min_bytes))
-
-
-@dataclass
-class SendQueue:
-    """Items of one source, and the streams that send them.
-
-    Near the end a stream takes fewer bytes at a time.
-
-    Attributes:
-        route: The route of its streams.
-        items: Items that no stream has taken.
-        expected: Bytes, if items are added later (`StreamPool.add`); such objects are not cut. 0 if none are added.
-        streams: The open streams.
-        opening: Number of streams that are being opened.
-        early: Streams that were opened before the items were known.
-    """
-
-    route: Route
-    items: deque[CopyItem]
-    expected: int = 0
-    streams: list[Stream] = field(default_factory=list[Stream])
-    opening: int = 0
-    early: Sequence[EarlyStream] = ()
-    left: int = field(init=False)
-    more: bool = field(init=False)  # items will be added
-
-    def __post_init__(self) -> None:
-        self.left = sum(item["length"] for item in self.items)
-        self.more = self.expected > 0
-
-    @property
-    def busy(self) -> bool:
-        """Whether items will be added, or a stream is not done."""
-        return self.more or self.opening > 0 or not all(stream.done for stream in self.streams)
-
-    @property
-    def _stream_count(self) -> int:
-        return max(1, len(self.streams) + self.opening)
-
-    @property
-    def queued_bytes(self) -> int:
-        """Bytes that a stream should have in advance: at most its share of what is left."""
-        if self.route.source.in_bucket or self.route.target.in_bucket:
-            return max(MAX_QUEUED_BYTES, BUCKET_QUEUED_BYTES // self._stream_count)
-        if self.more:
-            return MAX_QUEUED_BYTES
-        return max(MIN_QUEUED_BYTES, min(MAX_QUEUED_BYTES, self.left // self._stream_count))
-
-    def take(self) -> list[CopyItem]:
-        """Remove and return the next items: about a chunk of bytes.
-
-        Near the end it is a range of one object.
-        """
-        most = CHUNK
-        if self._stream_count > 1:
-            most = max(MIN_RANGE, min(CHUNK, self.left // (4 * self._stream_count) & ~0xFFFF))
-        item = self.items.popleft()
-        # In a bucket one stream has to bring all parts of an object.
-        if item["length"] > most and self._stream_count > 1 and not (self.expected or self.route.target.in_bucket):
-            rest = item.copy()
-            rest["offset"], rest["length"] = item["offset"] + most, item["length"] - most
-            self.items.appendleft(rest)
-            item["length"] = most
-        taken, size = [item], item["length"]
-        while self.items and len(taken) < MAX_LINE_ITEMS and size + self.items[0]["length"] <= most:
-            taken.append(self.items.popleft())
-            size += taken[-1]["length"]
-        self.left -= size
-        return taken
 
 
 @dataclass(frozen=True)
@@ -163,41 +53,6 @@ class Added:
     queue: SendQueue
     items: Sequence[CopyItem]
     last: bool
-
-
-class EarlyStream:
-    """Stream that is opened while the target is surveyed.
-
-    Logins and interpreters take as long as the survey.
-    """
-
-    def __init__(self, begin: Callable[[], Stream | None]) -> None:
-        self._begin = begin
-        self._opened: Future[Stream | None] = Future()
-        self._taken = False
-        threading.Thread(target=self._open, name="copy-early", daemon=True).start()
-
-    def _open(self) -> None:
-        try:
-            self._opened.set_result(self._begin())
-        except BaseException as error:  # noqa: BLE001  `take` raises it
-            self._opened.set_exception(error)
-
-    def take(self) -> Stream | None:
-        """Return the stream, None if it does not pay off. Raises as `Route.open`."""
-        self._taken = True
-        return self._opened.result()
-
-    def close(self) -> None:
-        """Close the stream as soon as it is open, unless it was taken."""
-        if self._taken:
-            return
-
-        def end(opened: Future[Stream | None]) -> None:
-            if opened.exception() is None and (stream := opened.result()) is not None:
-                stream.close()
-
-        self._opened.add_done_callback(end)
 
 
 class Staging(Protocol):
@@ -420,29 +275,3 @@ class StreamPool:
                 f"none of them were stored; check which program runs on {origin.source.host.name}",
             )
         return TransferError(problem_message(target, report), report.hint)
-
-
-def unrequested(source: Endpoint, path: str, message: str) -> TransferError:
-    """Return the error of a source that sends bytes which were not requested."""
-    what = f"object {printable(path)}" if path else "an object"
-    return TransferError(
-        f"{source} sent bytes of {what} that were not requested: {message}",
-        f"the copy has ended and these bytes were not stored; check which program runs on {source.host.name}",
-        path,
-    )
-
-
-def problem_message(target: Endpoint, report: CopyProblem) -> str:
-    """Return a reported problem in one line.
-
-    The messages of a bucket name the bucket themselves.
-    """
-    return report.message if target.in_bucket else f"{target}: {report.message}"
-
-
-def disk_full(target: Endpoint, needed: int, free: int) -> TransferError:
-    """Return the error of a full disk; ``needed`` and ``free`` in bytes."""
-    return TransferError(
-        f"the disk of {target} is full: {needed:,} bytes needed, {free:,} free",
-        f"free space on {target.host.name} and run it again",
-    )

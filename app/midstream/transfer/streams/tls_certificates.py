@@ -54,10 +54,10 @@ class TlsPeers:
     listens: Certificate
     dials: Certificate
 
-    def listener(self, ports: tuple[int, int] | None) -> dict[str, Any]:
+    def listener(self, ports: tuple[int, int] | None, *, ssh_address: bool = False) -> dict[str, Any]:
         """Return the listening program's ``peer`` argument.
 
-        ``ports``: first and last that it may use.
+        ``ports``: first and last that it may use. ``ssh_address``: it listens only at the address of its SSH server.
         """
         return {
             "role": "listen",
@@ -65,6 +65,7 @@ class TlsPeers:
             "key": self.listens.key,
             "trusted": self.dials.certificate,
             "ports": list(ports) if ports else None,
+            "ssh_address": ssh_address,
         }
 
     def dialer(self, addresses: list[str], port: int) -> dict[str, Any]:

@@ -5,11 +5,14 @@ A rank is the index of a run in the order of ids.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import overload
 
+from midstream.tui.state.rank_moves import RankMoves
+from midstream.watch.run_order import RunOrder, RunsByHost
 from midstream.watch.snapshot import RunView, Snapshot
 
 
@@ -19,12 +22,12 @@ class RunChanges:
 
     Attributes:
         ranks: Ranks of the runs of which a copy has changed, new ones among them.
-        before: The earlier rank of each run, -1 of a new one; None if no run came or went.
+        moves: New ranks of the runs; None if no run came or went.
         order: Whether `DefaultOrder` has changed.
     """
 
     ranks: Sequence[int] = ()
-    before: Sequence[int] | None = None
+    moves: RankMoves | None = None
     order: bool = False
 
 
@@ -33,12 +36,17 @@ class CurrentRuns:
 
     def __init__(self) -> None:
         self.views: list[RunView] = []
-        self.ids: Sequence[str] = ()
         self.running: list[int] = []  # ranks of the runs with a running process, ascending
+        self._order = RunOrder({}, [], frozenset())
         self._snapshot: Snapshot | None = None
 
     def __len__(self) -> int:
         return len(self.views)
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """The ids by rank."""
+        return self._order.ids
 
     @property
     def order(self) -> DefaultOrder:
@@ -46,38 +54,66 @@ class CurrentRuns:
         return DefaultOrder(tuple(self.running), len(self.views))
 
     def update(self, snapshot: Snapshot) -> RunChanges:
-        """Take over a newer snapshot. Return what has changed since the last one."""
+        """Take over a newer snapshot. Return what has changed since the last one.
+
+        It takes the time of the hosts that have reported; lists are copied where runs came or went.
+        """
         before, self._snapshot = self._snapshot, snapshot
-        if before is None or before.order is not snapshot.order:
-            return self._rebuild(snapshot)
         if before is snapshot:
             return RunChanges()
-        ranks, running_before = set[int](), list(self.running)
-        several = snapshot.order.several
-        for _, run in snapshot.changes_since(before):
-            rank = bisect_left(self.ids, run.run_id)
-            current = snapshot.copies(run.run_id)[0] if run.run_id in several else run
-            if current.running != self.views[rank].running:
-                if current.running:
-                    insort(self.running, rank)
-                else:
-                    self.running.remove(rank)
-            self.views[rank] = current
-            ranks.add(rank)
-        return RunChanges(tuple(ranks), order=self.running != running_before)
+        changed, order = _changes(before, snapshot), snapshot.order
+        moves = self._move(order, changed) if order is not self._order else None
+        ranks, running = list[int](), set(self.running)
+        for run_id, found in changed.items():
+            if (rank := order.rank(run_id)) is None:
+                continue  # no host has it any more
+            view = found if found is not None and run_id not in order.several else snapshot.copies(run_id)[0]
+            self.views[rank] = view
+            ranks.append(rank)
+            (running.add if view.running else running.discard)(rank)
+        order_changed = moves is not None or len(running) != len(self.running) or not running.issuperset(self.running)
+        if order_changed:
+            self.running = sorted(running)
+        return RunChanges(tuple(ranks), moves, order_changed)
 
-    def _rebuild(self, snapshot: Snapshot) -> RunChanges:
-        known = {run_id: rank for rank, run_id in enumerate(self.ids)}
-        views, several = self.views, snapshot.order.several
-        self.ids, self.views = snapshot.order.ids, list(snapshot.current())
-        before = [known.get(run_id, -1) for run_id in self.ids]
-        ranks = [
-            rank
-            for rank, (place, run) in enumerate(zip(before, self.views, strict=True))
-            if place < 0 or views[place] is not run or run.run_id in several
-        ]
-        self.running = [rank for rank, run in enumerate(self.views) if run.running]
-        return RunChanges(ranks, before, order=True)
+    def _move(self, order: RunOrder, changed: Iterable[str]) -> RankMoves | None:
+        """Move what is known of runs to their new ranks; None if no run came or went."""
+        known, self._order = self._order, order
+        added = sorted(
+            rank for run_id in changed if known.rank(run_id) is None if (rank := order.rank(run_id)) is not None
+        )
+        removed = sorted(
+            rank for run_id in changed if order.rank(run_id) is None if (rank := known.rank(run_id)) is not None
+        )
+        if not added and not removed:
+            return None
+        moves = RankMoves(len(known), len(order), added=added, removed=removed)
+        self.views, self.running = moves.moved(self.views, _NO_VIEW), moves.ascending(self.running)
+        return moves
+
+
+_NO_VIEW = RunView("", "", None, None, 0, None, False)  # in the place of a new run until its view is there
+
+
+def _changes(before: Snapshot | None, now: Snapshot) -> dict[str, RunView | None]:
+    """Return the id of each run with a copy that has changed, or that came or went.
+
+    The value is a copy that has changed or come, if there is one.
+    """
+    new = now.by_host
+    old = before.by_host if before is not None else RunsByHost[RunView](new.numbers, ())
+    if old.numbers is not new.numbers and old.numbers != new.numbers:
+        return {**dict.fromkeys(run.run_id for run in old), **{run.run_id: run for run in new}}
+    changed: dict[str, RunView | None] = {}
+    for then, current in zip_longest(old.hosts, new.hosts, fillvalue=()):
+        if then is not current:
+            earlier = {run.run_id: run for run in then}
+            for run in current:
+                if earlier.pop(run.run_id, None) is not run:
+                    changed[run.run_id] = run
+            for run_id in earlier:
+                changed.setdefault(run_id, None)
+    return changed
 
 
 class DefaultOrder(Sequence[int]):

@@ -18,7 +18,7 @@ Severity = Literal["information", "warning", "error"]
 class Notification:
     """Toast: text, severity, and the migration it is about (or an empty string).
 
-    ``alert`` also rings the bell: a migration is certified, has failed or needs someone.
+    ``alert`` also rings the bell: a migration is certified, has failed or needs the user.
     """
 
     text: str

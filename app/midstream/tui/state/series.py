@@ -12,23 +12,22 @@ import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 FACTOR = 16
 
 
-@dataclass(frozen=True)
-class Summary:
-    """Extremes, sum and count of the finite values in a range."""
+class Summary(NamedTuple):
+    """Extremes, sum and number of the finite values in a range."""
 
     low: float
     high: float
     total: float
-    count: int
+    number: int
 
     @property
     def mean(self) -> float:
-        return self.total / self.count
+        return self.total / self.number
 
 
 class _Level:
@@ -92,23 +91,21 @@ class Pyramid:
         if not self._levels or first >= last:
             low, high, total, count = _summarize(self._values[start:stop])
             return Summary(low, high, total, count) if count else None
-        found = [_summarize(self._values[start : first * FACTOR]), _summarize(self._values[last * FACTOR : stop])]
+        low, high, total, count = _summarize(self._values[start : first * FACTOR])
+        parts = [_summarize(self._values[last * FACTOR : stop])]
         for number, level in enumerate(self._levels):
             start, stop = first, last
             first, last = -(-start // FACTOR), stop // FACTOR
             top = number == len(self._levels) - 1 or first >= last
-            pieces = ((start, stop),) if top else ((start, first * FACTOR), (last * FACTOR, stop))
-            for begin, end in pieces:
+            for begin, end in ((start, stop),) if top else ((start, first * FACTOR), (last * FACTOR, stop)):
                 if begin < end:
-                    total, count = sum(level.sums[begin:end]), sum(level.counts[begin:end])
-                    found.append((min(level.lows[begin:end]), max(level.highs[begin:end]), total, count))
+                    lows, highs = level.lows[begin:end], level.highs[begin:end]
+                    parts.append((min(lows), max(highs), sum(level.sums[begin:end]), sum(level.counts[begin:end])))
             if top:
                 break
-        count = sum(entry[3] for entry in found)
-        if not count:
-            return None
-        lows, highs, totals, _ = zip(*found, strict=True)
-        return Summary(min(lows), max(highs), sum(totals), count)
+        for lowest, highest, part, members in parts:
+            low, high, total, count = min(low, lowest), max(high, highest), total + part, count + members
+        return Summary(low, high, total, count) if count else None
 
     def extent(self, start: int, stop: int) -> tuple[float, float] | None:
         """Return (minimum, maximum) of the values ``start <= i < stop``.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 BRAILLE = 0x2800
 # The bit of the dot (column, row) of a cell, as Unicode numbers them.
 _BITS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
@@ -51,6 +53,6 @@ class Canvas:
             self.column(x, last + step if y != last else y, y, colour)
             last = y
 
-    def cell(self, x: int, y: int) -> tuple[int, str]:
-        """Return (dots, colour) of a cell; (0, "") if it has no dots."""
-        return self._bits[y][x], self._colours[y][x]
+    def row(self, y: int) -> tuple[Sequence[int], Sequence[str]]:
+        """Return the dots and the colours of the cells of a row; 0 and "" of a cell without dots."""
+        return self._bits[y], self._colours[y]

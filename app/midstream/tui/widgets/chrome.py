@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.cells import cell_len
 from textual import events
@@ -89,15 +89,17 @@ class Views(Static):
     def render(self) -> Text:
         """Draw all views.
 
-        With little room they are drawn without notes, then without the names of the others.
+        With little room they are drawn without the notes of the others, then without notes, then without the names of
+        the others.
         """
-        for notes, names in ((True, True), (False, True), (False, False)):
+        own = {self._now: self._notes.get(self._now, "")}
+        for notes, names in ((self._notes, True), (own, True), ({}, True), ({}, False)):
             line = self._line(notes, names)
             if line.cell_len <= self.size.width:
                 break
         return line
 
-    def _line(self, notes: bool, names: bool) -> Text:
+    def _line(self, notes: Mapping[str, str], names: bool) -> Text:
         line = Text(" ", no_wrap=True)
         self._spans = []
         for command in self._views:
@@ -107,7 +109,7 @@ class Views(Static):
             line.append(f" {command.keys[0]} ", f"{palette.ACCENT} on {palette.RAISED}" if chosen else palette.ACCENT)
             if chosen or names:
                 line.append(command.name, f"bold {palette.TEXT} on {palette.RAISED}" if chosen else palette.DIM)
-            if notes and (note := self._notes.get(name)):
+            if note := notes.get(name):
                 line.append(f" {note}", f"{palette.DIM} on {palette.RAISED}" if chosen else palette.DIM)
             line.append(" ", f"on {palette.RAISED}" if chosen else "")
             self._spans.append((begin, line.cell_len, command.action))

@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from rich.style import Style
 from textual import events
+from textual.geometry import Region
 from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
@@ -151,10 +153,13 @@ class CurveView(Widget, can_focus=True, inherit_bindings=False):
         )
         if shown == self._shown:
             return
-        self._shown = shown
+        same_metric, self._shown = metric == self.metric, shown
         self.metric, self.empty, self._drawn = metric, empty, tuple(drawn)
         self._names, self.points = names or {}, tuple(points)
-        self._redraw()
+        if same_metric and self._painted and self.is_on_screen:
+            self._redraw_changes()
+        else:
+            self._redraw()
 
     def compare(self, drawn: Sequence[Drawn], *, window: tuple[float, float] | None, empty: str = "") -> None:
         """Draw several series in a window of the x axis (None: all of it).
@@ -229,6 +234,17 @@ class CurveView(Widget, can_focus=True, inherit_bindings=False):
     def _redraw(self) -> None:
         self._painted = ()
         self.refresh()
+
+    def _redraw_changes(self) -> None:
+        """Paint now, and refresh the lines that differ.
+
+        They are few where a long curve has grown by a point. To compose all lines takes longer than to paint them.
+        """
+        width, height, base = self._painted
+        before, self._lines = self._lines, self._paint_lines(width, height, base)
+        changed = [y for y, (old, new) in enumerate(zip_longest(before, self._lines)) if old != new]
+        if changed:
+            self.refresh(*(Region(0, y, width, 1) for y in changed))
 
     # ------------------------------------------------------------------------------------------ keys and mouse
 
@@ -337,7 +353,7 @@ class CurveView(Widget, can_focus=True, inherit_bindings=False):
         base = self._base
         key = (width, height, base)
         if self._painted != key:
-            self._lines = [Strip(line).adjust_cell_length(width, base) for line in self._paint(width, height, base)]
+            self._lines = self._paint_lines(width, height, base)
             self._painted = key
         return self._lines[y] if y < len(self._lines) else Strip.blank(width, base)
 
@@ -351,6 +367,9 @@ class CurveView(Widget, can_focus=True, inherit_bindings=False):
         system = metric_of(self.metric)
         is_share = system is not None and system.unit == "%" and not self.style_options.log
         return (0.0, 100.0) if chosen == NO_RANGE and is_share else chosen
+
+    def _paint_lines(self, width: int, height: int, base: Style) -> list[Strip]:
+        return [Strip(line).adjust_cell_length(width, base) for line in self._paint(width, height, base)]
 
     def _paint(self, width: int, height: int, base: Style) -> list[list[Any]]:
         shown = [drawn for drawn in self._drawn if len(drawn.series)]

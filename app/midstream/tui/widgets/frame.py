@@ -204,16 +204,15 @@ def _plot(
         row: Line = []
         if gutter >= 0:
             row = [Segment(text.rjust(gutter), dim), Segment(glyphs.tick if text else glyphs.axis, frame)]
+        (bright_dots, bright_colours), (faint_dots, faint_colours) = line.row(y), envelope.row(y)
         run, running = "", base  # adjacent cells of one style form one segment
         for x in range(envelope.width):
-            bright, colour = line.cell(x, y)
-            if not bright:
-                faint, colour = envelope.cell(x, y)
-            else:
-                faint = 0
-            if bright or faint:
+            bright = bright_dots[x]
+            dots = bright or faint_dots[x]
+            if dots:
                 # Where both meet only the average is drawn, which keeps it a thin line.
-                sign = chr(BRAILLE + (bright or faint)) if glyphs.braille else "*" if bright else "."
+                sign = chr(BRAILLE + dots) if glyphs.braille else "*" if bright else "."
+                colour = bright_colours[x] if bright else faint_colours[x]
                 style = styles.get(colour)
                 if style is None:
                     style = styles[colour] = base + Style(color=colour)

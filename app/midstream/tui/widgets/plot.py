@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -149,7 +150,7 @@ def draw(
         share = scale.place(value)
         return dots - 1 if share is None else min(dots - 1, max(0, int(share * dots)))
 
-    colour_of = colours(drawn)
+    colour_of, faded = colours(drawn), functools.cache(palette.faded)  # the theme may change between two paints
     smooth = drawn.smooth and smoothing > 0 and len(series) >= 8
     before: tuple[int, int, int] | None = None  # the last drawn column, its top dot and its bottom dot
     averaged: tuple[int, int] | None = None  # the last column of the average, and its dot
@@ -164,7 +165,7 @@ def draw(
             before = averaged = None
             continue
         colour = colour_of(stop - 1)
-        raw = palette.faded(colour) if smooth else colour
+        raw = faded(colour) if smooth else colour
         top, bottom = to_dot(found.high), to_dot(found.low)
         if before is not None:
             at, above, under = before

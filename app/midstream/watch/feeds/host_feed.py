@@ -45,6 +45,7 @@ class HostFeed:
 
     def __init__(self, name: str, hosts: HostPool, store: SnapshotStore, interval: float) -> None:
         self.name = name
+        self.begun = False  # it has had its turn to connect: a few hosts connect at a time
         self._hosts = hosts
         self._store = store
         self._min_interval = self._interval = interval
@@ -118,6 +119,7 @@ class HostFeed:
         """Merge the probe's events until it exits, which is always an error."""
         config = self._hosts.fleet.hosts[self.name]
         with CONNECT_LIMIT.slot():
+            self.begun = True
             host = self._hosts.get(self.name)
             process, parse = self._start(host, config.devices)
         with self._lock:

@@ -1,8 +1,6 @@
-"""Import and export of Hugging Face model directories.
+"""Import of Hugging Face model directories as checkpoints of step 0.
 
-Import makes checkpoints of step 0; export writes the weights of any checkpoint.
-
-Arrays are streamed: memory has the chunks that are being written, or on export one tensor.
+Arrays are streamed: memory has the chunks that are being written.
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,44 +16,29 @@ import jax
 import numpy as np
 import yaml
 
-from midstream_engine.checkpoint.format import zarr
 from midstream_engine.checkpoint.format.boxes import Box, extent, full_box, within
-from midstream_engine.checkpoint.format.chunk_grid import chunks_of
 from midstream_engine.checkpoint.format.dtypes import numpy_dtype
-from midstream_engine.checkpoint.format.packed_arrays import unpack
-from midstream_engine.checkpoint.loading.checkpoint_records import read_train
-from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.checkpoint.saving.checkpoint_writer import train_document, write
 from midstream_engine.checkpoint.saving.commit import commit
 from midstream_engine.checkpoint.saving.snapshot import HostArray
-from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.model import LmConfig
 from midstream_engine.config.reading.load import from_mapping
 from midstream_engine.config.train import TrainLmConfig
-from midstream_engine.data.errors import DataError
-from midstream_engine.data.tokenize.tokenizer import load_tokenizer
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.exact_numbers import checked
 from midstream_engine.interop.foreign_run import state_arrays
-from midstream_engine.interop.huggingface.configuration import from_huggingface, to_huggingface
-from midstream_engine.interop.huggingface.names import CONSTANTS, Rule, rules_of, tied_head
-from midstream_engine.interop.tensor_files import Outgoing, read_tensors, write_tensors
-from midstream_engine.interop.tokenizer_files import FOLDER, carry, files_at
+from midstream_engine.interop.huggingface.configuration import from_huggingface
+from midstream_engine.interop.huggingface.names import CONSTANTS, PREFIX, Rule, rules_of, tied_head, unpadded
+from midstream_engine.interop.tensor_files import read_tensors
+from midstream_engine.interop.tokenizer_files import FOLDER, carry, copy_files, files_at
 from midstream_engine.records import (
-    IMPORTED,
-    MANIFEST,
-    PACKED,
-    ArrayEntry,
     Manifest,
     RunPaths,
     checkpoint_name,
-    parse_checkpoint_name,
-    tokenizer_digests,
 )
 from midstream_engine.shared.precision import Precision
 
 CONFIG = "train.yaml"
-_MODEL = "model/"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +65,7 @@ class _Converted(HostArray):
         self, result: np.ndarray, source: np.ndarray, axes: Sequence[str], shape: Sequence[int], box: Box
     ) -> None:
         assert self.rule is not None
-        real = _unpadded(axes, shape, self.vocab_size)
+        real = unpadded(axes, shape, self.vocab_size)
         view = self.rule.form.ours(source, real)
         present = tuple((min(start, size), min(stop, size)) for (start, stop), size in zip(box, real, strict=True))
         if present != box:
@@ -117,7 +99,7 @@ def import_model(source: str, directory: str, final: str, parameters: str | None
         carried = carry(files, os.path.join(directory, "data"), f"{final}/data")
     elif files:
         os.makedirs(os.path.join(directory, FOLDER))
-        _copy(files, os.path.join(directory, FOLDER))
+        copy_files(files, os.path.join(directory, FOLDER))
     mapping = started_with(model, source, final, carried)
     if parameters is not None:
         mapping["trainer"]["mp"] = str(Precision.parse("f32").with_parameters(parameters))
@@ -153,70 +135,6 @@ def described(source: str) -> tuple[dict[str, Any], LmConfig, int]:
     return found, dataclasses.replace(model, pad_vocab_to_multiple=model.padded_vocab(vocab_size)), vocab_size
 
 
-def export_model(
-    source: str, directory: str, *, vocab_size: int | None, tokenizer: str | None, dtype: str, largest: int
-) -> list[str]:
-    """Export a checkpoint as a model directory; return the weights' file names.
-
-    The directory has config.json, safetensors files and the tokenizer's files.
-
-    Args:
-        source: The checkpoint, its run, or its folder.
-        directory: Where to write.
-        vocab_size: Rows of the vocabulary to export; None: those of the tokenizer.
-        tokenizer: Folder of the tokenizer's files; None: the run's own, if it is here.
-        dtype: Type of the exported weights.
-        largest: Bytes of a file, at most.
-
-    Raises:
-        ConversionError: The checkpoint is not sound, or cannot be exported.
-    """
-    checkpoint = newest_checkpoint(source)
-    report = verify_checkpoint(checkpoint)
-    if not report.sound:
-        raise ConversionError(f"{checkpoint} is not sound: {report.flaws[0]}")
-    train = read_train(checkpoint)
-    provenance = train.get("provenance") or {}
-    if "config" not in provenance:
-        raise ConversionError(f"{checkpoint}: train.json names no configuration, so the model's shape is unknown")
-    config = from_mapping(provenance["config"]).config
-    files = files_at(tokenizer) if tokenizer else _tokenizer_files(config, checkpoint, train["state"])
-    rows: int = vocab_size or provenance.get("vocab_size") or _vocab_size(config, files)
-    entries = {
-        entry.name.removeprefix(_MODEL): entry
-        for entry in report.manifest.array_entries
-        if entry.name.startswith(_MODEL)
-    }
-    described = to_huggingface(config.model, rows, dtype)
-    tensors = list(_outgoing(config.model, rows, entries, checkpoint, dtype))
-    with open(os.path.join(directory, "config.json"), "w", encoding="utf-8") as file:
-        json.dump(described, file, indent=2, sort_keys=True)
-    _copy(files, directory)
-    return write_tensors(directory, tensors, largest)
-
-
-def newest_checkpoint(path: str) -> str:
-    """Return the checkpoint at ``path``, or the newest complete one there.
-
-    ``path``: a checkpoint, a run, or a folder.
-
-    Raises:
-        ConversionError: There is none.
-    """
-    for folder in (path, os.path.join(path, "checkpoints")):
-        if os.path.exists(os.path.join(folder, MANIFEST)):
-            return folder
-        names = os.listdir(folder) if os.path.isdir(folder) else []
-        complete = {
-            key: name
-            for name in names
-            if (key := parse_checkpoint_name(name)) and os.path.exists(os.path.join(folder, name, MANIFEST))
-        }
-        if complete:
-            return os.path.join(folder, complete[max(complete)])
-    raise ConversionError(f"{path}: there is no complete checkpoint")
-
-
 @dataclasses.dataclass(frozen=True)
 class _Folder(RunPaths):
     """A run's layout in a directory without a root."""
@@ -224,9 +142,6 @@ class _Folder(RunPaths):
     @property
     def dir(self) -> str:
         return self.root
-
-
-# ------------------------------------------------------------------------------------------------------------ reading
 
 
 def converted(
@@ -242,8 +157,8 @@ def converted(
     tensors = _with_prefix(config.model, tensors)
     wanted = state_arrays(config, vocab_size)
     used = _check_tied(config.model, tensors)
-    rules = {_MODEL + rule.ours: rule for rule in rules_of(config.model)}
-    strange = sorted(name for name in wanted if name.startswith(_MODEL) and name not in rules)
+    rules = {PREFIX + rule.ours: rule for rule in rules_of(config.model)}
+    strange = sorted(name for name in wanted if name.startswith(PREFIX) and name not in rules)
     assert not strange, strange
     arrays = []
     for name, array in wanted.items():
@@ -258,7 +173,7 @@ def converted(
             continue
         names = [rule.theirs.format(layer) for layer in range(array.shape[0])] if rule.stacked else [rule.theirs]
         axes, shape = (array.axes[1:], array.shape[1:]) if rule.stacked else (array.axes, array.shape)
-        expected = rule.form.shape(_unpadded(axes, shape, vocab_size))
+        expected = rule.form.shape(unpadded(axes, shape, vocab_size))
         for one in names:
             if one not in tensors:
                 raise ConversionError(f"the source lacks {one}, which config.json calls for")
@@ -334,82 +249,3 @@ def _read_json(path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConversionError(f"{path}: not a JSON object")
     return value
-
-
-# ------------------------------------------------------------------------------------------------------------ writing
-
-
-def _outgoing(
-    model: LmConfig, vocab_size: int, entries: dict[str, ArrayEntry], checkpoint: str, dtype: str
-) -> Iterator[Outgoing]:
-    rules = rules_of(model)
-    names = {rule.ours for rule in rules}
-    if entries.keys() != names:
-        differing = sorted(entries.keys() ^ names)
-        raise ConversionError(f"{checkpoint}: these arrays do not fit its configuration: {', '.join(differing)}")
-    packed: dict[str, np.ndarray] = {}
-    if any(not entry.grid for entry in entries.values()):
-        mapped: Any = np.memmap(os.path.join(checkpoint, PACKED), np.uint8, "r")
-        packed = unpack(memoryview(mapped))
-    for rule in sorted(rules, key=lambda rule: rule.stacked):
-        entry = entries[rule.ours]
-        array = _stored(checkpoint, entry, packed)
-        axes, shape = (entry.axes[1:], entry.shape[1:]) if rule.stacked else (entry.axes, entry.shape)
-        real = _unpadded(axes, shape, vocab_size)
-        if any(have < want for have, want in zip(shape, real, strict=True)):
-            raise ConversionError(f"{rule.ours} has shape {shape}, too small for a vocabulary of {vocab_size}")
-        box = tuple((0, size) for size in real)
-        for layer in range(entry.shape[0] if rule.stacked else 1):
-
-            def make(rule: Rule = rule, array: HostArray = array, box: Box = box, layer: int = layer) -> np.ndarray:
-                if not rule.stacked:
-                    return rule.form.theirs(array.part(box))
-                return rule.form.theirs(array.part(((layer, layer + 1), *box))[0])
-
-            yield Outgoing(rule.theirs.format(layer), dtype, rule.form.shape(real), make)
-
-
-def _stored(checkpoint: str, entry: ArrayEntry, packed: dict[str, np.ndarray]) -> HostArray:
-    """Return an array of a checkpoint as views of its mapped objects."""
-    axes, shape = tuple(entry.axes), tuple(entry.shape)
-    if not entry.grid:
-        return HostArray(entry.name, axes, shape, entry.dtype, [(full_box(shape), packed[entry.name])])
-    pieces = []
-    for index, box in chunks_of(shape, entry.grid):
-        path = os.path.join(checkpoint, zarr.chunk_path(entry.name, index))
-        pieces.append((box, np.memmap(path, numpy_dtype(entry.dtype), "r", shape=extent(box))))
-    return HostArray(entry.name, axes, shape, entry.dtype, pieces)
-
-
-def _unpadded(axes: Sequence[str], shape: Sequence[int], vocab_size: int) -> tuple[int, ...]:
-    return tuple(vocab_size if axis == "vocab" else size for axis, size in zip(axes, shape, strict=True))
-
-
-def _tokenizer_files(config: TrainLmConfig, checkpoint: str, state: dict[str, Any]) -> dict[str, str]:
-    """Return the files of the run's tokenizer, if they are here.
-
-    They are named by the configuration, imported with the data, or in the run's directory.
-    """
-    folder = os.path.dirname(os.path.dirname(os.path.abspath(checkpoint)))  # of the run, or of what an import wrote
-    name = config.data.tokenizer or ""
-    places = [] if name in ("", "bytes") else [name.removeprefix(IMPORTED)]
-    for data in (os.path.join(folder, "data"), os.path.join(os.path.dirname(os.path.dirname(folder)), "data")):
-        places += [os.path.join(data, digest) for digest in tokenizer_digests(name)]
-        places.append(os.path.join(data, state.get("data_digest") or "-", FOLDER))
-    places.append(os.path.join(folder, FOLDER))
-    return next((files for place in places if (files := files_at(place))), {})
-
-
-def _copy(files: dict[str, str], directory: str) -> None:
-    for name, path in files.items():
-        shutil.copyfile(path, os.path.join(directory, name))
-
-
-def _vocab_size(config: TrainLmConfig, files: dict[str, str]) -> int:
-    try:
-        name = config.data.given_tokenizer
-        return load_tokenizer(
-            files.get("tokenizer.json", name) if name.startswith(IMPORTED) else name, config.data.eos_token
-        ).vocab_size
-    except (ConfigError, DataError) as error:
-        raise ConversionError(f"the size of the vocabulary is unknown: {error} (hint: give --vocab-size)") from None

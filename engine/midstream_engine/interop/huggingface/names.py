@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from midstream_engine.config.model import Gpt2Config, LlamaConfig, LmConfig, NeoxConfig
 
 Shape = tuple[int, ...]
+PREFIX = "model/"  # of the names of the parameters in a checkpoint
 
 
 @dataclass(frozen=True)
@@ -158,3 +159,8 @@ def tied_head(config: LmConfig) -> tuple[str, str] | None:
 
 # Constants that older versions wrote beside the weights: masks and rotary frequencies, which the config implies.
 CONSTANTS = re.compile(r"(.*\.)?(h\.\d+\.attn|attention)\.(bias|masked_bias)|.*rotary_emb\.inv_freq")
+
+
+def unpadded(axes: Sequence[str], shape: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+    """Return the shape without the rows that pad the vocabulary."""
+    return tuple(vocab_size if axis == "vocab" else size for axis, size in zip(axes, shape, strict=True))

@@ -220,7 +220,7 @@ def optimizer_of(
 def _max_grad_norm(settings: Settings, clipping: float | None, notes: list[str]) -> float | None:
     """Return the norm to which gradients are clipped.
 
-    DeepSpeed's record goes first: NeoX hands over only the settings that differ from its own defaults, and DeepSpeed's
+    DeepSpeed's record goes first: NeoX passes on only the settings that differ from its own defaults, and DeepSpeed's
     default is not to clip. Since 2023-03-26 (5c5fb945) ``gradient-clipping: 1.0`` is such a default.
     """
     wanted = float(settings.get("gradient_clipping") or 0.0)

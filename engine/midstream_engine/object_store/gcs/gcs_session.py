@@ -20,6 +20,13 @@ def _library(name: str) -> Any:
     return importlib.import_module(name)
 
 
+def prepare_storage() -> None:
+    """Import google-cloud-storage and what a client needs. Raises ImportError."""
+    for name in ("google.auth.exceptions", "google.oauth2.service_account", "requests.adapters"):
+        _library(name)
+    _library("google.cloud.storage").Client.create_anonymous_client().close()
+
+
 def open_storage(access: Access) -> tuple[Any, bool]:
     """Return a client of google-cloud-storage, and whether it has no credentials.
 

@@ -23,6 +23,32 @@ REGION = "us-east-1"  # of a client for which none is named: Amazon's service na
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 
+def prepare_session() -> None:
+    """Import botocore and its description of S3.
+
+    Raises ImportError and the errors of botocore.
+    """
+    session_module, config = _library("botocore.session"), _library("botocore.config")
+    session = session_module.Session()
+    _share_descriptions(session)
+    unsigned = config.Config(signature_version=_library("botocore").UNSIGNED)
+    session.create_client("s3", region_name=REGION, config=unsigned)
+
+
+def _share_descriptions(session: Any) -> None:
+    """Make a session use the descriptions of services that this process has read."""
+    session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
+
+
+@functools.cache
+def _loader(path: str | None) -> Any:
+    return _library("botocore.loaders").create_loader(path)
+
+
+def _library(name: str) -> Any:
+    return importlib.import_module(name)
+
+
 @functools.lru_cache(32)
 def open_session(access: Access, environment: tuple[tuple[str, str], ...], opened: int) -> tuple[Any, bool]:
     """Return a client of botocore for S3, and whether it has no credentials.
@@ -38,9 +64,8 @@ def open_session(access: Access, environment: tuple[tuple[str, str], ...], opene
     """
     del environment, opened
     try:
-        session_module, config = (importlib.import_module(f"botocore.{name}") for name in ("session", "config"))
-        exceptions = importlib.import_module("botocore.exceptions")
-        unsigned = importlib.import_module("botocore").UNSIGNED
+        session_module, config = _library("botocore.session"), _library("botocore.config")
+        exceptions, unsigned = _library("botocore.exceptions"), _library("botocore").UNSIGNED
     except ImportError as error:
         raise StoreError(f"s3:// needs botocore, which cannot be imported: {error}", "pip install botocore") from None
     session = session_module.Session(profile=access.profile or None)
@@ -61,6 +86,7 @@ def open_session(access: Access, environment: tuple[tuple[str, str], ...], opene
         }
         if anonymous:
             settings["signature_version"] = unsigned
+        _share_descriptions(session)
         region = access.region or session.get_config_variable("region") or REGION
         client = session.create_client(
             "s3", region_name=region, endpoint_url=access.endpoint or None, config=config.Config(**settings)

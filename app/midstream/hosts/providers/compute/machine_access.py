@@ -75,7 +75,7 @@ def _install_on(
 ) -> None:
     """Add the line to a machine's metadata, unless it or the project's has the key.
 
-    On a conflict with a concurrent update the metadata is read again, so that nobody's key is lost.
+    On a conflict with a concurrent update the metadata is read again, so that no key of another user is lost.
     """
     from google.api_core import exceptions
     from google.cloud import compute_v1

@@ -60,7 +60,7 @@ def grant_access(
 def install_key(client: TpuClient, found: Slice, user: str, public: str, progress: Progress) -> None:
     """Add our key to the node's metadata, which its guest agents read.
 
-    On a conflict with a concurrent update the metadata is read again, so that nobody's key is lost.
+    On a conflict with a concurrent update the metadata is read again, so that no key of another user is lost.
 
     Args:
         client: Client of the TPU API.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
+from functools import partial
 from typing import Any, Callable, Dict, List, Optional
 
 from midstream.remote.copy.stream import receiver
@@ -17,7 +18,7 @@ from midstream.remote.copy.target.staging import CHUNK, Stage, problem
 from midstream.remote.declarations import program
 from midstream.remote.files.allowlist import CHECKPOINTS
 from midstream.remote.files.copy_items import CopyItem
-from midstream.remote.files.object_files import LastFolder
+from midstream.remote.files.object_files import LastFolder, emit
 
 MANIFEST = "manifest.json"
 SYNC_THREADS = 4  # fsync finished objects while the next ones arrive
@@ -92,8 +93,8 @@ class _SyncPool:
 
 
 class _Receiver(receiver.Receiver):
-    def __init__(self, stage: Stage, stream: Bytes, kind: str, key: str) -> None:
-        super().__init__(stream, kind, key)
+    def __init__(self, stage: Stage, stream: Bytes, kind: str, key: str, report: Callable[..., None]) -> None:
+        super().__init__(stream, kind, key, report)
         self.stage = stage
         self.sync_pool = _SyncPool()
         self.folder = LastFolder(stage.directory, create=True)
@@ -167,16 +168,37 @@ def receive(directory: str, generation: str, kind: str, key: str, peer: Optional
         key: Key that the items were requested with (`requested_items`), in hex.
         peer: The TLS peer that sends the stream; None: stdin.
     """
+    return 0 if receive_into(directory, generation, kind, key, partial(receiver.receive, peer), emit) else 1
+
+
+def receive_into(
+    directory: str,
+    generation: str,
+    kind: str,
+    key: str,
+    receive_from: Callable[[Callable[[Bytes], None]], bool],
+    report: Callable[..., None],
+) -> bool:
+    """Receive one stream; return whether it is done. See `receive`.
+
+    Args:
+        directory: The target directory.
+        generation: Name of the staging directory of this copy.
+        kind: What the copy may contain (`allowlist`).
+        key: Key that the items were requested with.
+        receive_from: Passes the stream to a function, and returns whether it is done.
+        report: Sends a report: its event, and its fields by name.
+    """
 
     def write(stream: Bytes) -> None:
         stage = Stage(directory, generation)
         try:
-            _Receiver(stage, stream, kind, key).run()
+            _Receiver(stage, stream, kind, key, report).run()
         finally:
             stage.leave()
 
     try:
-        return receiver.receive(peer, write)
+        return receive_from(write)
     except OSError as error:
-        problem(error, directory)
-        return 1
+        problem(error, directory, report)
+        return False

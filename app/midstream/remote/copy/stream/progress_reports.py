@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any, List, Sequence
+from typing import Any, Callable, List, Sequence
 
 from midstream.remote.files.object_files import emit
 
@@ -22,7 +22,9 @@ class ProgressReports:
     stream brought, ``received``, fewer than those that were written.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, report: Callable[..., None] = emit) -> None:
+        """Start the reports. ``report`` sends one: its event, and its fields by name."""
+        self._send = report
         self._lock = threading.Lock()
         self._bytes = 0
         self._received = 0
@@ -60,4 +62,4 @@ class ProgressReports:
             objects, self._objects = self._objects, []
             ranges, self._ranges = self._ranges, []
         if count or received or objects or ranges:
-            emit("landed", bytes=count, received=received, objects=objects, ranges=ranges)
+            self._send("landed", bytes=count, received=received, objects=objects, ranges=ranges)

@@ -52,10 +52,10 @@ class Receiver:
 
     arriving: Any = None
 
-    def __init__(self, stream: Bytes, kind: str, key: str) -> None:
+    def __init__(self, stream: Bytes, kind: str, key: str, report: Callable[..., None] = emit) -> None:
         self.stream, self.kind = stream, kind
         self.requests = RequestedItems(key)
-        self.reports = ProgressReports()
+        self.reports = ProgressReports(report)
 
     def begin(self, item: CopyItem) -> Arriving:
         """Prepare for an item. Raises ProblemError where its path is not allowed."""
@@ -167,10 +167,10 @@ class Receiver:
         self.arrived(arriving)
 
 
-def receive(peer: Optional[Dict[str, Any]], write: Callable[[Bytes], None]) -> int:
+def receive(peer: Optional[Dict[str, Any]], write: Callable[[Bytes], None]) -> bool:
     """Pass the stream from stdin, or from a TLS ``peer``, to ``write``.
 
-    Returns the exit status of the program; its last line is ``done`` or ``problem``.
+    Returns whether it is done; the last line is ``done`` or ``problem``.
     """
     if peer is None:
         widen(0)
@@ -181,11 +181,19 @@ def receive(peer: Optional[Dict[str, Any]], write: Callable[[Bytes], None]) -> i
             read_into = tls.reader(tls.connect(peer))
         except OSError as error:
             emit("problem", kind="truncated", message="no connection: {}".format(error))
-            return 1
+            return False
+    return received(Bytes(read_into), write, emit)
+
+
+def received(stream: Bytes, write: Callable[[Bytes], None], report: Callable[..., None]) -> bool:
+    """Pass a stream to ``write``, and report ``done`` or the ``problem``.
+
+    Return whether it is done.
+    """
     try:
-        write(Bytes(read_into))
+        write(stream)
     except ProblemError as found:
-        emit("problem", **found.fields)
-        return 1
-    emit("done")
-    return 0
+        report("problem", **found.fields)
+        return False
+    report("done")
+    return True

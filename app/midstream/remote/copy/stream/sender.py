@@ -17,7 +17,7 @@ from midstream.remote.copy.stream.frames import DATA, FAILED, FINISH, HEADER, ID
 from midstream.remote.copy.stream.packing import Packer, Packing
 from midstream.remote.declarations import program
 from midstream.remote.files.copy_items import CopyItem
-from midstream.remote.files.object_files import LastFolder, open_plain
+from midstream.remote.files.object_files import LastFolder, emit, open_plain
 
 SMALL = 1 << 17  # items up to this many bytes are packed together into one write
 IDLE_INTERVAL = 5.0  # seconds between two frames of an idle sender
@@ -220,43 +220,62 @@ def _short(found: int, item: CopyItem) -> str:
 
 
 Take = Callable[[Sequence[CopyItem]], bool]
+Wait = Callable[[Optional[float]], Optional[Dict[str, Any]]]  # returns the next line, or None after seconds
+
+
+def feed(wait: Wait, sender: Sender, take: Take) -> bool:
+    """Send what lines request, up to the last.
+
+    Return False where an item cannot be read, after a FAILED frame.
+    """
+    while True:
+        line = wait(0.0)
+        if line is None:
+            sender.flush()
+            line = wait(IDLE_INTERVAL)
+        if line is None:
+            sender.frame(IDLE)
+            continue
+        if "rate" in line:
+            sender.pace.rate = line["rate"]
+        if not take(line.get("items", ())):
+            return False
+        if line.get("end"):
+            sender.frame(FINISH)
+            sender.flush()
+            return True
 
 
 def serve(directory: str, peer: Optional[Dict[str, Any]], begin: Callable[[Sender], Take]) -> int:
-    """Run the loop of a sender; return the exit status of the program.
+    """Run a sender; return the exit status of the program.
 
     ``begin`` returns a function that sends items; it returns False where they cannot be read, after a FAILED frame.
     Input lines: see `send`.
     """
     lines = Lines()
     # With TLS the listening end reports its port on stdout, and the frames go over the connection.
-    sock = tls.connect(peer) if peer is not None else None
+    try:
+        sock = tls.connect(peer) if peer is not None else None
+    except OSError as error:
+        emit("problem", kind="truncated", message="no connection: {}".format(error))
+        return 1
     sender = Sender(directory, Pipe(sys.stdout.buffer.fileno()) if sock is None else SocketOut(sock))
     try:
-        take = begin(sender)
-        while True:
-            line = lines.get(0.0)
-            if line is None:
-                sender.flush()
-                line = lines.get(IDLE_INTERVAL)
-            if line is None:
-                sender.frame(IDLE)
-                continue
-            if "rate" in line:
-                sender.pace.rate = line["rate"]
-            if not take(line.get("items", ())):
-                return 1
-            if line.get("end"):
-                sender.frame(FINISH)
-                sender.flush()
-                if sock is not None:
-                    tls.part(sock)
-                return 0
+        if not feed(lines.get, sender, begin(sender)):
+            return 1
+        if sock is not None:
+            tls.part(sock)
+        return 0
     except OSError as error:  # the receiver has exited and reports why on its own channel
         if error.errno not in (errno.EPIPE, errno.ECONNRESET) and sock is None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.buffer.fileno())
         return 1
+
+
+def take_from_disk(sender: Sender) -> Take:
+    """Return a function that sends items of the sender's directory."""
+    return lambda items: all(sender.item(item) for item in items)
 
 
 @program
@@ -266,4 +285,4 @@ def send(directory: str, peer: Optional[Dict[str, Any]] = None) -> int:
     A program. Lines: ``{"items": [...]}``, ``{"rate": BYTES_PER_SECOND}``, ``{"end": true}``. Frames go to stdout, or
     over TLS to ``peer``.
     """
-    return serve(directory, peer, lambda sender: lambda items: all(sender.item(item) for item in items))
+    return serve(directory, peer, take_from_disk)

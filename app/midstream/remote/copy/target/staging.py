@@ -21,7 +21,7 @@ import posixpath
 import stat
 import threading
 import time
-from typing import Any, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Set, Tuple
 
 from midstream.remote.copy.stdin_lines import IDLE_TIMEOUT
 from midstream.remote.files.copy_items import CopyObject
@@ -112,7 +112,7 @@ class Stage:
         Raises NotPlainError where it is a symbolic link or has a second hard link.
         """
         if fresh:
-            # Nobody else has a name of a file that this call creates.
+            # No other process has a name of a file that this call creates.
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             try:
                 return os.open(part, flags, 0o644)
@@ -257,16 +257,21 @@ def sync_objects(directory: str, objects: Sequence[CopyObject]) -> None:
     with ThreadPoolExecutor(SYNC_THREADS) as pool:
         for _ in pool.map(sync, (ordered[at : at + lot] for at in range(0, len(ordered), lot))):
             pass
-    # A folder's name is an entry of the folder above it.
-    for folder in sorted({each for entry in ordered for each in _folders(entry["path"])}):
-        sync_directory(posixpath.join(directory, folder))
+        # A folder's name is an entry of the folder above it. Each sync waits for the disk, which answers many at once.
+        folders = sorted(_folders(ordered))
+        for _ in pool.map(sync_directory, (posixpath.join(directory, folder) for folder in folders)):
+            pass
 
 
-def _folders(path: str) -> Iterator[str]:
-    """Yield the folder of an object and all above it; the last is ""."""
-    while path:
-        path = posixpath.dirname(path)
-        yield path
+def _folders(objects: Sequence[CopyObject]) -> Set[str]:
+    """Return the folders of objects and all above them, "" among them."""
+    found: Set[str] = set()
+    for entry in objects:
+        folder = posixpath.dirname(entry["path"])
+        while folder not in found:
+            found.add(folder)
+            folder = posixpath.dirname(folder)
+    return found
 
 
 def free_bytes(path: str) -> int:
@@ -277,10 +282,10 @@ def free_bytes(path: str) -> int:
     return usage.f_bavail * usage.f_frsize
 
 
-def problem(error: OSError, directory: str) -> None:
+def problem(error: OSError, directory: str, report: Callable[..., None] = emit) -> None:
     """Report an error of the disk to the app."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    emit("problem", kind="full" if full else "system", message=str(error), free=free_bytes(directory))
+    report("problem", kind="full" if full else "system", message=str(error), free=free_bytes(directory))
 
 
 def chunks(size: int, chunk: int = CHUNK) -> Iterator[Tuple[int, int]]:

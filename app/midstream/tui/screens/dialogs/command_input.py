@@ -27,7 +27,7 @@ class CommandInputScreen(ModalScreen[Callable[[], object]]):
         Binding("tab", "complete", "Complete", priority=True),
     ]
 
-    def __init__(self, complete: Callable[[str], list[str]], read: Callable[[str], Callable[[], object]]) -> None:
+    def __init__(self, complete: Callable[[str], Sequence[str]], read: Callable[[str], Callable[[], object]]) -> None:
         """Create the dialog.
 
         Args:

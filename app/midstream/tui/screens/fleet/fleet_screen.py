@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
@@ -274,12 +275,12 @@ class FleetScreen(ListScreen):
 
         actions, state = self.midstream.actions, self.screen_state
         if self._view == MIGRATIONS:
-            self.app.push_screen(
-                verify_screen.VerifyScreen("Migrations", verify_screen.of_migrations(actions, state.migrations))
-            )
+            certificates = partial(verify_screen.of_migrations, actions, state.migrations)
+            self.app.push_screen(verify_screen.VerifyScreen("Migrations", certificates))
             return
-        runs = self._marked_runs() or state.current_runs
-        self.app.push_screen(verify_screen.VerifyScreen("Runs", verify_screen.of_checkpoints(actions, runs)))
+        marked = self._marked_runs()
+        checkpoints = lambda: verify_screen.of_checkpoints(actions, marked or state.current_runs)  # noqa: E731
+        self.app.push_screen(verify_screen.VerifyScreen("Runs", checkpoints))
 
     def _marked_runs(self) -> list[RunView]:
         """Return the marked runs that still exist."""

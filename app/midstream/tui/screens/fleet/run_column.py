@@ -33,6 +33,7 @@ class RunColumn:
         self._read = read
         self._timed = timed
         self._state = ScreenState()
+        self._value: Any = None  # of each run until it is read
         self._left: Sequence[int] = ()  # ranks that are to be computed, from ``_next`` on
         self._next = 0
         self._spent = 0.0  # seconds of the last computation of all values
@@ -57,21 +58,18 @@ class RunColumn:
             ranks: The runs whose values are read; None: all. The others have ``value``.
             value: The value of the others, and of each run until it is read.
         """
-        self.values, self._state = [value] * count, state
+        self.values, self._state, self._value = [value] * count, state, value
         self._left, self._next, self._spent = range(count) if ranks is None else ranks, 0, 0.0
         self.changed = True
 
     def update(self, changes: RunChanges, count: int, state: ScreenState) -> None:
         """Compute again what has changed."""
-        if changes.before is not None and not self.complete:
-            self.begin(count, state)
-            return
         due = self._timed and (count <= SMALL or time.monotonic() >= self._again)
         restart = self.complete and due
         self._state = state if restart or not self._timed else replace(state, now=self._state.now)
-        if changes.before is not None:
-            known = self.values
-            self.values = [known[place] if place >= 0 else None for place in changes.before]
+        if changes.moves is not None:
+            self.values = changes.moves.moved(self.values, self._value)
+            self._left, self._next = changes.moves.ranks(self._left[self._next :]), 0
             self.changed = True
         if restart:
             self._left, self._next, self._spent = range(count), 0, 0.0

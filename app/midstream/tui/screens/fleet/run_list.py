@@ -1,7 +1,7 @@
 """The list of runs, kept up to date with what has changed.
 
 With 100,000 runs, reading one field of all takes longer than a key may wait: a filter, an order and groups are computed
-in slices of time, and afterwards again for the runs that have changed.
+in slices of time, and afterwards again for the runs that have changed; so is the list that is made of them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import time
 from bisect import bisect_left
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING, Any, overload
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from midstream.listing.conditions import Condition
 
 SLICE = 0.01  # seconds for which the list is computed before keys are handled
+REVISION_SHARE = 0.1  # of the time, in which the list is made again for values that have changed
+PART = 10_000  # runs that are sorted or grouped between two looks at the clock: a few milliseconds
 TEXT, FILTER, FINISHED, SORT, GROUP = "text", "filter", "finished", "sort", "group"
 
 
@@ -53,20 +55,23 @@ class RunList:
         self._found = FoundItems((), 0, self._runs.views.__getitem__)
         self._stale = True  # what is shown differs from what the columns say
         self._answered = True  # what is shown is of this query
+        self._assembly: Iterator[FoundItems | None] | None = None  # of the next list
+        self._spent = 0.0  # seconds of the last assembly
+        self._again = 0.0  # moment from which on the list is made again for changed values
 
     @property
     def complete(self) -> bool:
-        """Whether all runs are computed."""
-        return all(column.complete for column in self._columns.values())
+        """Whether all runs are computed, and the list is made of them."""
+        return self._assembly is None and not self._stale and all(each.complete for each in self._columns.values())
 
     @property
     def progress(self) -> float | None:
-        """Share of the runs that the filter has read, 0..1.
+        """Share of the runs that are read for the filter, order and groups, 0..1.
 
         It is None if the list shows what was last requested.
         """
-        column = self._columns.get(FILTER)
-        return None if self._answered else 1.0 if column is None else column.share
+        shares = (column.share for name, column in self._columns.items() if name != TEXT)
+        return None if self._answered else min(shares, default=1.0)
 
     def update(self, state: ScreenState, condition: Condition | None, layout: ListLayout) -> FoundItems:
         """Return the list at a newer state, as far as it is computed.
@@ -80,7 +85,9 @@ class RunList:
         """
         changes = self._runs.update(state.snapshot)
         self._state = state
-        self._stale |= changes.order or changes.before is not None
+        if changes.moves is not None:
+            self._assembly = None  # it is of the earlier ranks
+        self._stale |= changes.order or changes.moves is not None
         for column in self._columns.values():
             column.update(changes, len(self._runs), state)
         group = layout.group if layout.group in self._listing.groups else ""
@@ -98,12 +105,29 @@ class RunList:
         if TEXT in columns and not read:
             columns[TEXT].work(deadline)
         shown = [column for name, column in columns.items() if name != TEXT]
-        if not ready or not (self._stale or any(column.changed for column in shown)):
+        if not ready:
             return False
-        self._found = self._assemble()
-        for column in shown:
-            column.changed = False
-        self._stale, self._answered = False, True
+        if self._assembly is None:
+            due = len(self._runs) <= SMALL or time.monotonic() >= self._again
+            if not (self._stale or (due and any(column.changed for column in shown))):
+                return False
+            for column in shown:
+                column.changed = False  # what changes from now on is for the next list
+            self._stale, self._spent = False, 0.0
+            self._assembly = self._assemble()
+        return self._advance(self._assembly, deadline)
+
+    def _advance(self, assembly: Iterator[FoundItems | None], deadline: float) -> bool:
+        """Continue the assembly of the list. Return whether it is complete."""
+        began, found = time.perf_counter(), None
+        for found in assembly:
+            if found is not None or (time.perf_counter() >= deadline and len(self._runs) > SMALL):
+                break
+        self._spent += time.perf_counter() - began
+        if found is None:
+            return False
+        self._found, self._assembly, self._answered = found, None, True
+        self._again = time.monotonic() + self._spent / REVISION_SHARE
         return True
 
     # ------------------------------------------------------------------------------------------ columns
@@ -116,7 +140,7 @@ class RunList:
         before, self._query = self._query, query
         fields, condition = self._listing.fields, query.condition
         if before != query:
-            self._stale, self._answered = True, False
+            self._stale, self._answered, self._assembly = True, False, None
         if len(self._runs) > SMALL and TEXT not in self._columns:
             self._column(TEXT, True, self._text_reader())
         if condition != before.condition:
@@ -186,21 +210,31 @@ class RunList:
 
     # ------------------------------------------------------------------------------------------ result
 
-    def _assemble(self) -> FoundItems:
-        runs = self._runs
+    def _assemble(self) -> Iterator[FoundItems | None]:
+        """Yield None after each part, then the list."""
+        runs, columns = self._runs, self._columns
+        views, ids = runs.views, runs.ids
         ranks = self._kept(runs.order)
-        if SORT in self._columns:
-            value = self._columns[SORT].values.__getitem__
-            ranks = table_rows.ordered(ranks, value, descending=self._query.descending)
-        if GROUP not in self._columns:
-            keys: Sequence[Hashable] = RankedIds(runs.ids, ranks)
+        if SORT in columns or GROUP in columns:
+            ranks = list(ranks)
+        yield None
+        if SORT in columns:
+            value = columns[SORT].values.__getitem__
+            for known in table_rows.ordered_in_parts(ranks, value, descending=self._query.descending, part=PART):
+                if known is not None:
+                    ranks = known
+                yield None
+        count = len(ranks)
+        if GROUP not in columns:
+            keys: Sequence[Hashable] = RankedIds(ids, ranks)
         else:
-            name = self._columns[GROUP].values.__getitem__
-            groups = table_rows.grouped(ranks, name, self._query.group)
-            keys, ranks = table_rows.with_headings(groups, runs.ids.__getitem__, -1)
-        views = runs.views
-        count = len(ranks) if GROUP not in self._columns else sum(rank >= 0 for rank in ranks)
-        return FoundItems(keys, count, lambda index: views[ranks[index]] if ranks[index] >= 0 else None)
+            name, found = columns[GROUP].values.__getitem__, dict[str, list[int]]()
+            for begin in range(0, count, PART):
+                table_rows.add_to_groups(found, ranks[begin : begin + PART], name)
+                yield None
+            groups = table_rows.named_groups(found, self._query.group)
+            keys, ranks = table_rows.with_headings(groups, ids.__getitem__, -1)
+        yield FoundItems(keys, count, lambda index: views[ranks[index]] if ranks[index] >= 0 else None)
 
     def _kept(self, order: Sequence[int]) -> Sequence[int]:
         """Return the ranks that pass the filter, in the default order."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -152,12 +152,34 @@ def sort_value(value: Any) -> Any:
     return value if value not in (None, "", ()) and value == value else None
 
 
-def ordered(members: Iterable[Member], value: Callable[[Member], Any], *, descending: bool) -> list[Member]:
+def ordered(members: Sequence[Member], value: Callable[[Member], Any], *, descending: bool) -> Sequence[Member]:
     """Sort by a `sort_value`. Members without one are last."""
-    members = list(members)
-    known = [member for member in members if value(member) is not None]
+    parts = ordered_in_parts(members, value, descending=descending, part=max(1, len(members)))
+    return next(found for found in parts if found is not None)
+
+
+def ordered_in_parts(
+    members: Sequence[Member], value: Callable[[Member], Any], *, descending: bool, part: int
+) -> Iterator[list[Member] | None]:
+    """Sort as `ordered` does; yield None after each part, then the result.
+
+    Args:
+        members: What is sorted.
+        value: Returns the `sort_value` of a member.
+        descending: Whether the greatest value is first.
+        part: Members of a part. Merging sorted parts is a fifth of the work.
+    """
+    known, others = list[Member](), list[Member]()
+    for begin in range(0, len(members), part):
+        some = members[begin : begin + part]
+        with_value = [member for member in some if value(member) is not None]
+        if len(with_value) < len(some):
+            others += [member for member in some if value(member) is None]
+        with_value.sort(key=value, reverse=descending)
+        known += with_value
+        yield None
     known.sort(key=value, reverse=descending)
-    return known if len(known) == len(members) else known + [each for each in members if value(each) is None]
+    yield known + others if others else known
 
 
 def group_name(value: Any) -> str:
@@ -173,8 +195,18 @@ def grouped(
     Members without a value are last.
     """
     found: dict[str, list[Member]] = {}
+    add_to_groups(found, members, name)
+    return named_groups(found, group)
+
+
+def add_to_groups(found: dict[str, list[Member]], members: Iterable[Member], name: Callable[[Member], str]) -> None:
+    """Append members to their groups."""
     for member in members:
         found.setdefault(name(member), []).append(member)
+
+
+def named_groups(found: Mapping[str, list[Member]], group: str) -> list[tuple[str | None, Sequence[Member]]]:
+    """Return (name, members) of each group by name; without a value is last."""
     named = sorted((title, of) for title, of in found.items() if title)
     return [*named, *((f"no {group}", found[""]) for _ in range("" in found))]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from textual.app import ComposeResult
 from textual.message import Message
@@ -19,10 +21,11 @@ from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.style import number_format, palette
 from midstream.tui.style.styled_text import Text
-from midstream.tui.widgets.table import Column, Row, Table
+from midstream.tui.widgets.table import Column, Row, Rows, Table
 from midstream.watch.snapshot import RunView
 
 CONCURRENCY = 4  # verifications at a time: each reads a checkpoint
+SHOW_INTERVAL = 0.25  # seconds between two looks at the results
 COLUMNS = (Column("WHAT", widest=60), Column("STATE"), Column("", widest=200, rest=True))
 VERIFIED, DAMAGED, UNKNOWN = "verified", "damaged", "not checked"
 
@@ -78,18 +81,29 @@ class VerifyScreen(MidstreamScreen):
     SCOPE = commands.VERIFY
     BINDINGS = commands.bindings(commands.VERIFY, commands.EVERYWHERE)
 
-    class Done(Message):
-        """A verification has begun (``state`` is empty) or ended."""
+    class Listed(Message):
+        """The verifications are listed."""
 
-        def __init__(self, index: int, state: str, detail: str) -> None:
+        def __init__(self, verifications: Sequence[Verification]) -> None:
             super().__init__()
-            self.index, self.state, self.detail = index, state, detail
+            self.verifications = verifications
 
-    def __init__(self, title: str, verifications: Sequence[Verification]) -> None:
+    def __init__(self, title: str, list_all: Callable[[], Sequence[Verification]]) -> None:
+        """Create the screen.
+
+        Args:
+            title: What is verified.
+            list_all: Returns the verifications. It is called in the background.
+        """
         super().__init__()
         self._heading = title
-        self._verifications = tuple(verifications)
-        self._results: dict[int, tuple[str, str]] = {}
+        self._list_all = list_all
+        self._verifications: Sequence[Verification] | None = None
+        self._results: dict[int, tuple[str, str]] = {}  # index -> (state, detail); the state is empty while it runs
+        self._counts = Counter[str]()  # of states
+        self._lock = threading.Lock()  # of the results and counts
+        self._shown = -1  # changes of results that the screen shows
+        self._changes = 0
         self._cancelled = False
 
     def body(self) -> ComposeResult:
@@ -99,12 +113,33 @@ class VerifyScreen(MidstreamScreen):
 
     def on_mount(self) -> None:
         self.query_one(Table).focus()
-        self.in_background(self._run_all)
+        self.set_interval(SHOW_INTERVAL, self._show_changes)
+        self.in_background(self._list)
+
+    def on_unmount(self) -> None:
+        self._cancelled = True
 
     def crumbs(self) -> tuple[str, ...]:
         return (self._heading, "Verify")
 
+    # ------------------------------------------------------------------------------------------ showing
+
     def show(self, screen_state: ScreenState) -> None:  # noqa: ARG002 (of the base class)
+        self._shown = self._changes
+        count = len(self._verifications or ())
+        rows = Rows(range(count), self._row)  # made when they become visible: there may be 100,000
+        nothing = "nothing to verify: no complete checkpoint, no certificate"
+        self.query_one(Table).show(rows, empty=("listing ..." if self._verifications is None else nothing,))
+        self.query_one("#selected-row", Static).update(self._selected())
+        with self._lock:
+            counts = self._counts.copy()
+        ended = counts.total()
+        text = f"{ended} of {count} done, {counts[DAMAGED]} damaged, {counts[UNKNOWN]} not checked"
+        colour = palette.BAD if counts[DAMAGED] else palette.GOOD if count and ended == count else palette.ACCENT
+        self.query_one("#verdict", Static).update(Text(f"  {text}", colour))
+
+    def _row(self, index: int) -> Row:
+        assert self._verifications is not None
         glyphs = self.glyphs
         signs = {
             "": (f"{glyphs.busy} hashing", palette.WAIT),
@@ -112,17 +147,12 @@ class VerifyScreen(MidstreamScreen):
             DAMAGED: (f"{glyphs.failed} damaged", palette.BAD),
             UNKNOWN: (f"{glyphs.stale} not checked", palette.WAIT),
         }
-        rows = []
-        for index, each in enumerate(self._verifications):
-            state, detail = self._results.get(index, ("waits", ""))
-            rows.append(Row(index, (each.name, signs.get(state, ("", palette.DIM)), detail)))
-        self.query_one(Table).show(rows, empty=("nothing to verify: no complete checkpoint, no certificate",))
-        self.query_one("#selected-row", Static).update(self._selected())
-        states = [state for state, _ in self._results.values()]
-        ended = sum(bool(state) for state in states)
-        counts = f"{ended} of {len(rows)} done, {states.count(DAMAGED)} damaged, {states.count(UNKNOWN)} not checked"
-        colour = palette.BAD if DAMAGED in states else palette.GOOD if rows and ended == len(rows) else palette.ACCENT
-        self.query_one("#verdict", Static).update(Text(f"  {counts}", colour))
+        state, detail = self._results.get(index, ("waits", ""))
+        return Row(index, (self._verifications[index].name, signs.get(state, ("", palette.DIM)), detail))
+
+    def _show_changes(self) -> None:
+        if self._shown != self._changes:
+            self.refresh_state()
 
     def on_table_moved(self) -> None:
         self.query_one("#selected-row", Static).update(self._selected())
@@ -134,23 +164,35 @@ class VerifyScreen(MidstreamScreen):
         colour = palette.BAD if state == DAMAGED else palette.DIM
         return Text(f"  {number_format.folded(detail, max(20, self.size.width) - 1, 4)}" if detail else "", colour)
 
-    def _run_all(self) -> None:
-        with ThreadPoolExecutor(CONCURRENCY) as pool:
-            list(pool.map(self._run_one, range(len(self._verifications))))
+    # ------------------------------------------------------------------------------------------ verifying
 
-    def _run_one(self, index: int) -> None:
-        if self._cancelled:
-            return
-        self.post_message(self.Done(index, "", ""))
-        try:
-            state, detail = self._verifications[index].run()
-        except MidstreamError as error:
-            state, detail = UNKNOWN, str(error)
-        self.post_message(self.Done(index, state, detail))
+    def _list(self) -> None:
+        self.post_message(self.Listed(self._list_all()))
 
-    def on_verify_screen_done(self, event: Done) -> None:
-        self._results[event.index] = event.state, event.detail
+    def on_verify_screen_listed(self, event: Listed) -> None:
+        self._verifications = event.verifications
         self.refresh_state()
+        places = iter(range(len(event.verifications)))
+        for _ in range(min(CONCURRENCY, len(event.verifications))):
+            self.in_background(partial(self._verify, event.verifications, places))
+
+    def _verify(self, verifications: Sequence[Verification], places: Iterator[int]) -> None:
+        """Run verifications until none is left. ``places`` is shared by all threads."""
+        while not self._cancelled:
+            with self._lock:
+                index = next(places, None)
+                if index is None:
+                    return
+                self._results[index] = ("", "")
+                self._changes += 1
+            try:
+                state, detail = verifications[index].run()
+            except MidstreamError as error:
+                state, detail = UNKNOWN, str(error)
+            with self._lock:
+                self._results[index] = (state, detail)
+                self._counts[state] += 1
+                self._changes += 1
 
     def action_back(self) -> None:
         self._cancelled = True

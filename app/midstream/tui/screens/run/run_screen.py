@@ -29,7 +29,7 @@ from midstream.tui.widgets.frame import value_words
 from midstream.tui.widgets.log_pane import LogPane
 from midstream.tui.widgets.pane import Pane
 from midstream.tui.widgets.plot import Drawn
-from midstream.tui.widgets.table import Column, Row, Table
+from midstream.tui.widgets.table import Column, Row, Rows, Table
 from midstream.watch import snapshot as watch
 from midstream.watch.snapshot import RunView
 from midstream.watch.system.system_metrics import metric_of
@@ -239,19 +239,15 @@ class RunScreen(RunLogScreen):
 
     def action_overlay(self) -> None:
         """Choose a run to overlay; an overlaid one is removed."""
-        rows = [
-            Row(
-                run.run_id,
-                (
-                    (self.glyphs.chosen if run.run_id in self._others else " ") + " " + run.run_id,
-                    run.host,
-                    number_format.grouped(run.step),
-                    number_format.loss(run.loss),
-                ),
-            )
-            for run in self.screen_state.current_runs
-            if run.run_id != self.run_id
-        ]
+        others = [run for run in self.screen_state.current_runs if run.run_id != self.run_id]
+
+        def row(index: int) -> Row:
+            run = others[index]
+            mark = self.glyphs.chosen if run.run_id in self._others else " "
+            step, loss = number_format.grouped(run.step), number_format.loss(run.loss)
+            return Row(run.run_id, (f"{mark} {run.run_id}", run.host, step, loss))
+
+        rows = Rows([run.run_id for run in others], row)
         if not rows:
             self.notify("no other run to compare with")
             return

@@ -1,0 +1,46 @@
+"""Errors for problems that the programs of a copy report."""
+
+from __future__ import annotations
+
+from midstream.errors import MidstreamError
+from midstream.hosts.rpc.report_types import CopyProblem
+from midstream.printable import printable
+from midstream.transfer.endpoint import Endpoint
+from midstream.transfer.errors import TransferError
+from midstream.transfer.progress import Meter
+
+
+def problem_error(target: Endpoint, source: Endpoint, meter: Meter, report: CopyProblem) -> MidstreamError:
+    """Return the error for a problem that the session's program reports."""
+    if report.kind == "other":
+        return TransferError(f"{target} has another tree than {source}", "remove it, or copy to another directory")
+    if report.kind == "full":
+        left = meter.bytes_total - meter.bytes_present - meter.bytes_sent
+        return disk_full(target, left if report.needed is None else report.needed, report.free)
+    return TransferError(problem_message(target, report), report.hint, report.path)
+
+
+def unrequested(source: Endpoint, path: str, message: str) -> TransferError:
+    """Return the error of a source that sends bytes which were not requested."""
+    what = f"object {printable(path)}" if path else "an object"
+    return TransferError(
+        f"{source} sent bytes of {what} that were not requested: {message}",
+        f"the copy has ended and these bytes were not stored; check which program runs on {source.host.name}",
+        path,
+    )
+
+
+def problem_message(target: Endpoint, report: CopyProblem) -> str:
+    """Return a reported problem in one line.
+
+    The messages of a bucket name the bucket themselves.
+    """
+    return report.message if target.in_bucket else f"{target}: {report.message}"
+
+
+def disk_full(target: Endpoint, needed: int, free: int) -> TransferError:
+    """Return the error of a full disk; ``needed`` and ``free`` in bytes."""
+    return TransferError(
+        f"the disk of {target} is full: {needed:,} bytes needed, {free:,} free",
+        f"free space on {target.host.name} and run it again",
+    )

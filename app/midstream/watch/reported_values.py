@@ -1,0 +1,38 @@
+"""Values of a snapshot, built from the JSON that a host reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from midstream.watch.snapshot import AcceleratorUser, Disk, InfinibandPort
+
+MAX_LISTED = 256  # processes, disks and ports of a host that are shown
+
+
+def inventory(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields of a Machine. Fields of a newer probe are ignored."""
+    plain = ("system", "kernel", "glibc", "cpu_model", "driver", "cuda", "clock_synchronized")
+    lists = {"users": AcceleratorUser, "disks": Disk, "infiniband": InfinibandPort}
+    found = {name: line[name] for name in plain if name in line}
+    return found | {
+        name: tuple(reported(kind, each) for each in line[name][:MAX_LISTED])
+        for name, kind in lists.items()
+        if name in line
+    }
+
+
+def reported(kind: Any, fields_of: Mapping[str, Any]) -> Any:
+    """Build a dataclass from JSON.
+
+    Fields of a newer probe are ignored; lists become tuples.
+    """
+    names = {field.name for field in fields(kind)}
+    return kind(
+        **{
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in fields_of.items()
+            if name in names
+        }
+    )

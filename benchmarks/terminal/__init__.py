@@ -1,0 +1,1 @@
+"""Programs in terminals of their own, and the fleets that they show."""
