@@ -60,7 +60,9 @@ def environment() -> dict[str, str]:
     One GPU, of which jax takes memory as it needs it, because others share it. On a CPU the allocator's settings of the
     engine, which it would otherwise have alone.
     """
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("MIDSTREAM_")}
+    # Modules are compiled once, as for a user, also where the environment forbids Python to keep them.
+    dropped = ("MIDSTREAM_", "PYTHONDONTWRITEBYTECODE")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     own = {"CUDA_VISIBLE_DEVICES": device, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "PYTHONWARNINGS": "ignore"}
     if devices_are_cpus(os.environ):

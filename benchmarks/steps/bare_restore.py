@@ -14,9 +14,11 @@ sys.path[:1] = [str(Path(__file__).parents[2] / "engine")]
 
 
 def main() -> None:
+    from midstream_engine.trainer.attempt.attempt_process import _import_run
+
+    _import_run()  # what the engine imports before it restores, and as it imports it
     import jax
 
-    import midstream_engine.trainer.attempt.run_attempt  # noqa: F401  the engine imports it before it restores
     from midstream_engine import records
     from midstream_engine.checkpoint.loading.checkpoint_list import newest_complete
     from midstream_engine.checkpoint.loading.restore import restore_checkpoint

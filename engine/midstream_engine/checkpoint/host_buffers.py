@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 BLOCK = 4 << 20  # bytes hashed, read and written at a time: large enough for threads, small enough for caches
+_HUGE_PAGE = 2 << 20  # bytes; the kernel rounds where it has others
 ALIGNMENT = 64  # bytes; jax's CPU devices adopt memory with this alignment and copy any other
 
 
@@ -35,6 +36,27 @@ def _mapped(size: int) -> mmap.mmap:
         with contextlib.suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
+
+
+def advise_heap(size: int) -> None:
+    """Let malloc take its next ``size`` bytes from huge pages, if available.
+
+    The heap grows by an empty block of that size. Nothing changes where malloc returns such a block to the system, as
+    it does by default and, with the engine's settings, with 2 GiB and more.
+    """
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return
+    library = ctypes.CDLL(None)
+    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+    library.free.argtypes = (ctypes.c_void_p,)
+    library.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    block = library.malloc(size)
+    if not block:
+        return
+    begin, end = -(-block // _HUGE_PAGE) * _HUGE_PAGE, (block + size) // _HUGE_PAGE * _HUGE_PAGE
+    if begin < end:
+        library.madvise(begin, end - begin, mmap.MADV_HUGEPAGE)  # a kernel without huge pages refuses
+    library.free(block)
 
 
 class ReusedMemory:

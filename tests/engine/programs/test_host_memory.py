@@ -100,3 +100,31 @@ def test_host_memory_is_kept_where_the_devices_are_cpus(tmp_path: Path, monkeypa
     (tmp_path / "accel0").touch()
     monkeypatch.setattr(host_memory, "_PACKAGES", ("json",))
     assert not are_cpus({"CUDA_VISIBLE_DEVICES": ""})
+
+
+ADVISED = """
+import ctypes
+from midstream_engine.checkpoint.host_buffers import advise_heap
+from midstream_engine.trainer.runtime.host_memory import keep_host_memory
+
+assert keep_host_memory()
+malloc = ctypes.CDLL(None).malloc
+malloc.restype = ctypes.c_void_p
+advise_heap(256 << 20)
+address = malloc(128 << 20) + (64 << 20)
+with open("/proc/self/smaps") as file:
+    for line in file:
+        first = line.split()[0]
+        if "-" in first:
+            begin, end = (int(text, 16) for text in first.split("-"))
+        elif first == "VmFlags:" and begin <= address < end:
+            print("hg" in line.split())
+"""
+
+
+@linux
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this kernel has no huge pages")
+def test_restored_arrays_are_allocated_from_huge_pages(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ADVISED]
+    done = subprocess.run(command, env=environment(tmp_path, 1), capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from midstream_engine.checkpoint import host_buffers
 from midstream_engine.checkpoint.format.boxes import (
     Box,
     box_of,
@@ -27,6 +26,7 @@ from midstream_engine.checkpoint.format.boxes import (
 )
 from midstream_engine.checkpoint.format.dtypes import numpy_dtype
 from midstream_engine.checkpoint.host_buffers import BLOCK, BufferPool
+from midstream_engine.checkpoint.loading.part_memory import PartMemory
 from midstream_engine.records import ArrayEntry
 
 
@@ -37,6 +37,7 @@ class ArrayAssembly:
     """
 
     def __init__(self, entry: ArrayEntry, sharding: Sharding) -> None:
+        self.entry = entry
         self.shape = tuple(entry.shape)
         self.dtype = numpy_dtype(entry.dtype)
         self.sharding = sharding
@@ -44,13 +45,13 @@ class ArrayAssembly:
         for device, index in sharding.addressable_devices_indices_map(self.shape).items():
             box = full_box(self.shape) if index is None else box_of(index, self.shape)
             self._devices.setdefault(box, []).append(device)
-        self._open: dict[Box, np.ndarray] = {}  # incomplete parts
+        self._open: dict[Box, PartMemory] = {}  # incomplete parts
         self._missing = {part: volume(part) for part in self._devices}  # elements
         self._shards: list[jax.Array] = []
         self._lock = threading.Lock()
         for part, missing in self._missing.items():
             if not missing:
-                self._send(part, np.empty(extent(part), self.dtype))
+                self._send(PartMemory(extent(part), self.dtype, self._devices[part]))
 
     def needs(self, chunk: Box) -> bool:
         """Return whether a device of this process has any of ``chunk``."""
@@ -82,7 +83,7 @@ class ArrayAssembly:
                 self._missing[part] -= volume(shared)
                 full = self._open.pop(part) if not self._missing[part] else None
             if full is not None:
-                self._send(part, full)
+                self._send(full)
 
     def put(self, data: np.ndarray) -> None:
         """Accept the complete array."""
@@ -93,14 +94,13 @@ class ArrayAssembly:
 
     def finish(self) -> jax.Array:
         """Return the array on its devices."""
-        """Return the array on its devices."""
         return jax.make_array_from_single_device_arrays(self.shape, self.sharding, self._shards)
 
     def _part(self, part: Box) -> np.ndarray:
         with self._lock:
             if part not in self._open:
-                self._open[part] = host_buffers.empty(extent(part), self.dtype)
-            return self._open[part]
+                self._open[part] = PartMemory(extent(part), self.dtype, self._devices[part])
+            return self._open[part].array
 
     def _direct(self, slab: Box, targets: list[tuple[Box, Box]]) -> memoryview | None:
         """Return the memory of ``slab`` in the only part that needs it, if contiguous."""
@@ -116,7 +116,7 @@ class ArrayAssembly:
             if shared is not None:
                 copy_rows(self._part(part)[(*within(shared, part), ...)], data[within(shared, slab)])
 
-    def _send(self, part: Box, data: np.ndarray) -> None:
-        shards = [jax.device_put(data, device) for device in self._devices[part]]
+    def _send(self, memory: PartMemory) -> None:
+        shards = memory.shards()
         with self._lock:
             self._shards += shards

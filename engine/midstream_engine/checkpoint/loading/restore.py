@@ -6,10 +6,12 @@ Every object is read once, checked, and sent to the devices in parts.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -27,11 +29,14 @@ from midstream_engine.checkpoint.format import zarr
 from midstream_engine.checkpoint.format.array_names import LogicalArray, flatten, flatten_shardings, unflatten
 from midstream_engine.checkpoint.format.boxes import Box
 from midstream_engine.checkpoint.format.chunk_grid import chunks_of
+from midstream_engine.checkpoint.format.dtypes import numpy_dtype
 from midstream_engine.checkpoint.format.packed_arrays import unpack_entries
 from midstream_engine.checkpoint.host_buffers import BufferPool
 from midstream_engine.checkpoint.loading.array_assembly import ArrayAssembly
+from midstream_engine.checkpoint.loading.arrival import Arrival, EarlyArrays
 from midstream_engine.checkpoint.loading.checkpoint_records import check_train, read_manifest
 from midstream_engine.checkpoint.loading.completeness import check_layout
+from midstream_engine.checkpoint.loading.part_memory import expect_parts
 from midstream_engine.checkpoint.loading.spread_objects import check_within_reach
 from midstream_engine.checkpoint.stores import open_store
 from midstream_engine.checkpoint.stores.hashed_objects import read_checked, read_object
@@ -52,7 +57,15 @@ class Restored:
     seconds: float
 
 
-def restore_checkpoint(directory: str, template: Any, shardings: Any, *, only: str = "") -> Restored:
+def restore_checkpoint(
+    directory: str,
+    template: Any,
+    shardings: Any,
+    *,
+    only: str = "",
+    first: First | None = None,
+    arrival: Arrival | None = None,
+) -> Restored:
     """Return the state in ``directory`` as arrays on devices.
 
     Besides the arrays, host memory has the objects in transfer (``bounded_pool.IN_FLIGHT``) and the parts that are
@@ -66,6 +79,8 @@ def restore_checkpoint(directory: str, template: Any, shardings: Any, *, only: s
         only: Prefix of the names of the wanted arrays (``model/``); ``template`` then has these alone. The objects of
             other arrays are neither read nor checked, and may be missing. Arrays below 1 MiB share one object, which is
             read and checked completely.
+        first: Arrays that are read before the others, and what is done with them.
+        arrival: Has read objects while they arrived; those whose hashes the manifest has are not read again.
 
     Raises:
         CheckpointMismatchError: Names, axes, shapes or dtypes differ; raised before any array is read.
@@ -93,7 +108,8 @@ def restore_checkpoint(directory: str, template: Any, shardings: Any, *, only: s
     except ValueError as error:
         raise CheckpointCorruptError(f"{directory}: object {TRAIN}: not JSON ({error})") from error
 
-    arrays = _read_arrays(store, manifest, objects, placed, hashes)
+    early = None if arrival is None else arrival.take(directory, manifest)
+    arrays = _read_arrays(store, manifest, objects, placed, hashes, first, early)
     digest = root_digest(manifest.array_entries, hashes, train["state"])
     if digest != manifest.root_digest:
         raise CheckpointCorruptError(
@@ -107,6 +123,18 @@ def restore_checkpoint(directory: str, template: Any, shardings: Any, *, only: s
         manifest=manifest,
         seconds=time.monotonic() - start,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class First:
+    """Arrays that are read before the others.
+
+    ``ready`` gets them by name, on a thread of the restore, once they are on the devices. Each of their objects has
+    been checked; the root digest has not, and the restore may still fail.
+    """
+
+    prefix: str  # of the arrays' names
+    ready: Callable[[dict[str, jax.Array]], None]
 
 
 def check_fit(where: str, manifest: Manifest, wanted: dict[str, LogicalArray], only: str = "") -> None:
@@ -173,6 +201,8 @@ def _read_arrays(
     objects: dict[str, ObjectEntry],
     shardings: dict[str, Sharding],
     hashes: dict[str, str],
+    first: First | None,
+    early: EarlyArrays | None,
 ) -> dict[str, jax.Array]:
     """Return every array that has a sharding, on its devices.
 
@@ -182,9 +212,23 @@ def _read_arrays(
         objects: Entries of all objects, by path.
         shardings: Shardings of the wanted arrays, by name.
         hashes: SHA-256 by path; has those of the objects that are not read, and receives the others.
+        first: Arrays that are read before the others.
+        early: Arrays that have some of their objects already.
     """
     entries = [entry for entry in manifest.array_entries if entry.name in shardings]
-    assemblies = {entry.name: ArrayAssembly(entry, shardings[entry.name]) for entry in entries}
+    leading = [entry.name for entry in entries if first is not None and entry.name.startswith(first.prefix)]
+    entries = sorted(entries, key=lambda entry: first is not None and not entry.name.startswith(first.prefix))
+    assemblies = {} if early is None else {**early.assemblies}
+    expect_parts(
+        (shardings[entry.name], entry.shape, numpy_dtype(entry.dtype))
+        for entry in entries
+        if entry.name not in assemblies
+    )
+    for entry in entries:
+        if entry.name not in assemblies:
+            assemblies[entry.name] = ArrayAssembly(entry, shardings[entry.name])
+    if early is not None:
+        hashes.update((path, found.sha256) for path, found in early.objects.items())
     tasks: list[Task] = []
     blocks = BufferPool()
 
@@ -195,13 +239,36 @@ def _read_arrays(
     packed = [entry for entry in entries if not entry.grid]
     if packed:
         tasks.append((objects[PACKED].size, lambda: _take_packed(store.where, observe(PACKED), packed, assemblies)))
-    for entry in entries:
+    for number, entry in enumerate(entries, 1):
         if entry.grid:
             tasks.append(_metadata_task(store.where, entry, objects, observe))
             tasks += _chunk_tasks(store, entry, objects, assemblies[entry.name], blocks, hashes)
+        if first is not None and number == len(leading):
+            found = {name: assemblies[name] for name in leading}
+            tasks = _followed(tasks, functools.partial(_hand_over, found, first))
     check_within_reach(store, manifest, [path for path in objects if path not in hashes])
     run_bounded(_announced(tasks, store, [path for path in objects if path not in hashes and "/c/" in path]))
     return {name: assembly.finish() for name, assembly in assemblies.items()}
+
+
+def _hand_over(assemblies: dict[str, ArrayAssembly], first: First) -> None:
+    first.ready({name: assembly.finish() for name, assembly in assemblies.items()})
+
+
+def _followed(tasks: Sequence[Task], then: Callable[[], None]) -> list[Task]:
+    """Return the tasks so that the last of them to end calls ``then``."""
+    left, lock = len(tasks), threading.Lock()
+
+    def counted(function: Callable[[], None]) -> None:
+        nonlocal left
+        function()
+        with lock:
+            left -= 1
+            last = not left
+        if last:
+            then()
+
+    return [(size, functools.partial(counted, function)) for size, function in tasks]
 
 
 def _announced(tasks: Iterable[Task], store: ObjectStore, paths: Iterable[str]) -> Iterator[Task]:
@@ -250,11 +317,13 @@ def _chunk_tasks(
         objects: Entries of all objects, by path.
         assembly: Receives the chunks.
         blocks: Buffers for chunks that are not read in place.
-        hashes: Receives the SHA-256 of each chunk, by path.
+        hashes: SHA-256 by path; has those of chunks that were read before, and receives the others.
     """
     tasks: list[Task] = []
     for index, box in chunks_of(entry.shape, entry.grid):
         path = zarr.chunk_path(entry.name, index)
+        if path in hashes:  # read while it arrived
+            continue
         if not assembly.needs(box):
             hashes[path] = objects[path].sha256
             continue

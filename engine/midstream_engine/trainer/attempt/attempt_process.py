@@ -39,6 +39,7 @@ from midstream_engine.trainer.runtime.attempt_record import (
     restore_config,
     write_config,
 )
+from midstream_engine.trainer.runtime.deferred_packages import import_packages
 from midstream_engine.trainer.runtime.logs import start_logging
 from midstream_engine.trainer.runtime.status_file import StatusFile
 
@@ -183,6 +184,7 @@ def _import_run() -> Callable[..., str]:
         return run
     gc.disable()
     try:
+        import_packages()
         from midstream_engine.trainer.attempt.run_attempt import run
     finally:
         gc.freeze()

@@ -1,7 +1,4 @@
-"""Resumption of a run: its checkpoint, the restore, and the evidence.
-
-The evidence shows that the checkpoint is the intended one.
-"""
+"""Resumption of a run: its checkpoint, and the restore."""
 
 from __future__ import annotations
 
@@ -10,9 +7,7 @@ import functools
 import json
 import logging
 import os
-import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,18 +17,20 @@ import numpy as np
 from midstream_engine import records
 from midstream_engine.base_directory import resolved_path
 from midstream_engine.checkpoint.errors import CheckpointMismatchError
+from midstream_engine.checkpoint.format.array_names import unflatten
+from midstream_engine.checkpoint.loading.arrival import Arrival
 from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints, newest_complete
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest, read_train
-from midstream_engine.checkpoint.loading.restore import restore_checkpoint
+from midstream_engine.checkpoint.loading.restore import First, restore_checkpoint
 from midstream_engine.checkpoint.save_fence import read_fence
 from midstream_engine.checkpoint.stores import bucket_fence, in_bucket, open_checkpoints, open_store
 from midstream_engine.config.batch_schedule import BatchSchedule
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.errors import EngineError, FencedError
+from midstream_engine.models.lm import LmModel
 from midstream_engine.optim.averaging import start_average
 from midstream_engine.optim.optimizer import schedule_count
-from midstream_engine.trainer.computation.reference_losses import TOLERANCE, ReferenceLosses, worst_error
-from midstream_engine.trainer.computation.setup import Plan, Setup
+from midstream_engine.trainer.computation.setup import Plan
 from midstream_engine.trainer.computation.train_state import TrainState
 from midstream_engine.trainer.runtime.attempt_record import Attempt
 
@@ -241,15 +238,31 @@ def _flat(value: dict[str, Any], above: str = "") -> dict[str, Any]:
     return found
 
 
-def restore(origin: Origin, setup: Plan) -> tuple[Resumed, dict[str, Any]]:
+def restore(
+    origin: Origin,
+    setup: Plan,
+    model_ready: Callable[[LmModel], None] | None = None,
+    arrival: Arrival | None = None,
+) -> tuple[Resumed, dict[str, Any]]:
     """Restore ``origin`` to the devices; returns the state and its train.json.
+
+    Args:
+        origin: The checkpoint.
+        setup: The plan of the run.
+        model_ready: Called with the model while the rest of the state is read, which may fail yet. Not called where a
+            new run begins with the model of ``origin``.
+        arrival: Has read a part of it while it arrived.
 
     Raises EngineError where it is not the checkpoint that the command names.
     """
     if not origin.same_run:
         return _begin_with_model(origin, setup)
+    first = None
+    if model_ready is not None:
+        template, ready = {"model": setup.template.model}, model_ready
+        first = First("model/", lambda arrays: ready(unflatten(template, arrays)["model"]))
     with _named_types(origin, setup):
-        restored = restore_checkpoint(origin.directory, setup.template, setup.shardings)
+        restored = restore_checkpoint(origin.directory, setup.template, setup.shardings, first=first, arrival=arrival)
     if origin.root_digest is not None and restored.root_digest != origin.root_digest:
         raise EngineError(
             f"{origin.directory} has root digest {restored.root_digest}, the command names {origin.root_digest}; "
@@ -318,56 +331,3 @@ def _begin_with_model(origin: Origin, setup: Plan) -> tuple[Resumed, dict[str, A
         origin.directory, restored.seconds, restored.root_digest,
     )  # fmt: skip
     return Resumed(TrainState(model, optimizer, key, average), origin.step, restored.root_digest), restored.train
-
-
-def prove(
-    origin: Origin,
-    resumed: Resumed,
-    train: dict[str, Any],
-    setup: Setup,
-    reference_losses: ReferenceLosses,
-    seconds: dict[str, float],
-) -> records.Restore:
-    """Measure the evidence that the restored state is the saved one.
-
-    It also shows that the next batch is the expected one.
-
-    Args:
-        origin: The checkpoint that was restored.
-        resumed: The restored state.
-        train: The checkpoint's ``train.json``.
-        setup: The attempt's setup.
-        reference_losses: The program that measures the losses.
-        seconds: Durations of earlier phases, to be part of the evidence.
-    """
-    began = time.monotonic()
-    # The batch that was next when the state was saved, even where the batch size has changed since.
-    expected = setup.batches.under(origin.batch_schedule).batch(resumed.step)
-    measured = reference_losses.measure(resumed.state.model, expected)
-    recorded = train.get("reference_losses") or {}
-    losses = [float(loss) for loss in recorded.get("losses", [])]
-    error = worst_error(losses, measured.losses)
-    evidence = records.Restore(
-        checkpoint=origin.name,
-        step=resumed.step,
-        root_digest=resumed.root_digest,
-        expected_root_digest=read_manifest(origin.directory).root_digest,
-        recorded_losses=losses,
-        recomputed_losses=measured.losses,
-        losses_error=min(error, sys.float_info.max),
-        batch_digest=measured.batch_digest,
-        recorded_batch_digest=recorded.get("batch_digest", ""),
-        devices=setup.layout.mesh.size,
-        seconds={**seconds, "reference_losses": time.monotonic() - began},
-    )
-    if error > TOLERANCE:
-        log.error(
-            "reference losses differ by %.2e from those recorded with %s (tolerance %.0e)",
-            error,
-            origin.name,
-            TOLERANCE,
-        )
-    if evidence.batch_digest != evidence.recorded_batch_digest:
-        log.error("batch %d is not the one that %s expects next", resumed.step, origin.name)
-    log.info("reference losses: largest relative difference %.2e over %d sequences", error, len(losses))
-    return evidence

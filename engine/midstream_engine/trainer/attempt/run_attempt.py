@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import time
@@ -12,6 +13,7 @@ import jax
 
 from midstream_engine import records
 from midstream_engine.base_directory import resolved_path
+from midstream_engine.checkpoint.loading.arrival import Arrival
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.train import TrainLmConfig
@@ -24,17 +26,17 @@ from midstream_engine.tracking.trackers import start_recorder
 from midstream_engine.trainer.attempt.consensus import agree_on_command, agree_on_origin, check_alike, in_turn
 from midstream_engine.trainer.attempt.parameter_drift import measure_later
 from midstream_engine.trainer.attempt.replica import Outcome, Replay
+from midstream_engine.trainer.attempt.restore_evidence import ModelLosses, prove
 from midstream_engine.trainer.attempt.resume import (
     Origin,
     batch_schedule_from,
     check_same_data,
     find_origin,
     origin_of,
-    prove,
     report_changes,
     restore,
 )
-from midstream_engine.trainer.attempt.standby import rehearse, wait_on_standby
+from midstream_engine.trainer.attempt.standby import follow_arrival, rehearse, wait_on_standby
 from midstream_engine.trainer.computation.programs import CompiledRun, Programs
 from midstream_engine.trainer.computation.setup import prepare
 from midstream_engine.trainer.computation.train_state import TrainState
@@ -118,10 +120,12 @@ def run(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, 
     if origin is not None and origin.own and commands.command is None and origin.step >= config.trainer.num_train_steps:
         return report_finished(config, origin, status)
     ready = get_ready(config, root, attempt, origin, status)
+    arrival = None
     if attempt.standby:
         assert origin is not None
+        arrival = follow_arrival(attempt, origin, ready.setup)
         replica = commands.command is not None and commands.command.action == records.REPLAY
-        outcome = stand_by(attempt, ready, origin, requests, status, replica=replica)
+        outcome = stand_by(attempt, ready, origin, requests, status, arrival, replica=replica)
         if outcome.command is None:
             return records.STOPPED
         attempts.write_config(attempt.paths, config.resolved())
@@ -131,10 +135,13 @@ def run(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, 
             return train(config, attempt, status, ready, requests, promoted)
         requests.answer_at_once()
         origin = origin_of(attempt, outcome.command)
-        ready = get_ready(config, root, attempt, origin, status, ready)
+        known, ready = ready, get_ready(config, root, attempt, origin, status, ready)
+        if arrival is not None and ready is not known:
+            arrival.close()
+            arrival = None
     elif commands.command is not None and commands.command.action in records.STARTS:
         status.update(acknowledged=commands.command.sequence)
-    beginning = begin(attempt, ready, origin, status)
+    beginning = begin(attempt, ready, origin, status, arrival)
     return train(config, attempt, status, ready, requests, beginning)
 
 
@@ -157,7 +164,14 @@ def report_finished(config: TrainLmConfig, origin: Origin, status: StatusFile) -
 
 
 def stand_by(
-    attempt: Attempt, ready: CompiledRun, origin: Origin, requests: Requests, status: StatusFile, *, replica: bool
+    attempt: Attempt,
+    ready: CompiledRun,
+    origin: Origin,
+    requests: Requests,
+    status: StatusFile,
+    arrival: Arrival | None,
+    *,
+    replica: bool,
 ) -> Outcome:
     """Rehearse on ``origin``, then wait for the run's state, or replay its batches.
 
@@ -167,11 +181,12 @@ def stand_by(
         origin: The checkpoint to rehearse on, and to replay from.
         requests: Commands and signals.
         status: The attempt's status.
+        arrival: Reads the run's state while it arrives.
         replica: Replay instead of waiting.
     """
     rehearse(origin, ready.setup, ready.programs, status)
     if not replica:
-        return Outcome(wait_on_standby(attempt, requests, status))
+        return Outcome(wait_on_standby(attempt, requests, status, arrival))
     start = begin(attempt, ready, origin, status)
     return Replay(ready, requests, attempt, status, start.state, start.step).replay()
 
@@ -218,10 +233,12 @@ def get_ready(
     return CompiledRun(setup, Programs(setup, attempt.processes))
 
 
-def begin(attempt: Attempt, ready: CompiledRun, origin: Origin | None, status: StatusFile) -> Beginning:
+def begin(
+    attempt: Attempt, ready: CompiledRun, origin: Origin | None, status: StatusFile, arrival: Arrival | None = None
+) -> Beginning:
     """Restore the state of ``origin`` and write ``restore.json``.
 
-    Without an origin, make the state of step 0.
+    Without an origin, make the state of step 0. ``arrival`` has read a part of the state while it arrived.
     """
     setup, programs = ready.setup, ready.programs
     if origin is None:
@@ -232,15 +249,24 @@ def begin(attempt: Attempt, ready: CompiledRun, origin: Origin | None, status: S
         return Beginning(state, 0, None, None)
     status.update(state=records.RESTORING)
     began = time.monotonic()
-    resumed, train = restore(origin, setup)
+    losses = ModelLosses(origin, ready)
+    # Alone: several processes restore at different speeds, and measure together.
+    model_ready = losses.begin if attempt.processes.client is None else None
+    try:
+        resumed, train = restore(origin, setup, model_ready, arrival)
+    finally:
+        if arrival is not None:
+            arrival.close()
     seconds = {"restore": time.monotonic() - began}
-    # Time to compile counts only where training waits for it: not during the restore, and not on standby.
-    seconds["compile"] = 0.0 if attempt.standby else programs.wait()
-    status.update(compiled_seconds=programs.compiled_seconds)
+    evidence = None
     if origin.same_run:
-        evidence = prove(origin, resumed, train, setup, programs.reference_losses, seconds)
-        if attempt.processes.leads:
-            evidence.write(attempt.files.restore)
+        evidence = prove(origin, resumed, train, setup.layout.mesh.size, losses, seconds)
+    # Time to compile counts only where training waits for it: not during the restore, and not on standby.
+    waited = losses.waited + programs.wait()
+    status.update(compiled_seconds=programs.compiled_seconds)
+    if evidence is not None and attempt.processes.leads:
+        seconds = {**evidence.seconds, "compile": 0.0 if attempt.standby else waited}
+        dataclasses.replace(evidence, seconds=seconds).write(attempt.files.restore)
     if origin.own:
         status.update(checkpoint=origin.name, root_digest=resumed.root_digest)
     began = time.monotonic()

@@ -17,8 +17,11 @@ import numpy as np
 
 from midstream_engine import records
 from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_engine.checkpoint.format.array_names import flatten_shardings
+from midstream_engine.checkpoint.loading.arrival import Arrival
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.checkpoint.save_fence import FenceUnreadableError, read_fence
+from midstream_engine.checkpoint.stores import in_bucket, open_checkpoints
 from midstream_engine.errors import EngineError, FencedError
 from midstream_engine.trainer.attempt.resume import Origin, restore
 from midstream_engine.trainer.attempt.standby_lease import Lease
@@ -74,14 +77,49 @@ def rehearse(origin: Origin, setup: Setup, programs: Programs, status: StatusFil
     return seconds
 
 
-def wait_on_standby(attempt: Attempt, requests: Requests, status: StatusFile) -> records.Command | None:
+def follow_arrival(attempt: Attempt, origin: Origin, setup: Setup) -> Arrival | None:
+    """Return what reads the run's next checkpoint while it is copied here.
+
+    That is one after ``origin``, on which the standby rehearses. None where several processes restore, or checkpoints
+    are in a bucket.
+    """
+    if attempt.processes.client is not None or in_bucket(attempt.paths.checkpoints):
+        return None
+
+    def find() -> str | None:
+        """Return the directory of the newest checkpoint after ``origin``."""
+        names = open_checkpoints(attempt.paths.checkpoints).names()
+        newer = {key: name for name in names if (key := records.parse_checkpoint_name(name)) and key[0] > origin.step}
+        return attempt.paths.checkpoint(newer[max(newer)]) if newer else None
+
+    shardings = flatten_shardings(setup.template, setup.shardings)
+    entries = [entry for entry in read_manifest(origin.directory).array_entries if entry.name in shardings]
+    return Arrival(find, entries, shardings)
+
+
+def wait_on_standby(
+    attempt: Attempt, requests: Requests, status: StatusFile, arrival: Arrival | None = None
+) -> records.Command | None:
     """Wait for a command to restore, and return it.
 
-    None after a stop, or once the lease has expired.
+    None after a stop, or once the lease has expired. ``arrival`` reads in the same time, and goes on if a
+    command came.
 
     A command that does not fit (another epoch, a missing checkpoint, a fence with another owner) is rejected, and the
     standby waits on. Raises FencedError where the run has passed this attempt's epoch.
     """
+    command = None
+    if arrival is not None:
+        arrival.start()
+    try:
+        command = _command(attempt, requests, status)
+    finally:
+        if arrival is not None and command is None:
+            arrival.close()
+    return command
+
+
+def _command(attempt: Attempt, requests: Requests, status: StatusFile) -> records.Command | None:
     status.update(state=records.WAITING, message=f"waits for its state, epoch {attempt.epoch}")
     lease = Lease(attempt)
     while jax.process_index() or not lease.over():

@@ -45,8 +45,9 @@ class Programs:
         self._began = time.monotonic()
         engine_digest()  # milliseconds here, but twenty times as long beside the threads that restore
         with _one_thread() as thread:
-            self._step: Future[Step] = thread.submit(compile_steps, setup, processes)
+            # First what a restart needs first.
             self._reference_losses: Future[ReferenceLosses] = thread.submit(compile_reference_losses, setup, processes)
+            self._step: Future[Step] = thread.submit(compile_steps, setup, processes)
             self._ready: Future[float] = thread.submit(lambda: time.monotonic() - self._began)
             self._evaluate: Future[Evaluate | None] = thread.submit(compile_evaluation, setup, processes)
             self._logged = thread.submit(self._log)
@@ -77,7 +78,7 @@ class Programs:
         Raises the compiler's error. The evaluation may take longer; reading ``evaluate`` waits for it.
         """
         began = time.monotonic()
-        for each in (self._step, self._reference_losses):
+        for each in (self._reference_losses, self._step):
             each.result()
         return time.monotonic() - began
 
