@@ -1,4 +1,4 @@
-"""Import of equinox, haliax and optax without the packages that the engine does not use.
+"""Import of equinox, haliax and optax without packages that are not used here.
 
 They import kernels for mixtures of experts, layers of their own, statistics, and aqt, which imports flax: a fifth of
 the time that all imports of a restart take. Stand-ins take the places of those modules in the meantime; one that is
