@@ -148,6 +148,7 @@ class _Handler(ObjectHandler):
             "ETag": f"g{blob.generation}",
         }
         total = len(blob.data)
+        self.server_of.ranges.append(self.headers.get("Range", ""))
         wanted = self.byte_range(total)
         if wanted is None:
             self._count(total)
