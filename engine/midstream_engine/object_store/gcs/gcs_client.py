@@ -53,7 +53,7 @@ def _library(name: str) -> Any:
 
 
 def _retry() -> Any:
-    """Return the retry with backoff after transient failures, with the times of `retries`.
+    """Return the retry of transient failures, with the times of `retries`.
 
     These are 408, 429, 5xx and lost connections.
     """
