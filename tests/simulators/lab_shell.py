@@ -39,7 +39,7 @@ A Cloud TPU service, the buckets gs://lab-runs and s3://lab-runs and SSH servers
 this shell (exit).
 
   midstream --status                                                     the fleet, and every slice
-  midstream --launch {config} --on gpu --run-id guide
+  midstream --launch {config} --on gpu --run-id guide -- --trainer.num_train_steps 100000
   midstream --migrate guide --to pod --yes                               asks for the slice; over the bucket
   midstream --migrate guide --to cloud                                   its checkpoints stream from gs:// to s3://
   midstream --verify guide                                               hashes the newest one in its bucket

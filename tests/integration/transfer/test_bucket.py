@@ -161,6 +161,18 @@ def test_busy_service_is_retried(bucket: BucketServer, here: LocalHost, tmp_path
     assert not [fault for fault in bucket.faults if fault.times], "each fault was used"
 
 
+@pytest.mark.parametrize("size", [700_000, 3 * CHUNK + 5])
+def test_bytes_that_break_off_or_change_are_read_again(
+    bucket: BucketServer, here: LocalHost, tmp_path: Path, size: int
+) -> None:
+    write_tree(tmp_path / "source", random_contents(random.Random(8), [size]))
+    copy_tree(Endpoint(here, str(tmp_path / "source")), bucket_endpoint(URL))
+    bucket.faults += [Fault("GET", r"object-\d.*alt=media", kind) for kind in ("truncate", "garble", "truncate")]
+    copy_tree(bucket_endpoint(URL), Endpoint(here, str(tmp_path / "back")))
+    assert not any(fault.times for fault in bucket.faults)
+    assert_same_tree(tmp_path / "back", tmp_path / "source")
+
+
 def test_corrupt_source_object_is_not_uploaded(bucket: BucketServer, here: LocalHost, tmp_path: Path) -> None:
     write_tree(tmp_path / "source", {cell("small"): b"s" * 1000, cell("large"): b"l" * (9 * MIB)})
     for name in (cell("small"), cell("large")):
@@ -261,6 +273,7 @@ def test_requester_pays_needs_user_project(bucket: BucketServer) -> None:
     with open_bucket(URL, Access(user_project="ours")) as opened:
         blob = opened.put("a", b"1", "hash")
         assert (opened.entries().keys(), opened.get("a")) == ({"a"}, (b"1", blob.version))
+        assert opened.read("a", 0, 1, blob.version) == b"1"
         assert opened.look("a") == blob
         opened.join("b", [blob], 1, "hash", "temporary")
     assert in_bucket(bucket) == {"b": b"1"}

@@ -23,6 +23,7 @@ from midstream_engine.object_store.gcs import gcs_client
 from midstream_engine.object_store.open_bucket import open_bucket
 from midstream_engine.object_store.s3 import s3_session
 from simulators.object_stores.bucket import BucketServer, bucket_server
+from simulators.object_stores.object_service import ObjectHandler
 from simulators.object_stores.s3_server import IGNORED, REFUSED, S3Server, s3_server
 from simulators.planted_faults import Fault
 
@@ -70,8 +71,6 @@ def test_transient_failure_of_a_read_is_repeated(
 
 
 def test_rest_of_a_broken_body_is_read_by_range(server: BucketServer | S3Server, client: BucketClient) -> None:
-    if not isinstance(server, S3Server):
-        pytest.skip("google-cloud-storage repeats the complete range")
     client.put("object", DATA)
     server.ranges.clear()
     server.faults.append(Fault("GET", "object", "truncate"))
@@ -85,7 +84,7 @@ def test_blocks_arrive_once_in_order_despite_faults(
 ) -> None:
     """Also where the memory has no room for all of them, and where it has."""
     client.put("object", DATA)
-    for fault in ("truncate", 503, "truncate", "drop") if isinstance(server, S3Server) else ("truncate",):
+    for fault in ("truncate", 503, "truncate", "drop"):
         server.faults.append(Fault("GET", "object", fault))
     memory, found = bytearray(room), bytearray()
     with memoryview(memory) as view:
@@ -108,6 +107,43 @@ def test_error_of_the_one_who_takes_blocks_is_not_repeated(client: BucketClient)
         client.read_blocks("object", 0, len(DATA), view, take)
     assert calls == [BLOCK]
     assert client.get("object")[0] == DATA
+
+
+def test_rest_of_a_body_is_of_no_other_object(server: BucketServer | S3Server, client: BucketClient) -> None:
+    client.put("object", DATA)
+    server.faults.append(Fault("GET", "object", "truncate"))
+    found = bytearray()
+
+    def take(block: memoryview) -> None:
+        if not found:
+            server.put("runs", "p/object", DATA[::-1])
+        found.extend(block)
+
+    with memoryview(bytearray(BLOCK)) as view, pytest.raises(ObjectExistsError, match="object"):
+        client.read_blocks("object", 0, len(DATA), view, take)
+    assert found == DATA[: len(DATA) // 2]
+
+
+def test_range_that_ends_after_the_object_is_shorter(client: BucketClient) -> None:
+    client.put("object", DATA)
+    assert client.read("object", 2_999_990, 50) == DATA[-10:]
+    assert client.read("object", 3_000_000, 50) == b""
+    with pytest.raises(FileNotFoundError):
+        client.read("absent", 0, 50)
+
+
+def test_gcs_answer_without_a_range_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes from the object's begin are not those that were requested."""
+    monkeypatch.setattr(ObjectHandler, "byte_range", lambda self, total: None)
+    with bucket_server("runs") as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        with open_bucket("gs://runs/p", Access()) as opened:
+            opened.put("object", DATA)
+            assert opened.read("object", 0, 100) == DATA[:100]
+            with pytest.raises(StoreError, match="the complete object, not with a range"):
+                opened.read("object", 1000, 100)
+            assert opened.get("object")[0] == DATA
 
 
 @pytest.mark.parametrize("kind", [408, 429, 503, "drop", "close"])
@@ -135,8 +171,7 @@ def test_service_that_stays_busy_is_one_line(
     server: BucketServer | S3Server, client: BucketClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.put("object", DATA)
-    for module in (retries, gcs_client):
-        monkeypatch.setattr(module, "RETRY_TIMEOUT", 0.3)
+    monkeypatch.setattr(retries, "RETRY_TIMEOUT", 0.3)
     server.faults.append(
         Fault("GET", "object", 503, times=9999, message="Please reduce your\nrequest rate", code="SlowDown")
     )

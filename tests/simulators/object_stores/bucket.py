@@ -105,6 +105,7 @@ class _Handler(ObjectHandler):
             data = _joined(server, bucket, request["sourceObjects"])
             given = request.get("destination", {})
             more = {"metadata": given.get("metadata"), "content_type": given.get("contentType", "")}
+            more["components"] = len(request["sourceObjects"])
             return _json(server.put(bucket, unquote(match[2]), data, query, **more).resource())
         if match := _OBJECT.fullmatch(path):
             bucket, name = unquote(match[1]), unquote(match[2])
@@ -144,10 +145,11 @@ class _Handler(ObjectHandler):
             "x-goog-generation": str(blob.generation),
             "x-goog-metageneration": "1",
             "x-goog-stored-content-length": str(len(blob.data)),
-            "x-goog-hash": f"crc32c={blob.crc32c},md5={blob.md5}",
+            "x-goog-hash": f"crc32c={blob.crc32c}" + ("" if blob.components else f",md5={blob.md5}"),
             "ETag": f"g{blob.generation}",
         }
         total = len(blob.data)
+        self.server_of.ranges.append(self.headers.get("Range", ""))
         wanted = self.byte_range(total)
         if wanted is None:
             self._count(total)

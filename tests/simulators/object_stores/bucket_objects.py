@@ -29,6 +29,7 @@ class Blob:
     metadata: dict[str, str]
     updated: float
     etag: str = ""  # of an object of several parts
+    components: int = 0  # objects of which Cloud Storage has composed it; then it has no MD5
 
     @functools.cached_property
     def crc32c(self) -> str:
@@ -56,7 +57,7 @@ class Blob:
             "contentType": self.content_type,
             "storageClass": "STANDARD",
             "crc32c": self.crc32c,
-            "md5Hash": self.md5,
+            **({"componentCount": self.components} if self.components else {"md5Hash": self.md5}),
             "etag": f"g{self.generation}",
             "timeCreated": stamp,
             "updated": stamp,
@@ -101,7 +102,7 @@ class Buckets:
             check_preconditions(objects.get(name), query or {})
             blob = Blob(
                 bucket, name, bytes(data), next(self._generations), more.get("content_type", ""),
-                more.get("metadata") or {}, time.time(), more.get("etag", ""),
+                more.get("metadata") or {}, time.time(), more.get("etag", ""), more.get("components", 0),
             )  # fmt: skip
             for field, expected in (("crc32c", more.get("crc32c")), ("md5", more.get("md5"))):
                 if expected and getattr(blob, field) != expected:

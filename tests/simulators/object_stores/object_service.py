@@ -30,6 +30,7 @@ class ObjectService(Loopback, Buckets, PlantedFaults, Generic[U]):
 
     Attributes:
         uploads: Uploads in progress, by their identity.
+        ranges: Of the requests for contents of objects; empty where one has none.
         clock: Seconds that the server's clock is ahead.
         closing: Set when the server ends; requests that hang return.
     """
@@ -39,6 +40,7 @@ class ObjectService(Loopback, Buckets, PlantedFaults, Generic[U]):
         Loopback.__init__(self, handler, name)
         PlantedFaults.__init__(self)
         self.closing = threading.Event()
+        self.ranges: list[str] = []
         self.clock = 0.0
         self.uploads: dict[str, U] = {}
         self._ids = itertools.count(1)

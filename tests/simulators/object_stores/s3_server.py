@@ -80,7 +80,6 @@ class S3Server(ObjectService[_Upload]):
         self.public = False
         self.writes = CONDITIONAL
         self.checksums = True
-        self.ranges: list[str] = []  # of requests for objects
         self.signed_hashes: list[str] = []  # of bodies, as the signatures name them
         self.md5_sent = 0  # bodies that arrived with Content-MD5
         self.garbled_bodies = 0  # the next so many bodies change on their way to the service

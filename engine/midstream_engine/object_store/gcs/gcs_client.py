@@ -12,12 +12,13 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from http import HTTPStatus
 from typing import Any, TypeVar
 
+from midstream_engine.object_store import retries
 from midstream_engine.object_store.access import Access
 from midstream_engine.object_store.bucket_client import (
     ABSENT,
-    BLOCK,
     HASH,
     MARK,
     READS,
@@ -29,17 +30,19 @@ from midstream_engine.object_store.errors import (
     AccessDeniedError,
     DamagedObjectError,
     ObjectExistsError,
+    StoreError,
 )
 from midstream_engine.object_store.gcs.gcs_errors import LOGIN, no_bucket, translate_errors
 from midstream_engine.object_store.gcs.gcs_session import open_storage
 from midstream_engine.object_store.gcs.joined_crc32c import combined, crc_number, crc_text
 from midstream_engine.object_store.object_checksum import ObjectChecksum, decoded
+from midstream_engine.object_store.range_read import RangeRead, TakeError
 from midstream_engine.object_store.urls import joined, split_url
 
 COMPOSED = 32  # objects that the service joins in one request
-RETRY_TIMEOUT = 300.0  # seconds for which a request is repeated while the service is busy
 REQUEST_TIMEOUT = 60.0  # seconds without a byte after which a connection counts as dead
 BINARY = "application/octet-stream"
+GENERATION = "x-goog-generation"
 
 T = TypeVar("T")
 
@@ -50,12 +53,13 @@ def _library(name: str) -> Any:
 
 
 def _retry() -> Any:
-    """Return the retry with backoff after transient failures, for `RETRY_TIMEOUT`.
+    """Return the retry of transient failures, with the times of `retries`.
 
     These are 408, 429, 5xx and lost connections.
     """
     default = _library("google.cloud.storage.retry").DEFAULT_RETRY
-    return default.with_delay(initial=0.25, maximum=16.0, multiplier=2.0).with_timeout(RETRY_TIMEOUT)
+    pauses = {"initial": retries.FIRST_PAUSE, "maximum": retries.LONGEST_PAUSE, "multiplier": 2.0}
+    return default.with_delay(**pauses).with_timeout(retries.RETRY_TIMEOUT)
 
 
 class GcsClient:
@@ -201,10 +205,12 @@ class GcsClient:
                 blob.reload(**self._patience())
         return data, str(blob.generation)
 
+    def read(self, path: str, offset: int, length: int, version: str | None = None) -> bytes:
+        data = bytearray(length)
+        return bytes(memoryview(data)[: self.read_into(path, offset, memoryview(data), version)])
+
     def read_into(self, path: str, offset: int, into: memoryview, version: str | None = None) -> int:
-        data = self.read(path, offset, len(into), version)
-        into[: len(data)] = data
-        return len(data)
+        return self._read(path, offset, len(into), RangeRead(len(into), into), version)
 
     def read_blocks(
         self,
@@ -215,27 +221,41 @@ class GcsClient:
         take: Callable[[memoryview], None],
         version: str | None = None,
     ) -> int:
-        data = memoryview(self.read(path, offset, length, version))
-        size = min(BLOCK, len(memory))
-        for start in range(0, len(data), size or 1):
-            block = data[start : start + size]
-            place = memory[start : start + len(block)] if len(memory) >= length else memory[: len(block)]
-            place[:] = block
-            take(place)
-        return len(data)
+        try:
+            return self._read(path, offset, length, RangeRead(length, memory, take), version)
+        except TakeError as failed:
+            raise failed.error from None
 
-    def read(self, path: str, offset: int, length: int, version: str | None = None) -> bytes:
+    def _read(self, path: str, offset: int, length: int, reading: RangeRead, version: str | None) -> int:
+        """Read a range; return how many bytes arrived.
+
+        The library's own downloads receive 8 KiB at a time and join them, so only its session and retry are used.
+        """
         if not length:
-            return b""
+            return 0
         exceptions = _library("google.api_core.exceptions")
-        with self._errors(path):
-            try:
-                return self._blob(path).download_as_bytes(
-                    start=offset, end=offset + length - 1, if_generation_match=_generation(version), checksum=None,
-                    **self._patience(),
-                )  # fmt: skip
-            except exceptions.RequestRangeNotSatisfiable:
-                return b""
+        blob, pinned = self._blob(path), _generation(version)
+
+        def once() -> None:
+            nonlocal pinned
+            url = blob._get_download_url(self._storage, if_generation_match=pinned)
+            # The bytes as they are stored: an object with a content encoding would be decoded by the service.
+            headers = {"Range": f"bytes={offset + reading.arrived}-{offset + length - 1}", "Accept-Encoding": "gzip"}
+            answer = self._storage._http.get(url, headers=headers, stream=True, timeout=REQUEST_TIMEOUT)
+            if answer.status_code not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
+                raise exceptions.from_http_response(answer)
+            if answer.status_code == HTTPStatus.OK and offset + reading.arrived:
+                answer.close()
+                text = f"{joined(self.url, path)}: the service answered with the complete object, not with a range"
+                raise StoreError(text, "an emulator or a proxy that supports Range is needed")
+            if pinned is None and answer.headers.get(GENERATION, "").isdecimal():
+                pinned = int(answer.headers[GENERATION])  # the rest is of the same object
+            size = answer.headers.get("Content-Length", "")
+            reading.receive(answer.raw, int(size) if size.isdecimal() else None)
+
+        with self._errors(path), contextlib.suppress(exceptions.RequestRangeNotSatisfiable):
+            _retry()(once)()
+        return reading.arrived
 
     # ------------------------------------------------------------------------------------------------- writing
 

@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 from midstream_engine.object_store.access import Access
 from midstream_engine.object_store.bucket_client import (
     ABSENT,
-    BLOCK,
     HASH,
     MARK,
     READS,
@@ -33,24 +32,16 @@ from midstream_engine.object_store.errors import (
     StoreError,
 )
 from midstream_engine.object_store.object_checksum import ObjectChecksum
+from midstream_engine.object_store.range_read import RangeRead, TakeError
 from midstream_engine.object_store.s3 import s3_errors
-from midstream_engine.object_store.s3.response_body import receive
 from midstream_engine.object_store.s3.s3_checksums import checksum_of
 from midstream_engine.object_store.s3.s3_multipart import PARTS_AT_ONCE, MultipartUpload, has_small, multipart_of
-from midstream_engine.object_store.s3.s3_requests import BrokenBodyError, S3Requests, tag_of
+from midstream_engine.object_store.s3.s3_requests import S3Requests, tag_of
 from midstream_engine.object_store.urls import joined
 
 AMAZON = (".amazonaws.com", ".amazonaws.com.cn")
 WRITES = 10  # times that an object is written while others replace it
 ONE_REQUEST = 64 << 20  # bytes up to which a file is written in one request
-
-
-class _TakeError(Exception):
-    """Failure of the caller of `S3Client.read_blocks`, not of the service."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 class S3Client(S3Requests):
@@ -143,9 +134,7 @@ class S3Client(S3Requests):
         def once(client: Any) -> tuple[bytes, str, str | None]:
             answer = client.get_object(**parameters)
             data = bytearray(int(answer["ContentLength"]))
-            arrived = self._receive(answer["Body"], len(data), memoryview(data), _keep)
-            if arrived < len(data):
-                raise BrokenBodyError(f"{arrived} of {len(data)} bytes arrived")
+            RangeRead(len(data), memoryview(data)).receive(_response(answer), len(data), self.failures[1])
             return bytes(data), tag_of(answer), answer.get("Metadata", {}).get(HASH)
 
         return self.request(path, once, conditional=version is not None)
@@ -155,7 +144,7 @@ class S3Client(S3Requests):
         return bytes(memoryview(data)[: self.read_into(path, offset, memoryview(data), version)])
 
     def read_into(self, path: str, offset: int, into: memoryview, version: str | None = None) -> int:
-        return self.read_blocks(path, offset, len(into), into, _keep, version)
+        return self._read(path, offset, len(into), RangeRead(len(into), into), version)
 
     def read_blocks(
         self,
@@ -166,54 +155,30 @@ class S3Client(S3Requests):
         take: Callable[[memoryview], None],
         version: str | None = None,
     ) -> int:
-        arrived = 0
-        in_place = len(memory) >= length
+        try:
+            return self._read(path, offset, length, RangeRead(length, memory, take), version)
+        except TakeError as failed:
+            raise failed.error from None
+
+    def _read(self, path: str, offset: int, length: int, reading: RangeRead, version: str | None) -> int:
         if not length:
             return 0
         parameters: dict[str, Any] = {"Bucket": self.bucket, "Key": self.key(path), **_match(version)}
-        client_error, _ = self.failures
+        client_error, failures = self.failures
 
         def once(client: Any) -> int:
-            nonlocal arrived
+            wanted = f"bytes={offset + reading.arrived}-{offset + length - 1}"
             try:
-                answer = client.get_object(**parameters, Range=f"bytes={offset + arrived}-{offset + length - 1}")
+                answer = client.get_object(**parameters, Range=wanted)
             except client_error as error:
                 if s3_errors.fields(error)[0] == 416:
-                    return arrived
+                    return reading.arrived
                 raise
-            expected = min(int(answer["ContentLength"]), length - arrived)
             parameters.setdefault("IfMatch", f'"{tag_of(answer)}"')  # the rest is of the same object
-            end = arrived + expected
+            reading.receive(_response(answer), int(answer["ContentLength"]), failures)
+            return reading.arrived
 
-            def count_and_take(block: memoryview) -> None:
-                nonlocal arrived
-                arrived += len(block)
-                try:
-                    take(block)
-                except Exception as error:  # noqa: BLE001  raised again below, where nothing repeats it
-                    raise _TakeError(error) from None
-
-            self._receive(answer["Body"], expected, memory[arrived:end] if in_place else memory, count_and_take)
-            if arrived < end:
-                raise BrokenBodyError(f"{arrived} of {end} bytes arrived")
-            return arrived
-
-        try:
-            return self.request(path, once, conditional=version is not None)
-        except _TakeError as failed:
-            raise failed.error from None
-
-    def _receive(self, body: Any, length: int, memory: memoryview, take: Callable[[memoryview], None]) -> int:
-        """Receive a body of ``length`` bytes; return how many arrived.
-
-        They are those before the body ended or broke off.
-        """
-        in_place = len(memory) >= length
-
-        def room(arrived: int) -> memoryview:
-            return memory[arrived : arrived + BLOCK] if in_place else memory[:BLOCK]
-
-        return receive(body, length, room, take, self.failures[1])
+        return self.request(path, once, conditional=version is not None)
 
     # ------------------------------------------------------------------------------------------------- writing
 
@@ -353,8 +318,9 @@ class S3Client(S3Requests):
             self.delete(path)
 
 
-def _keep(_: memoryview) -> None:
-    """Leave a block where it is."""
+def _response(answer: dict[str, Any]) -> Any:
+    """Return the answer of urllib3 whose body is that of an object."""
+    return answer["Body"]._raw_stream  # noqa: SLF001  there is no public way to the socket
 
 
 def _match(version: str | None) -> dict[str, str]:

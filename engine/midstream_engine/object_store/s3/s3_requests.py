@@ -25,10 +25,6 @@ from midstream_engine.object_store.urls import joined, split_url
 T = TypeVar("T")
 
 
-class BrokenBodyError(Exception):
-    """A body broke off; what arrived is kept."""
-
-
 class S3Requests:
     """Requests for objects below ``s3://bucket/prefix``."""
 
@@ -75,7 +71,7 @@ class S3Requests:
         def is_transient(error: Exception) -> bool:
             if isinstance(error, client_error):
                 return s3_errors.is_transient(error)
-            return isinstance(error, (BrokenBodyError, *others))
+            return isinstance(error, others)
 
         try:
             result = repeated(renewing, is_transient)
@@ -88,7 +84,7 @@ class S3Requests:
                 text = f"{where}: not public, and there are no credentials here: {translated.message}"
                 translated = AccessDeniedError(text, s3_errors.CREDENTIALS)
             raise translated from None
-        except (BrokenBodyError, *others) as error:
+        except others as error:
             raise BusyError(f"{where}: {one_line(error)}", s3_errors.AGAIN) from None
         except _library("botocore.exceptions").BotoCoreError as error:
             raise StoreError(f"{where}: {one_line(error)}", "correct AWS's configuration") from None

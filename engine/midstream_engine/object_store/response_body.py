@@ -10,22 +10,22 @@ Room = Callable[[int], memoryview]  # number of bytes that arrived -> memory for
 Take = Callable[[memoryview], None]
 
 
-def receive(body: Any, length: int, room: Room, take: Take, failures: tuple[type[Exception], ...]) -> int:
+def receive(response: Any, length: int, room: Room, take: Take, failures: tuple[type[Exception], ...]) -> int:
     """Receive a body, block by block; return the number of bytes that arrived.
 
     They are fewer than ``length`` where the body ended before or broke off.
 
     The connection goes back to its pool, or is closed where the body was not read to its end. The ``readinto`` of
-    botocore and urllib3 copies twice; the response of the standard library below them reads from the socket into place.
+    botocore and urllib3 copies twice, and google-cloud-storage reads 8 KiB at a time; the response of the standard
+    library below them reads from the socket into place.
 
     Args:
-        body: Body of an answer of botocore that was not read, and has no content encoding.
+        response: Answer of urllib3 whose body was not read. A content encoding is not decoded.
         length: Bytes of the body.
         room: Returns the memory of the next block.
         take: Called with each block that arrived. Its errors are raised.
         failures: Errors of a connection that broke.
     """
-    response = body._raw_stream  # noqa: SLF001  there is no public way to the socket
     readinto = getattr(getattr(response, "_fp", None), "readinto", response.readinto)
     arrived = 0
     try:
