@@ -36,6 +36,9 @@ _ACTIVATIONS = (
     *((BATCH, POSITION, axis) for axis in (EMBED, MLP, VOCAB)),
     *((BATCH, POSITION, heads, HEAD_SIZE) for heads in (HEADS, KV_HEADS)),
 )
+# A TPU whose sparse cores sum over all devices at once, beside the computation: in phases, of which each waits for the
+# one before, half of them find nothing to run beside.
+_SUMS_BESIDE = "TPU7x"
 
 
 @dataclass(frozen=True)
@@ -72,10 +75,11 @@ class Layout:
         """Factors of ``batch_shards`` over which a TPU slice sums gradients in turn.
 
         Over a plane or a cube of chips at once its compiler makes an all-reduce of a reduce-scatter, which sends twice
-        the bytes. Along one side, or a ring of two rows, it does not; there is one phase then: ().
+        the bytes. Along one side, or a ring of two rows, it does not; there is one phase then: (). Neither does it for
+        TPU7x, whose sparse cores sum.
         """
         devices = self.mesh.devices[:, 0]
-        if self.platform != "tpu" or len(devices) != self.batch_shards:
+        if self.platform != "tpu" or len(devices) != self.batch_shards or devices[0].device_kind == _SUMS_BESIDE:
             return ()
         sides = [len(set(side)) for side in zip(*(_place(device) for device in devices), strict=True)]
         sizes = tuple(size for size in sides if size > 1)
