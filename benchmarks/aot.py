@@ -2,7 +2,7 @@
 
     make compilers compilers-cuda
     python benchmarks/aot.py [--model llama-1b] [--topology v5e:4x4] [--option NAME=VALUE ...] [--set KEY=VALUE ...]
-        [--peer levanter=PYTHON ...] [--peer-option NAME=VALUE ...] [--json]
+        [--peer levanter=PYTHON ...] [--peer-option NAME=VALUE ...] [--exposed] [--json]
     python benchmarks/aot.py --search FILE [--budget SECONDS] [--model llama-1b] [--topology v5e:4x4]
 
 It needs neither a TPU nor a GPU: their compilers make the program that a slice, or hosts with GPUs (``--topology
@@ -16,6 +16,7 @@ Bytes are those that one device sends in one step (see midstream_engine.compiled
 those during which it computes nothing. *Ideal* is what fully sharded training has to send: for each micro-batch two
 gathers of the parameters, forward and backward, and one reduce-scatter of the gradients, in the compute precision.
 Cycles are the compiler's estimate of everything but collectives and kernels; *step* is the estimate of --compare.
+``--exposed`` lists the collectives that nothing hides, by array.
 
 ``--peer`` compiles the step of another trainer for the same shape, in its own environment with the same jax: levanter
 (``pip install marin-levanter jax==VERSION``) or maxtext (Python 3.12, ``pip install maxtext jax==VERSION`` with the
@@ -91,6 +92,8 @@ def measure(plan: Any, model: str, topology: str, options: Mapping[str, Any]) ->
 
 def read(plan: Any, model: str, topology: str, text: str) -> dict[str, Any]:
     """Return what the text of a program for the plan's shape says."""
+    from steps.exposed_collectives import exposed
+
     from midstream_engine.compiled_program.collectives import by_kind, collectives, total_bytes
     from midstream_engine.compiled_program.gpu_roofline import gpu_step_time
     from midstream_engine.compiled_program.hlo_text import computations, estimated_cycles
@@ -110,6 +113,7 @@ def read(plan: Any, model: str, topology: str, text: str) -> dict[str, Any]:
         "exposed_bytes": total_bytes(found, exposed=True),
         "ideal_bytes": 3 * plan.cut.micro * plan.parameters * width * (shards - 1) / shards,
         "by_kind": {kind: sent for kind, sent in by_kind(found).items() if sent},
+        "exposed": exposed(found),
         "cycles": estimated_cycles(computations(text)),
         # Without the arithmetic of its kernels the time of a program is not known.
         "step_seconds": times.seconds if times is not None and times.kernels else None,
@@ -258,6 +262,15 @@ def row(found: dict[str, Any]) -> str:
     )
 
 
+def exposed_rows(found: dict[str, Any]) -> list[str]:
+    """Return the rows of the exposed collectives of a program."""
+    name = f"{found['by']} | {found['model']} | {found['topology']}"
+    return [
+        f"| {name} | {one['kind']} | {one['array']} | {one['runs']} | {one['bytes'] / GB:.2f} |"
+        for one in found["exposed"]
+    ]
+
+
 def pairs(parser: argparse.ArgumentParser, flag: str, values: list[str]) -> dict[str, str]:
     """Return the values NAME=VALUE of a flag."""
     wrong = [value for value in values if "=" not in value]
@@ -276,6 +289,7 @@ def main() -> int:
     parser.add_argument("--peer-option", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--search", type=Path, metavar="FILE")
     parser.add_argument("--budget", type=float, default=3600.0, metavar="SECONDS", help="of --search; default 3600")
+    parser.add_argument("--exposed", action="store_true", help="list the collectives that nothing hides")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     options: dict[str, Any] = pairs(parser, "--option", given.option)
@@ -309,6 +323,10 @@ def main() -> int:
         print("|---" * 4 + "|---:" * 7 + "|")
         for found in rows:
             print(row(found))
+        if given.exposed:
+            print("\n| by | model | topology | exposed | array | runs | GB |\n" + "|---" * 5 + "|---:" * 2 + "|")
+            for found in rows:
+                print("\n".join(exposed_rows(found)))
     return 0
 
 

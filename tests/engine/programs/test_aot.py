@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import subprocess
@@ -12,10 +13,14 @@ from typing import Any
 import jax
 import pytest
 
+from midstream_engine.compiled_program.collectives import ALL_GATHER, ALL_REDUCE, Collective
 from midstream_engine.compiled_program.topologies import tpu_library
 from midstream_engine.shared.accelerator_types import parse
 from midstream_engine.trainer.computation.setup import make_plan
 from support.paths import REPOSITORY
+
+sys.path.insert(0, str(REPOSITORY / "benchmarks"))
+exposed_collectives: Any = importlib.import_module("steps.exposed_collectives")
 
 SCRIPT = REPOSITORY / "benchmarks" / "aot.py"
 
@@ -49,6 +54,7 @@ def test_table_of_a_tiny_model_for_tpus() -> None:
     assert found["ideal_bytes"] == 3 * found["micro_batches"] * found["parameters"] * 2 * 3 / 4
     assert 0 < found["exposed_bytes"] <= found["collective_bytes"] == sum(found["by_kind"].values())
     assert found["collective_bytes"] < 1.5 * found["ideal_bytes"]
+    assert sum(one["bytes"] for one in found["exposed"]) == pytest.approx(found["exposed_bytes"])
     assert found["cycles"] > 0
     assert 0 < found["arguments"] < found["peak"]
 
@@ -95,3 +101,20 @@ def test_wrong_flags_are_one_line(flags: list[str], message: str) -> None:
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_exposed_collectives_are_summed_by_kind_and_array(aot: ModuleType) -> None:
+    def one(kind: str, shape: tuple[int, ...], nbytes: float, *, exposed: bool = True) -> Collective:
+        return Collective(kind, ("f32", "bf16"), ((2,), shape), 4, 2.0, nbytes, exposed, "")
+
+    found = exposed_collectives.exposed([
+        one(ALL_GATHER, (8, 64), 1e9), one(ALL_GATHER, (8, 64), 2e9), one(ALL_REDUCE, (8, 64), 4e9),
+        one(ALL_GATHER, (9, 64), 5e9, exposed=False), one(ALL_REDUCE, (3,), 1e6), one(ALL_REDUCE, (4,), 2e6),
+    ])  # fmt: skip
+    assert found == [
+        {"kind": ALL_REDUCE, "array": "bf16[8,64]", "runs": 2, "bytes": 4e9},
+        {"kind": ALL_GATHER, "array": "bf16[8,64]", "runs": 4, "bytes": 3e9},
+        {"kind": "others", "array": "-", "runs": 4, "bytes": 3e6},
+    ]
+    rows = aot.exposed_rows({"by": "midstream", "model": "llama-1b", "topology": "v5e:4x4", "exposed": found[:1]})
+    assert rows == ["| midstream | llama-1b | v5e:4x4 | all-reduce | bf16[8,64] | 2 | 4.00 |"]
