@@ -339,19 +339,6 @@ def test_step_for_tpu_sums_in_float32_and_gathers_in_bfloat16() -> None:
 
 
 @pytest.mark.drawn
-@pytest.mark.skipif(tpu_library() is None, reason="no compiler for TPUs: make compilers")
-def test_step_for_tpu7x_sums_head_in_two_phases() -> None:
-    """The head is as large as that of real models: a small gradient is all-reduced."""
-    [found] = compiled_steps("tpu7x:2x2x1", "--model.pad_vocab_to_multiple", "65536", "--model.hidden_dim", "512")
-    sums = [one for one in found["collectives"] if one["kind"] in (ALL_REDUCE, REDUCE_SCATTER)]
-    of_head = [one for one in sums if any(65536 in shape for shape in one["shapes"])]
-    assert [(one["kind"], one["devices"], one["times"]) for one in of_head] == [
-        (REDUCE_SCATTER, 4, 1), (REDUCE_SCATTER, 2, 1)
-    ]  # fmt: skip
-    assert sum(one["nbytes"] for one in of_head) == 65536 * 512 * 2 * 7 / 8, "in bfloat16"
-
-
-@pytest.mark.drawn
 @pytest.mark.skipif(gpu_compiler() is None, reason="no compiler for GPUs: make compilers-cuda")
 def test_gpu_step_gathers_head_once_and_writes_no_position_pairs() -> None:
     alone, eight = compiled_steps("h100x1,h100x8", "--model.seq_len", "48")

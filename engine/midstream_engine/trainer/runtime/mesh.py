@@ -36,10 +36,6 @@ _ACTIVATIONS = (
     *((BATCH, POSITION, axis) for axis in (EMBED, MLP, VOCAB)),
     *((BATCH, POSITION, heads, HEAD_SIZE) for heads in (HEADS, KV_HEADS)),
 )
-# A TPU whose sparse cores sum beside the computation, over more than one side at once. The first phase runs before the
-# loop over the layers and the last one after it; one between them finds nothing to run beside. All devices at once
-# would be summed after the loop, and the unsummed gradient be in memory until then.
-_SUMS_BESIDE = "TPU7x"
 
 
 @dataclass(frozen=True)
@@ -76,8 +72,9 @@ class Layout:
         """Factors of ``batch_shards`` over which a TPU slice sums gradients in turn.
 
         Over a plane or a cube of chips at once its compiler makes an all-reduce of a reduce-scatter, which sends twice
-        the bytes. Along one side, or a ring of two rows, it does not; there is one phase then: (). Neither does it for
-        TPU7x, whose sparse cores sum: there are two phases at most.
+        the bytes. Along one side, or a ring of two rows, it does not; there is one phase then: ().
+
+        On TPU7x it does not either, but one phase costs 1.8 GiB, and two expose more than three (docs/benchmarks.md).
         """
         devices = self.mesh.devices[:, 0]
         if self.platform != "tpu" or len(devices) != self.batch_shards:
@@ -85,9 +82,7 @@ class Layout:
         sides = [len(set(side)) for side in zip(*(_place(device) for device in devices), strict=True)]
         sizes = tuple(size for size in sides if size > 1)
         ring = len(sizes) < 2 or (len(sizes) == 2 and min(sizes) == 2)
-        if ring or math.prod(sizes) != len(devices):
-            return ()
-        return (sizes[0], math.prod(sizes[1:])) if devices[0].device_kind == _SUMS_BESIDE else sizes
+        return () if ring or math.prod(sizes) != len(devices) else sizes
 
     def replicated(self) -> NamedSharding:
         """Return the sharding of an array that every device has completely."""
