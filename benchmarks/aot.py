@@ -22,7 +22,7 @@ Cycles are the compiler's estimate of everything but collectives and kernels; *s
 (``pip install marin-levanter jax==VERSION``) or maxtext (Python 3.12, ``pip install maxtext jax==VERSION`` with the
 packages that it imports; Llama alone), with the compiler's defaults or ``--peer-option``. For GPUs that environment
 needs jax's plugin (``pip install --no-deps jax-cuda12-plugin==VERSION jax-cuda12-pjrt==VERSION``). Levanter then takes
-TransformerEngine where that is installed, else its own attention in jax, whose loops have no estimated time; MaxText
+TransformerEngine where that is installed, else its own attention in jax (its loops have no estimated time); MaxText
 takes cuDNN's attention, as its own configurations do by TransformerEngine, and is compiled for h100x8 alone.
 
 ``--search`` compiles with other options of the compiler, rematerialisation, micro-batches and blocks, and prints the
@@ -104,7 +104,7 @@ def read(plan: Any, model: str, topology: str, text: str) -> dict[str, Any]:
     shards, width = plan.layout.batch_shards, plan.policy.compute_dtype.itemsize
     times = None
     if accelerators is not None:
-        # The attention of Levanter in jax is a loop whose turns depend on another loop: its time is not known.
+        # The attention of Levanter in jax is a loop with turns that depend on another loop: its time is not known.
         with suppress(ValueError):
             times = (gpu_step_time if accelerators.platform == GPU else step_time)(text, accelerators)
     return {

@@ -25,7 +25,7 @@ from midstream.hosts.rpc.bootstrap import BOOTSTRAP
 
 SHUTDOWN_TIMEOUT = 2.0  # seconds that the server may take to end
 
-# The commands whose processes are forked. Elsewhere a fork may inherit what the system's libraries do not expect.
+# Commands that are run in forked processes. Elsewhere a fork may inherit what the system's libraries do not expect.
 FORKED = [sys.executable, "-I", "-c", BOOTSTRAP] if sys.platform == "linux" else []
 FORKED_CLIENTS = [sys.executable, "-c", BOOTSTRAP] if sys.platform == "linux" else []  # of buckets
 

@@ -330,7 +330,7 @@ def _check(host: str) -> str:
 
 
 class _DirectStream(Stream):
-    """A stream whose lines name its number, for a program that serves several."""
+    """A stream with its number in each line, for a program that serves several."""
 
     def __init__(self, *positional: Any, number: int, broken: Callable[[str], None], **named: Any) -> None:
         self._number, self._broken = number, broken

@@ -46,8 +46,8 @@ class PartMemory:
         self._devices = devices
         self._owned: jax.Array | None = None
         size = math.prod(shape) * dtype.itemsize
-        kept = jax.dtypes.canonicalize_dtype(dtype) == dtype  # jax may turn 64 bits into 32
-        if len(devices) == 1 and devices[0].platform == "cpu" and size and kept:
+        same_type = jax.dtypes.canonicalize_dtype(dtype) == dtype  # jax may turn 64 bits into 32
+        if len(devices) == 1 and devices[0].platform == "cpu" and size and same_type:
             self._owned = _device_memory(shape, dtype, devices[0])
             address = self._owned.unsafe_buffer_pointer()
             memory = memoryview((ctypes.c_uint8 * size).from_address(address))

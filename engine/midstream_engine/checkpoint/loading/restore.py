@@ -80,7 +80,7 @@ def restore_checkpoint(
             other arrays are neither read nor checked, and may be missing. Arrays below 1 MiB share one object, which is
             read and checked completely.
         first: Arrays that are read before the others, and what is done with them.
-        arrival: Has read objects while they arrived; those whose hashes the manifest has are not read again.
+        arrival: Has read objects while they arrived; those with the manifest's hashes are not read again.
 
     Raises:
         CheckpointMismatchError: Names, axes, shapes or dtypes differ; raised before any array is read.
