@@ -283,6 +283,8 @@ for topology, made in [(one, made) for one in sys.argv[1].split(",") for made in
         "arrays": [[dtype, shape] for one in written for dtype, shape in one.shapes],
         "kernels": [one.text.partition('custom_call_target="')[2].partition('"')[0] for one in written
                     if one.operation == "custom-call"],
+        "order": [[one.operation for one in each.instructions if one.operation in ("while", "reduce-scatter")]
+                  for name, each in program.items() if runs[name]],
         "temporary": compiled.memory_analysis().temp_size_in_bytes,
     }))
 """
@@ -295,7 +297,8 @@ FLAGS = (
 def compiled_steps(topologies: str, *flags: str, made: str = "step") -> list[dict[str, Any]]:
     """Contents of the programs of the tiny model for ``topologies``: of each, the step or what ``made`` names."""
     done = subprocess.run(
-        [sys.executable, "-c", STEP, topologies, made, "--config_path", str(CONFIGS / "llama_tiny.yaml"), *FLAGS, *flags],
+        [sys.executable, "-c", STEP, topologies, made, "--config_path", str(CONFIGS / "llama_tiny.yaml"), *FLAGS,
+         *flags],
         env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -341,6 +344,15 @@ def test_step_for_tpu_sums_in_float32_and_gathers_in_bfloat16() -> None:
               for kind in (ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER)}  # fmt: skip
     assert dtypes[ALL_GATHER] == {"bf16"}
     assert dtypes[REDUCE_SCATTER] | dtypes[ALL_REDUCE] == {"f32"}
+
+
+@pytest.mark.drawn
+@pytest.mark.skipif(tpu_library() is None, reason="no compiler for TPUs: make compilers")
+def test_step_for_tpu_sums_the_head_before_the_layers() -> None:
+    """All phases come before the layers' backward pass, which then has a device's share alone in memory."""
+    [found] = compiled_steps("v5p:2x2x2", "--model.num_layers", "3", "--trainer.train_batch_size", "16")
+    forward, blocks, backward = ["while"] * 3
+    assert [forward, blocks, *["reduce-scatter"] * 3, backward] in found["order"]
 
 
 @pytest.mark.drawn
