@@ -186,7 +186,8 @@ def _fused_forward(
     (total, head_gradient), gradients = jax.lax.scan(step, start, jnp.arange(0, hidden.shape[1], block))
     hidden_gradient = jnp.moveaxis(gradients, 0, 1).reshape(hidden.shape)
     summed = batch_sum(head_gradient.astype(dtype), (VOCAB, EMBED))
-    if mesh_platform() == "tpu" and mesh_device_kind() != _SENDS_BESIDE:
+    # With one block the gradient of all logits would still be in memory.
+    if block < hidden.shape[1] and mesh_platform() == "tpu" and mesh_device_kind() != _SENDS_BESIDE:
         hidden_gradient, summed = jax.lax.optimization_barrier((hidden_gradient, summed))
     return total, (hidden_gradient, summed)
 
