@@ -25,7 +25,7 @@ needs jax's plugin (``pip install --no-deps jax-cuda12-plugin==VERSION jax-cuda1
 TransformerEngine where that is installed, else its own attention in jax (its loops have no estimated time); MaxText
 takes cuDNN's attention, as its own configurations do by TransformerEngine, and is compiled for h100x8 alone.
 
-``--search`` compiles with other options of the compiler, rematerialisation, micro-batches and blocks, and prints the
+``--search`` compiles with other rematerialisation, micro-batches, options of the compiler and blocks, and prints the
 fastest by estimate that fits, as lines to paste into a configuration (``benchmarks/steps/program_search.py``). Each
 program is a JSON line in FILE at once; started again, it continues. ``--budget`` ends it after the program that is
 being compiled then, Ctrl-C at once; ``--budget 0`` prints the fastest of FILE.

@@ -87,7 +87,7 @@ def test_pasted_values_are_those_of_the_search(tmp_path: Path) -> None:
 
 def test_kinds_leave_out_what_the_configuration_has() -> None:
     config = load_config(["--config_path", str(REPOSITORY / "configs" / "llama_tiny.yaml")]).config
-    compiler, remat, micro, loss = program_search.kinds(make_plan(config, jax.devices()[:2]), {})
+    remat, micro, compiler, loss = program_search.kinds(make_plan(config, jax.devices()[:2]), {})
     assert compiler == [], "a CPU has no options of its own"
     assert {REMAT: True} in remat
     assert {REMAT: False} not in remat
