@@ -25,10 +25,10 @@ needs jax's plugin (``pip install --no-deps jax-cuda12-plugin==VERSION jax-cuda1
 TransformerEngine where that is installed, else its own attention in jax (its loops have no estimated time); MaxText
 takes cuDNN's attention, as its own configurations do by TransformerEngine, and is compiled for h100x8 alone.
 
-``--search`` compiles with other options of the compiler, rematerialisation, micro-batches and blocks, and prints the
+``--search`` compiles with other rematerialisation, micro-batches, options of the compiler and blocks, and prints the
 fastest by estimate that fits, as lines to paste into a configuration (``benchmarks/steps/program_search.py``). Each
 program is a JSON line in FILE at once; started again, it continues. ``--budget`` ends it after the program that is
-being compiled then.
+being compiled then, Ctrl-C at once; ``--budget 0`` prints the fastest of FILE.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -199,6 +200,7 @@ def search(model: str, topology: str, path: Path, budget: float) -> int:
     def say(row: Mapping[str, Any]) -> None:
         print(json.dumps(row), file=sys.stderr, flush=True)
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would wait for the compiler, and lose its program
     plan = plan_for(model, topology)
     grid = list(program_search.kinds(plan, compile_options(plan.layout, {})))
     device = find_accelerator(plan.layout.mesh.devices.flat[0].device_kind)

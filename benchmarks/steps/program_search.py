@@ -1,9 +1,9 @@
 """Search of the configuration whose program is fastest by the estimate of ``--compare``.
 
-One kind of option after the other: the compiler's, what the backward pass computes again, sequences in a micro-batch,
-blocks of splash attention, positions with logits at a time. Each kind keeps the fastest of its values that fits into
-the devices' memory, and the next kind is tried on top of it. So a dozen compilations, not hundreds, have an answer;
-it is not always that of the complete grid.
+One kind of option after the other: what the backward pass computes again, sequences in a micro-batch, the compiler's
+options, blocks of splash attention, positions with logits at a time; first those that can save most. Each kind keeps
+the fastest of its values that fits into the devices' memory, and the next kind is tried on top of it. So a dozen
+compilations, not hundreds, have an answer; it is not always that of the complete grid.
 
 Each compilation is one JSON line in a file at once; a search that is started again does not repeat those in the file.
 """
@@ -51,11 +51,11 @@ def kinds(plan: Any, own: Mapping[str, str]) -> Iterator[list[Values]]:
         plan: Of the configuration that the search begins with.
         own: The engine's options of the compiler for the plan's devices.
     """
-    yield [{f"{COMPILER}{name}": value for name, value in each.items()} for each in _compiler(plan, own)]
     now = plan.config.model.gradient_checkpointing
     yield [{"model.gradient_checkpointing": each} for each in _REMATERIALISATION if each != now]
     examples, share = plan.cut.size // plan.layout.batch_shards, plan.cut.examples // plan.layout.batch_shards
     yield [{MICRO_BATCH: n} for n in (examples // 2, 2 * examples, 4 * examples) if n and share % n == 0]
+    yield [{f"{COMPILER}{name}": value for name, value in each.items()} for each in _compiler(plan, own)]
     positions = plan.config.model.seq_len
     if plan.layout.platform == "tpu":
         yield [{"model.flash_attention_block_size": n} for n in _ATTENTION_BLOCKS if positions % n == 0]

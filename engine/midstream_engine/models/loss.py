@@ -36,6 +36,10 @@ LARGEST_BLOCK = 1 << 26  # float32 logits on a CPU at a time: 256 MiB
 # estimate, with 256 MiB at a time 2.60 s, and no more memory. Blocks of more than a GiB are no faster on v6e, and save
 # a hundredth of a step on v5p and a two hundredth on TPU7x, for 1.0 and 1.2 GiB.
 _PART, _MEMORY, _MOST = 16, 16 << 30, 1 << 30
+# The compiler puts the last phases of the sum of the head's gradient after the backward pass of the layers, which then
+# has the larger sum of the first phase in memory. Nothing hides them there, so they end before. Not on TPU7x, whose
+# sparse cores send while others compute: 4.2 GB would be exposed, not 1.5.
+_SENDS_BESIDE = "TPU7x"
 _HIDDEN = -1e30  # the logit of a row that only pads the vocabulary
 
 
@@ -181,7 +185,11 @@ def _fused_forward(
     start = (jnp.zeros(()), jnp.zeros((batch_shards(), *head.shape), jnp.float32))
     (total, head_gradient), gradients = jax.lax.scan(step, start, jnp.arange(0, hidden.shape[1], block))
     hidden_gradient = jnp.moveaxis(gradients, 0, 1).reshape(hidden.shape)
-    return total, (hidden_gradient, batch_sum(head_gradient.astype(dtype), (VOCAB, EMBED)))
+    summed = batch_sum(head_gradient.astype(dtype), (VOCAB, EMBED))
+    # With one block the gradient of all logits would still be in memory.
+    if block < hidden.shape[1] and mesh_platform() == "tpu" and mesh_device_kind() != _SENDS_BESIDE:
+        hidden_gradient, summed = jax.lax.optimization_barrier((hidden_gradient, summed))
+    return total, (hidden_gradient, summed)
 
 
 def _fused_backward(settings: tuple[int, int, float], gradients: Any, cotangent: jax.Array) -> tuple[Any, ...]:

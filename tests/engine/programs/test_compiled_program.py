@@ -262,13 +262,14 @@ from midstream_engine.compiled_program.gpu_topologies import gpu_devices, names_
 from midstream_engine.compiled_program.hlo_text import computations, estimated_cycles, run_counts
 from midstream_engine.compiled_program.topologies import tpu_devices
 from midstream_engine.config import load_config
-from midstream_engine.trainer.computation.programs import compile_step
+from midstream_engine.trainer.computation.programs import compile_evaluation_step, compile_step
 from midstream_engine.trainer.computation.setup import make_plan
 
-for topology in sys.argv[1].split(","):
+MADE = {"step": compile_step, "evaluation": compile_evaluation_step}
+for topology, made in [(one, made) for one in sys.argv[1].split(",") for made in sys.argv[2].split(",")]:
     devices = gpu_devices(topology) if names_gpus(topology) else tpu_devices(topology)
-    plan = make_plan(load_config(sys.argv[2:]).config, devices)
-    compiled = compile_step(plan)
+    plan = make_plan(load_config(sys.argv[3:]).config, devices)
+    compiled = MADE[made](plan)
     text = compiled.as_text()
     program = computations(text)
     runs = run_counts(program)
@@ -282,6 +283,8 @@ for topology in sys.argv[1].split(","):
         "arrays": [[dtype, shape] for one in written for dtype, shape in one.shapes],
         "kernels": [one.text.partition('custom_call_target="')[2].partition('"')[0] for one in written
                     if one.operation == "custom-call"],
+        "order": [[one.operation for one in each.instructions if one.operation in ("while", "reduce-scatter")]
+                  for name, each in program.items() if runs[name]],
         "temporary": compiled.memory_analysis().temp_size_in_bytes,
     }))
 """
@@ -291,10 +294,11 @@ FLAGS = (
 )  # fmt: skip
 
 
-def compiled_steps(topologies: str, *flags: str) -> list[dict[str, Any]]:
-    """Contents of the programs of the tiny model's step for ``topologies``."""
+def compiled_steps(topologies: str, *flags: str, made: str = "step") -> list[dict[str, Any]]:
+    """Contents of the programs of the tiny model for ``topologies``: of each, the step or what ``made`` names."""
     done = subprocess.run(
-        [sys.executable, "-c", STEP, topologies, "--config_path", str(CONFIGS / "llama_tiny.yaml"), *FLAGS, *flags],
+        [sys.executable, "-c", STEP, topologies, made, "--config_path", str(CONFIGS / "llama_tiny.yaml"), *FLAGS,
+         *flags],
         env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -317,7 +321,7 @@ def logits(found: dict[str, Any], vocab: int, positions: int) -> list[Any]:
 @pytest.mark.drawn
 @pytest.mark.skipif(tpu_library() is None, reason="no compiler for TPUs: make compilers")
 def test_step_for_tpu_gathers_head_once_and_writes_no_logits() -> None:
-    [found] = compiled_steps("v5e:2x2")
+    found, evaluation = compiled_steps("v5e:2x2", made="step,evaluation")
     micro = 2
     gathers = moved_head(found, 320, 64, ALL_GATHER)
     sums = moved_head(found, 320, 64, ALL_REDUCE, REDUCE_SCATTER)
@@ -325,6 +329,10 @@ def test_step_for_tpu_gathers_head_once_and_writes_no_logits() -> None:
     assert sum(one["times"] for one in sums) == micro
     assert {dtype for one in gathers + sums for dtype in one["dtypes"]} == {"bf16"}
     assert not logits(found, 320, 8)
+    evaluated = moved_head(evaluation, 320, 64, ALL_GATHER)
+    assert sum(one["times"] for one in evaluated) <= 1, "not by each block"
+    assert {dtype for one in evaluated for dtype in one["dtypes"]} == {"bf16"}
+    assert not logits(evaluation, 320, 8)
 
 
 @pytest.mark.drawn
@@ -336,6 +344,15 @@ def test_step_for_tpu_sums_in_float32_and_gathers_in_bfloat16() -> None:
               for kind in (ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER)}  # fmt: skip
     assert dtypes[ALL_GATHER] == {"bf16"}
     assert dtypes[REDUCE_SCATTER] | dtypes[ALL_REDUCE] == {"f32"}
+
+
+@pytest.mark.drawn
+@pytest.mark.skipif(tpu_library() is None, reason="no compiler for TPUs: make compilers")
+def test_step_for_tpu_sums_the_head_before_the_layers() -> None:
+    """All phases come before the layers' backward pass, which then has a device's share alone in memory."""
+    [found] = compiled_steps("v5p:2x2x2", "--model.num_layers", "3", "--trainer.train_batch_size", "16")
+    forward, blocks, backward = ["while"] * 3
+    assert [forward, blocks, *["reduce-scatter"] * 3, backward] in found["order"]
 
 
 @pytest.mark.drawn

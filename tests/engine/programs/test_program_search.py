@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -86,7 +87,7 @@ def test_pasted_values_are_those_of_the_search(tmp_path: Path) -> None:
 
 def test_kinds_leave_out_what_the_configuration_has() -> None:
     config = load_config(["--config_path", str(REPOSITORY / "configs" / "llama_tiny.yaml")]).config
-    compiler, remat, micro, loss = program_search.kinds(make_plan(config, jax.devices()[:2]), {})
+    remat, micro, compiler, loss = program_search.kinds(make_plan(config, jax.devices()[:2]), {})
     assert compiler == [], "a CPU has no options of its own"
     assert {REMAT: True} in remat
     assert {REMAT: False} not in remat
@@ -96,14 +97,20 @@ def test_kinds_leave_out_what_the_configuration_has() -> None:
 
 @pytest.mark.drawn
 @pytest.mark.skipif(tpu_library() is None, reason="no compiler for TPUs: make compilers")
-def test_budget_ends_a_search_with_what_it_has(tmp_path: Path) -> None:
+def test_search_is_stopped_at_once_and_prints_what_it_has(tmp_path: Path) -> None:
     command = [
         sys.executable, str(REPOSITORY / "benchmarks" / "aot.py"), "--model", "llama-tiny", "--topology", "v5e:2x2",
-        "--search", str(tmp_path / "file"), "--budget", "1",
+        "--search", str(tmp_path / "file"), "--budget",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=True)
+    with subprocess.Popen([*command, "500"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as first:
+        assert first.stderr is not None
+        said = next(json.loads(line) for line in first.stderr if line.startswith("{"))
+        first.send_signal(signal.SIGINT)  # while it compiles the second program
+        assert first.wait(timeout=60) == -signal.SIGINT
+    done = subprocess.run([*command, "0"], capture_output=True, text=True, timeout=500, check=True)
     assert "# 1 programs; " in done.stdout
     assert done.stdout.startswith("# llama-tiny on v5e:2x2: ")
-    (row,) = map(json.loads, (tmp_path / "file").read_text().splitlines()[:1])
+    (row,) = map(json.loads, (tmp_path / "file").read_text().splitlines())
+    assert row == said
     assert row["values"] == {}
     assert row["cycles"] > 0

@@ -18,6 +18,7 @@ from midstream_engine.signals import Signals
 from midstream_engine.trainer.computation.finiteness import FINITE, INFINITE, float_names
 from midstream_engine.trainer.computation.setup import Setup, prepare
 from midstream_engine.trainer.computation.train_step import StepResult
+from midstream_engine.trainer.loop import flops
 from midstream_engine.trainer.loop.requests import CommandFile, Requests
 from midstream_engine.trainer.loop.training_loop import Loop
 from midstream_engine.trainer.runtime.attempt_record import Attempt
@@ -52,6 +53,7 @@ class Stage:
 
     def __init__(self, root: Path, setup: Setup, *, saves: Sequence[int] = (), evaluates: bool = False) -> None:
         self.events: list[Event] = []
+        self.rows: list[dict[str, Any]] = []
         self.signals = Signals()
         self.losses: dict[int, Loss] = {}
         self.during: dict[int, Callable[[], None]] = {}  # called while an update is dispatched
@@ -93,6 +95,7 @@ class Stage:
 
     def _write(self, row: dict[str, Any]) -> None:
         self.events.append(("row", row["global_step"]))
+        self.rows.append(row)
 
 
 @pytest.fixture(scope="module")
@@ -190,3 +193,24 @@ def test_row_is_written_before_an_error_of_the_data(
     with pytest.raises(EngineError, match="the data cannot be read"):
         stage.loop.run()
     assert stage.events[-1] == ("row", 2)
+
+
+@pytest.mark.parametrize("precision", ["p=f32,c=bfloat16", "p=f32,c=f32"])
+def test_rows_have_utilisation_by_both_conventions(
+    precision: str, tmp_path: Path, setups: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In 16-bit computation alone: the known peaks are of that."""
+    monkeypatch.setattr(flops, "peak", lambda _kind: 1e12)
+    setup = setups("--trainer.mp", precision)
+    stage = Stage(tmp_path, setup)
+    assert stage.loop.run() == records.FINISHED
+    names = {name for row in stage.rows for name in row if "mfu" in name}
+    if precision.endswith("f32"):
+        assert names == set()
+        return
+    assert names == {"throughput/mfu_full_attention", "throughput/mfu_causal_attention"}
+    for row in stage.rows:
+        for name, causal in (("full", False), ("causal", True)):
+            each = flops.flops_per_token(setup.config.model, setup.tokenizer.vocab_size, causal=causal)
+            wanted = each * row["throughput/tokens_per_second"] / 1e12
+            assert row[f"throughput/mfu_{name}_attention"] == pytest.approx(wanted)
