@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 
 import pytest
@@ -74,6 +75,18 @@ def test_garbage_collection_waits_for_idle_keys_up_to_a_limit(monkeypatch: pytes
         assert collected[2:] == [(now[0], 1)], "between two keys, only young objects"
     assert (gc.get_threshold(), sys.getswitchinterval()) == before[:2]
     assert gc.get_freeze_count() == 0
+
+
+def test_end_of_the_process_collects_nothing() -> None:
+    program = """
+import atexit, gc
+from midstream.tui.runtime.pause_limiter import PauseLimiter
+atexit.register(lambda: print(gc.get_freeze_count()))
+with PauseLimiter():
+    kept = [[number] for number in range(30000)]
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 30000, "the interpreter's last collection visits what is not frozen"
 
 
 def test_many_new_objects_are_frozen_and_collected_later(monkeypatch: pytest.MonkeyPatch) -> None:

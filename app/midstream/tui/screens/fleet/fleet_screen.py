@@ -267,20 +267,21 @@ class FleetScreen(ListScreen):
         self.app.push_screen(LeftoversScreen())
 
     def action_verify(self) -> None:
-        """Verify all checkpoints of the marked runs, or of all runs.
+        """Verify all checkpoints of the marked runs, or of all runs, after confirmation.
 
         In the list of migrations, verify all certificates.
         """
-        from midstream.tui.screens.fleet import verify_screen
+        from midstream.tui.screens.fleet import verifications
+        from midstream.tui.screens.fleet.verify_screen import VerifyScreen
 
         actions, state = self.midstream.actions, self.screen_state
         if self._view == MIGRATIONS:
-            certificates = partial(verify_screen.of_migrations, actions, state.migrations)
-            self.app.push_screen(verify_screen.VerifyScreen("Migrations", certificates))
+            certificates = partial(verifications.of_migrations, actions, state.migrations)
+            self.app.push_screen(VerifyScreen("Migrations", "certificate", certificates))
             return
         marked = self._marked_runs()
-        checkpoints = lambda: verify_screen.of_checkpoints(actions, marked or state.current_runs)  # noqa: E731
-        self.app.push_screen(verify_screen.VerifyScreen("Runs", checkpoints))
+        checkpoints = lambda: verifications.of_checkpoints(actions, marked or state.current_runs)  # noqa: E731
+        self.app.push_screen(VerifyScreen("Runs", "checkpoint", checkpoints))
 
     def _marked_runs(self) -> list[RunView]:
         """Return the marked runs that still exist."""

@@ -5,75 +5,28 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from textual.app import ComposeResult
 from textual.message import Message
 from textual.widgets import Static
 
-from midstream.check.check_result import FAIL, WARN
 from midstream.errors import MidstreamError
-from midstream.migrate.journal.migration_view import MigrationView
 from midstream.tui import commands
-from midstream.tui.actions import Actions
 from midstream.tui.screens.base import MidstreamScreen
+from midstream.tui.screens.dialogs.confirm import ConfirmScreen
+from midstream.tui.screens.fleet.verifications import CONCURRENCY, DAMAGED, UNKNOWN, VERIFIED, Verification, question
 from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.style import number_format, palette
 from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.table import Column, Row, Rows, Table
-from midstream.watch.snapshot import RunView
 
-CONCURRENCY = 4  # verifications at a time: each reads a checkpoint
 SHOW_INTERVAL = 0.25  # seconds between two looks at the results
 COLUMNS = (Column("WHAT", widest=60), Column("STATE"), Column("", widest=200, rest=True))
-VERIFIED, DAMAGED, UNKNOWN = "verified", "damaged", "not checked"
-
-
-@dataclass(frozen=True)
-class Verification:
-    """One verification: its name, and a function that returns (state, detail)."""
-
-    name: str
-    run: Callable[[], tuple[str, str]]
-
-
-def of_checkpoints(actions: Actions, runs: Sequence[RunView]) -> list[Verification]:
-    """Return a verification of each complete checkpoint of these runs.
-
-    Every object is hashed in place.
-    """
-
-    def one(run: RunView, name: str) -> Verification:
-        def verify() -> tuple[str, str]:
-            problems = actions.verify(run, name)
-            return (DAMAGED, "; ".join(problems)) if problems else (VERIFIED, "every object matches the manifest")
-
-        return Verification(f"{run.run_id}: {name} on {run.host}", verify)
-
-    return [one(run, each.name) for run in runs for each in run.checkpoints if each.complete]
-
-
-def of_migrations(actions: Actions, migrations: Sequence[MigrationView]) -> list[Verification]:
-    """Return a verification of each certificate: all its claims are checked again."""
-
-    def one(view: MigrationView) -> Verification:
-        def recheck() -> tuple[str, str]:
-            checks = actions.recheck(view)
-            failed = next((check for check in checks if check.state == FAIL), None)
-            if failed is not None:
-                return DAMAGED, f"{failed.name}: {failed.detail}"
-            unchecked = [check.name for check in checks if check.state == WARN]
-            checked = f"{len(checks) - len(unchecked)} of {len(checks)} claims"
-            return VERIFIED, checked + (f"; not checked: {', '.join(unchecked)}" if unchecked else "")
-
-        return Verification(view.migration, recheck)
-
-    return [one(view) for view in migrations if view.certificate is not None]
 
 
 class VerifyScreen(MidstreamScreen):
-    """Screen that runs verifications, a few at a time.
+    """Screen that runs verifications, a few at a time, after confirmation.
 
     Closing the screen ends those that have not begun.
     """
@@ -84,19 +37,23 @@ class VerifyScreen(MidstreamScreen):
     class Listed(Message):
         """The verifications are listed."""
 
-        def __init__(self, verifications: Sequence[Verification]) -> None:
+        def __init__(self, verifications: Sequence[Verification], title: str, lines: Sequence[str]) -> None:
             super().__init__()
             self.verifications = verifications
+            self.title = title  # of the question
+            self.lines = lines
 
-    def __init__(self, title: str, list_all: Callable[[], Sequence[Verification]]) -> None:
+    def __init__(self, title: str, noun: str, list_all: Callable[[], Sequence[Verification]]) -> None:
         """Create the screen.
 
         Args:
-            title: What is verified.
+            title: Where the screen was opened.
+            noun: What one verification is about.
             list_all: Returns the verifications. It is called in the background.
         """
         super().__init__()
         self._heading = title
+        self._noun = noun
         self._list_all = list_all
         self._verifications: Sequence[Verification] | None = None
         self._results: dict[int, tuple[str, str]] = {}  # index -> (state, detail); the state is empty while it runs
@@ -167,14 +124,27 @@ class VerifyScreen(MidstreamScreen):
     # ------------------------------------------------------------------------------------------ verifying
 
     def _list(self) -> None:
-        self.post_message(self.Listed(self._list_all()))
+        found = self._list_all()
+        self.post_message(self.Listed(found, *question(found, self._noun)))
 
     def on_verify_screen_listed(self, event: Listed) -> None:
+        """Show what is to be read, and begin if the user agrees."""
         self._verifications = event.verifications
         self.refresh_state()
-        places = iter(range(len(event.verifications)))
-        for _ in range(min(CONCURRENCY, len(event.verifications))):
-            self.in_background(partial(self._verify, event.verifications, places))
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._begin(event.verifications)
+            elif self.is_current:
+                self.action_back()
+
+        if event.verifications:
+            self.app.push_screen(ConfirmScreen(event.title, event.lines), answered)
+
+    def _begin(self, verifications: Sequence[Verification]) -> None:
+        places = iter(range(len(verifications)))
+        for _ in range(min(CONCURRENCY, len(verifications))):
+            self.in_background(partial(self._verify, verifications, places))
 
     def _verify(self, verifications: Sequence[Verification], places: Iterator[int]) -> None:
         """Run verifications until none is left. ``places`` is shared by all threads."""
@@ -186,7 +156,7 @@ class VerifyScreen(MidstreamScreen):
                 self._results[index] = ("", "")
                 self._changes += 1
             try:
-                state, detail = verifications[index].run()
+                state, detail = verifications[index].verify()
             except MidstreamError as error:
                 state, detail = UNKNOWN, str(error)
             with self._lock:
