@@ -16,9 +16,9 @@ from midstream.launch.launch_request import LaunchRequest
 from midstream.migrate.records.request import Request
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 from midstream.tui.screens.dialogs.form import FormScreen
-from midstream.tui.screens.fleet import verifications
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
 from midstream.tui.screens.fleet.leftovers_screen import LeftoversScreen
+from midstream.tui.screens.fleet.verifications import CheckpointVerifications, question
 from midstream.tui.screens.launch.launch_screen import LaunchScreen
 from midstream.tui.screens.migration.wizard import WizardScreen
 from midstream.tui.screens.migration.wizard_settings import BATCH, PER_DEVICE, WizardSettings
@@ -253,7 +253,7 @@ def test_question_counts_all_hosts_and_unknown_sizes() -> None:
     runs = [fleets.run(f"run{number}", f"gpu{number}") for number in range(8)]
     unknown = replace(runs[0].checkpoints[0], size=0)
     runs[0] = replace(runs[0], checkpoints=(unknown, replace(unknown, complete=False)))
-    title, lines = verifications.question(verifications.of_checkpoints(PreparedActions(), runs), "checkpoint")
+    title, lines = question(CheckpointVerifications(PreparedActions(), runs))
     assert title == "Verify 15 checkpoints", "one of them is not complete"
     assert lines[0] == ("199 MB are read and hashed on 8 hosts: gpu0, gpu1, gpu2, gpu3, gpu4, gpu5 and 2 more.")
     assert lines[1] == "The size of 1 copy is unknown and not included."

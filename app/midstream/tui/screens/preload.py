@@ -18,6 +18,7 @@ SCREENS = (
     "midstream.tui.screens.migration.migration_screen",
     "midstream.tui.screens.dialogs.document",
     "midstream.tui.screens.launch.launch_form",
+    "midstream.tui.screens.fleet.verify_screen",
 )
 PAUSE = 0.05  # seconds between two screens, in which keys are answered: an import holds the interpreter
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
@@ -271,17 +270,15 @@ class FleetScreen(ListScreen):
 
         In the list of migrations, verify all certificates.
         """
-        from midstream.tui.screens.fleet import verifications
-        from midstream.tui.screens.fleet.verify_screen import VerifyScreen
+        from midstream.tui.screens.fleet import verify_screen
+        from midstream.tui.screens.fleet.verifications import CertificateVerifications, CheckpointVerifications
 
         actions, state = self.midstream.actions, self.screen_state
         if self._view == MIGRATIONS:
-            certificates = partial(verifications.of_migrations, actions, state.migrations)
-            self.app.push_screen(VerifyScreen("Migrations", "certificate", certificates))
-            return
-        marked = self._marked_runs()
-        checkpoints = lambda: verifications.of_checkpoints(actions, marked or state.current_runs)  # noqa: E731
-        self.app.push_screen(VerifyScreen("Runs", "checkpoint", checkpoints))
+            verify_screen.ask(self, "Migrations", CertificateVerifications(actions, state.migrations))
+        else:
+            runs = self._marked_runs() or state.snapshot.current()
+            verify_screen.ask(self, "Runs", CheckpointVerifications(actions, runs))
 
     def _marked_runs(self) -> list[RunView]:
         """Return the marked runs that still exist."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from midstream.check.check_result import FAIL, WARN
@@ -14,75 +17,101 @@ from midstream.watch.snapshot import CheckpointView, RunView
 
 CONCURRENCY = 4  # verifications at a time: each reads a checkpoint
 VERIFIED, DAMAGED, UNKNOWN = "verified", "damaged", "not checked"
+INTACT = (VERIFIED, "every object matches the manifest")  # one for all: there may be 100,000
 LISTED = 6  # hosts and buckets that a question lists by name
 
 
-class Verification(Protocol):
-    """One verification."""
+@dataclass(frozen=True)
+class Verification:
+    """One verification: its name, and a function that returns (state, detail)."""
+
+    name: str
+    run: Callable[[], tuple[str, str]]
+
+
+class Verifications(Protocol):
+    """Verifications by index. Each is made when it is read: there may be 100,000.
+
+    Creating and counting them takes 0.1 s then: it is not done in the background.
+    """
 
     @property
-    def name(self) -> str: ...
+    def noun(self) -> str:
+        """What one of them is about."""
+        ...
 
-    @property
-    def reads(self) -> Sequence[tuple[str, str, int]]:
-        """What is hashed: (host, URL of the store, bytes) of each copy.
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Verification: ...
+
+    def reads(self) -> Iterator[tuple[str, str, int]]:
+        """Yield (host, URL of the store, bytes) of each copy of a checkpoint that is hashed.
 
         The URL is empty where a host reads its own disk. 0 bytes: not known.
         """
         ...
 
-    def verify(self) -> tuple[str, str]:
-        """Return (state, detail)."""
-        ...
 
+class CheckpointVerifications:
+    """All complete checkpoints of runs: every object is hashed in place."""
 
-class CheckpointVerification:
-    """Every object of a checkpoint is hashed in place."""
+    noun = "checkpoint"
 
-    __slots__ = ("_actions", "_checkpoint", "_run")
-
-    def __init__(self, actions: Actions, run: RunView, checkpoint: CheckpointView) -> None:
+    def __init__(self, actions: Actions, runs: Iterable[RunView]) -> None:
         self._actions = actions
-        self._run = run
-        self._checkpoint = checkpoint
+        self._runs: list[RunView] = []  # of each checkpoint
+        self._places = array("L")  # of each checkpoint, among those of its run
+        for run in runs:
+            for place, each in enumerate(run.checkpoints):
+                if each.complete:
+                    self._runs.append(run)
+                    self._places.append(place)
 
-    @property
-    def name(self) -> str:
-        return f"{self._run.run_id}: {self._checkpoint.name} on {self._run.host}"
+    def __len__(self) -> int:
+        return len(self._runs)
 
-    @property
-    def reads(self) -> Sequence[tuple[str, str, int]]:
-        return ((self._run.host, self._run.store, self._checkpoint.size),)
+    def __getitem__(self, index: int) -> Verification:
+        run, each = self._checkpoint(index)
+        return Verification(f"{run.run_id}: {each.name} on {run.host}", partial(self._verify, run, each.name))
 
-    def verify(self) -> tuple[str, str]:
-        problems = self._actions.verify(self._run, self._checkpoint.name)
-        return (DAMAGED, "; ".join(problems)) if problems else (VERIFIED, "every object matches the manifest")
+    def reads(self) -> Iterator[tuple[str, str, int]]:
+        for run, place in zip(self._runs, self._places, strict=True):
+            yield run.host, run.store, run.checkpoints[place].size
+
+    def _checkpoint(self, index: int) -> tuple[RunView, CheckpointView]:
+        run = self._runs[index]
+        return run, run.checkpoints[self._places[index]]
+
+    def _verify(self, run: RunView, name: str) -> tuple[str, str]:
+        problems = self._actions.verify(run, name)
+        return (DAMAGED, "; ".join(problems)) if problems else INTACT
 
 
-class CertificateVerification:
-    """All claims of a certificate are checked again, and both copies of its checkpoint are hashed."""
+class CertificateVerifications:
+    """All certificates of migrations: claims are checked again, and both copies of the checkpoint hashed."""
 
-    __slots__ = ("_actions", "_view")
+    noun = "certificate"
 
-    def __init__(self, actions: Actions, view: MigrationView) -> None:
+    def __init__(self, actions: Actions, migrations: Iterable[MigrationView]) -> None:
         self._actions = actions
-        self._view = view
+        self._views = [view for view in migrations if view.certificate is not None]
 
-    @property
-    def name(self) -> str:
-        return self._view.migration
+    def __len__(self) -> int:
+        return len(self._views)
 
-    @property
-    def reads(self) -> Sequence[tuple[str, str, int]]:
-        plan, sealed = self._view.plan, self._view.facts.sealed
-        size = (sealed.bytes if sealed is not None else 0) or plan.estimate.checkpoint_bytes
-        return (
-            (plan.source, plan.route.source_store, size),
-            (plan.target_host, plan.route.target_store, size),
-        )
+    def __getitem__(self, index: int) -> Verification:
+        view = self._views[index]
+        return Verification(view.migration, partial(self._recheck, view))
 
-    def verify(self) -> tuple[str, str]:
-        checks = self._actions.recheck(self._view)
+    def reads(self) -> Iterator[tuple[str, str, int]]:
+        for view in self._views:
+            plan, sealed = view.plan, view.facts.sealed
+            size = (sealed.bytes if sealed is not None else 0) or plan.estimate.checkpoint_bytes
+            yield plan.source, plan.route.source_store, size
+            yield plan.target_host, plan.route.target_store, size
+
+    def _recheck(self, view: MigrationView) -> tuple[str, str]:
+        checks = self._actions.recheck(view)
         failed = next((check for check in checks if check.state == FAIL), None)
         if failed is not None:
             return DAMAGED, f"{failed.name}: {failed.detail}"
@@ -91,29 +120,13 @@ class CertificateVerification:
         return VERIFIED, checked + (f"; not checked: {', '.join(unchecked)}" if unchecked else "")
 
 
-def of_checkpoints(actions: Actions, runs: Iterable[RunView]) -> list[Verification]:
-    """Return a verification of each complete checkpoint of these runs."""
-    return [CheckpointVerification(actions, run, each) for run in runs for each in run.checkpoints if each.complete]
-
-
-def of_migrations(actions: Actions, migrations: Iterable[MigrationView]) -> list[Verification]:
-    """Return a verification of each certificate."""
-    return [CertificateVerification(actions, view) for view in migrations if view.certificate is not None]
-
-
-def question(verifications: Sequence[Verification], noun: str) -> tuple[str, list[str]]:
-    """Return the title and the lines of the question before anything is read.
-
-    Args:
-        verifications: What is to be verified.
-        noun: What one of them is about, ``checkpoint`` or ``certificate``.
-    """
+def question(verifications: Verifications) -> tuple[str, Sequence[str]]:
+    """Return the title and the lines of the question before anything is read."""
     on_hosts, in_buckets, unknown = dict[str, int](), dict[str, int](), 0
-    for each in verifications:
-        for host, store, size in each.reads:
-            found, place = (in_buckets, "/".join(store.split("/")[:3])) if store else (on_hosts, host)
-            found[place] = found.get(place, 0) + size
-            unknown += not size
+    for host, store, size in verifications.reads():
+        found, place = (in_buckets, "/".join(store.split("/")[:3])) if store else (on_hosts, host)
+        found[place] = found.get(place, 0) + size
+        unknown += not size
     lines: list[str] = []
     if on_hosts:
         hosts = count(len(on_hosts), "host")
@@ -127,7 +140,7 @@ def question(verifications: Sequence[Verification], noun: str) -> tuple[str, lis
     if unknown:
         lines += [f"The size of {count(unknown, 'copy', 'copies')} is unknown and not included."]
     lines += [f"{CONCURRENCY} at a time. Nothing is changed; esc ends it."]
-    return f"Verify {count(len(verifications), noun)}", lines
+    return f"Verify {count(len(verifications), verifications.noun)}", lines
 
 
 def _size(places: Mapping[str, int]) -> str:
