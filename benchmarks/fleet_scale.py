@@ -13,7 +13,7 @@ polls at, with a status and a row of metrics of the run that trains. The rest ha
 - keys: from a key in the list of runs to the selected row's repaint, while hosts report.
 - filter: from a key in the filter line to the count of the runs that pass.
 - slowest: of other keys (sort, group, hide, open, back, help, verify), from the key to the text that answers it; of
-  those that make the list anew, also until the list is complete.
+  those that make the list again, also until the list is complete.
 - quit: from the key to the end of the process, while all checkpoints are verified.
 - memory, processor: resident memory, before and after the other keys, and share of one core while hosts report and no
   key is pressed; the kernel's.
@@ -54,7 +54,7 @@ AIMS = {
 }
 STARTS = 3  # of which the first compiles modules and warms the disk
 ALL = rb"%d(?! read)"  # the list of runs is complete: it does not say which share of them was read
-# Other keys, each with what answers it; ALL where the list is made anew.
+# Other keys, each with what answers it; ALL where the list is made again.
 OTHER_KEYS = (
     ("o", "RUN\N{UPWARDS ARROW}", ALL),
     ("o", "HOST\N{UPWARDS ARROW}", ALL),

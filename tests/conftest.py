@@ -19,7 +19,7 @@ from simulators.object_stores.bucket import BucketServer, bucket_server
 hypothesis.settings.register_profile("untimed", deadline=None)  # the time of an example depends on the machine
 hypothesis.settings.load_profile("untimed")
 
-# Where the environment forbids bytecode, each worker and each program that a test starts would compile all modules anew.
+# Where the environment forbids bytecode, each worker and each program that a test starts would compile all modules.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

@@ -13,7 +13,7 @@ BATCH_TIME = 0.25  # seconds; changes within them are reported together, as the 
 
 
 class SimulatedProbes(Protocol):
-    """What the probes of a fleet report, in the lines that real ones write."""
+    """Reports of the probes of a fleet, in the lines that real ones write."""
 
     @property
     def hosts(self) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""What a curve view draws: series in a window of the x axis, with marks and a crosshair."""
+"""Drawing of a curve view: series in a window of the x axis, and marks."""
 
 from __future__ import annotations
 

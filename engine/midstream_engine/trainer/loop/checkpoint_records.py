@@ -1,4 +1,4 @@
-"""Records beside the arrays of a checkpoint: the state that is not in them, and where it comes from."""
+"""State beside the arrays of a checkpoint, and where the checkpoint comes from."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Verifications(Protocol):
 
     @property
     def noun(self) -> str:
-        """What one of them is about."""
+        """Name of what one of them verifies."""
         ...
 
     def __len__(self) -> int: ...
@@ -45,9 +45,9 @@ class Verifications(Protocol):
     def __getitem__(self, index: int, /) -> Verification: ...
 
     def reads(self) -> Iterator[tuple[str, str, int]]:
-        """Yield (host, URL of the store, bytes) of each copy of a checkpoint that is hashed.
+        """Yield (host, URL of the store, bytes) of each copy of a checkpoint.
 
-        The URL is empty where a host reads its own disk. 0 bytes: not known.
+        All of it is hashed. The URL is empty where a host reads its own disk. 0 bytes: not known.
         """
         ...
 
@@ -88,7 +88,7 @@ class CheckpointVerifications:
 
 
 class CertificateVerifications:
-    """All certificates of migrations: claims are checked again, and both copies of the checkpoint hashed."""
+    """All certificates: claims are checked again, both copies are hashed."""
 
     noun = "certificate"
 
