@@ -10,6 +10,7 @@ import pytest
 
 from midstream.tui.runtime import pause_limiter
 from midstream.tui.runtime.pause_limiter import PauseLimiter
+from midstream.tui.screens import preload
 from midstream.tui.state.series_cache import SeriesCache
 from midstream.tui.widgets.curve import CurveView
 from support.tui import fleets
@@ -75,6 +76,12 @@ def test_garbage_collection_waits_for_idle_keys_up_to_a_limit(monkeypatch: pytes
         assert collected[2:] == [(now[0], 1)], "between two keys, only young objects"
     assert (gc.get_threshold(), sys.getswitchinterval()) == before[:2]
     assert gc.get_freeze_count() == 0
+
+
+def test_screens_that_are_loaded_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    preload.load()
+    monkeypatch.setattr(preload.time, "sleep", lambda _: pytest.fail("a pause without an import"))
+    preload.load()
 
 
 def test_end_of_the_process_collects_nothing() -> None:
