@@ -7,14 +7,16 @@ Simulated probes report to the store in the lines that real ones write, from a t
 host with its ``--runs`` runs, one of which trains; then each host once in the interval that a watcher of as many hosts
 polls at, with a status and a row of metrics of the run that trains. The rest have ended.
 
-- first: from the start of the interpreter to the first text of the fleet screen; an empty Textual app beside it.
+- first: from the start of the interpreter to the first text of the fleet screen, the median of two starts after one
+  that compiles the modules; an empty Textual app beside it. Actions are simulated, and loaded after it.
 - filled: until all runs are counted; the probes' own lines are made before.
 - keys: from a key in the list of runs to the selected row's repaint, while hosts report.
 - filter: from a key in the filter line to the count of the runs that pass.
-- slowest: of other keys (sort, group, hide, open, back, help, verify), from the key to the first repaint; 0.1 s after a
-  key no other repaint is due.
+- slowest: of other keys (sort, group, hide, open, back, help, verify), from the key to the text that answers it; of
+  those that make the list again, also until the list is complete.
 - quit: from the key to the end of the process, while all checkpoints are verified.
-- memory, processor: resident memory, and share of one core while hosts report and no key is pressed; the kernel's.
+- memory, processor: resident memory, before and after the other keys, and share of one core while hosts report and no
+  key is pressed; the kernel's.
 - status: `--status --json` of the same fleet, its lines written to a pipe: seconds from the first report of a host to
   the first line and to the end, and the most memory that the command had. Four threads report as fast as they can.
 """
@@ -22,24 +24,24 @@ polls at, with a status and a row of metrics of the run that trains. The rest ha
 from __future__ import annotations
 
 import argparse
-import functools
-import gc
 import json
 import os
 import random
+import re
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+from terminal.many_runs_probes import ManyRunsProbes
 from terminal.screen import Screen
+from terminal.simulated_fleet import SimulatedFleet
 
-from tui import ROOT, WORDS, empty_app, versions  # pyright: ignore (the folder of this file is on the path)
+from tui import WORDS, empty_app, use_test_support, versions  # pyright: ignore (the folder of this file is on the path)
 
 AIMS = {
     "slowest_key_ms": 300,
@@ -47,10 +49,35 @@ AIMS = {
     "filter_p95_ms": 300,
     "keys_more_ms": 50,
     "mb": 600,
+    "mb_at_the_end": 600,
     "processor_share": 0.25,
 }
-OTHER_KEYS = ("o", "o", "o", "O", "b", "b", "b", "G", "g", "f", "f", "\r", "2", "\x1b", "?", "\x1b", "1", "o", "2", "V")
-ROWS = 20  # of metrics of each run
+STARTS = 3  # of which the first compiles modules and warms the disk
+ALL = rb"%d(?! read)"  # the list of runs is complete: it does not say which share of them was read
+# Other keys, each with what answers it; ALL where the list is made again.
+OTHER_KEYS = (
+    ("o", "RUN\N{UPWARDS ARROW}", ALL),
+    ("o", "HOST\N{UPWARDS ARROW}", ALL),
+    ("o", "STATE\N{UPWARDS ARROW}", ALL),
+    ("O", "STATE\N{DOWNWARDS ARROW}", ALL),
+    ("b", "by project", ALL),
+    ("b", "by tags", ALL),
+    ("b", "by host", ALL),
+    ("G", "ended0999-99", None),
+    ("g", "live0000", None),
+    ("f", "finished hidden", ALL),
+    ("f", "by host", ALL),
+    ("\r", "Checkpoints", None),
+    ("2", "Follow", None),
+    ("\x1b", "Migrations", None),
+    ("?", "Everywhere", None),
+    ("\x1b", "Migrations", None),
+    ("1", "ACCELERATORS", None),
+    ("o", "HOST\N{UPWARDS ARROW}", None),
+    ("2", "STATE", None),
+    ("V", "Verify 100,000 checkpoints", None),
+    ("y", "verified", None),
+)
 PATIENCE = 300.0  # seconds
 
 
@@ -93,8 +120,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             word = WORDS[(number + 1) % 2].encode()
             empty_keys.append(empty.until(lambda text, word=word: word in text) - pressed)
         empty.close()
+    first = statistics.median(list(first_frames(options))[1:])
     screen = started("fleet", options)
-    first = screen.until(lambda text: b"Runs" in text) - screen.began
     count = str(options.hosts * options.runs).encode()
     filled = screen.until(lambda text: count in text, PATIENCE) - screen.began
     screen.rest(15)
@@ -104,8 +131,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     keys = list(moves(screen, options.keys))
     filters = list(filter_keys(screen, options))
     megabytes = round(screen.megabytes)
-    others = {f"{number} {key!r}": seconds for number, (key, seconds) in enumerate(other_keys(screen))}
-    slowest = max(others, key=others.__getitem__)
+    answers, lists = other_keys(screen, options)
+    slowest, slowest_list = max(answers, key=answers.__getitem__), max(lists, key=lists.__getitem__)
+    at_the_end = round(screen.megabytes)
     pressed = screen.press("q")
     screen.ended(PATIENCE)
     quit_seconds = time.perf_counter() - pressed
@@ -121,9 +149,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "filter_median_ms": round(1000 * statistics.median(filters), 1),
         "filter_p95_ms": _p95(filters),
         "slowest_key": slowest,
-        "slowest_key_ms": round(1000 * others[slowest], 1),
+        "slowest_key_ms": round(1000 * answers[slowest], 1),
+        "slowest_list": slowest_list,
+        "slowest_list_ms": round(1000 * lists[slowest_list], 1),
         "quit_seconds": round(quit_seconds, 2),
         "mb": megabytes,
+        "mb_at_the_end": at_the_end,
         "processor_share": round(share, 3),
     }
     screen.close()
@@ -187,26 +218,50 @@ def filter_keys(screen: Screen, options: argparse.Namespace) -> Iterator[float]:
         screen.rest(0.3)
 
 
-def other_keys(screen: Screen) -> Iterator[tuple[str, float]]:
-    """Press each key once: the seconds until something is written."""
-    for key in OTHER_KEYS:
+def first_frames(options: argparse.Namespace) -> Iterator[float]:
+    """Start the program: the seconds until the text of the fleet screen is written."""
+    for _ in range(STARTS):
+        screen = started("fleet", options)
+        yield screen.until(lambda text: b"Runs" in text) - screen.began
+        screen.close()
+
+
+def other_keys(screen: Screen, options: argparse.Namespace) -> tuple[dict[str, float], dict[str, float]]:
+    """Press each key once: the seconds until its answer is written, and until the list of runs is complete."""
+    answers, lists = dict[str, float](), dict[str, float]()
+    for number, (key, text, complete) in enumerate(OTHER_KEYS):
         screen.rest(1.0)
         pressed = screen.press(key)
-        yield key, screen.until(bool, PATIENCE) - pressed
+        name = f"{number} {key!r}"
+        answers[name] = screen.until(lambda written, text=text: text.encode() in written, PATIENCE) - pressed
+        if complete is not None:
+            pattern = re.compile(complete % (options.hosts * options.runs))
+            lists[name] = screen.until(lambda written, pattern=pattern: pattern.search(written), PATIENCE) - pressed
+    return answers, lists
 
 
 # ------------------------------------------------------------------------------------------- the program
 
 
 def run_fleet(hosts: int, runs: int) -> None:
-    sys.path[0:0] = [str(ROOT / "tests")]
     from midstream.tui.app import MidstreamApp
     from midstream.tui.state.saved_layout import SavedLayout
-    from support.tui.prepared_actions import PreparedActions
+    from midstream.watch.feeds.poll_interval import PollInterval
 
-    fleet = SimulatedProbes(hosts, runs)
-    app = MidstreamApp(fleet, PreparedActions(), layout=SavedLayout(), after_first_frame=fleet.start)
-    app.run_alone()
+    fleet = SimulatedFleet(ManyRunsProbes(hosts, runs), PollInterval(1.0, hosts).seconds)
+    actions: Any = LateActions()
+    MidstreamApp(fleet, actions, layout=SavedLayout(), after_first_frame=fleet.start).run_alone()
+
+
+class LateActions:
+    """Prepared actions of the tests, which are imported when the first one is called: after the first frame."""
+
+    def __getattr__(self, name: str) -> Any:
+        use_test_support()
+        from support.tui.prepared_actions import PreparedActions
+
+        self.__dict__["_actions"] = actions = self.__dict__.get("_actions") or PreparedActions()
+        return getattr(actions, name)
 
 
 def run_status(hosts: int, runs: int) -> None:
@@ -218,7 +273,7 @@ def run_status(hosts: int, runs: int) -> None:
     from midstream.output import Output
     from midstream.watch.feeds import host_feed
 
-    reported: list[float] = []
+    probes, reported = ManyRunsProbes(hosts, runs), list[float]()
     pool = ThreadPoolExecutor(4)
 
     class Feed:
@@ -234,7 +289,7 @@ def run_status(hosts: int, runs: int) -> None:
 
         def _report(self) -> None:
             self.begun = True
-            for line in first_lines(int(self._name[4:]), self._name, runs):
+            for line in probes.first(probes.hosts.index(self._name)):
                 self._store.take(self._name, json.loads(line))
             reported.append(time.monotonic())
 
@@ -245,129 +300,12 @@ def run_status(hosts: int, runs: int) -> None:
 
     host_feed.HostFeed = Feed
     address = SshHostConfig(address="127.0.0.1", root="/midstream")
-    fleet = Fleet({f"host{number:04}": address for number in range(hosts)}, path="/fleet.yaml")
+    fleet = Fleet(dict.fromkeys(probes.hosts, address), path="/fleet.yaml")
     status.status(fleet, argparse.Namespace(filter=None), Output(True))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
     pool.shutdown()
     facts = {"reported": reported[0], "processor": time.process_time(), "peak_mb": peak}
     print(json.dumps(facts), file=sys.stderr)
-
-
-class SimulatedProbes:
-    """A store of many hosts, and a thread that reports to it as their probes do."""
-
-    def __init__(self, hosts: int, runs: int) -> None:
-        from midstream.watch.feeds.poll_interval import PollInterval
-        from midstream.watch.snapshot_store import SnapshotStore
-
-        self._names = [f"host{number:04}" for number in range(hosts)]
-        self._runs = runs
-        self._interval = PollInterval(1.0, hosts).seconds
-        self._store = SnapshotStore(dict.fromkeys(self._names, "ssh"))
-        self._callbacks: list[Callable[..., Any]] = []
-
-    def start(self) -> None:
-        threading.Thread(target=self._report_all, daemon=True).start()
-
-    def snapshot(self) -> Any:
-        return self._store.snapshot()
-
-    def subscribe(self, callback: Callable[..., Any], /) -> Callable[[], None]:
-        self._callbacks.append(callback)
-        return lambda: self._callbacks.remove(callback)
-
-    def _report_all(self) -> None:
-        published = time.monotonic()
-        for number, host in enumerate(self._names):
-            for line in first_lines(number, host, self._runs):
-                self._store.take(host, json.loads(line))
-            if time.monotonic() - published > 0.25:  # as the watcher batches changes
-                self._publish()
-                published = time.monotonic()
-        self._publish()
-        gc.collect()
-        step = 1000
-        while True:
-            step += 1
-            began = time.monotonic()
-            for number, host in enumerate(self._names):
-                time.sleep(max(0.0, began + self._interval * number / len(self._names) - time.monotonic()))
-                for line in next_lines(number, step):
-                    self._store.take(host, json.loads(line))
-                if time.monotonic() - published > 0.25:
-                    self._publish()
-                    published = time.monotonic()
-
-    def _publish(self) -> None:
-        for callback in tuple(self._callbacks):
-            callback()
-
-
-def first_lines(number: int, host: str, runs: int) -> Iterator[str]:
-    """The lines of a probe's first poll."""
-    unit = {"kind": "NVIDIA H100", "memory_total": 80 << 30, "memory_used": 60 << 30, "utilization": 0.9}
-    accelerators = [{"index": index, **unit} for index in range(8)]
-    yield json.dumps({"event": "hello", "hostname": host, "platform": "Linux", "python": "3.11.7", "cpus": 96})
-    for index in range(runs):
-        name = f"live{number:04}" if index == 0 else f"ended{number:04}-{index:02}"
-        for line in run_lines("training" if index == 0 else "finished"):
-            yield line.replace("RUN", name).replace("HOST", host)
-    yield json.dumps(
-        {
-            "event": "beat", "time": time.time(), "cpu_used": 0.5, "accelerators": accelerators,
-            "memory_total": 1 << 40, "memory_used": 1 << 39, "disk_total": 1 << 42, "disk_free": 1 << 41,
-        }
-    )  # fmt: skip
-
-
-@functools.cache
-def run_lines(state: str) -> tuple[str, str]:
-    """The lines of a run in a probe's first poll, named RUN on HOST."""
-    text = "".join(row(step) for step in range(1001 - ROWS, 1001))
-    metrics = {"run": "RUN", "attempt": 1, "inode": 1, "offset": 0, "end": len(text), "text": text}
-    return json.dumps(run_line("RUN", "HOST", state, 1000)), json.dumps({"event": "metrics", **metrics})
-
-
-def next_lines(number: int, step: int) -> Iterator[str]:
-    """The lines of a later poll: what has changed."""
-    name, text = f"live{number:04}", row(step)
-    yield json.dumps({"event": "run", "run": name, "status": status_of(name, "training", step)})
-    yield json.dumps(
-        {"event": "metrics", "run": name, "attempt": 1, "inode": 1, "offset": step, "end": step + 1, "text": text}
-    )
-    yield json.dumps({"event": "beat", "time": time.time(), "cpu_used": round(0.5 + (step % 7) / 100, 2)})
-
-
-def row(step: int) -> str:
-    value = 2 + 1 / (1 + step)
-    return json.dumps({"global_step": step, "time": 1e9 + step, "train/loss": value, "grad/norm/total": value}) + "\n"
-
-
-def status_of(name: str, state: str, step: int) -> dict[str, Any]:
-    from midstream_engine import records
-
-    status = records.Status(
-        state, step, 0, "boot", 4242, 99, time.time(), name, 1, 1, num_train_steps=2000,
-        devices=[{"kind": "NVIDIA H100", "platform": "gpu", "memory_bytes": 80 << 30}] * 8,
-        versions={"jax": "0.10.2", "python": "3.11.7"}, root_digest="3f9a1c52e07b4d86" * 4,
-    )  # fmt: skip
-    return status.to_json()
-
-
-def run_line(name: str, host: str, state: str, step: int) -> dict[str, Any]:
-    from midstream_engine import records
-
-    entry = records.LineageEntry(1, 1, host, 8, "NVIDIA H100", 0, None, None, None)
-    checkpoint = {
-        "name": "step-1000-a001", "step": 1000, "attempt": 1, "pinned": False, "complete": True, "accepted": True,
-        "epoch": 1, "size": 10**9, "created": 1e9, "root_digest": "3f9a1c52e07b4d86" * 4, "damaged": "",
-    }  # fmt: skip
-    return {
-        "event": "run", "run": name, "attempts": [1], "attempt": 1, "running": state == "training",
-        "ended_without_status": False, "problem": "", "damaged": {}, "exit": None, "store": None,
-        "fence": records.Fence(1, host).to_json(), "status": status_of(name, state, step),
-        "lineage": records.Lineage(name).with_entry(entry).to_json(), "checkpoints": [checkpoint],
-    }  # fmt: skip
 
 
 if __name__ == "__main__":

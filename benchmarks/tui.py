@@ -293,9 +293,13 @@ def child(options: argparse.Namespace) -> None:
     if options.child == "small":
         run_ours(Still(small_world()), start_run="nano")
     elif options.child == "fleet":
+        from terminal.long_curve_probes import LongCurveProbes
         from terminal.simulated_fleet import SimulatedFleet
 
-        run_ours(SimulatedFleet(options.hosts, options.points), start_run="nano")
+        fleet = SimulatedFleet(LongCurveProbes(options.hosts, options.points), 1.0)
+        fleet.fill()
+        fleet.start()
+        run_ours(fleet, start_run="nano")
     elif options.child in ("hosts", "system"):
         snapshot = fleet_world(options.hosts, fleet_rows(1000))
         if options.child == "system":

@@ -19,6 +19,10 @@ from simulators.object_stores.bucket import BucketServer, bucket_server
 hypothesis.settings.register_profile("untimed", deadline=None)  # the time of an example depends on the machine
 hypothesis.settings.load_profile("untimed")
 
+# Where the environment forbids bytecode, each worker and each program that a test starts would compile all modules.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # The code under test reads these; a test that needs one sets it.
 for name in ("MIDSTREAM_FLEET", "MIDSTREAM_STATE", "MIDSTREAM_ROOT", "RUN_ID", "XLA_FLAGS"):
     os.environ.pop(name, None)

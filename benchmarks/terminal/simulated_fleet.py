@@ -1,33 +1,52 @@
-"""A fleet of simulated probes, which report every second in the lines that real ones write."""
+"""A fleet whose hosts are simulated: their probes' lines reach a store from a thread of this process."""
 
 from __future__ import annotations
 
+import gc
 import json
-import math
-import random
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
-from terminal.still_fleets import fleet_world
+BATCH_TIME = 0.25  # seconds; changes within them are reported together, as the watcher does
+
+
+class SimulatedProbes(Protocol):
+    """Reports of the probes of a fleet, in the lines that real ones write."""
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        """Names of the hosts."""
+        ...
+
+    def first(self, number: int) -> Iterable[str]:
+        """Return the lines of the first poll of the ``number``-th host."""
+        ...
+
+    def later(self, number: int, poll: int) -> Iterable[str]:
+        """Return the lines of its ``poll``-th poll after that: what has changed."""
+        ...
 
 
 class SimulatedFleet:
-    """A fleet of simulated probes: a store receives their lines, one host after the other, every second."""
+    """A source of snapshots: each host reports once in an interval, one after the other."""
 
-    def __init__(self, hosts: int, points: int) -> None:
+    def __init__(self, probes: SimulatedProbes, interval: float) -> None:
+        """Create the fleet. Nothing is reported yet.
+
+        Args:
+            probes: What its hosts report.
+            interval: Seconds between two polls of a host.
+        """
         from midstream.watch.snapshot_store import SnapshotStore
 
-        still = fleet_world(hosts, ())
-        self._store = SnapshotStore({host.name: "ssh" for host in still.hosts})
-        self._machines = {host.name: host.machine for host in still.hosts}
-        self._chance = random.Random(2)
-        self._points = points
+        self._probes = probes
+        self._interval = interval
+        self._store = SnapshotStore(dict.fromkeys(probes.hosts, "ssh"))
         self._callbacks: list[Callable[..., Any]] = []
-        for host, run in zip(still.hosts, still.runs, strict=True):
-            self._first(host.name, run, points if run.run_id == "nano" else 50)
-        threading.Thread(target=self._go_on, daemon=True).start()
+        self._published = 0.0
+        self._filled = False
 
     def snapshot(self) -> Any:
         return self._store.snapshot()
@@ -36,40 +55,36 @@ class SimulatedFleet:
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback)
 
-    def _report(self, host: str, **line: Any) -> None:
-        self._store.take(host, json.loads(json.dumps(line)))
+    def start(self) -> None:
+        """Report in the background: each host for the first time, unless `fill` did, then once in each interval."""
+        threading.Thread(target=self._report_all, daemon=True).start()
 
-    def _first(self, host: str, run: Any, points: int) -> None:
-        machine = self._machines[host]
-        self._report(host, event="hello", hostname=host, platform=machine.platform, python=machine.python, cpus=96)
-        records = {name: getattr(run, name).to_json() for name in ("fence", "lineage", "status")}
-        records["status"]["step"] = points
-        self._report(host, event="run", run=run.run_id, attempts=[1], attempt=1, running=True, **records)
-        for start in range(0, points, 2000):
-            self._metrics(host, run.run_id, start, min(points, start + 2000))
-        kept = ("memory_total", "memory_used", "disk_total", "disk_free")
-        gauges = {name: getattr(machine, name) for name in kept}
-        accelerators = [vars(each) for each in machine.accelerators]
-        self._report(host, event="beat", time=time.time(), cpu_used=0.5, accelerators=accelerators, **gauges)
+    def fill(self) -> None:
+        """Report each host for the first time."""
+        for number in range(len(self._probes.hosts)):
+            self._report(number, self._probes.first(number))
+        self._filled = True
 
-    def _metrics(self, host: str, run: str, start: int, stop: int) -> None:
-        text = "".join(
-            f'{{"global_step": {step}, "time": {1e9 + step}, "train/loss": {value}, "grad/norm/total": {value}}}\n'
-            for step in range(start, stop)
-            for value in (2.0 + 3.0 * math.exp(-step / 2e5) + 0.1 * self._chance.random(),)
-        )
-        self._report(host, event="metrics", run=run, attempt=1, inode=1, offset=start, end=stop, text=text)
-
-    def _go_on(self) -> None:
-        names = list(self._machines)
+    def _report_all(self) -> None:
+        if not self._filled:
+            self.fill()
+            self._publish()
+            gc.collect()
+        hosts, poll = len(self._probes.hosts), 0
         while True:
-            began = time.monotonic()
-            for number, host in enumerate(names):
-                time.sleep(max(0.0, began + number / len(names) - time.monotonic()))
-                if number == 0:
-                    self._metrics(host, "nano", self._points, self._points + 1)
-                    self._points += 1
-                self._report(host, event="beat", time=time.time(), cpu_used=round(self._chance.random(), 2))
-                for callback in tuple(self._callbacks):
-                    callback()
-            time.sleep(max(0.0, began + 1 - time.monotonic()))
+            poll, began = poll + 1, time.monotonic()
+            for number in range(hosts):
+                time.sleep(max(0.0, began + self._interval * number / hosts - time.monotonic()))
+                self._report(number, self._probes.later(number, poll))
+            time.sleep(max(0.0, began + self._interval - time.monotonic()))
+
+    def _report(self, number: int, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._store.take(self._probes.hosts[number], json.loads(line))
+        if time.monotonic() - self._published > BATCH_TIME:
+            self._publish()
+
+    def _publish(self) -> None:
+        self._published = time.monotonic()
+        for callback in tuple(self._callbacks):
+            callback()

@@ -92,7 +92,7 @@ COMMANDS = (
     Command("stop", ("S",), "Stop", "save and stop the run, or the marked ones", (FLEET, RUN), hint=True, changes=True),
     Command("launch", ("L",), "Launch", "start a run of a config on a target", (FLEET,), changes=True),
     Command("start_again", ("R",), "Start again", "start a run that has stopped or failed", (FLEET, RUN), changes=True),
-    Command("verify", ("V",), "Verify all", "all checkpoints, of marked runs; certificates", (FLEET,)),
+    Command("verify", ("V",), "Verify all", "hash all checkpoints, or marked; asks first", (FLEET,)),
     Command("leftovers", ("C",), "Clean", "list leftovers, and remove them", (FLEET,)),
     Command("mark", ("space",), "Mark", "mark a run, to compare its curve", (FLEET,), hint=True),
     Command("unmark", ("u",), "Unmark", "remove all marks", (FLEET,)),

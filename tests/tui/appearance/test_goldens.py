@@ -14,7 +14,7 @@ from support.tui.screens import SIZES, app_over, check_golden, play, screen_text
 pytestmark = pytest.mark.usefixtures("utc")
 
 # Scenes for pictures alone: tests of their own compare them, or read their words.
-PICTURES = {"costs", "slices", "verify", "host-curves", "document", "launch-failed", "start-again"}
+PICTURES = {"costs", "slices", "verify", "verify-question", "host-curves", "document", "launch-failed", "start-again"}
 GOLDENS = [name for name in SCENES if name not in PICTURES]
 
 

@@ -16,7 +16,8 @@ from midstream.tui.state.series import Series
 from midstream.tui.state.series_cache import SeriesCache
 from midstream.tui.style import palette
 from midstream.tui.style.glyphs import ASCII, UNICODE, Glyphs
-from midstream.tui.widgets.curve import CurveStyle, CurveView
+from midstream.tui.widgets.curve import CurveView
+from midstream.tui.widgets.curve_style import CurveStyle
 from midstream.tui.widgets.plot import Drawn
 from midstream.tui.widgets.viewport import Viewport
 from support.tui import fleets

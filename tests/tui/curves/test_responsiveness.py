@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 
 import pytest
 
 from midstream.tui.runtime import pause_limiter
 from midstream.tui.runtime.pause_limiter import PauseLimiter
+from midstream.tui.screens import preload
 from midstream.tui.state.series_cache import SeriesCache
 from midstream.tui.widgets.curve import CurveView
 from support.tui import fleets
@@ -74,6 +76,24 @@ def test_garbage_collection_waits_for_idle_keys_up_to_a_limit(monkeypatch: pytes
         assert collected[2:] == [(now[0], 1)], "between two keys, only young objects"
     assert (gc.get_threshold(), sys.getswitchinterval()) == before[:2]
     assert gc.get_freeze_count() == 0
+
+
+def test_screens_that_are_loaded_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    preload.load()
+    monkeypatch.setattr(preload.time, "sleep", lambda _: pytest.fail("a pause without an import"))
+    preload.load()
+
+
+def test_end_of_the_process_collects_nothing() -> None:
+    program = """
+import atexit, gc
+from midstream.tui.runtime.pause_limiter import PauseLimiter
+atexit.register(lambda: print(gc.get_freeze_count()))
+with PauseLimiter():
+    kept = [[number] for number in range(30000)]
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 30000, "the interpreter's last collection visits what is not frozen"
 
 
 def test_many_new_objects_are_frozen_and_collected_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 from midstream.tui.screens.dialogs.form import FormScreen
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
 from midstream.tui.screens.fleet.leftovers_screen import LeftoversScreen
-from midstream.tui.screens.fleet.verify_screen import VerifyScreen
+from midstream.tui.screens.fleet.verifications import CheckpointVerifications, question
 from midstream.tui.screens.launch.launch_screen import LaunchScreen
 from midstream.tui.screens.migration.wizard import WizardScreen
 from midstream.tui.screens.migration.wizard_settings import BATCH, PER_DEVICE, WizardSettings
@@ -218,14 +218,45 @@ async def test_verify_all_hashes_checkpoints_and_rechecks_certificates() -> None
     async with app.run_test(size=(120, 30)) as pilot:
         await settle(pilot)
         await pilot.press("space", "V")
-        await settle(pilot, lambda: isinstance(app.screen, VerifyScreen))
+        await settle(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        await pilot.press("y")
         await settle(pilot, lambda: "2 of 2 done, 2 damaged" in screen_text(app))
         assert "a: step-1000-a001 on small" in screen_text(app)
         assert "\n  params/c/0: another SHA-256\n" in screen_text(app), "the selected result in full"
         await pilot.press("escape", "3", "V")
+        await settle(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        assert "28.4 MB are read and hashed on 2 hosts: small, large." in screen_text(app), "both copies"
+        await pilot.press("y")
         await settle(pilot, lambda: "1 of 1 done, 0 damaged" in screen_text(app))
         assert "4 of 5 claims; not checked: disk" in screen_text(app)
         assert actions.calls[-1] == ("recheck", prepared_migrations.PLAN.migration)
+
+
+async def test_verify_all_reads_nothing_before_the_answer() -> None:
+    actions = PreparedActions()
+    bucket = replace(fleets.run("b", "large"), store="gs://lab/runs/b")
+    app = app_over(fleets.small_fleet(fleets.run("a"), bucket), actions)
+    async with app.run_test(size=(120, 30)) as pilot:
+        await settle(pilot)
+        await pilot.press("V")
+        await settle(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        text = " ".join(screen_text(app).split())  # the dialog folds its lines
+        assert "Verify 4 checkpoints" in text
+        assert "28.4 MB are read and hashed on 1 host: small." in text
+        assert "28.4 MB are downloaded from 1 bucket to this machine and hashed: gs://lab." in text
+        await pilot.press("escape")
+        await settle(pilot, lambda: isinstance(app.screen, FleetScreen))
+        assert actions.calls == []
+
+
+def test_question_counts_all_hosts_and_unknown_sizes() -> None:
+    runs = [fleets.run(f"run{number}", f"gpu{number}") for number in range(8)]
+    unknown = replace(runs[0].checkpoints[0], size=0)
+    runs[0] = replace(runs[0], checkpoints=(unknown, replace(unknown, complete=False)))
+    title, lines = question(CheckpointVerifications(PreparedActions(), runs))
+    assert title == "Verify 15 checkpoints", "one of them is not complete"
+    assert lines[0] == ("199 MB are read and hashed on 8 hosts: gpu0, gpu1, gpu2, gpu3, gpu4, gpu5 and 2 more.")
+    assert lines[1] == "The size of 1 copy is unknown and not included."
 
 
 @pytest.mark.parametrize("key", ["L", "R", "S"])

@@ -20,7 +20,8 @@ from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.dialogs.choose import ChooseScreen
 from midstream.tui.screens.dialogs.enter_text import EnterTextScreen
 from midstream.tui.state import series_cache
-from midstream.tui.widgets.curve import SMOOTHINGS, CurveStyle, CurveView
+from midstream.tui.widgets.curve import CurveView
+from midstream.tui.widgets.curve_style import SMOOTHINGS, CurveStyle
 from midstream.tui.widgets.plot import Drawn
 from midstream.tui.widgets.table import Column, Row
 from midstream.tui.widgets.viewport import Viewport

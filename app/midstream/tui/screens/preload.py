@@ -8,6 +8,7 @@ The fleet screen imports a screen when it opens it, so that the first frame does
 from __future__ import annotations
 
 import importlib
+import sys
 import time
 
 SCREENS = (
@@ -18,6 +19,7 @@ SCREENS = (
     "midstream.tui.screens.migration.migration_screen",
     "midstream.tui.screens.dialogs.document",
     "midstream.tui.screens.launch.launch_form",
+    "midstream.tui.screens.fleet.verify_screen",
 )
 PAUSE = 0.05  # seconds between two screens, in which keys are answered: an import holds the interpreter
 
@@ -25,5 +27,6 @@ PAUSE = 0.05  # seconds between two screens, in which keys are answered: an impo
 def load() -> None:
     """Import the screens. Call it in the background."""
     for screen in SCREENS:
-        time.sleep(PAUSE)
-        importlib.import_module(screen)
+        if screen not in sys.modules:  # as after a restart of the application in the same process
+            time.sleep(PAUSE)
+            importlib.import_module(screen)

@@ -1,7 +1,4 @@
-"""Saver of the training loop, and the records beside the arrays of a checkpoint.
-
-The module also decides when it saves.
-"""
+"""Saver of the training loop, which also decides when it saves."""
 
 from __future__ import annotations
 
@@ -11,9 +8,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
-
-import numpy as np
 
 from midstream_engine import records
 from midstream_engine.checkpoint.errors import CheckpointError
@@ -25,13 +19,13 @@ from midstream_engine.checkpoint.saving.save import PendingSave, begin_save
 from midstream_engine.checkpoint.saving.save_group import SaveGroup
 from midstream_engine.checkpoint.saving.save_rendezvous import abort_save
 from midstream_engine.checkpoint.stores import in_bucket, open_checkpoints
-from midstream_engine.optim.optimizer import schedule_count, update_count
 from midstream_engine.records import RecordError
 from midstream_engine.tracking.metrics_recorder import Recorder
 from midstream_engine.trainer.computation.finiteness import describe, find_not_finite
 from midstream_engine.trainer.computation.reference_losses import Measured, ReferenceLosses
 from midstream_engine.trainer.computation.setup import Setup
 from midstream_engine.trainer.computation.train_state import TrainState
+from midstream_engine.trainer.loop.checkpoint_records import provenance, train_state
 from midstream_engine.trainer.loop.copy_memory import memory_shortage
 from midstream_engine.trainer.runtime.attempt_record import Attempt
 from midstream_engine.trainer.runtime.host_memory import release_free_memory
@@ -39,28 +33,6 @@ from midstream_engine.trainer.runtime.status_file import StatusFile
 
 log = logging.getLogger(__name__)
 NOT_SAVED, FENCED = 1, 2  # outcomes of a failed save in the consensus of the processes; the worst is the maximum
-
-
-def train_state(setup: Setup, step: int, optimizer: Any) -> dict[str, Any]:
-    """Return the state in ``train.json``, which does not depend on the mesh.
-
-    It is part of the root digest.
-
-    The counts are the ``optimizer``'s own: Adam does not count updates that SkipStep skips, and an imported run's
-    counts may differ from its steps.
-    """
-    return {
-        "step": step,
-        "optimizer_count": int(np.asarray(update_count(optimizer))),
-        "schedule_count": int(np.asarray(schedule_count(optimizer))),
-        "next_sample": setup.batch_schedule.first_sample(step),
-        "batch_schedule": setup.batch_schedule.to_json(),
-        "seed": setup.config.trainer.seed,
-        "seq_len": setup.config.model.seq_len,
-        "shuffle": setup.config.data.shuffle,
-        "data_digest": setup.batches.cache.digest,
-        "tokenizer": setup.tokenizer.id,
-    }
 
 
 class NotSavedError(CheckpointError):
@@ -235,7 +207,9 @@ class Saver:
                     self._attempt.paths,
                     state,
                     train_document(
-                        train_state(self._setup, step, state.optimizer), self._provenance(), measured.to_json()
+                        train_state(self._setup, step, state.optimizer),
+                        provenance(self._setup, self._attempt, self._status),
+                        measured.to_json(),
                     ),
                     step=step,
                     attempt=self._attempt.number,
@@ -387,18 +361,3 @@ class Saver:
             yield
         finally:
             self._status.update(state=before)
-
-    def _provenance(self) -> dict[str, Any]:
-        status = self._status.value
-        return {
-            "run_id": self._attempt.paths.run_id,
-            "attempt": self._attempt.number,
-            "epoch": self._attempt.epoch,
-            "target": self._attempt.target,
-            "time": time.time(),
-            "mesh": dict(self._setup.layout.mesh.shape),
-            "devices": status.devices,
-            "versions": status.versions,
-            "config": self._setup.config.resolved(),
-            "validation": self._setup.validation.to_json() if self._setup.validation else {},
-        }

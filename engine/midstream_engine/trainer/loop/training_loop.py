@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ import numpy as np
 from haliax import NamedArray
 
 from midstream_engine import records
-from midstream_engine.checkpoint.save_fence import FenceRejectedError, FenceUnreadableError, read_fence, seal
+from midstream_engine.checkpoint.save_fence import FenceRejectedError, FenceUnreadableError, seal
 from midstream_engine.data.batches.batches import Batch
 from midstream_engine.data.batches.prefetch import Prefetch
 from midstream_engine.errors import FencedError
@@ -35,6 +34,7 @@ from midstream_engine.trainer.computation.train_state import TrainState
 from midstream_engine.trainer.computation.train_step import StepResult
 from midstream_engine.trainer.loop import flops
 from midstream_engine.trainer.loop.batch_reader import BatchReader
+from midstream_engine.trainer.loop.fence_reader import FenceReader
 from midstream_engine.trainer.loop.finite_check import FiniteCheck
 from midstream_engine.trainer.loop.profile import Profile
 from midstream_engine.trainer.loop.requests import Known, Requests, Wanted
@@ -109,9 +109,7 @@ class Loop:
         self._running: Running | None = None
         self._completed = 0.0  # time of the newest settled update, seconds of the monotonic clock
         self._duration = 0.0  # seconds of that update
-        self._fence_version: tuple[int, int] | None = None  # modification time (ns) and inode of the fence last read
-        self._epoch = 0  # of the fence, as last read
-        self._unreadable = ""  # why the fence cannot be read; empty if it can
+        self._fence = FenceReader(attempt.paths, status)
         self._logged = 0.0
         self._later: Wanted | None = None  # a command to stop at a later step
         profiled = self._trainer if self._leads else dataclasses.replace(self._trainer, profiler=False)
@@ -136,7 +134,8 @@ class Loop:
                 wanted = self._hold_back(self._requests.look(self._known(self._boundary)))
                 if self._acts(wanted) or not source.ready:
                     self._settle()
-                self._check_fence(wanted.known.epoch)
+                if wanted.known.epoch > self._attempt.epoch:
+                    self._fence.refuse(wanted.known.epoch, self.step)
                 with _fence_errors():
                     self._saver.poll(wanted.known.busy, wanted.known.failed)
                 if wanted.stop and self._stop(wanted):
@@ -273,59 +272,8 @@ class Loop:
         """Return this process's view for the boundary at ``step``."""
         busy, failed = self._saver.busy, self._saver.failed
         due = self._leads and self._saver.due(step, time.monotonic())
-        epoch, unreadable = self._fence_epoch(), bool(self._unreadable)
+        epoch, unreadable = self._fence.epoch(), bool(self._fence.unreadable)
         return Known(epoch=epoch, due=due, busy=busy, failed=0 if busy else failed, unreadable=unreadable)
-
-    def _fence_epoch(self) -> int:
-        """Return the epoch of the fence on this host.
-
-        It takes one stat per step, and a read only after a change or an error.
-        """
-        path, reason = self._attempt.paths.fence, ""
-        try:
-            status = os.stat(path)
-            if (status.st_mtime_ns, status.st_ino) != self._fence_version:
-                self._fence_version = None
-                fence = read_fence(self._attempt.paths)
-                self._fence_version = (status.st_mtime_ns, status.st_ino)
-                self._epoch = fence.epoch if fence is not None else 0
-        except FileNotFoundError:
-            # An attempt that has read a fence cannot commit without it; a run may also have none from the start.
-            reason = f"{path} has been removed; nothing is committed until it exists" if self._epoch else ""
-        except (FenceUnreadableError, OSError) as error:
-            reason = str(error)
-        if reason != self._unreadable:
-            self._report_unreadable(reason)
-        return self._epoch
-
-    def _report_unreadable(self, reason: str) -> None:
-        """Report an unreadable fence in the log and the status, once.
-
-        The status is cleared when the fence is readable.
-        """
-        before, self._unreadable = self._unreadable, reason
-        if reason:
-            log.error("%s", reason)
-            self._status.update(message=reason)
-        else:
-            log.info("the fence can be read again: epoch %d", self._epoch)
-            if self._status.value.message == before:
-                self._status.update(message="")
-
-    def _check_fence(self, epoch: int) -> None:
-        """Raise FencedError if the run belongs to another attempt.
-
-        ``epoch``: the highest that any process has read.
-        """
-        if epoch <= self._attempt.epoch:
-            return
-        owner = f"epoch {epoch}"
-        fence = None
-        with contextlib.suppress(FenceUnreadableError):
-            fence = read_fence(self._attempt.paths)
-        if fence is not None and fence.epoch == epoch:  # this host's fence may be older than another process's
-            owner = f"{fence.owner} (epoch {epoch}, sealed at step {fence.sealed_step})"
-        raise FencedError(f"the run belongs to {owner}: this attempt ends at step {self.step}")
 
     def _hold_back(self, wanted: Wanted) -> Wanted:
         """Return the requests; hold back a command to stop at a later step until then.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
@@ -267,20 +266,19 @@ class FleetScreen(ListScreen):
         self.app.push_screen(LeftoversScreen())
 
     def action_verify(self) -> None:
-        """Verify all checkpoints of the marked runs, or of all runs.
+        """Verify all checkpoints of the marked runs, or of all runs, after confirmation.
 
         In the list of migrations, verify all certificates.
         """
         from midstream.tui.screens.fleet import verify_screen
+        from midstream.tui.screens.fleet.verifications import CertificateVerifications, CheckpointVerifications
 
         actions, state = self.midstream.actions, self.screen_state
         if self._view == MIGRATIONS:
-            certificates = partial(verify_screen.of_migrations, actions, state.migrations)
-            self.app.push_screen(verify_screen.VerifyScreen("Migrations", certificates))
-            return
-        marked = self._marked_runs()
-        checkpoints = lambda: verify_screen.of_checkpoints(actions, marked or state.current_runs)  # noqa: E731
-        self.app.push_screen(verify_screen.VerifyScreen("Runs", checkpoints))
+            verify_screen.ask(self, "Migrations", CertificateVerifications(actions, state.migrations))
+        else:
+            runs = self._marked_runs() or state.snapshot.current()
+            verify_screen.ask(self, "Runs", CheckpointVerifications(actions, runs))
 
     def _marked_runs(self) -> list[RunView]:
         """Return the marked runs that still exist."""
