@@ -178,8 +178,7 @@ class _TreeCopy:
                 bandwidth_limit=self.settings.bandwidth_limit,
                 cancel=self.cancel,
             )
-            pool.run(set(survey.absent))
-            session.commit()
+            pool.run(set(survey.absent), landed=session.commit)
             session.wait_for(Committed, on_problem=on_problem, cancel=self.cancel)
         return CopyReport(
             objects=len(objects),
