@@ -1,4 +1,4 @@
-"""What a copy to or from a bucket needs is started while the source trains."""
+"""Clients of buckets, started for a copy while the source trains."""
 
 from __future__ import annotations
 
