@@ -49,7 +49,9 @@ def receive(directory: str, generation: str, kind: str, keys: Sequence[str], pee
         receive_into(directory, generation, kind, keys[number], lambda write: received(stream, write, report), report)
 
     # Forked before threads start that have locks. Where processors are few, further streams share this process.
-    apart = {number: WritingProcess(partial(write, number)) for number in range(min(len(keys), processors() // 2))}
+    apart: Dict[int, WritingProcess] = {}
+    for number in range(min(len(keys), processors() // 2)):
+        apart[number] = WritingProcess(partial(write, number), list(apart.values()))
     Lines()  # ends this program when the app closes stdin
 
     def work(number: int, sock: ssl.SSLSocket) -> None:

@@ -10,7 +10,7 @@ import os
 import select
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from midstream.remote.copy.stdin_lines import IDLE_TIMEOUT
 from midstream.remote.copy.stream.frames import Incoming
@@ -31,25 +31,29 @@ def processors() -> int:
 class WritingProcess:
     """The process; ends with its stream, or with this process."""
 
-    def __init__(self, work: Callable[[Incoming, Report], Any]) -> None:
+    def __init__(self, work: Callable[[Incoming, Report], Any], others: "Sequence[WritingProcess]" = ()) -> None:
         """Fork it.
 
         Args:
             work: Called there with the stream and a function that reports (an event, and its fields by name), unless
                 the stream ends before its first byte.
+            others: The processes that were forked before. It gives up its copies of their pipes: while there is one,
+                they do not see the end of their streams.
         """
         self._blocks = SharedBlocks()
         self._reports, reporting = os.pipe()
         self._process = os.fork()
         if not self._process:
-            self._run(work, reporting)
+            self._run(work, reporting, others)
         os.close(reporting)
         self._blocks.fill_only()
 
-    def _run(self, work: Callable[[Incoming, Report], Any], reporting: int) -> None:
+    def _run(self, work: Callable[[Incoming, Report], Any], reporting: int, others: "Sequence[WritingProcess]") -> None:
         """Receive the stream, in the new process; does not return."""
         status = 1
         try:
+            for each in others:
+                each.release()
             os.close(self._reports)
             self._blocks.empty_only()
             lock = threading.Lock()
@@ -99,9 +103,13 @@ class WritingProcess:
 
     def close(self) -> None:
         """End the process, where it received no stream."""
+        self.release()
+        os.waitpid(self._process, 0)
+
+    def release(self) -> None:
+        """Close this process's ends of its pipes."""
         self._blocks.close_filling()
         os.close(self._reports)
-        os.waitpid(self._process, 0)
 
 
 def _decrypt(sock: "ssl.SSLSocket", blocks: SharedBlocks) -> None:
