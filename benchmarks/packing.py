@@ -5,9 +5,11 @@
 Trains a GPT-2 with 3.3 million parameters (Adam, float32, learning rate to 0.1 of its peak) and reads its last
 checkpoint in chunks, as a sender does. *planes* is what `midstream.remote.copy.stream.byte_planes` leaves, *difference*
 the same after an exclusive or with the checkpoint that is so many steps older, *better of both* the shorter form of
-each chunk. deflate and zstd (with ``--zstandard``: the package of that name) compress the chunks as they are. Rates are
-per processor second of one core; ``link`` is the fastest link on which packing saves time, if the receiver and
-encryption cost nothing.
+each chunk. ``cores_to_gain`` is the number of cores that pack as many bytes of objects as a link of 1 Gbit/s sends
+plain, ``cores_to_fill`` the number that keep it busy with packed bytes; reading and encryption need theirs besides.
+deflate and zstd (with ``--zstandard``: the package of that name) compress the chunks as they are. Rates are per
+processor second of one core; ``link`` is the fastest link on which packing saves time, if the receiver and encryption
+cost nothing.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ trainer:
   checkpointer: {{save_interval: 60m, keep: [{{every: {every}}}]}}
 optimizer: {{learning_rate: 1e-3, weight_decay: 0.1, warmup: 10}}
 """
+GIGABIT = 125e6  # bytes per second
 MIN_OBJECT = 128 << 10  # bytes; smaller objects are sent as they are
 
 
@@ -106,6 +109,8 @@ def main() -> None:
         row |= {
             "unpacked_MB_per_second": round(unpack_rate / 1e6),
             "link_Gbit_per_second": round(8 * rate * left / 1e9, 1),
+            "cores_to_gain": round(GIGABIT / rate, 2),
+            "cores_to_fill": round(GIGABIT / left / rate, 2),
         }
         print(json.dumps(row), flush=True)
         for age in options.ages:

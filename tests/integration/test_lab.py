@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from simulators.lab_shell import WELCOME
 from simulators.sshd import SSHD
 from support.paths import REPOSITORY
 
@@ -75,3 +77,26 @@ midstream --verify guide --json
     assert "s3://lab-runs/mine/runs/guide/checkpoints/step-20-a001: verified" in printed
     result = json.loads(printed.splitlines()[-1])
     assert (result["event"], result["problems"]) == ("result", [])
+
+
+@pytest.mark.slow  # three complete migrations, one of them to a slice of four workers
+@pytest.mark.timeout(900)
+def test_commands_that_public_lab_shows_run_in_their_order(tmp_path: Path) -> None:
+    """Every command of the greeting: from a disk over the emulator's bucket to that of moto, and back to a disk."""
+    shown = [line.strip() for line in WELCOME.format(fleet="", config="configs/gpt2_tiny.yaml").splitlines()]
+    commands = [line.split("   ")[0] for line in shown if line.startswith("midstream ")]
+    assert len(commands) == 8
+    script = list[str]()
+    for number, command in enumerate(commands):
+        script += [f"echo 'command {number}'", command]
+        if "--launch" in command:
+            script.append(until('"state": "training"'))
+    printed = run_in_lab(tmp_path, "\n".join(script), timeout=850)
+    moves = [number for number, command in enumerate(commands) if "--migrate" in command]
+    assert len(moves) == 3
+    answers = dict(enumerate(printed.split("command ")[1:]))
+    for number in moves:
+        assert "guide: completed\ncertificate: valid" in answers[number], printed
+    (verify,) = [number for number, command in enumerate(commands) if "--verify" in command]
+    found = re.search(r"^s3://lab-runs/mine/runs/guide/checkpoints/\S+: verified", answers[verify], re.MULTILINE)
+    assert found, printed

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 from midstream_engine.object_store.bucket_client import BLOCK
+from midstream_engine.object_store.errors import StoreError
 from midstream_engine.object_store.response_body import receive
 
 
@@ -36,6 +38,23 @@ class RangeRead:
         self._length, self._memory, self._take = length, memory, take
         self._in_place = len(memory) >= length
         self.arrived = 0
+
+    def check_status(self, status: int, offset: int, name: str) -> None:
+        """Check that an answer has a range, not the object from its begin.
+
+        Args:
+            status: HTTP status of the answer.
+            offset: Begin of the range in the object.
+            name: Of the object, in the message.
+
+        Raises:
+            StoreError: The service ignores ranges.
+        """
+        if status == HTTPStatus.OK and offset + self.arrived:
+            raise StoreError(
+                f"{name}: the service answered with the complete object, not with a range",
+                "an emulator or a proxy that supports Range is needed",
+            )
 
     def receive(self, response: Any, size: int | None = None, failures: tuple[type[Exception], ...] = ()) -> None:
         """Receive a body, which begins with the bytes that follow those that have arrived.

@@ -35,6 +35,8 @@ _honest_emit = emit
 def emit(event, **fields):
     fields = ({change})(event, dict(fields))
     _honest_emit(event, **fields)
+def processors():
+    return 1  # reports of a process of its own would not pass here
 """
 pytestmark = pytest.mark.system
 

@@ -27,9 +27,7 @@ def test_objects_and_all_folders_above_are_synced(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "fsync", recorded)
     sync_objects(str(tmp_path), objects)  # pyright: ignore[reportArgumentType]
-    files, folders = synced[: len(objects)], synced[len(objects) :]
-    assert sorted(files) == sorted(str(each["path"]) for each in objects)
-    assert sorted(folders) == [".", "a", "a/b", "a/b/c", "d"]
+    assert sorted(synced) == sorted([".", "a", "a/b", "a/b/c", "d", *(str(each["path"]) for each in objects)])
 
 
 def test_object_of_another_size_is_no_commit(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from paramiko.message import Message
 from midstream.errors import ConnectionLostError
 from midstream.hosts.deadline import Deadline
 from midstream.hosts.rpc.answer_limits import FORCED, PREAMBLE_LIMIT, too_large
+from midstream.hosts.ssh.transport import CHANNEL_TIMEOUT
 
 STDERR_TAIL_SIZE = 64 * 1024  # bytes
 STDERR_BATCH = 2 << 20  # bytes that are read in one go: endless output must not block the reader
@@ -34,11 +35,10 @@ def connection_lost(host: str, what: str) -> ConnectionLostError:
     )
 
 
-def start_command(channel: paramiko.Channel, command: str, timeout: float) -> None:
-    """Request that the server runs ``command``.
+def send_command(channel: paramiko.Channel, command: str) -> None:
+    """Request that the server runs ``command``; `command_started` reads its answer.
 
-    Raises SSHException if it refuses or does not answer within ``timeout`` seconds. paramiko's `exec_command` has no
-    timeout.
+    What is written to the command's stdin may follow at once: it saves a round trip.
     """
     request = Message()
     request.add_byte(cMSG_CHANNEL_REQUEST)
@@ -49,6 +49,15 @@ def start_command(channel: paramiko.Channel, command: str, timeout: float) -> No
     inner = cast(Any, channel)
     inner._event_pending()
     inner.transport._send_user_message(request)
+
+
+def command_started(channel: paramiko.Channel, timeout: float) -> None:
+    """Wait for the answer to `send_command`.
+
+    Raises SSHException if the server refuses, or does not answer within ``timeout`` seconds. paramiko's `exec_command`
+    has no timeout.
+    """
+    inner = cast(Any, channel)
     if not inner.event.wait(timeout):
         raise paramiko.SSHException(f"no answer within {timeout:.0f} s")
     inner._wait_for_event()
@@ -69,11 +78,18 @@ class _Reader(io.RawIOBase):
         self.begun = False
         self.preamble = b""  # the end of the output before the command's own
         self._preamble_size = 0
+        self._started = False
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
+        if not self._started:
+            try:
+                command_started(self._channel, CHANNEL_TIMEOUT)
+            except (paramiko.SSHException, EOFError, OSError) as error:
+                raise connection_lost(self._host, "the channel was closed before the command started") from error
+            self._started = True
         while not self.begun:
             data = self._receive(1 << 16)
             if not data:
@@ -181,7 +197,8 @@ class _Stderr:
 class SshProcess:
     """A command in a channel.
 
-    Its stdout begins after `PREAMBLE_END`, which the caller's command line prints.
+    Its stdout begins after `PREAMBLE_END`, which the caller's command line prints. The first read waits for the
+    server's answer to `send_command`.
     """
 
     def __init__(self, host: str, channel: paramiko.Channel) -> None:

@@ -21,9 +21,8 @@ from midstream.hosts.rpc import remote_call
 from midstream.hosts.rpc.answer_limits import run_to_end
 from midstream.hosts.ssh.channels import Channels
 from midstream.hosts.ssh.connection import Connection, open_connection
-from midstream.hosts.ssh.process import PRINT_PREAMBLE_END, SshProcess, connection_lost, start_command
+from midstream.hosts.ssh.process import PRINT_PREAMBLE_END, SshProcess, connection_lost, send_command
 from midstream.hosts.ssh.settings import SshSettings, resolve
-from midstream.hosts.ssh.transport import CHANNEL_TIMEOUT
 
 CLOSE_TIMEOUT = 0.5  # seconds
 INSPECT_TIMEOUT = 30.0  # seconds
@@ -140,7 +139,7 @@ class SshHost:
         command = PRINT_PREAMBLE_END + _command(argv, env)
         channel = self._session(window)
         try:
-            start_command(channel, command, CHANNEL_TIMEOUT)
+            send_command(channel, command)
         except (paramiko.SSHException, EOFError, OSError) as error:
             channel.close()
             raise connection_lost(self.name, "the channel was closed before the command started") from error

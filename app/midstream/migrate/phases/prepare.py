@@ -9,7 +9,7 @@ from midstream.migrate.phases.context.migration import Migration
 from midstream.migrate.phases.context.preemption import preempted
 from midstream.migrate.phases.copying.data_copy import copy_token_caches
 from midstream.migrate.phases.copying.pins import pin
-from midstream.migrate.phases.copying.streamed_copy import copy_checkpoint
+from midstream.migrate.phases.copying.streamed_copy import copy_checkpoint, prepare_copy
 from midstream.migrate.phases.standby import prepare_standby, rehearsal_overlap
 from midstream.migrate.records.phase_names import PREPARE
 
@@ -40,6 +40,7 @@ class Prepare:
         with migration.stage(stages.DATA):
             copy_token_caches(migration, plan.route.data_digests)
         _ = migration.source_group.run_hosts  # determined now: later the run is stopped
+        prepare_copy(migration)
         if plan.has_standby:
             prepare_standby.ensure(migration)
             if plan.trainer is not None:

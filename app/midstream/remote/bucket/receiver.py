@@ -7,7 +7,7 @@ from typing import Any, Dict, Optional
 from midstream.remote.bucket.access_problem import report_problem
 from midstream.remote.bucket.writes import Parts, Work, Writes
 from midstream.remote.copy.stream import receiver
-from midstream.remote.copy.stream.frames import Bytes
+from midstream.remote.copy.stream.frames import Incoming
 from midstream.remote.declarations import program
 from midstream.remote.files.copy_items import CopyItem
 from midstream.remote.files.object_files import emit, inside
@@ -39,7 +39,7 @@ class _Arriving(receiver.Arriving):
 
 
 class _Receiver(receiver.Receiver):
-    def __init__(self, bucket: BucketClient, stream: Bytes, kind: str, key: str) -> None:
+    def __init__(self, bucket: BucketClient, stream: Incoming, kind: str, key: str) -> None:
         super().__init__(stream, kind, key)
         self.writes = Writes(bucket, self.reports)
         self.work = Work()

@@ -14,7 +14,7 @@ import posixpath
 import stat
 import sys
 import threading
-from typing import Any, Dict, List, Optional, Tuple, cast
+from typing import Any, Callable, Dict, List, Optional, Tuple, cast
 
 INCOMING = ".incoming"  # staging directory; see target/staging.py
 BLOCK = 1 << 20  # bytes read at once
@@ -23,7 +23,16 @@ HASHERS = 4
 
 def emit(event: str, **fields: Any) -> None:
     """Print one line for the app. Any thread may."""
-    line = json.dumps(dict(fields, event=event), default=_plain).encode() + b"\n"
+    emit_line(line_of(event, fields))
+
+
+def line_of(event: str, fields: Dict[str, Any]) -> bytes:
+    """Return an event as a line for the app."""
+    return json.dumps(dict(fields, event=event), default=_plain).encode() + b"\n"
+
+
+def emit_line(line: bytes) -> None:
+    """Print a line that `line_of` made. Any thread may."""
     with _emitting:
         sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()
@@ -144,8 +153,18 @@ class LastFolder:
     Objects that follow one another are near one another.
     """
 
-    def __init__(self, directory: str, create: bool = False) -> None:
-        self._directory, self._create = directory, create
+    def __init__(
+        self, directory: str, create: bool = False, leaving: Optional[Callable[[str, int], None]] = None
+    ) -> None:
+        """Begin without a folder.
+
+        Args:
+            directory: The directory that the paths are relative to.
+            create: Whether folders that are not there are created.
+            leaving: Called with each folder, also those above it, before it is closed: its path in the directory, and
+                its descriptor.
+        """
+        self._directory, self._create, self._leaving = directory, create, leaving
         self._names: List[str] = []  # parts of the path of the folder opened last
         self._open: List[int] = []  # descriptors of the directory and of each of these parts
         self._created = False  # the folder opened last was not there: those beside it may not be there either
@@ -170,9 +189,7 @@ class LastFolder:
             if one != other:
                 break
             common += 1
-        del self._names[common:]
-        while len(self._open) > common + 1:
-            os.close(self._open.pop())
+        self._leave(common + 1)
         for folder in folders[common:]:
             try:
                 descriptor, self._created = _open_or_create(folder, self._open[-1], self._create, self._created)
@@ -185,9 +202,17 @@ class LastFolder:
 
     def close(self) -> None:
         """Close the folders. Idempotent."""
-        self._names = []
-        while self._open:
-            os.close(self._open.pop())
+        self._leave(0)
+
+    def _leave(self, kept: int) -> None:
+        while len(self._open) > kept:
+            descriptor, names = self._open.pop(), self._names[:]
+            del self._names[max(0, len(self._open) - 1) :]
+            try:
+                if self._leaving is not None:
+                    self._leaving("/".join(names), descriptor)
+            finally:
+                os.close(descriptor)
 
 
 def open_object(directory: str, path: str) -> int:

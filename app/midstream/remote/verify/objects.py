@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import posixpath
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypedDict
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypedDict
 
 from midstream.remote.declarations import MANIFEST_LIMIT, reads
 from midstream.remote.files import allowlist
@@ -26,6 +26,9 @@ from midstream.remote.files.object_files import (
     size_of,
 )
 from midstream.remote.shapes import FileName, Text
+
+if TYPE_CHECKING:  # slow to import: functions that hash do it
+    from concurrent.futures import Future
 
 MANIFEST_BYTES = 1 << 26  # of a manifest that is read
 
@@ -144,6 +147,8 @@ def digests(directory: str, ranges: Sequence[Sequence[Any]]) -> List[Optional[st
         except OSError:
             return None
 
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(HASHERS) as pool:
         return list(pool.map(one, ranges))
 
@@ -171,9 +176,15 @@ def check(directory: str, entry: CopyObject) -> Optional[str]:
 
 def checked(directory: str, objects: Iterable[CopyObject]) -> Iterator[Tuple[CopyObject, Optional[str]]]:
     """Yield each object with what is wrong with it, in the order threads finish."""
+    entries = iter(objects)
+    first = next(entries, None)
+    if first is None:
+        return
+    from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+
     with ThreadPoolExecutor(max(2, min(HASHERS, os.cpu_count() or 1))) as pool:
         running: Dict["Future[Optional[str]]", CopyObject] = {}
-        queue = iter(objects)
+        queue = chain((first,), entries)
         while True:
             for entry in queue:
                 running[pool.submit(check, directory, entry)] = entry

@@ -178,8 +178,10 @@ class _TreeCopy:
                 bandwidth_limit=self.settings.bandwidth_limit,
                 cancel=self.cancel,
             )
-            pool.run(set(survey.absent))
-            session.commit()
+            # A bucket's program commits what is complete by then, and does not wait for the objects that it assembles.
+            pool.run(set(survey.absent), landed=None if self.target.in_bucket else session.commit)
+            if self.target.in_bucket:
+                session.commit()
             session.wait_for(Committed, on_problem=on_problem, cancel=self.cancel)
         return CopyReport(
             objects=len(objects),

@@ -64,6 +64,7 @@ def send_files(
             queue = SendQueue(Route(source, target, link, replace(settings, streams=1), HISTORY), deque(items))
             limit = settings.bandwidth_limit
             pool = StreamPool(session, events, [queue], meter, explain=explain, bandwidth_limit=limit, cancel=cancel)
-            pool.run({entry["path"] for entry in files})
-        session.commit()
+            pool.run({entry["path"] for entry in files}, landed=session.commit)
+        else:
+            session.commit()
         session.wait_for(Committed, on_problem=on_problem, cancel=cancel)

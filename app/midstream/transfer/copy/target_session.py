@@ -92,7 +92,10 @@ class TargetSession:
         self._write_line({"do": "landed", "ranges": list(ranges)})
 
     def commit(self) -> None:
-        """Request the manifest to be written. The program answers ``committed``."""
+        """Request the manifest to be written, once what has landed is verified.
+
+        The program answers ``committed``.
+        """
         self._write_line({"do": "commit"})
 
     def wait_for(

@@ -103,8 +103,10 @@ class StreamPool:
         self.bytes_sent = 0
         self.bytes_on_link = 0
 
-    def run(self, waiting: set[str]) -> None:
+    def run(self, waiting: set[str], *, landed: Callable[[], None] | None = None) -> None:
         """Send everything; return once each path of ``waiting`` is verified at the target.
+
+        ``landed`` is called once, when all streams are done: the target may still verify what arrived in ranges.
 
         Raises:
             TransferError: An object is wrong, or the disk is full.
@@ -115,6 +117,9 @@ class StreamPool:
         try:
             while waiting or self._unopened or any(queue.busy for queue in self._queues):
                 self._open_queues()
+                if landed is not None and not self._unopened and not any(queue.busy for queue in self._queues):
+                    landed()
+                    landed = None
                 if self._cancel is not None and self._cancel.is_set():
                     raise Cancelled(f"the copy to {self._staging.target} was cancelled")
                 try:
@@ -122,6 +127,8 @@ class StreamPool:
                 except Empty:
                     continue
                 self._handle(event, waiting)
+            if landed is not None:
+                landed()
         finally:
             with self._lock:
                 self._closed = True

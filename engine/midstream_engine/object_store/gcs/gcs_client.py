@@ -244,10 +244,11 @@ class GcsClient:
             answer = self._storage._http.get(url, headers=headers, stream=True, timeout=REQUEST_TIMEOUT)
             if answer.status_code not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
                 raise exceptions.from_http_response(answer)
-            if answer.status_code == HTTPStatus.OK and offset + reading.arrived:
+            try:
+                reading.check_status(answer.status_code, offset, joined(self.url, path))
+            except StoreError:
                 answer.close()
-                text = f"{joined(self.url, path)}: the service answered with the complete object, not with a range"
-                raise StoreError(text, "an emulator or a proxy that supports Range is needed")
+                raise
             if pinned is None and answer.headers.get(GENERATION, "").isdecimal():
                 pinned = int(answer.headers[GENERATION])  # the rest is of the same object
             size = answer.headers.get("Content-Length", "")

@@ -174,6 +174,12 @@ class S3Client(S3Requests):
                 if s3_errors.fields(error)[0] == 416:
                     return reading.arrived
                 raise
+            try:
+                status = int(answer["ResponseMetadata"]["HTTPStatusCode"])
+                reading.check_status(status, offset, joined(self.url, path))
+            except StoreError:
+                answer["Body"].close()
+                raise
             parameters.setdefault("IfMatch", f'"{tag_of(answer)}"')  # the rest is of the same object
             reading.receive(_response(answer), int(answer["ContentLength"]), failures)
             return reading.arrived

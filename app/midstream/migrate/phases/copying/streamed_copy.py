@@ -291,6 +291,30 @@ def _copy_again(migration: Migration, name: str, streamed: StreamedCopy) -> int:
     return sent
 
 
+def prepare_copy(migration: Migration) -> None:
+    """Find the machine that has a bucket's client; start what it needs there.
+
+    The downtime then has none of it.
+    """
+    source, target = migration.source_group.checkpoint_store, migration.target_group.checkpoint_store
+    if (source.store or target.store) and not same_store(source, target):
+        for end in _ends(migration, migration.plan.checkpoint, spread=False):
+            end.prepare()
+
+
+def _ends(migration: Migration, name: str, *, spread: bool) -> tuple[Endpoint, Endpoint]:
+    """Return the endpoints of a checkpoint.
+
+    ``spread``: several hosts have a share of it.
+    """
+    source, target = migration.source_group, migration.target_group
+    # Between two buckets the bytes stream through this machine.
+    here = source.checkpoint_store.endpoint(name, None if target.store else target.bucket_client_host, target.python)
+    # A copy from a bucket does not need the source host, which may be unreachable.
+    via = None if spread or source.store else source.bucket_client_host
+    return here, target.checkpoint_store.endpoint(name, via, source.python)
+
+
 def copy_checkpoint(migration: Migration, name: str, what: str) -> int:
     """Copy a checkpoint to the target's first host, and from there to its others.
 
@@ -304,11 +328,7 @@ def copy_checkpoint(migration: Migration, name: str, what: str) -> int:
         migration.note(f"{name} is in {where}, which {target.target.name} reads itself: nothing is copied")
         return 0
     share_hosts = [entry.host for entry in manifest.spread_hosts]
-    # Between two buckets the bytes stream through this machine.
-    here = source.checkpoint_store.endpoint(name, None if target.store else target.bucket_client_host, target.python)
-    # A copy from a bucket does not need the source host, which may be unreachable.
-    via = None if share_hosts or source.store else source.bucket_client_host
-    there = target.checkpoint_store.endpoint(name, via, source.python)
+    here, there = _ends(migration, name, spread=bool(share_hosts))
     progress = migration.progress(what)
     listing = "" if there.in_bucket else f"ls -l {shlex.quote(there.directory)}"
     if share_hosts:

@@ -7,13 +7,15 @@ that arrives in ranges, over several streams or in several attempts, is hashed b
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import posixpath
 from functools import partial
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Union
 
 from midstream.remote.copy.stream import receiver
-from midstream.remote.copy.stream.frames import Bytes, ProblemError
+from midstream.remote.copy.stream.frames import Incoming, ProblemError
+from midstream.remote.copy.stream.receiver import check
 from midstream.remote.copy.target.staging import CHUNK, Stage, problem
 from midstream.remote.declarations import program
 from midstream.remote.files.allowlist import CHECKPOINTS
@@ -38,10 +40,19 @@ class _Arriving(receiver.Arriving):
 
     def __init__(self, stage: Stage, item: CopyItem) -> None:
         super().__init__(item)
-        self.part = stage.part(item)
-        self.file = stage.open_part(self.part, fresh=self.complete)
+        self._stage = stage
+        self.part = ""
+        self.file = -1
+        self.placed = False
+
+    def open(self) -> None:
+        """Open the part. Idempotent."""
+        if self.file < 0:
+            self.part = self._stage.part(self.item)
+            self.file = self._stage.open_part(self.part, fresh=self.complete)
 
     def write(self, data: memoryview) -> None:
+        self.open()
         if self.complete:
             self.digest.update(data)
         at: int = self.item["offset"] + self.received
@@ -53,7 +64,7 @@ class _Arriving(receiver.Arriving):
     def give_up(self) -> None:
         """Close the file; delete it if it has no complete chunk that a later copy can use."""
         self.close()
-        if self.complete and self.received < CHUNK:
+        if self.part and self.complete and self.received < CHUNK:
             os.unlink(self.part)
 
     def close(self) -> None:
@@ -93,7 +104,7 @@ class _SyncPool:
 
 
 class _Receiver(receiver.Receiver):
-    def __init__(self, stage: Stage, stream: Bytes, kind: str, key: str, report: Callable[..., None]) -> None:
+    def __init__(self, stage: Stage, stream: Incoming, kind: str, key: str, report: Callable[..., None]) -> None:
         super().__init__(stream, kind, key, report)
         self.stage = stage
         self.sync_pool = _SyncPool()
@@ -107,17 +118,37 @@ class _Receiver(receiver.Receiver):
         return int(arriving.item["length"]) - arriving.received
 
     def take(self, arriving: _Arriving, data: memoryview) -> None:
+        if len(data) == arriving.item["size"] <= receiver.SMALL:
+            arriving.received = len(data)
+            self._small(arriving, data)
+            return
         arriving.write(data)
         self.reports.landed(len(data))
 
+    def _small(self, arriving: _Arriving, data: Union[bytes, memoryview]) -> None:
+        """Check an object of which all bytes are here, then write and name it.
+
+        Raises ProblemError.
+        """
+        item = arriving.item
+        check(item, hashlib.sha256(data))
+        self.stage.place(item["path"], data, self.folder)
+        arriving.placed = True
+        self.reports.landed(len(data), [item["path"]])
+
     def arrived(self, arriving: _Arriving) -> None:
         item = arriving.item
+        if not item["size"]:
+            self._small(arriving, b"")
+        if arriving.placed:
+            return
+        arriving.open()
         if not arriving.complete:
             self.reports.landed(ranges=[[item["path"], item["offset"], item["length"]]])
             self.sync_pool.submit(self._sync, arriving)
             return
         try:
-            arriving.check()
+            check(item, arriving.digest)
         except ProblemError:
             arriving.close()
             os.unlink(arriving.part)
@@ -176,7 +207,7 @@ def receive_into(
     generation: str,
     kind: str,
     key: str,
-    receive_from: Callable[[Callable[[Bytes], None]], bool],
+    receive_from: Callable[[Callable[[Incoming], None]], bool],
     report: Callable[..., None],
 ) -> bool:
     """Receive one stream; return whether it is done. See `receive`.
@@ -190,7 +221,7 @@ def receive_into(
         report: Sends a report: its event, and its fields by name.
     """
 
-    def write(stream: Bytes) -> None:
+    def write(stream: Incoming) -> None:
         stage = Stage(directory, generation)
         try:
             _Receiver(stage, stream, kind, key, report).run()

@@ -14,7 +14,7 @@ import fcntl
 import os
 import select
 import struct
-from typing import Any, Callable
+from typing import Any, Callable, Protocol
 
 from midstream.remote.copy.stdin_lines import IDLE_TIMEOUT
 
@@ -38,6 +38,18 @@ class ProblemError(Exception):
     def __init__(self, kind: str, **fields: Any) -> None:
         super().__init__(kind)
         self.fields = dict(fields, kind=kind)
+
+
+class Incoming(Protocol):
+    """A stream that is read in pieces. Each view is valid until the next call."""
+
+    def exactly(self, count: int) -> memoryview:
+        """Read ``count`` bytes. Raises ProblemError where the stream ends before."""
+        ...
+
+    def some(self, most: int) -> memoryview:
+        """Read between 1 and ``most`` bytes; none for 0."""
+        ...
 
 
 class Bytes:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import os
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Callable, Iterator, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Iterator, Optional, Tuple
 
 from midstream.remote.copy.stream.byte_planes import CHUNK, Layout, layout_of, pack
+
+if TYPE_CHECKING:  # most streams are never packed, and its import takes a fifth of a program's start
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 MIN_WINDOW, MAX_WINDOW = 1 << 20, 4 << 20  # bytes of objects, before packing
 WINDOW_TIME = 0.25  # seconds that a window should take
@@ -110,6 +112,8 @@ class Packer:
         Fewer than ``count`` bytes are yielded where the file ends before.
         """
         if self._pool is None:
+            from concurrent.futures import ThreadPoolExecutor
+
             self._pool = ThreadPoolExecutor(1)
         end = offset + count
 

@@ -20,6 +20,7 @@ from midstream.remote.copy.stream.frames import (
     ITEM,
     PACKED,
     Bytes,
+    Incoming,
     ProblemError,
     from_stdin,
     widen,
@@ -29,6 +30,8 @@ from midstream.remote.copy.stream.requested_items import RequestedItems
 from midstream.remote.files.allowlist import shown
 from midstream.remote.files.copy_items import CopyItem
 from midstream.remote.files.object_files import emit
+
+SMALL = 1 << 17  # bytes of a complete object up to which `Receiver.take` gets it in one piece
 
 
 class Arriving:
@@ -42,9 +45,14 @@ class Arriving:
 
     def check(self) -> None:
         """Compare the hash of an object that arrived in one item. Raises ProblemError."""
-        found = self.digest.hexdigest()
-        if found != self.item["sha256"]:
-            raise ProblemError("hash", path=self.item["path"], message="SHA-256 is {}".format(found))
+        check(self.item, self.digest)
+
+
+def check(item: CopyItem, digest: Any) -> None:
+    """Compare a digest with an object's. Raises ProblemError."""
+    found = digest.hexdigest()
+    if found != item["sha256"]:
+        raise ProblemError("hash", path=item["path"], message="SHA-256 is {}".format(found))
 
 
 class Receiver:
@@ -52,7 +60,7 @@ class Receiver:
 
     arriving: Any = None
 
-    def __init__(self, stream: Bytes, kind: str, key: str, report: Callable[..., None] = emit) -> None:
+    def __init__(self, stream: Incoming, kind: str, key: str, report: Callable[..., None] = emit) -> None:
         self.stream, self.kind = stream, kind
         self.requests = RequestedItems(key)
         self.reports = ProgressReports(report)
@@ -66,7 +74,10 @@ class Receiver:
         raise NotImplementedError
 
     def take(self, arriving: Any, data: memoryview) -> None:
-        """Write bytes of the item, in order. ``data`` is overwritten afterwards."""
+        """Write bytes of the item, in order. ``data`` is overwritten afterwards.
+
+        An object of at most `SMALL` bytes that arrives in one frame is passed in one piece.
+        """
         raise NotImplementedError
 
     def arrived(self, arriving: Any) -> None:
@@ -129,6 +140,9 @@ class Receiver:
     def _data(self, length: int) -> None:
         arriving = self._expecting(length)
         self.reports.received(length)
+        if 0 < length == arriving.item["size"] <= SMALL and length <= self.most(arriving):
+            self.take(arriving, self.stream.exactly(length))
+            length = 0
         while length:
             data = self.stream.some(min(length, self.most(arriving)))
             self.take(arriving, data)
@@ -167,7 +181,7 @@ class Receiver:
         self.arrived(arriving)
 
 
-def receive(peer: Optional[Dict[str, Any]], write: Callable[[Bytes], None]) -> bool:
+def receive(peer: Optional[Dict[str, Any]], write: Callable[[Incoming], None]) -> bool:
     """Pass the stream from stdin, or from a TLS ``peer``, to ``write``.
 
     Returns whether it is done; the last line is ``done`` or ``problem``.
@@ -185,7 +199,7 @@ def receive(peer: Optional[Dict[str, Any]], write: Callable[[Bytes], None]) -> b
     return received(Bytes(read_into), write, emit)
 
 
-def received(stream: Bytes, write: Callable[[Bytes], None], report: Callable[..., None]) -> bool:
+def received(stream: Incoming, write: Callable[[Incoming], None], report: Callable[..., None]) -> bool:
     """Pass a stream to ``write``, and report ``done`` or the ``problem``.
 
     Return whether it is done.

@@ -106,21 +106,33 @@ class Sender:
         self.directory = directory
         self.out = out
         self.pace = Pace()
-        self.pending = bytearray()  # frames that share one write
+        self._frames = memoryview(bytearray(PAYLOAD + SMALL + (1 << 16)))  # those that share one write
+        self._pending = 0  # bytes of them
         self.folder = LastFolder(directory)
         self.packing = Packing()
         self.packer = Packer()
 
     def flush(self) -> None:
-        if self.pending:
-            pending, self.pending = self.pending, bytearray()
-            self.out.write(memoryview(pending))
+        if self._pending:
+            count, self._pending = self._pending, 0
+            self.out.write(self._frames[:count])
 
     def frame(self, kind: int, payload: bytes = b"") -> None:
-        self.pending += HEADER.pack(kind, len(payload))
-        self.pending += payload
-        if len(self.pending) >= PAYLOAD:
+        if HEADER.size + len(payload) > len(self._frames) - self._pending:
             self.flush()
+        self._append(HEADER.pack(kind, len(payload)))
+        if len(payload) > len(self._frames) - self._pending:
+            self.flush()
+            self.out.write(memoryview(payload))
+        else:
+            self._append(payload)
+        if self._pending >= PAYLOAD:
+            self.flush()
+
+    def _append(self, data: bytes) -> None:
+        end = self._pending + len(data)
+        self._frames[self._pending : end] = data
+        self._pending = end
 
     def item(self, item: CopyItem) -> bool:
         """Send one item.
@@ -154,12 +166,19 @@ class Sender:
         return False
 
     def small(self, file: int, start: int, item: CopyItem) -> bool:
-        data = os.pread(file, item["length"], start)
-        if len(data) < item["length"]:
-            return self.failed(_short(start + len(data), item))
-        if data:
-            self.frame(DATA, data)
-        self.pace.wait_after(len(data))
+        length = item["length"]
+        if HEADER.size + length > len(self._frames) - self._pending:
+            self.flush()
+        begin = self._pending + HEADER.size
+        got = os.preadv(file, [self._frames[begin : begin + length]], start) if length else 0
+        if got < length:
+            return self.failed(_short(start + got, item))
+        if length:
+            HEADER.pack_into(self._frames, self._pending, DATA, length)
+            self._pending = begin + length
+            if self._pending >= PAYLOAD:
+                self.flush()
+        self.pace.wait_after(length)
         return True
 
     def large(self, file: int, start: int, item: CopyItem) -> bool:
@@ -182,7 +201,7 @@ class Sender:
         sent = 0
         while sent < count:
             piece = min(self.pace.piece, count - sent)
-            self.pending += HEADER.pack(DATA, piece)
+            self._append(HEADER.pack(DATA, piece))
             began = time.monotonic()
             self.flush()
             moved = self.out.send_file(file, start + sent, piece)

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence,
 from midstream.remote.copy.stdin_lines import IDLE_TIMEOUT, Lines
 from midstream.remote.copy.stream import tls_peer as tls
 from midstream.remote.copy.stream.disk_receiver import receive_into
-from midstream.remote.copy.stream.frames import Bytes
+from midstream.remote.copy.stream.frames import Bytes, Incoming
 from midstream.remote.copy.stream.receiver import received
 from midstream.remote.copy.stream.sender import Sender, SocketOut, feed, take_from_disk
 from midstream.remote.copy.stream.tls_listener import ACCEPT_TIMEOUT, Callers, listen
+from midstream.remote.copy.stream.writing_process import WritingProcess, processors
 from midstream.remote.declarations import program
 from midstream.remote.files.object_files import emit
 
@@ -42,14 +43,29 @@ def receive(directory: str, generation: str, kind: str, keys: Sequence[str], pee
         keys: Key of each stream, in hex.
         peer: This end of the connections (`tls_peer`).
     """
+
+    def write(number: int, stream: Incoming, report: Callable[..., None]) -> None:
+        report = partial(report, stream=number)
+        receive_into(directory, generation, kind, keys[number], lambda write: received(stream, write, report), report)
+
+    # Forked before threads start that have locks. Where processors are few, further streams share this process.
+    apart: Dict[int, WritingProcess] = {}
+    for number in range(min(len(keys), processors() // 2)):
+        apart[number] = WritingProcess(partial(write, number), list(apart.values()))
     Lines()  # ends this program when the app closes stdin
 
     def work(number: int, sock: ssl.SSLSocket) -> None:
-        report = partial(emit, stream=number)
-        stream = Bytes(tls.reader(sock))
-        receive_into(directory, generation, kind, keys[number], lambda write: received(stream, write, report), report)
+        process = apart.pop(number, None)
+        if process is None:
+            write(number, Bytes(tls.reader(sock)), emit)
+        else:
+            process.receive(sock)
 
-    return _serve(peer, len(keys), work)
+    try:
+        return _serve(peer, len(keys), work)
+    finally:
+        for unused in apart.values():
+            unused.close()
 
 
 @program

@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import posixpath
-from concurrent.futures import ThreadPoolExecutor
 from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from midstream.remote.copy.target.staging import SLACK, Stage, free_bytes
@@ -89,6 +88,8 @@ def reuse(stage: Stage, root: str, absent: Sequence[CopyObject]) -> Iterator[str
     found = _elsewhere(root, stage.directory, {(entry["sha256"], entry["size"]) for entry in absent})
     if not found:
         return
+    from concurrent.futures import ThreadPoolExecutor  # slow to import, and most targets have nothing to reuse
+
     os.makedirs(stage.directory, exist_ok=True)
 
     def one(entry: CopyObject) -> Optional[str]:

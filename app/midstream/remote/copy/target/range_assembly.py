@@ -6,8 +6,7 @@ import errno
 import hashlib
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from typing import Dict
+from typing import Any, Dict
 
 from midstream.remote.copy.target.staging import Stage, problem
 from midstream.remote.files.copy_items import CopyObject
@@ -40,9 +39,10 @@ class Assemblies:
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self._pool = ThreadPoolExecutor(HASHERS)
+        self._pool: Any = None  # slow to import: with the first range
         self._lock = threading.Lock()
         self._open: Dict[str, Assembly] = {}
+        self._failed = False
 
     def landed(self, entry: CopyObject, offset: int, length: int) -> None:
         with self._lock:
@@ -51,6 +51,10 @@ class Assemblies:
             if assembly.busy or assembly.front == assembly.hashed:
                 return
             assembly.busy = True
+            if self._pool is None:
+                from concurrent.futures import ThreadPoolExecutor
+
+                self._pool = ThreadPoolExecutor(HASHERS)
         self._pool.submit(self._hash, assembly)
 
     def _hash(self, assembly: Assembly) -> None:
@@ -73,11 +77,27 @@ class Assemblies:
                 if assembly.hashed == entry["size"]:
                     self._settle(assembly, part, file.fileno())
         except OSError as error:
+            self._failed = True
             problem(error, self._stage.directory)
+
+    def finish(self) -> bool:
+        """Wait until all that has landed is hashed.
+
+        Return whether every object of it is complete and named. What is wrong is reported. Nothing lands afterwards.
+        """
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+        incomplete = [each for each in self._open.values() if each.hashed < each.entry["size"]]
+        if incomplete and not self._failed:
+            entry, count = incomplete[0].entry, incomplete[0].hashed
+            message = "{}: {} bytes of {} have landed".format(entry["path"], count, entry["size"])
+            emit("problem", kind="system", message=message)
+        return not incomplete and not self._failed
 
     def _settle(self, assembly: Assembly, part: str, descriptor: int) -> None:
         entry, found = assembly.entry, assembly.digest.hexdigest()
         if found != entry["sha256"]:
+            self._failed = True
             os.unlink(part)
             emit("problem", kind="hash", path=entry["path"], message="SHA-256 is {}".format(found))
             return

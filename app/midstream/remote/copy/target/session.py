@@ -78,6 +78,8 @@ def serve(
                 for path, offset, length in line["ranges"]:
                     assemblies.landed(by_path[path], offset, length)
             elif line["do"] == "commit":
+                if not assemblies.finish():
+                    return 1
                 commit(stage, manifest, text, objects)
                 break
             elif line["do"] == "end":

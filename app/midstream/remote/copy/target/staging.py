@@ -21,7 +21,7 @@ import posixpath
 import stat
 import threading
 import time
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from midstream.remote.copy.stdin_lines import IDLE_TIMEOUT
 from midstream.remote.files.copy_items import CopyObject
@@ -54,6 +54,8 @@ class Stage:
         self.here = posixpath.join(self.incoming, generation)
         self._lock = -1
         self._left = False
+        self._folder = -1  # descriptor of ``here``, once `place` needs it
+        self._written = "written-{}".format(os.urandom(8).hex())
         self._entering = threading.Lock()  # one descriptor: a second would hold the lock against `leave`
 
     def enter(self) -> None:
@@ -87,6 +89,9 @@ class Stage:
         """
         with self._entering:
             self._left = True
+            if self._folder >= 0:
+                os.close(self._folder)
+                self._folder = -1
             if self._lock < 0:
                 return
             with contextlib.suppress(OSError):
@@ -137,6 +142,29 @@ class Stage:
         finally:
             if folder is None:
                 own.close()
+
+    def place(self, path: str, data: Union[bytes, memoryview], folder: LastFolder) -> None:
+        """Write and name a verified object at once, one thread at a time.
+
+        Raises NotPlainError where the path has a link. ``folder`` is as in `name`.
+        """
+        self.enter()
+        if self._folder < 0:
+            self._folder = os.open(self.here, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        parent, name = folder.parent(path)
+        part = self._written
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(part, flags, 0o644, dir_fd=self._folder)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.replace(part, name, src_dir_fd=self._folder, dst_dir_fd=parent)
+        except BaseException:
+            os.unlink(part, dir_fd=self._folder)
+            raise
+        finally:
+            os.close(descriptor)
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file of the tree atomically, through the staging directory."""
@@ -229,14 +257,22 @@ def _sync_folder(descriptor: int) -> None:
 
 
 def sync_objects(directory: str, objects: Sequence[CopyObject]) -> None:
-    """Sync every object (``{path, size}``).
+    """Sync every object (``{path, size}``), and the folders around it.
 
     Raises ValueError where one has another size.
     """
     from concurrent.futures import ThreadPoolExecutor  # receivers do not need it
 
+    synced: Dict[str, object] = {}  # folders
+
+    def leave(path: str, descriptor: int) -> None:
+        this = object()
+        if synced.setdefault(path, this) is this:  # no other thread was here before
+            _sync_folder(descriptor)
+
     def sync(entries: Sequence[CopyObject]) -> None:
-        folder = LastFolder(directory)
+        # A folder's name is an entry of the folder above it: all are synced as they are left.
+        folder = LastFolder(directory, leaving=leave)
         try:
             for entry in entries:
                 parent, name = folder.parent(entry["path"])
@@ -251,27 +287,13 @@ def sync_objects(directory: str, objects: Sequence[CopyObject]) -> None:
         finally:
             folder.close()
 
-    # One object after another in a folder, and no more threads than pay off: they share the interpreter.
+    # One object after another in a folder, and no more threads than pay off: they share the interpreter. Each sync
+    # waits for the disk, which answers many at once.
     ordered = sorted(objects, key=lambda entry: entry["path"])
     lot = max(1, min(SYNC_OBJECTS, len(ordered) // SYNC_THREADS))
     with ThreadPoolExecutor(SYNC_THREADS) as pool:
         for _ in pool.map(sync, (ordered[at : at + lot] for at in range(0, len(ordered), lot))):
             pass
-        # A folder's name is an entry of the folder above it. Each sync waits for the disk, which answers many at once.
-        folders = sorted(_folders(ordered))
-        for _ in pool.map(sync_directory, (posixpath.join(directory, folder) for folder in folders)):
-            pass
-
-
-def _folders(objects: Sequence[CopyObject]) -> Set[str]:
-    """Return the folders of objects and all above them, "" among them."""
-    found: Set[str] = set()
-    for entry in objects:
-        folder = posixpath.dirname(entry["path"])
-        while folder not in found:
-            found.add(folder)
-            folder = posixpath.dirname(folder)
-    return found
 
 
 def free_bytes(path: str) -> int:
