@@ -18,10 +18,7 @@ disturb less. Read ratios, not rates.
 from __future__ import annotations
 
 import argparse
-import gc
-import hashlib
 import json
-import mmap
 import os
 import shutil
 import statistics
@@ -29,71 +26,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "engine")]
 
-MIB = 1 << 20
-BLOCK = 4 * MIB
-
-
-def shapes(mib: int) -> dict[str, tuple[tuple[str, ...], tuple[int, ...]]]:
-    """Arrays of one copy of the parameters, together about ``mib / 3`` MiB: axes and shapes like those of GPT-2."""
-    embed, mlp, vocab = 1024, 4096, 8192
-    layer = 4 * (4 * embed * embed + 2 * embed * mlp + 2 * embed + mlp)
-    layers = max(1, round((mib * MIB / 3 - 4 * vocab * embed) / layer))
-    return {
-        "token_embeddings": (("vocab", "embed"), (vocab, embed)),
-        "blocks.attn.qkv": (("layers", "qkv", "heads", "embed"), (layers, 3, embed, embed)),
-        "blocks.attn.out": (("layers", "heads", "embed"), (layers, embed, embed)),
-        "blocks.mlp.up": (("layers", "mlp", "embed"), (layers, mlp, embed)),
-        "blocks.mlp.down": (("layers", "embed", "mlp"), (layers, embed, mlp)),
-        "blocks.ln.weight": (("layers", "embed"), (layers, embed)),
-        "blocks.ln.bias": (("layers", "embed"), (layers, embed)),
-    }
-
-
-def drop_caches(directory: Path) -> None:
-    """Files of ``directory`` out of the page cache, so that reading reads the disk."""
-    for path in directory.rglob("*"):
-        if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(descriptor)
-
-
-def touch(size: int) -> None:
-    """Memory of ``size`` bytes that the host has given to this machine, and that is free."""
-    import numpy as np
-
-    gc.collect()
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    np.frombuffer(memory, np.uint8).fill(1)
-
-
-def memory_line(name: str) -> int:
-    """Bytes that /proc/self/status reports for this process: ``VmRSS`` now, ``VmHWM`` the most since it was reset."""
-    with open("/proc/self/status", encoding="ascii") as file:
-        line = next(line for line in file if line.startswith(f"{name}:"))
-    return int(line.split()[1]) * 1024
-
-
-def peak_of(work: Callable[[], object]) -> int:
-    """Bytes by which this process grew at most while ``work`` ran, by the kernel's own count."""
-    gc.collect()
-    before = memory_line("VmRSS")
-    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-        file.write("5")  # resets VmHWM
-    kept = work()
-    grown = memory_line("VmHWM") - before
-    del kept
-    return grown
+from checkpoints.host_memory import drop_caches, peak_of, touch  # noqa: E402
+from checkpoints.midstream import Midstream  # noqa: E402
+from checkpoints.orbax import Orbax  # noqa: E402
+from checkpoints.plain import Plain  # noqa: E402
+from checkpoints.state import MIB, Case  # noqa: E402
 
 
 def measure_memory(options: argparse.Namespace, what: str) -> float:
@@ -118,204 +60,6 @@ def print_memory(case: Case, what: str) -> None:
         mesh = case.other if what == "restore, another mesh" else case.mesh
         grown = peak_of(lambda: jax.block_until_ready(way.restore(directory, mesh)))
     print(grown / case.bytes)
-
-
-class Case:
-    """One state on one mesh, and where it is to be saved. ``save`` and ``restore`` return seconds."""
-
-    def __init__(self, room: Path, mib: int, devices: int, *, filled: bool = True) -> None:
-        import jax
-        import numpy as np
-        from jax.sharding import Mesh
-
-        self.room, self.devices = room, devices
-        self.mesh = Mesh(np.array(jax.devices()[:devices]), ("data",))
-        self.other = Mesh(np.array(jax.devices()[: 2 * devices]).reshape(devices, 2), ("data", "model"))
-        self.shapes = {f"{part}.{name}": found for part in ("model", "mu", "nu") for name, found in shapes(mib).items()}
-        self.state = self._fill() if filled else {}
-        self.bytes = sum(value.nbytes for value in self.state.values())
-
-    def sharding(self, name: str, mesh: Any) -> Any:
-        from jax.sharding import NamedSharding, PartitionSpec
-
-        mapped = {"embed": "data", "mlp": "model", "heads": "model"}
-        axes = self.shapes[name][0]
-        return NamedSharding(
-            mesh, PartitionSpec(*(m if (m := mapped.get(a)) in mesh.axis_names else None for a in axes))
-        )
-
-    def _fill(self) -> dict[str, Any]:
-        import jax
-        import jax.numpy as jnp
-
-        def made(name: str, number: int) -> Any:
-            shape, sharding = self.shapes[name][1], self.sharding(name, self.mesh)
-
-            def values() -> Any:
-                # Mixed indices: a generator of random numbers would take several times the array's memory.
-                mixed = jnp.uint32(number)
-                for axis in range(len(shape)):
-                    mixed = (mixed ^ jax.lax.broadcasted_iota(jnp.uint32, shape, axis)) * jnp.uint32(2654435761)
-                    mixed = mixed ^ (mixed >> 15)
-                return mixed.astype(jnp.float32) * 2.0**-32
-
-            return jax.block_until_ready(jax.jit(values, out_shardings=sharding)())
-
-        return {name: made(name, number) for number, name in enumerate(self.shapes)}
-
-    def template(self, mesh: Any) -> dict[str, Any]:
-        import jax
-
-        return {
-            name: jax.ShapeDtypeStruct(shape, "float32", sharding=self.sharding(name, mesh))
-            for name, (_, shape) in self.shapes.items()
-        }
-
-
-class Plain:
-    """Shards as files: SHA-256 and crc32c while they pass, fsync, threads. No names, no manifest, no other mesh."""
-
-    name = "plain"
-
-    def __init__(self, case: Case, threads: int) -> None:
-        self._case, self._threads = case, threads
-
-    def save(self, directory: Path) -> None:
-        import google_crc32c
-        import numpy as np
-
-        directory.mkdir()
-
-        def write(path: Path, data: Any) -> None:
-            raw, digest, crc = np.ascontiguousarray(data).reshape(-1).view(np.uint8), hashlib.sha256(), 0
-            with open(path, "wb", buffering=0) as file:
-                for start in range(0, len(raw), BLOCK):
-                    block = raw[start : start + BLOCK]
-                    digest.update(block.data)
-                    crc = google_crc32c.extend(crc, block)
-                    file.write(block.data)
-                os.fsync(file.fileno())
-
-        with ThreadPoolExecutor(self._threads) as pool:
-            tasks = [
-                pool.submit(write, directory / f"{name}.{number}", np.asarray(shard.data))
-                for name, value in self._case.state.items()
-                for number, shard in enumerate(value.addressable_shards)
-            ]
-            for task in tasks:
-                task.result()
-
-    def restore(self, directory: Path, mesh: Any) -> dict[str, Any]:
-        import google_crc32c
-        import jax
-        import numpy as np
-
-        def read(path: Path, shape: tuple[int, ...], device: Any) -> Any:
-            data, digest, crc = np.empty(shape, np.float32), hashlib.sha256(), 0
-            raw = data.reshape(-1).view(np.uint8)
-            with open(path, "rb", buffering=0) as file:
-                done = 0
-                while count := file.readinto(raw[done : done + BLOCK].data):
-                    digest.update(raw[done : done + count].data)
-                    crc = google_crc32c.extend(crc, raw[done : done + count])
-                    done += count
-            return jax.device_put(data, device)
-
-        result = {}
-        with ThreadPoolExecutor(self._threads) as pool:
-            for name, leaf in self._case.template(mesh).items():
-                shape = leaf.sharding.shard_shape(leaf.shape)
-                path = str(directory / name)
-                result[name] = (
-                    leaf,
-                    [
-                        pool.submit(read, Path(f"{path}.{number}"), shape, device)
-                        for number, device in enumerate(mesh.devices.flat)
-                    ],
-                )
-            return {
-                name: jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, [t.result() for t in tasks])
-                for name, (leaf, tasks) in result.items()
-            }
-
-
-class Midstream:
-    """Checkpoints as the engine saves and restores them."""
-
-    name = "midstream"
-
-    def __init__(self, case: Case) -> None:
-        self._case = case
-        self.stall = 0.0
-
-    def _named(self, tree: dict[str, Any]) -> dict[str, Any]:
-        import haliax as hax
-        from haliax import NamedArray
-
-        return {
-            name: NamedArray(value, tuple(hax.Axis(a, n) for a, n in zip(*self._case.shapes[name], strict=True)))
-            for name, value in tree.items()
-        }
-
-    def begin(self, directory: Path, *, copy: bool) -> Any:
-        from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
-        from midstream_engine.checkpoint.saving.save import begin_save
-        from midstream_engine.records import RunPaths
-
-        paths = RunPaths(str(directory), "bench")
-        os.makedirs(paths.dir, exist_ok=True)
-        return begin_save(
-            paths,
-            self._case_tree(),
-            train_document({"step": 1}, {}, None),
-            step=1,
-            attempt=1,
-            epoch=1,
-            copy=copy,
-        )
-
-    def _case_tree(self) -> dict[str, Any]:
-        return self._named(self._case.state)
-
-    def save(self, directory: Path) -> None:
-        self.begin(directory, copy=False).finish()
-
-    def save_behind(self, directory: Path) -> None:
-        """As the training loop does: with a snapshot that the state does not share."""
-        began = time.perf_counter()
-        pending = self.begin(directory, copy=True)
-        self.stall = time.perf_counter() - began
-        pending.finish()
-
-    def restore(self, directory: Path, mesh: Any) -> dict[str, Any]:
-        from midstream_engine.checkpoint.loading.restore import restore_checkpoint
-
-        template = self._case.template(mesh)
-        shardings = {name: leaf.sharding for name, leaf in template.items()}
-        where = directory / "runs/bench/checkpoints/step-1-a001"
-        return restore_checkpoint(str(where), self._named(template), shardings).tree
-
-
-class Orbax:
-    """StandardCheckpointer, as its documentation shows it. It hashes nothing; OCDBT, its default, compresses."""
-
-    def __init__(self, case: Case, ocdbt: bool) -> None:
-        import orbax.checkpoint as ocp
-
-        self.name = f"orbax {ocp.__version__}{'' if ocdbt else ', no OCDBT'}"
-        self._case = case
-        handler = ocp.PyTreeCheckpointHandler(use_ocdbt=ocdbt, use_zarr3=True)
-        self._checkpointer: Any = ocp.Checkpointer(handler)
-
-    def save(self, directory: Path) -> None:
-        self._checkpointer.save(str(directory), self._case.state)
-
-    def restore(self, directory: Path, mesh: Any) -> dict[str, Any]:
-        import orbax.checkpoint as ocp
-
-        template = self._case.template(mesh)
-        arguments = ocp.checkpoint_utils.construct_restore_args(template)
-        return self._checkpointer.restore(str(directory), item=template, restore_args=arguments)
 
 
 def timed(function: Any, *arguments: Any) -> float:

@@ -21,7 +21,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from checkpoint import Case, Midstream, memory_line
+from checkpoints.host_memory import memory_line
+from checkpoints.midstream import Midstream
+from checkpoints.state import Case
 
 _TOPS = (  # of versions 1 and 2: directory, file of the limit, file of the most that was used
     ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.max_usage_in_bytes"),

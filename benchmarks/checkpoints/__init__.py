@@ -1,0 +1,1 @@
+"""One state, and the ways of saving and restoring it that `checkpoint.py` compares."""
