@@ -8,11 +8,11 @@ in a file of its own, SHA-256 and crc32c while it passes, fsync, in as many thre
 ``--orbax`` names an interpreter that has orbax-checkpoint (and this jax): ``python -m venv DIR && DIR/bin/pip install
 orbax-checkpoint jax==...``; it sees this one's packages, too. Without it, the one that runs this is tried.
 
-Ways are interleaved, medians are compared. Before each measurement as much memory as it takes is touched and freed: in
-a virtual machine the first touch of a page that the host has reclaimed costs more than all that is measured. A ratio
-is plain's time over the way's, above 1 means faster than plain. For ``stall`` it is the part of a synchronous save, for
-``another mesh`` the multiple of the same mesh. CPU seconds are those of the process, which neighbours on the machine
-disturb less. Read ratios, not rates.
+Ways are interleaved, medians are compared; all have the engine's settings of the allocator (``GLIBC_TUNABLES``). Before
+each measurement as much memory as it takes is touched and freed: in a virtual machine the first touch of a page that
+the host has reclaimed costs more than all that is measured. A ratio is plain's time over the way's, above 1 means
+faster than plain. For ``stall`` it is the part of a synchronous save, for ``another mesh`` the multiple of the same
+mesh. CPU seconds are those of the process, which neighbours on the machine disturb less. Read ratios, not rates.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ from checkpoints.midstream import Midstream  # noqa: E402
 from checkpoints.orbax import Orbax  # noqa: E402
 from checkpoints.plain import Plain  # noqa: E402
 from checkpoints.state import MIB, Case  # noqa: E402
+
+from midstream_engine.trainer.runtime.host_memory import tunables  # noqa: E402
 
 
 def measure_memory(options: argparse.Namespace, what: str) -> float:
@@ -141,12 +143,13 @@ def main() -> None:
     flags.add_argument("--memory", help=argparse.SUPPRESS)  # what a process of its own is to measure
     flags.add_argument("--orbax", metavar="PYTHON", help="an interpreter with orbax-checkpoint")
     options = flags.parse_args()
-    if options.orbax and os.path.realpath(sys.executable) and options.orbax != sys.executable:
-        # orbax is in another environment: run there, with this one's packages too.
+    if "GLIBC_TUNABLES" not in os.environ:
+        # orbax is in another environment, which sees this one's packages.
         packages = next(path for path in sys.path if path.endswith("site-packages"))
-        environment = {**os.environ, "PYTHONPATH": packages}
+        environment = {**os.environ, "GLIBC_TUNABLES": tunables(), "PYTHONPATH": packages}
         words = [word for word in sys.argv[1:] if word not in ("--orbax", options.orbax)]
-        sys.exit(subprocess.run([options.orbax, __file__, *words], env=environment, check=False).returncode)
+        python = options.orbax or sys.executable
+        sys.exit(subprocess.run([python, __file__, *words], env=environment, check=False).returncode)
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={2 * options.devices}"
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     import warnings
