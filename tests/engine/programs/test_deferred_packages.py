@@ -13,7 +13,8 @@ SCRIPT = """
 import json, sys
 from midstream_engine.trainer.attempt.attempt_process import _import_run
 _import_run()
-deferred = ("aqt", "flax", "equinox.nn", "jax.scipy.stats", "jax.experimental.pallas.ops.tpu.megablox")
+deferred = ("aqt", "flax", "equinox.nn", "jax.scipy.stats", "jax.experimental.pallas.ops.tpu.megablox",
+            "optax.contrib")
 before = [name for name in deferred if name in sys.modules]
 import equinox, haliax.nn.linear, haliax.quantization, jax, optax
 quantized = type(haliax.quantization.Int8DotGeneralOp.init().cfg)
@@ -22,6 +23,7 @@ print(json.dumps({
     "before": before,
     "quantization": f"{quantized.__module__}.{quantized.__name__}",
     "inference": equinox.tree_inference(layer, True).inference,
+    "contributed": type(optax.contrib.muon(0.1)).__name__,
     "logarithm": float(optax.multi_normal(0.0, 0.0).log_prob(1.0)),
     "kernel": jax.eval_shape(
         haliax.nn.linear.gmm, *(jax.ShapeDtypeStruct(shape, "float32") for shape in ((128, 128), (2, 128, 128))),
@@ -41,6 +43,7 @@ def test_deferred_packages_are_imported_when_they_are_used(tmp_path: Path) -> No
     assert found.pop("before") == []
     assert round(found.pop("logarithm"), 4) == -1.4189
     assert found == {
-        "quantization": "aqt.jax.v2.aqt_dot_general.DotGeneral", "inference": True, "kernel": [128, 128],
+        "quantization": "aqt.jax.v2.aqt_dot_general.DotGeneral", "inference": True,
+        "contributed": "GradientTransformationExtraArgs", "kernel": [128, 128],
         "modules": [True, True],
     }  # fmt: skip
