@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -211,11 +211,11 @@ def test_disk_filled_during_copy_keeps_existing_files(
     one, two = (LocalHost(name, LocalHostConfig(root=str(tmp_path))) for name in ("one", "two"))
     other_file, run = full_disk / "other file", StreamPool.run
 
-    def filled_up(pool: StreamPool, waiting: set[str]) -> None:
+    def filled_up(pool: StreamPool, waiting: set[str], *, landed: Callable[[], None] | None) -> None:
         """Fill the disk between the check and the copy, except for two and a half objects."""
         with open(other_file, "wb") as file:
             os.posix_fallocate(file.fileno(), 0, staging.free_bytes(str(full_disk)) - 5 * MIB // 2)
-        run(pool, waiting)
+        run(pool, waiting, landed=landed)
 
     monkeypatch.setattr(StreamPool, "run", filled_up)
     source, target = tmp_path / "source", full_disk / "target"
