@@ -83,7 +83,8 @@ def footprint(
     Models", 2022. With recomputation, a layer stores ``seq * batch * hidden`` elements. Without, and during its own
     computation, it stores 17 of these, and 4 for each unit of the ratio of MLP width to model width, and, where
     attention is not blockwise (on a CPU), three times ``batch * heads * seq * seq``. A CPU computes bfloat16 in
-    float32.
+    float32; a layer's computation there has 17 of these, 9.5 for each unit of that ratio, and ``batch * heads * seq *
+    seq`` once, by compiled programs of six shapes of a GPT-2.
 
     Args:
         arrays: Arrays of the checkpoint.
@@ -108,9 +109,10 @@ def footprint(
     mlp = int(model.get("intermediate_dim") or 4 * hidden)
     layered = sum(_elements(array) for array in arrays if array.name.startswith("model/") and "layers" in array.axes)
     unit = seq * shape.per_device * hidden * width
-    layer = unit * (17 + 4 * mlp // max(1, hidden))
+    layer = work = unit * (17 + 4 * mlp // max(1, hidden))
     if on_cpu:
-        layer += 3 * width * shape.per_device * int(model.get("num_heads") or 1) * seq * seq
+        scores = width * shape.per_device * int(model.get("num_heads") or 1) * seq * seq
+        layer, work = layer + 3 * scores, unit * (17 + 19 * mlp // max(1, 2 * hidden)) + scores
     remat, heads = model.get("gradient_checkpointing", True), int(model.get("num_heads") or 1)
     named = stored_width(
         remat,
@@ -125,7 +127,7 @@ def footprint(
         state=state,
         gradients=4 * parameters * (2 if shape.accumulation > 1 else 1),
         copies=2 * width * layered // layers,
-        activations=stored + layer,
+        activations=stored + work,
     )
 
 
