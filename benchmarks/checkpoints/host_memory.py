@@ -43,7 +43,7 @@ def peak_of(work: Callable[[], object]) -> int:
     before = memory_line("VmRSS")
     with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
         file.write("5")  # resets VmHWM
-    kept = work()
+    result = work()
     grown = memory_line("VmHWM") - before
-    del kept
+    del result
     return grown

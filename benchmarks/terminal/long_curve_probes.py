@@ -35,8 +35,8 @@ class LongCurveProbes:
         yield _line("run", run=run.run_id, attempts=[1], attempt=1, running=True, **records)
         for start in range(0, points, ROWS_AT_ONCE):
             yield self._metrics(run.run_id, start, min(points, start + ROWS_AT_ONCE))
-        kept = ("memory_total", "memory_used", "disk_total", "disk_free")
-        gauges = {name: getattr(machine, name) for name in kept}
+        names = ("memory_total", "memory_used", "disk_total", "disk_free")
+        gauges = {name: getattr(machine, name) for name in names}
         accelerators = [vars(each) for each in machine.accelerators]
         yield _line("beat", time=time.time(), cpu_used=0.5, accelerators=accelerators, **gauges)
 

@@ -1,4 +1,4 @@
-"""A fleet whose hosts are simulated: their probes' lines reach a store from a thread of this process."""
+"""A fleet of simulated hosts: the lines of their probes reach a store from a thread of this process."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ LARGEST_BLOCK = 1 << 26  # float32 logits on a CPU at a time: 256 MiB
 # a hundredth of a step on v5p and a two hundredth on TPU7x, for 1.0 and 1.2 GiB.
 _PART, _MEMORY, _MOST = 16, 16 << 30, 1 << 30
 # The compiler puts the last phases of the sum of the head's gradient after the backward pass of the layers, which then
-# has the larger sum of the first phase in memory. Nothing hides them there, so they end before. Not on TPU7x, whose
-# sparse cores send while others compute: 4.2 GB would be exposed, not 1.5.
+# has the larger sum of the first phase in memory. Nothing hides them there, so they end before. Not on TPU7x:
+# sparse cores send there while others compute, and 4.2 GB would be exposed, not 1.5.
 _SENDS_BESIDE = "TPU7x"
 _HIDDEN = -1e30  # the logit of a row that only pads the vocabulary
 

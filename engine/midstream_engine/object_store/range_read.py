@@ -12,7 +12,7 @@ from midstream_engine.object_store.response_body import receive
 
 
 class BrokenBodyError(ConnectionError):
-    """A body broke off; what arrived is kept."""
+    """A body broke off; what arrived before can be used."""
 
 
 class TakeError(Exception):
@@ -60,7 +60,7 @@ class RangeRead:
         """Receive a body, which begins with the bytes that follow those that have arrived.
 
         Args:
-            response: Answer of urllib3 whose body was not read.
+            response: Answer of urllib3; its body was not read.
             size: Bytes of the body, as its headers report them. None: not reported.
             failures: Errors of a connection that broke, besides those of the standard library.
 

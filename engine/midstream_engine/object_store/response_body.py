@@ -20,7 +20,7 @@ def receive(response: Any, length: int, room: Room, take: Take, failures: tuple[
     library below them reads from the socket into place.
 
     Args:
-        response: Answer of urllib3 whose body was not read. A content encoding is not decoded.
+        response: Answer of urllib3; its body was not read. A content encoding is not decoded.
         length: Bytes of the body.
         room: Returns the memory of the next block.
         take: Called with each block that arrived. Its errors are raised.

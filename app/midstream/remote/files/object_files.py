@@ -204,8 +204,9 @@ class LastFolder:
         """Close the folders. Idempotent."""
         self._leave(0)
 
-    def _leave(self, kept: int) -> None:
-        while len(self._open) > kept:
+    def _leave(self, count: int) -> None:
+        """Close the folders below the first ``count``."""
+        while len(self._open) > count:
             descriptor, names = self._open.pop(), self._names[:]
             del self._names[max(0, len(self._open) - 1) :]
             try:

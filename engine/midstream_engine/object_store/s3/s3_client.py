@@ -325,7 +325,7 @@ class S3Client(S3Requests):
 
 
 def _response(answer: dict[str, Any]) -> Any:
-    """Return the answer of urllib3 whose body is that of an object."""
+    """Return the answer of urllib3 below that of botocore."""
     return answer["Body"]._raw_stream  # noqa: SLF001  there is no public way to the socket
 
 

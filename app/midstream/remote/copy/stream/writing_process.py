@@ -67,7 +67,7 @@ class WritingProcess:
             if self._blocks.wait():
                 work(self._blocks, report)
             status = 0
-        except BrokenPipeError:  # this process has ended: nobody waits for a report
+        except BrokenPipeError:  # the process that passes reports on has ended
             status = 0
         except BaseException as error:  # noqa: BLE001  it must not go on as the process that it was forked from
             sys.excepthook(type(error), error, error.__traceback__)
