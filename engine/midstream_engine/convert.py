@@ -248,7 +248,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _size(text: str) -> int:
     unit = text[-2:].upper()
     number = text[:-2] if unit in _UNITS else text
-    if not number.isdigit() or not int(number):
+    if not number.isdecimal() or not int(number):
         raise argparse.ArgumentTypeError(f"{text!r} is not a size (hint: write 5GB, 500MB or bytes)")
     return int(number) * _UNITS.get(unit, 1)
 

@@ -26,11 +26,6 @@ from simulators.object_stores.s3_server import S3Server, s3_server
 from simulators.planted_faults import Fault
 from support.paths import FIXTURES
 
-# The package google-cloud-storage drops connections whose answer was a refusal, without closing them.
-pytestmark = pytest.mark.filterwarnings(
-    r"ignore:Exception ignored in. <socket\.socket:pytest.PytestUnraisableExceptionWarning",
-    "ignore:unclosed <socket:ResourceWarning",
-)
 HERE = LocalHost("here", LocalHostConfig())
 SOURCES = ("neox/pythia-fp32-z1-dp2", "levanter/data/run", "hf/gpt2")
 

@@ -76,4 +76,4 @@ def accelerators_of_pods(target: KubernetesTarget) -> AcceleratorType | None:
 def _number(value: Any) -> int:
     """Return a number of devices; 0 for anything else."""
     text = str(value)
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 5 else 0
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 5 else 0

@@ -82,4 +82,4 @@ def adopt_process(
 def _world_flags(launcher: TrainingProcess) -> tuple[str, ...]:
     """Return the number of processes, where the environment of the launcher has it."""
     size = launcher.distributed.get("WORLD_SIZE") or launcher.distributed.get("NPROC_PER_NODE") or ""
-    return ("--devices", size) if size.isdigit() else ()
+    return ("--devices", size) if size.isdecimal() else ()

@@ -143,8 +143,8 @@ def _gpus(name: str, flag: str, value: str) -> tuple[str, int] | None:
             if words[0] != "gpu":
                 continue
             words = words[1:] or ["1"]
-        number = words[-1] if words[-1].isdigit() else "1"
-        kind = ":".join(words[:-1] if words[-1].isdigit() else words)
+        number = words[-1] if words[-1].isdecimal() else "1"
+        kind = ":".join(words[:-1] if words[-1].isdecimal() else words)
         if not 0 < int(number[:9]) <= LARGEST:
             raise UsageError(f"target {name}: --{flag}={value} requests no GPU", EXAMPLE)
         found.append((kind, int(number[:9])))

@@ -193,7 +193,7 @@ def supervised(
     paths = records.RunPaths(root, run_id)
     words = [python, isolated, "-m", SUPERVISOR, "--attempt", paths.attempt(number).dir, "--process", process]
     if config.secrets:
-        if process.isdigit():
+        if process.isdecimal():
             words += ["--secrets", secrets_file(root, run_id, number, process)]
         else:  # a requeued job starts again
             words += ["--secrets", secrets_file(root, run_id, number), "--keep-secrets"]

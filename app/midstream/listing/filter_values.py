@@ -73,7 +73,7 @@ def _number(text: str) -> float:
     if text.lower() in ("nan", "inf", "+inf", "-inf"):
         return float(text)
     match = _NUMBER.fullmatch(text)
-    if match is None or not any(character.isdigit() for character in text):
+    if match is None or not any(character.isdecimal() for character in text):
         raise ValueFormError
     sign, digits, fraction, exponent, unit = (part or "" for part in match.groups())
     return float(f"{sign}{digits.replace(',', '') or '0'}{fraction}{exponent}") * _FACTORS[unit.lower()]

@@ -300,7 +300,7 @@ def escape(text: str) -> str:
 
 
 def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 4
+    return text.isascii() and text.isdecimal() and len(text) <= 4
 
 
 def _literal(sign: str) -> _Test:

@@ -70,7 +70,7 @@ def _details(topology: str) -> dict[str, Any]:
     """
     generation, _, sides = topology.partition(":")
     found: dict[str, Any] = {"chip_config_name": "megacore"} if generation == "v4" else {}
-    chips = [int(side) for side in sides.split("x") if side.isdigit()]
+    chips = [int(side) for side in sides.split("x") if side.isdecimal()]
     if len(chips) in (2, 3) and min(chips[:2]) < 2:
         found["chips_per_host_bounds"] = (min(chips[0], 2), min(chips[1], 2), 1)
     return found

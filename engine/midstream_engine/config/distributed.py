@@ -43,7 +43,7 @@ class DistributedConfig:
             raise ConfigError(f"trainer.distributed.process_id: {self.process_id} is not below {self.num_processes}")
         if self.coordinator_address is not None:
             host, _, port = self.coordinator_address.rpartition(":")
-            if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+            if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
                 raise ConfigError(
                     f"trainer.distributed.coordinator_address: {self.coordinator_address!r} is not HOST:PORT"
                 )
@@ -63,7 +63,7 @@ class DistributedConfig:
             return self
         for key in ("num_processes", "process_id"):
             text = found.get(key, "")
-            if text and not text.isdigit():
+            if text and not text.isdecimal():
                 raise ConfigError(f"{_VARIABLES[key]}={text!r} is no number")
             found[key] = int(text) if text else None
         return dataclasses.replace(self, **found)

@@ -27,7 +27,7 @@ def marked(mark: str) -> Set[int]:
     """
     wanted, found = (MARK + "=" + mark).encode(), set()
     for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
+        if not name.isdecimal() or int(name) == os.getpid():
             continue
         try:
             with open("/proc/{}/environ".format(name), "rb") as file:

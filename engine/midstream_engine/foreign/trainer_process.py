@@ -158,7 +158,7 @@ def _descendants(pid: int) -> Dict[int, records.ProcessIdentity]:
     """Return the running processes below a process."""
     children: Dict[int, List[int]] = {}
     for name in os.listdir("/proc"):
-        if name.isdigit():
+        if name.isdecimal():
             try:
                 with open("/proc/{}/stat".format(name), encoding="utf-8", errors="replace") as file:
                     parent = int(file.read().rsplit(")", 1)[1].split()[1])

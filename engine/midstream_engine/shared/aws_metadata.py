@@ -10,6 +10,7 @@ https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-no
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import urllib.error
@@ -50,7 +51,7 @@ def notices(address: str) -> list[str] | None:
         answer = _request(address, "GET", "/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token})
     except urllib.error.HTTPError as error:
         return [] if error.code == 404 and "instance-action" in error.url else None
-    except (OSError, ValueError):
+    except (OSError, http.client.HTTPException, ValueError):
         return None
     try:
         value = json.loads(answer)

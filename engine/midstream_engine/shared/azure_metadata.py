@@ -11,6 +11,7 @@ https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import urllib.request
@@ -73,5 +74,5 @@ def _read(address: str, path: str) -> Any:
     try:
         with opener.open(request, timeout=REQUEST_TIMEOUT) as answer:
             return json.loads(answer.read(MAX_ANSWER).decode(errors="replace"))
-    except (OSError, ValueError):
+    except (OSError, http.client.HTTPException, ValueError):
         return None

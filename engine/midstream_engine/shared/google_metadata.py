@@ -10,6 +10,7 @@ https://cloud.google.com/compute/docs/metadata/overview
 
 from __future__ import annotations
 
+import http.client
 import os
 import urllib.request
 
@@ -56,5 +57,5 @@ def read_metadata(server: str, name: str) -> str:
     try:
         with opener.open(request, timeout=REQUEST_TIMEOUT) as answer:
             return answer.read(1000).decode(errors="replace").strip()
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return ""

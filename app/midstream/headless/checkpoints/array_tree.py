@@ -58,7 +58,7 @@ def values(manifest: Manifest, contents: Mapping[str, ArrayStatistics]) -> Itera
 
 def stored_bytes(entry: ArrayEntry) -> int:
     """Return the bytes of an array's elements."""
-    bits = "".join(char for char in entry.dtype if char.isdigit())
+    bits = "".join(char for char in entry.dtype if char.isdecimal())
     return prod(entry.shape) * (ITEM_BYTES.get(entry.dtype) or int(bits) // 8)
 
 

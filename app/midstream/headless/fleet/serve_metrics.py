@@ -27,7 +27,7 @@ def serve_metrics(
     from midstream.watch.watcher import Watcher
 
     text, address = options.serve_metrics, options.bind or LOOPBACK
-    port = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else -1
+    port = int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else -1
     if not 0 <= port < 65536:
         raise UsageError(f"--serve-metrics {text!r}", "a port from 1 to 65535; 0: any free one")
     hosts = HostPool(fleet)

@@ -214,7 +214,7 @@ def device_count(target: SliceTarget) -> int | None:
     if target.topology:
         chips = chips_of(target.topology)
         return None if chips is None else chips * (generation.devices_per_chip if generation else 1)
-    return int(count) // generation.units_per_device if generation and count.isdigit() else None
+    return int(count) // generation.units_per_device if generation and count.isdecimal() else None
 
 
 def price_text(target: SliceTarget) -> str:

@@ -199,6 +199,7 @@ def _log_in(name: str, settings: SshSettings, sock: Any, layers: tuple[Proxy | C
         transport.start_client(timeout=CONNECT_TIMEOUT)
         _check_host_key(name, settings, known, transport.get_remote_server_key(), direct=not layers)
         _authenticate(name, settings, transport)
+        transport.start_keepalives()
     except HostError:
         transport.close()
         raise
@@ -213,7 +214,6 @@ def _log_in(name: str, settings: SshSettings, sock: Any, layers: tuple[Proxy | C
     except BaseException:
         transport.close()
         raise
-    transport.start_keepalives()
     return Connection(transport, layers)
 
 

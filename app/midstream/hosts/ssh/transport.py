@@ -134,3 +134,4 @@ class Transport(paramiko.Transport):
         with contextlib.suppress(OSError, AttributeError):  # already closed; or a channel, which has no shutdown
             self.sock.shutdown(socket.SHUT_RDWR)  # wakes its reader
         super().close()
+        self.sock.close()  # paramiko closes none of a transport that was not started

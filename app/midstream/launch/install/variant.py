@@ -81,4 +81,4 @@ def _cuda(host: str, kind: str, driver: str, compute: list[str]) -> Variant:
 
 def _numbers(version: str) -> tuple[int, ...]:
     parts = version.split(".")
-    return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
+    return tuple(int(part) for part in parts) if all(part.isdecimal() for part in parts) else ()

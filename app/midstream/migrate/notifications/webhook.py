@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import logging
 import os
@@ -103,6 +104,6 @@ def _post(url: str, body: bytes) -> tuple[str, float | None]:
         if error.code not in BUSY:
             return f"it answered {error.code}", None
         after = error.headers.get("Retry-After", "")
-        return f"it answered {error.code}", float(after) if after.isdigit() else 0.0
-    except OSError as error:
+        return f"it answered {error.code}", float(after) if after.isdecimal() else 0.0
+    except (OSError, http.client.HTTPException, ValueError) as error:
         return f"no answer ({type(error).__name__})", 0.0

@@ -161,7 +161,7 @@ def choose_checkpoint(run: RunView, request: Request) -> CheckpointView | None:
         newest = max(usable, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt))
         _refuse_newer_damage(run, newest)
         return newest
-    if not request_kind.isdigit():
+    if not request_kind.isdecimal():
         raise UsageError(
             f"--checkpoint {request.checkpoint!r}: not now, latest or a step number",
             "midstream --checkpoints RUN lists them",

@@ -124,7 +124,7 @@ def _partial(
             start = part_path(entry, 0, 0).rpartition("/")[0] + "/"
             for path, part in sorted(there.items()):
                 numbers = path[len(start) :].split("-") if path.startswith(start) else []
-                if len(numbers) == 2 and all(number.isdigit() for number in numbers):
+                if len(numbers) == 2 and all(number.isdecimal() for number in numbers):
                     ranges.append((int(numbers[0]), int(numbers[1])))
                     parts.append(part)
             hashes = pool.map(partial(tree.recorded_hash, bucket), parts)

@@ -192,7 +192,7 @@ def _levanter(files: CheckpointFiles, path: str, config: str) -> CheckpointSurve
         steps = {
             int(name[5:]): name
             for name in names
-            if name[:5] == "step-" and name[5:].isdigit() and files.is_file(os.path.join(path, name, "metadata.json"))
+            if name[:5] == "step-" and name[5:].isdecimal() and files.is_file(os.path.join(path, name, "metadata.json"))
         }
         path = os.path.join(path, steps[max(steps)])
     metadata = json.loads(_text(files, os.path.join(path, "metadata.json")))

@@ -162,7 +162,7 @@ def locks(paths: Sequence[str] = LOCKS, proc: str = "/proc") -> List[LockFile]:
 def _open_in(path: str, proc: str) -> List[int]:
     pids: List[int] = []
     for pid in os.listdir(proc):
-        if not pid.isdigit():
+        if not pid.isdecimal():
             continue
         try:
             names = os.listdir(os.path.join(proc, pid, "fd"))

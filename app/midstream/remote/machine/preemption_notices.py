@@ -38,7 +38,7 @@ def read(scheduled: str = SCHEDULED, product: str = PRODUCT, host: str = HOST) -
 def worker() -> Optional[int]:
     """This machine's number among the workers of its TPU slice; None where unknown."""
     number = _instance("attributes/agent-worker-number")
-    return int(number) if number.isdigit() else None
+    return int(number) if number.isdecimal() else None
 
 
 def service_account() -> str:
@@ -68,7 +68,7 @@ def _shutdown(path: str) -> Optional[Notice]:
     if fields.get("MODE") not in ("poweroff", "reboot", "halt", "kexec"):
         return None
     digits = fields.get("USEC", "")
-    when = int(digits) / 1e6 if digits.isdigit() else None
+    when = int(digits) / 1e6 if digits.isdecimal() else None
     left = "now" if when is None else "in {:.0f} s".format(max(0.0, when - time.time()))
     return Notice("shutdown", "{} is scheduled {}".format(fields["MODE"], left), when)
 

@@ -59,7 +59,7 @@ def users(proc: str = "/proc") -> List[int]:
     found: List[int] = []
     for pid in list_names(proc):
         descriptors = os.path.join(proc, pid, "fd")
-        if pid.isdigit() and any(_is_tpu(os.path.join(descriptors, name)) for name in list_names(descriptors)):
+        if pid.isdecimal() and any(_is_tpu(os.path.join(descriptors, name)) for name in list_names(descriptors)):
             found.append(int(pid))
     return sorted(found)
 

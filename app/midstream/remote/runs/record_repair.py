@@ -211,7 +211,7 @@ def _running(paths: records.RunPaths, files: records.AttemptPaths) -> str:
 def _engines() -> Iterator[Tuple[int, List[str]]]:
     """Yield (pid, command line) of every engine and supervisor of this host."""
     for name in os.listdir("/proc"):
-        if not name.isdigit():
+        if not name.isdecimal():
             continue
         try:
             with open("/proc/{}/cmdline".format(name), "rb") as file:

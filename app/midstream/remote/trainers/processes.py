@@ -107,7 +107,7 @@ def _training(directory: str) -> List[TrainingProcess]:
     """
     found: Dict[int, TrainingProcess] = {}
     for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
+        if not name.isdecimal() or int(name) == os.getpid():
             continue
         one = _process(int(name), directory)
         if one is not None:

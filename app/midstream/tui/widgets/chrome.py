@@ -71,7 +71,7 @@ class Views(Static):
 
     def __init__(self, scope: str) -> None:
         super().__init__()
-        self._views = [command for command in commands.of(scope) if command.keys[0].isdigit()]
+        self._views = [command for command in commands.of(scope) if command.keys[0].isdecimal()]
         self._spans: list[tuple[int, int, str]] = []
         self._now = ""
         self._notes: dict[str, str] = {}

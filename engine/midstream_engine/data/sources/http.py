@@ -35,7 +35,7 @@ def describe(url: str) -> Source:
         total = response.headers.get("Content-Range", "").rpartition("/")[2]
         size = total if response.status == 206 else response.headers.get("Content-Length", "")
         name = urllib.parse.urlsplit(url).path.rpartition("/")[2]
-        return Source(url, name, int(size) if size.isdigit() else -1, _version(response))
+        return Source(url, name, int(size) if size.isdecimal() else -1, _version(response))
 
 
 def get(url: str) -> bytes:

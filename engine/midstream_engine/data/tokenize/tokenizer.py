@@ -58,7 +58,7 @@ class IdTokenizer:
 
     def __init__(self, name: str) -> None:
         size, _, eos = name.removeprefix(IDS).partition(":")
-        if not size.isdigit() or not int(size) or (eos and not (eos.isdigit() and int(eos) < int(size))):
+        if not size.isdecimal() or not int(size) or (eos and not (eos.isdecimal() and int(eos) < int(size))):
             raise DataError(f"data.tokenizer: {name!r}: write ids:SIZE or ids:SIZE:EOS, as ids:50304:50256")
         self.id, self.vocab_size = name, int(size)
         self.eos = int(eos) if eos else self.vocab_size  # none of the ids: where documents end is not marked

@@ -164,7 +164,7 @@ def _check_layers(tree: CheckpointTree, prefix: str, names: List[str], models: S
         for group in cast("List[Any]", groups) if isinstance(groups, list) else []:
             for parameter in cast("Dict[Any, Any]", group) if isinstance(group, dict) else ():
                 head = str(parameter).split(".")[0]
-                if head.isdigit():
+                if head.isdecimal():
                     needed.add(int(head))
     for layer in sorted(needed):
         for part in range(parts):

@@ -63,7 +63,7 @@ def find(path: str) -> str:
     steps = {
         int(name.removeprefix("step-")): name
         for name in names
-        if name.removeprefix("step-").isdigit() and os.path.exists(os.path.join(path, name, METADATA))
+        if name.removeprefix("step-").isdecimal() and os.path.exists(os.path.join(path, name, METADATA))
     }
     if not steps:
         raise ConversionError(f"{path}: no checkpoint of Levanter's with a {METADATA}: none was finished")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from http import HTTPStatus
 from typing import Any
 
 from midstream_engine.object_store.access import ANONYMOUS, Access
@@ -48,7 +49,17 @@ def open_storage(access: Access) -> tuple[Any, bool]:
     adapter = _library("requests.adapters").HTTPAdapter
     for scheme in ("https://", "http://"):
         client._http.mount(scheme, adapter(pool_maxsize=AT_ONCE))  # one connection a thread
+    client._http.hooks["response"].append(_read_refusal)
     return client, anonymous
+
+
+def _read_refusal(response: Any, **_: Any) -> None:
+    """Read the body of a refusal, so that its connection is used again.
+
+    google-auth and google-cloud-storage drop a streamed refusal unread, its connection open, and repeat the request.
+    """
+    if response.status_code >= HTTPStatus.BAD_REQUEST:
+        _ = response.content
 
 
 def _client(storage: Any, access: Access) -> tuple[Any, bool]:

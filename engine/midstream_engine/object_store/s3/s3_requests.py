@@ -95,7 +95,7 @@ class S3Requests:
         """Return the error of a listing instead of one of HEAD, which has no words."""
         client_error, _ = self.failures
         status, code, _ = s3_errors.fields(error)
-        if code.isdigit() and status in (400, 401, 403):
+        if code.isdecimal() and status in (400, 401, 403):
             try:
                 self.client.list_objects_v2(Bucket=self.bucket, MaxKeys=1)
             except client_error as worded:

@@ -255,7 +255,7 @@ def _refuse(error: Exception, code: int, arguments: Sequence[str]) -> int:
     line = printable(" ".join(str(error).split()))
     print(f"midstream: {line}", file=sys.stderr)
     number = os.environ.get("MIDSTREAM_ATTEMPT", "")
-    if number.isdigit():
+    if number.isdecimal():
         _leave_status(line, int(number), arguments)
     return code
 

@@ -137,7 +137,7 @@ def claim_attempt(paths: records.RunPaths) -> int:
         EngineError: The number cannot be claimed in the run's bucket.
     """
     while True:
-        taken = [int(name) for name in os.listdir(paths.attempts) if name.isdigit()]
+        taken = [int(name) for name in os.listdir(paths.attempts) if name.isdecimal()]
         number = max(taken, default=0) + 1
         try:
             os.mkdir(paths.attempt(number).dir)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ import pytest
 
 from midstream.remote.machine import preemption_notices as host_notices
 from midstream_engine import preemption_notices, records
-from midstream_engine.shared import aws_metadata, azure_metadata, cloud_notices
+from midstream_engine.shared import aws_metadata, azure_metadata, cloud_notices, google_metadata
 from simulators.cloud_metadata import AwsMetadata, AzureMetadata
 
 ENGINE = """
@@ -71,6 +72,26 @@ def test_azure_notice_names_this_machine() -> None:
         assert azure_metadata.notices(server.url) == ["terminate now"]
         server.failing = 503
         assert azure_metadata.notices(server.url) is None
+
+
+def test_answer_that_is_not_http_proves_nothing() -> None:
+    """A poller that ended with an error would not see the notice that follows."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+
+        def answer() -> None:
+            for _ in range(4):
+                caller, _ = listener.accept()
+                with caller:
+                    caller.recv(1 << 16)
+                    caller.sendall(b"who is there?\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert google_metadata.notices(address) is None
+        assert aws_metadata.notices(f"http://{address}") is None
+        assert azure_metadata.notices(f"http://{address}") is None
+        thread.join()
 
 
 def test_requests_go_to_the_own_cloud_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from midstream.migrate.notifications import webhook
 from midstream.migrate.notifications.notify import notify_all
 from support.loopback import Loopback, Quiet
 
+NOT_HTTP, BUSY = 0, 503
 EVENT = {"event": "guard", "kind": "lost", "run": "webtext", "message": "gpu1 <!channel> & \x1b[31mlost"}
 
 
@@ -34,7 +35,12 @@ class _Handler(Quiet):
         server.paths.append(self.path)
         server.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         status = server.statuses.pop(0) if server.statuses else 200
+        if status == NOT_HTTP:
+            self.wfile.write(b"who is there?\r\n\r\n")
+            return
         self.send_response(status)
+        if status == BUSY:
+            self.send_header("Retry-After", "\xb2")  # a digit by Unicode, which no number can be made of
         if status == 302:
             self.send_header("Location", "/elsewhere")
         self.send_header("Content-Length", "0")
@@ -67,9 +73,12 @@ def test_events_reach_command_and_receivers(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("statuses", "accepted", "calls"),
-    [((500, 429, 200), True, 3), ((404,), False, 1), ((503, 503, 503), False, 3), ((302,), False, 1)],
-    ids=["busy", "refused", "down", "redirect"],
-)
+    [
+        ((500, 429, 200), True, 3), ((404,), False, 1), ((503, 503, 503), False, 3), ((302,), False, 1),
+        ((NOT_HTTP, 200), True, 2),
+    ],
+    ids=["busy", "refused", "down", "redirect", "not http"],
+)  # fmt: skip
 def test_receiver_is_tried_again_while_busy(
     caplog: pytest.LogCaptureFixture, statuses: tuple[int, ...], accepted: bool, calls: int
 ) -> None:

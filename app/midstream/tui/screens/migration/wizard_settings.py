@@ -79,7 +79,7 @@ def ask(screen: MidstreamScreen, settings: WizardSettings, chosen: Callable[[Wiz
             ("certify_steps", "steps compared", 0),
         ):
             value = values[name]
-            if value and not (value.isascii() and value.isdigit() and int(value) >= least):
+            if value and not (value.isascii() and value.isdecimal() and int(value) >= least):
                 return f"{label}: {value!r} is not a number of {least} or more"
         return flags_problem(values["flags"])
 
