@@ -199,7 +199,16 @@ def test_names_of_others_are_not_touched(compute_server: ComputeServer, compute:
 
 def test_cancelled_creation_leaves_nothing(compute_server: ComputeServer, compute: ComputeProvider, key: str) -> None:
     cancel = threading.Event()
-    compute_server.delay = 0.2
+    looks = 0
+
+    def clock() -> float:
+        """Stand still while a machine is provisioned, until the creation is cancelled."""
+        nonlocal looks
+        provisioned = any(each.get("status") == "PROVISIONING" for each in compute_server.resources.values())
+        looks += cancel.is_set() or not provisioned
+        return looks
+
+    compute_server.clock, compute_server.delay = clock, 1.0
 
     def say(line: str) -> None:
         if "CREATING" in line or "PROVISIONING" in line:
