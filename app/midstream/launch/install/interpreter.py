@@ -10,10 +10,10 @@ machine's cache (``$MIDSTREAM_CACHE``, default ``~/.cache/midstream``), or is do
 from __future__ import annotations
 
 import hashlib
+import http.client
 import json
 import os
 import shutil
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -154,7 +154,7 @@ def python_tarball(build: PythonBuild) -> Path:
         if _sha256(part) != build.sha256:
             raise LaunchError(f"{url} is not the file that is pinned (its SHA-256 differs)", by_hand)
         part.replace(path)
-    except (OSError, ValueError, urllib.error.URLError) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise LaunchError(f"{url} cannot be fetched: {reason}", by_hand) from error
     finally:
