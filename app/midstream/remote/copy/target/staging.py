@@ -105,6 +105,10 @@ class Stage:
             os.close(self._lock)
             self._lock = -1
 
+    def exists(self) -> bool:
+        """Return whether the directory is there: parts were adopted, or a receiver has begun."""
+        return os.path.isdir(self.here)
+
     def part(self, entry: CopyObject) -> str:
         """Return the path of an object's part.
 
