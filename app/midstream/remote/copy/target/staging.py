@@ -106,7 +106,10 @@ class Stage:
             self._lock = -1
 
     def exists(self) -> bool:
-        """Return whether the directory is there: parts were adopted, or a receiver has begun."""
+        """Return whether the directory is there.
+
+        Parts were adopted into it, or a receiver has begun.
+        """
         return os.path.isdir(self.here)
 
     def part(self, entry: CopyObject) -> str:
