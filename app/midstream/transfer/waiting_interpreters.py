@@ -36,7 +36,10 @@ class WaitingInterpreters:
             opened.set_exception(error)
 
     def take(self) -> Process | None:
-        """Return an interpreter that no program has; None if there is none, or it could not be started."""
+        """Return an interpreter that no program has.
+
+        None if there is none, or if it could not be started.
+        """
         with self._lock:
             opened = self._free.pop(0) if self._free else None
         return opened.result() if opened is not None and opened.exception() is None else None
