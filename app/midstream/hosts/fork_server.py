@@ -28,8 +28,16 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-# With all that they need; other modules are compiled by the child.
-IMPORTED = ("midstream.remote.machine.probe",)
+# With all that they need; other modules are compiled by the child. The programs of a copy are here because nothing else
+# of a copy goes on while they start.
+IMPORTED = (
+    "midstream.remote.machine.probe",
+    "midstream.remote.verify.objects",
+    "midstream.remote.copy.target.session",
+    "midstream.remote.copy.stream.disk_receiver",
+    "midstream.remote.copy.stream.sender",
+)
+LIBRARIES = ("ssl",)  # that these import where they connect, which takes 25 ms
 CLIENT_PROGRAMS = tuple(
     f"midstream.remote.bucket.{name}" for name in ("disk_download", "disk_upload", "receiver", "sender", "session")
 )
@@ -162,7 +170,7 @@ def main() -> None:
     control = socket.socket(fileno=int(descriptor))
     path = sys.path.copy()
     sys.path[0:0] = places
-    for name in modules.split(","):
+    for name in (*LIBRARIES, *modules.split(",")):
         importlib.import_module(name)
     sys.path[:] = path
     sys.argv[1:] = []

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from midstream.hosts.host import Host
+from midstream.hosts.host import Host, Process
 from midstream.stores.bucket_access import Access
 from midstream.stores.bucket_host import BucketHost
+from midstream.transfer.waiting_interpreters import WaitingInterpreters
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A directory on a host. In a bucket, ``directory`` is the complete URL."""
+    """A directory on a host.
+
+    Attributes:
+        host: The host.
+        directory: In a bucket the complete URL.
+        interpreters: Those of the host that wait for a program of the copy.
+    """
 
     host: Host
     directory: str
+    interpreters: WaitingInterpreters | None = field(default=None, compare=False, repr=False)
 
     @property
     def in_bucket(self) -> bool:
@@ -24,6 +32,10 @@ class Endpoint:
         """Start what the programs of a copy need; it is done while the copy begins."""
         if isinstance(self.host, BucketHost):
             self.host.prepare()
+
+    def waiting(self) -> Process | None:
+        """Return an interpreter of the host that waits for a program, if there is one."""
+        return self.interpreters.take() if self.interpreters is not None else None
 
     def __str__(self) -> str:
         if self.in_bucket:

@@ -138,9 +138,9 @@ def test_disk_and_bucket_of_one_machine_share_a_program(
     started: list[str] = []
     begin = remote_call.start_program
 
-    def start_program(host: Any, function: Any, *, window: int | None = None) -> Any:
+    def start_program(host: Any, function: Any, **named: Any) -> Any:
         started.append(remote_call.name_of(function))
-        return begin(host, function, window=window)
+        return begin(host, function, **named)
 
     monkeypatch.setattr(remote_call, "start_program", start_program)
     monkeypatch.setattr(stream_transport, "start_program", start_program)

@@ -201,12 +201,26 @@ def _call_once(host: Host, argv: Sequence[str], function: str, line: bytes, time
     return answer
 
 
-def start_program(host: Host, function: Callable[P, Any], *, window: int | None = None) -> Callable[P, Process]:
+def open_interpreter(host: Host, function: Remote) -> Process:
+    """Start an interpreter that waits for its program, which `start_program` sends.
+
+    It runs ``function``, or another one with the same isolation. Raises as `Host.open`, and HostError where the host
+    has no Python.
+    """
+    if not host.remote_python:
+        raise no_python(host)
+    return host.open(_argv(host.remote_python, name_of(function)))
+
+
+def start_program(
+    host: Host, function: Callable[P, Any], *, window: int | None = None, waiting: Process | None = None
+) -> Callable[P, Process]:
     """Return ``function`` so that it starts on ``host``.
 
     It is a program of `midstream.remote`.
 
     stdin and stdout of the process then carry its own bytes. ``window``: bytes of unread output after which it blocks.
+    ``waiting``: an interpreter of `open_interpreter`, in place of a new one.
     """
     _declaration(function)
     signature = inspect.signature(function)
@@ -218,13 +232,14 @@ def start_program(host: Host, function: Callable[P, Any], *, window: int | None 
         name = name_of(function)
         argv = _argv(host.remote_python, name)
         line = job_line(function, arguments, program=True, imported=_imported(host, argv))
-        return _start(host, argv, name, line, window)
+        process = waiting or (host.open(argv) if window is None else host.open(argv, window=window))
+        return _begun(host, process, argv[0], name, line)
 
     return start
 
 
-def _start(host: Host, argv: Sequence[str], name: str, line: bytes, window: int | None) -> Process:
-    process = host.open(argv) if window is None else host.open(argv, window=window)
+def _begun(host: Host, process: Process, python: str, name: str, line: bytes) -> Process:
+    """Send the job to an interpreter, and wait until its program has begun."""
     try:
         with contextlib.suppress(BrokenPipeError):  # it has exited already; its stderr shows why
             process.stdin.write(line)
@@ -240,7 +255,7 @@ def _start(host: Host, argv: Sequence[str], name: str, line: bytes, window: int 
             if printed >= PREAMBLE_LIMIT:
                 raise too_large(host.name, f"{name}, before it began,", PREAMBLE_LIMIT, FORCED)
         code = process.wait(EXIT_TIMEOUT)
-        raise _no_answer(host, argv[0], name, code, process.stderr_text())
+        raise _no_answer(host, python, name, code, process.stderr_text())
     except (OSError, EOFError) as error:  # a timeout is one, too
         process.close()
         raise ConnectionLostError(f"{host.name}: lost contact as {name} was started", "run the same again") from error

@@ -34,11 +34,11 @@ _TOKENIZER = (
 # Files of another trainer: what it has written, or what its run needs, under their own names.
 _OTHER = r"files(?:/(?!\.{1,2}(?:/|$))[^/\x00-\x1f\x7f]{1,255}){1,32}"
 _CHECKPOINT = (
-    (_OTHER, _TIB),
+    (r"arrays(?:/{0}){{1,64}}/c(?:/[0-9]{{1,12}}){{1,32}}".format(_PART), _TIB),  # most objects: compared first
+    (r"arrays(?:/{0}){{1,64}}/zarr\.json".format(_PART), _MIB),
     (r"train\.json", _GIB),
     (r"small\.safetensors", _TIB),
-    (r"arrays(?:/{0}){{1,64}}/zarr\.json".format(_PART), _MIB),
-    (r"arrays(?:/{0}){{1,64}}/c(?:/[0-9]{{1,12}}){{1,32}}".format(_PART), _TIB),
+    (_OTHER, _TIB),
 )
 _DATA = (
     (_OTHER, 64 * _TIB),

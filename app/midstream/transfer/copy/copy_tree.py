@@ -40,6 +40,7 @@ from midstream.transfer.streams.send_queue import CHUNK, MIN_STREAM_BYTES, SendQ
 from midstream.transfer.streams.stream import Events, Stream
 from midstream.transfer.streams.stream_pool import SMALL_COPY, StreamPool
 from midstream.transfer.tree_contents import HASH_TIMEOUT, Contents, malformed, read_contents
+from midstream.transfer.waiting_interpreters import waiting_interpreters
 from midstream_engine import records
 
 Chunk = tuple[int, int, str]  # offset, length, SHA-256
@@ -77,8 +78,12 @@ def copy_tree(
         ConnectionLostError: A connection broke.
     """
     target.prepare()
-    contents = read_contents(source, manifest_name, kind)
-    return copy_contents(contents, target, manifest=manifest_name, progress=progress, cancel=cancel, settings=settings)
+    with waiting_interpreters(target.host) as interpreters:
+        contents = read_contents(source, manifest_name, kind)
+        there = replace(target, interpreters=interpreters)
+        return copy_contents(
+            contents, there, manifest=manifest_name, progress=progress, cancel=cancel, settings=settings
+        )
 
 
 def copy_contents(
@@ -178,6 +183,8 @@ class _TreeCopy:
                 bandwidth_limit=self.settings.bandwidth_limit,
                 cancel=self.cancel,
             )
+            if self.target.interpreters is not None:
+                self.target.interpreters.close()  # the programs that needed one have begun
             # A bucket's program commits what is complete by then, and does not wait for the objects that it assembles.
             pool.run(set(survey.absent), landed=None if self.target.in_bucket else session.commit)
             if self.target.in_bucket:

@@ -70,7 +70,7 @@ class TargetSession:
         self._error: Exception | None = None
         self._writing = threading.Lock()
         self._closed = threading.Event()
-        self._process = start(target.host, session.serve)(
+        self._process = start(target.host, session.serve, waiting=target.waiting())(
             directory=target.directory,
             generation=self.generation,
             objects=[{"path": each["path"], "size": each["size"], "sha256": each["sha256"]} for each in objects],

@@ -232,7 +232,7 @@ class DirectStreams:
     def _listen(self) -> None:
         peer = self._peers.listener(ports_of(self._host, self._settings), ssh_address=True)
         if self._sends:
-            program = start(self._host, stream_server.receive)(
+            program = start(self._host, stream_server.receive, waiting=self._target.waiting())(
                 directory=self._target.directory, generation=self._generation, kind=self._kind, keys=self._keys,
                 peer=peer,
             )  # fmt: skip

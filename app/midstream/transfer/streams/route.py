@@ -97,10 +97,14 @@ class Route:
         send: dict[str, Any] = {"directory": self.source.directory}
         if self._peers is not None:
             return self._open_direct(self._peers, send, receive, events)
-        begin = start if small else start_stream
         with ThreadPoolExecutor(2) as pool:  # both handshakes concurrently
-            sending = pool.submit(begin(self.source.host, sender.send), **send)
-            receiving = pool.submit(begin(self.target.host, disk_receiver.receive), **receive)
+            if small:
+                waiting = self.target.waiting()
+                sending = pool.submit(start(source, sender.send), **send)
+                receiving = pool.submit(start(target, disk_receiver.receive, waiting=waiting), **receive)
+            else:
+                sending = pool.submit(start_stream(source, sender.send), **send)
+                receiving = pool.submit(start_stream(target, disk_receiver.receive), **receive)
         return self._relayed_stream(sending, receiving, events, key)
 
     def _open_direct(

@@ -47,7 +47,9 @@ _no_ssh_program: list[
 _no_ssh_program_lock = threading.Lock()
 
 
-def start(host: Host, program: Callable[P, Any], *, window: int | None = None) -> Callable[P, Process]:
+def start(
+    host: Host, program: Callable[P, Any], *, window: int | None = None, waiting: Process | None = None
+) -> Callable[P, Process]:
     """Return ``program`` as `start_program` does, also for a bucket.
 
     Errors of libraries are ConnectionLostError.
@@ -57,7 +59,7 @@ def start(host: Host, program: Callable[P, Any], *, window: int | None = None) -
         try:
             if isinstance(host, BucketHost):
                 return host.start(program, window)(*positional, **named)
-            return start_program(host, program, window=window)(*positional, **named)
+            return start_program(host, program, window=window, waiting=waiting)(*positional, **named)
         except (OSError, EOFError) as error:
             raise ConnectionLostError(f"{host.name}: the connection broke", RESUME_HINT) from error
 
