@@ -28,7 +28,12 @@ class Midstream:
             for name, value in tree.items()
         }
 
-    def begin(self, directory: Path, *, copy: bool) -> Any:
+    def tree(self) -> dict[str, Any]:
+        """The present state, with the names of its axes, which a trainer's state has."""
+        return self._named(self._case.state)
+
+    def begin(self, directory: Path, *, copy: bool, tree: dict[str, Any] | None = None) -> Any:
+        """Begin a save of ``tree``; None: of the present state."""
         from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
         from midstream_engine.checkpoint.saving.save import begin_save
         from midstream_engine.records import RunPaths
@@ -37,7 +42,7 @@ class Midstream:
         os.makedirs(paths.dir, exist_ok=True)
         return begin_save(
             paths,
-            self._case_tree(),
+            self.tree() if tree is None else tree,
             train_document({"step": 1}, {}, None),
             step=1,
             attempt=1,
@@ -45,16 +50,14 @@ class Midstream:
             copy=copy,
         )
 
-    def _case_tree(self) -> dict[str, Any]:
-        return self._named(self._case.state)
-
     def save(self, directory: Path) -> None:
         self.begin(directory, copy=False).finish()
 
     def save_behind(self, directory: Path) -> None:
         """As the training loop does: with a snapshot that the state does not share."""
+        tree = self.tree()
         began = time.perf_counter()
-        pending = self.begin(directory, copy=True)
+        pending = self.begin(directory, copy=True, tree=tree)
         self.stall = time.perf_counter() - began
         pending.finish()
 
