@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from midstream_engine.checkpoint.loading.part_memory import PartMemory
+from midstream_engine.checkpoint.loading.part_memory import PartBuffers, PartMemory
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from midstream_engine.records import RunPaths
 from support.checkpoints.checkpoint_states import save
@@ -42,9 +42,10 @@ def test_update_reuses_the_memory_of_a_restored_state(tmp_path: Path, devices: i
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "bool", "float64"])
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("shape", [(), (3, 5), (2, 0)])
-def test_part_has_what_was_written(dtype: str, devices: int, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("buffers", [0, 1])
+def test_part_has_what_was_written(dtype: str, devices: int, shape: tuple[int, ...], buffers: int) -> None:
     wanted = np.arange(int(np.prod(shape)), dtype=np.float32).reshape(shape).astype(jnp.dtype(dtype))
-    memory = PartMemory(shape, wanted.dtype, jax.devices()[:devices])
+    memory = PartMemory(shape, wanted.dtype, jax.devices()[:devices], PartBuffers(buffers))
     memory.array[...] = wanted
     shards = memory.shards()
     assert [list(shard.devices()) for shard in shards] == [[device] for device in jax.devices()[:devices]]
