@@ -36,16 +36,17 @@ class ArrayAssembly:
     Chunks may arrive in any order and from any thread.
     """
 
-    def __init__(self, entry: ArrayEntry, sharding: Sharding, parts: PartBuffers) -> None:
+    def __init__(self, entry: ArrayEntry, sharding: Sharding, parts: PartBuffers | None = None) -> None:
         """Prepare for the chunks.
 
         Args:
             entry: The array's entry in the manifest.
             sharding: Where its parts are to be.
-            parts: Buffers for its parts; `PartBuffers.settle` comes before `finish`.
+            parts: Buffers for its parts; `PartBuffers.settle` comes before `finish`. Without them, parts of CPU devices
+                are filled in the devices' memory.
         """
         self.entry = entry
-        self._parts = parts
+        self._parts = PartBuffers(0) if parts is None else parts
         self.shape = tuple(entry.shape)
         self.dtype = numpy_dtype(entry.dtype)
         self.sharding = sharding

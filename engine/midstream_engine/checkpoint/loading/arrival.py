@@ -23,7 +23,7 @@ from midstream_engine.checkpoint.format.chunk_grid import chunks_of
 from midstream_engine.checkpoint.format.dtypes import numpy_dtype
 from midstream_engine.checkpoint.host_buffers import BufferPool
 from midstream_engine.checkpoint.loading.array_assembly import ArrayAssembly
-from midstream_engine.checkpoint.loading.part_memory import PartBuffers, expect_parts
+from midstream_engine.checkpoint.loading.part_memory import expect_parts
 from midstream_engine.checkpoint.stores.directory_objects import DirectoryObjects
 from midstream_engine.checkpoint.stores.hashed_objects import CRC32C_RESIDUE, Hasher
 from midstream_engine.records import ArrayEntry, Manifest, ObjectEntry
@@ -40,8 +40,8 @@ class EarlyArrays:
     def __init__(self, directory: str, entries: Sequence[ArrayEntry], shardings: Mapping[str, Sharding]) -> None:
         self.directory = directory
         expect_parts((shardings[entry.name], entry.shape, numpy_dtype(entry.dtype)) for entry in entries)
-        parts = PartBuffers(0)  # parts stay incomplete for long: they are filled in the devices' memory
-        self.assemblies = {entry.name: ArrayAssembly(entry, shardings[entry.name], parts) for entry in entries}
+        # Without `PartBuffers`, because parts stay incomplete for long here.
+        self.assemblies = {entry.name: ArrayAssembly(entry, shardings[entry.name]) for entry in entries}
         self.objects: dict[str, ObjectEntry] = {}  # by path, with the hashes of the bytes in the arrays
         self._store, self._blocks = DirectoryObjects(directory), BufferPool()
         self._missing: dict[str, tuple[ArrayAssembly, Box]] = {
