@@ -32,7 +32,7 @@ def expect_parts(arrays: Iterable[tuple[Sharding, Sequence[int], np.dtype]]) -> 
 
 
 class PartBuffers:
-    """Host memory that one restore uses again and again, for the parts of CPU devices. Thread-safe.
+    """Host memory that one restore reuses for parts of CPU devices. Thread-safe.
 
     Small parts are assembled in buffers of ``SMALL`` bytes and copied to the device. That costs as much as the zeros
     with which jax would fill the device's memory first, but what is read stays in the processor's caches.
@@ -46,12 +46,15 @@ class PartBuffers:
         """
         self._left = most
         self._free: list[np.ndarray] = []
-        self._copies: deque[tuple[jax.Array, np.ndarray]] = deque()  # in progress, with the buffer that is copied
+        self._copies: deque[tuple[Any, np.ndarray]] = deque()  # jax arrays, and what they are copied from
         self._zeros = np.empty(0, np.uint8)
         self._lock = threading.Lock()
 
     def take(self, size: int) -> np.ndarray | None:
-        """Return a buffer for ``size`` bytes, or None if they are too many or incomplete parts have all buffers."""
+        """Return a buffer for ``size`` bytes.
+
+        None if these are more than ``SMALL``, or incomplete parts have all buffers.
+        """
         if size > SMALL:
             return None
         with self._lock:
@@ -65,40 +68,45 @@ class PartBuffers:
             if not self._copies:
                 return None
             copy, buffer = self._copies.popleft()
-        jax.block_until_ready(copy)
-        return buffer
+            jax.block_until_ready(copy)  # with the lock: `settle` waits for this one, too
+            return buffer
 
     def copy(self, part: np.ndarray, buffer: np.ndarray, device: Any) -> jax.Array:
-        """Start to copy ``part`` to its device; ``buffer``, which has it, is free afterwards."""
+        """Start to copy ``part``, which is in ``buffer``, to its device.
+
+        The buffer is reused when it has been copied.
+        """
         copy = jax.device_put(part, device)
         with self._lock:
             self._copies.append((copy, buffer))
         return copy
 
     def settle(self) -> None:
-        """Wait for all copies. The arrays may be deleted or donated afterwards, not before."""
-        while True:
-            with self._lock:
-                if not self._copies:
-                    return
+        """Wait for all copies.
+
+        The arrays may be deleted or donated afterwards, not before.
+        """
+        with self._lock:
+            while self._copies:
                 copy, buffer = self._copies.popleft()
-            jax.block_until_ready(copy)
-            with self._lock:
+                jax.block_until_ready(copy)
                 self._free.append(buffer)
 
     def zeros(self, size: int) -> np.ndarray:
-        """Return ``size`` bytes that are only read: the kernel's page of zeros, where they are many.
+        """Return ``size`` bytes of zeros, for reading alone.
 
-        All parts read the same addresses: in new ones, the first access to each page costs more than its copy.
+        Where they are many, they are the kernel's page of zeros. All parts read the same addresses: the first access
+        to each page of new ones costs more than its copy.
         """
         with self._lock:
             if len(self._zeros) < size:
                 self._zeros = _misaligned(size)
+                self._zeros.flags.writeable = False
             return self._zeros[:size]
 
 
 def _misaligned(size: int) -> np.ndarray:
-    """Return fresh memory that jax does not adopt, for at least ``size`` bytes (uint8)."""
+    """Return fresh memory for at least ``size`` bytes, which jax does not adopt."""
     # The kernel begins with a huge page only where the size is a multiple of one.
     size = -(-(size + _MISALIGNMENT) // host_buffers.HUGE_PAGE) * host_buffers.HUGE_PAGE
     return host_buffers.pages(size)[_MISALIGNMENT:]
@@ -134,8 +142,8 @@ class PartMemory:
             memory = self._buffer[:size]
         else:
             nothing = buffers.zeros(size).view(dtype).reshape(shape)
-            self._owned = jax.block_until_ready(jax.device_put(nothing, devices[0]))
-            address = self._owned.unsafe_buffer_pointer()
+            owned = self._owned = jax.block_until_ready(jax.device_put(nothing, devices[0]))
+            address = owned.unsafe_buffer_pointer()
             memory = np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(address)), np.uint8)
         self.array = memory.view(dtype).reshape(shape)
 
