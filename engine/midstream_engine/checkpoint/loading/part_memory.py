@@ -18,7 +18,7 @@ from midstream_engine.checkpoint.bounded_pool import THREADS
 
 # Of the bytes that a device's memory is made from: jax's CPU devices copy memory that is not aligned to 64 bytes.
 _MISALIGNMENT = 16
-SMALL = 8 << 20  # bytes of a part that is assembled in a `PartBuffers`, at most: it is copied from the caches
+SMALL = 4 << 20  # bytes of a part that is assembled in a `PartBuffers`, at most: it is copied from the caches
 
 
 def expect_parts(arrays: Iterable[tuple[Sharding, Sequence[int], np.dtype]]) -> None:
