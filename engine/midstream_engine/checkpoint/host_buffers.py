@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 BLOCK = 4 << 20  # bytes hashed, read and written at a time: large enough for threads, small enough for caches
-_HUGE_PAGE = 2 << 20  # bytes; the kernel rounds where it has others
+HUGE_PAGE = 2 << 20  # bytes; the kernel rounds where it has others
 ALIGNMENT = 64  # bytes; jax's CPU devices adopt memory with this alignment and copy any other
 
 
@@ -53,7 +53,7 @@ def advise_heap(size: int) -> None:
     block = library.malloc(size)
     if not block:
         return
-    begin, end = -(-block // _HUGE_PAGE) * _HUGE_PAGE, (block + size) // _HUGE_PAGE * _HUGE_PAGE
+    begin, end = -(-block // HUGE_PAGE) * HUGE_PAGE, (block + size) // HUGE_PAGE * HUGE_PAGE
     if begin < end:
         library.madvise(begin, end - begin, mmap.MADV_HUGEPAGE)  # a kernel without huge pages refuses
     library.free(block)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from midstream_engine.checkpoint.loading.part_memory import PartMemory
+from midstream_engine.checkpoint.loading.part_memory import SMALL, PartBuffers, PartMemory
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from midstream_engine.records import RunPaths
 from support.checkpoints.checkpoint_states import save
@@ -42,11 +42,40 @@ def test_update_reuses_the_memory_of_a_restored_state(tmp_path: Path, devices: i
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "bool", "float64"])
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("shape", [(), (3, 5), (2, 0)])
-def test_part_has_what_was_written(dtype: str, devices: int, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("buffers", [0, 1])
+def test_part_has_what_was_written(dtype: str, devices: int, shape: tuple[int, ...], buffers: int) -> None:
     wanted = np.arange(int(np.prod(shape)), dtype=np.float32).reshape(shape).astype(jnp.dtype(dtype))
-    memory = PartMemory(shape, wanted.dtype, jax.devices()[:devices])
+    memory = PartMemory(shape, wanted.dtype, jax.devices()[:devices], PartBuffers(buffers))
     memory.array[...] = wanted
     shards = memory.shards()
     assert [list(shard.devices()) for shard in shards] == [[device] for device in jax.devices()[:devices]]
     for shard in shards:
         np.testing.assert_array_equal(np.asarray(shard), wanted)
+
+
+def test_buffers_are_not_written_while_they_are_copied() -> None:
+    buffers = PartBuffers(1)
+    parts = []
+    for number in range(40):  # each in the buffer of the one before
+        memory = PartMemory((SMALL // 4,), np.dtype(np.float32), jax.devices()[:1], buffers)
+        memory.array[...] = number
+        parts += memory.shards()
+    buffers.settle()
+    for number, part in enumerate(parts):
+        assert np.all(np.asarray(part) == number)
+
+
+def test_incomplete_parts_beyond_the_buffers_and_large_parts() -> None:
+    buffers = PartBuffers(2)
+    shapes = [(5,), (7,), (11,), (SMALL // 4 + 1,)]
+    memories = [PartMemory(shape, np.dtype(np.float32), jax.devices()[:1], buffers) for shape in shapes]
+    for number, memory in enumerate(memories):
+        memory.array[...] = number
+    parts = [memory.shards()[0] for memory in memories]
+    buffers.settle()
+    add = jax.jit(lambda part: part + 1, donate_argnums=0)
+    for number, part in enumerate(parts):
+        address = part.unsafe_buffer_pointer()
+        after = add(part)
+        assert after.unsafe_buffer_pointer() == address
+        np.testing.assert_array_equal(after, np.full(shapes[number], number + 1, np.float32))

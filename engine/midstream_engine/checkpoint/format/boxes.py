@@ -39,11 +39,13 @@ def volume(box: Box) -> int:
 
 def overlap(a: Box, b: Box) -> Box | None:
     """Return the part that two boxes share, None if there is none."""
-    shared = tuple(
-        (max(start, other_start), min(stop, other_stop))
-        for (start, stop), (other_start, other_stop) in zip(a, b, strict=True)
-    )
-    return shared if all(start < stop for start, stop in shared) else None
+    shared = []
+    for (start, stop), (other_start, other_stop) in zip(a, b, strict=True):
+        first, last = max(start, other_start), min(stop, other_stop)
+        if first >= last:
+            return None
+        shared.append((first, last))
+    return tuple(shared)
 
 
 def within(part: Box, outer: Box) -> tuple[slice, ...]:

@@ -26,7 +26,7 @@ from midstream_engine.checkpoint.format.boxes import (
 )
 from midstream_engine.checkpoint.format.dtypes import numpy_dtype
 from midstream_engine.checkpoint.host_buffers import BLOCK, BufferPool
-from midstream_engine.checkpoint.loading.part_memory import PartMemory
+from midstream_engine.checkpoint.loading.part_memory import PartBuffers, PartMemory
 from midstream_engine.records import ArrayEntry
 
 
@@ -36,8 +36,17 @@ class ArrayAssembly:
     Chunks may arrive in any order and from any thread.
     """
 
-    def __init__(self, entry: ArrayEntry, sharding: Sharding) -> None:
+    def __init__(self, entry: ArrayEntry, sharding: Sharding, parts: PartBuffers | None = None) -> None:
+        """Prepare for the chunks.
+
+        Args:
+            entry: The array's entry in the manifest.
+            sharding: Where its parts are to be.
+            parts: Buffers for its parts; `PartBuffers.settle` comes before `finish`. Without them, parts of CPU devices
+                are filled in the devices' memory.
+        """
         self.entry = entry
+        self._parts = PartBuffers(0) if parts is None else parts
         self.shape = tuple(entry.shape)
         self.dtype = numpy_dtype(entry.dtype)
         self.sharding = sharding
@@ -51,7 +60,7 @@ class ArrayAssembly:
         self._lock = threading.Lock()
         for part, missing in self._missing.items():
             if not missing:
-                self._send(PartMemory(extent(part), self.dtype, self._devices[part]))
+                self._send(PartMemory(extent(part), self.dtype, self._devices[part], self._parts))
 
     def needs(self, chunk: Box) -> bool:
         """Return whether a device of this process has any of ``chunk``."""
@@ -99,7 +108,7 @@ class ArrayAssembly:
     def _part(self, part: Box) -> np.ndarray:
         with self._lock:
             if part not in self._open:
-                self._open[part] = PartMemory(extent(part), self.dtype, self._devices[part])
+                self._open[part] = PartMemory(extent(part), self.dtype, self._devices[part], self._parts)
             return self._open[part].array
 
     def _direct(self, slab: Box, targets: list[tuple[Box, Box]]) -> memoryview | None:

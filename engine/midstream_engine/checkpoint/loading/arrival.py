@@ -40,6 +40,7 @@ class EarlyArrays:
     def __init__(self, directory: str, entries: Sequence[ArrayEntry], shardings: Mapping[str, Sharding]) -> None:
         self.directory = directory
         expect_parts((shardings[entry.name], entry.shape, numpy_dtype(entry.dtype)) for entry in entries)
+        # Without `PartBuffers`, because parts stay incomplete for long here.
         self.assemblies = {entry.name: ArrayAssembly(entry, shardings[entry.name]) for entry in entries}
         self.objects: dict[str, ObjectEntry] = {}  # by path, with the hashes of the bytes in the arrays
         self._store, self._blocks = DirectoryObjects(directory), BufferPool()

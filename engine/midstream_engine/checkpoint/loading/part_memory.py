@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import math
+import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,9 +14,11 @@ import numpy as np
 from jax.sharding import Sharding
 
 from midstream_engine.checkpoint import host_buffers
+from midstream_engine.checkpoint.bounded_pool import THREADS
 
 # Of the bytes that a device's memory is made from: jax's CPU devices copy memory that is not aligned to 64 bytes.
 _MISALIGNMENT = 16
+SMALL = 4 << 20  # bytes of a part that is assembled in a `PartBuffers`, at most: it is copied from the caches
 
 
 def expect_parts(arrays: Iterable[tuple[Sharding, Sequence[int], np.dtype]]) -> None:
@@ -27,47 +31,129 @@ def expect_parts(arrays: Iterable[tuple[Sharding, Sequence[int], np.dtype]]) -> 
         host_buffers.advise_heap(size)
 
 
+class PartBuffers:
+    """Host memory that one restore reuses for parts of CPU devices. Thread-safe.
+
+    Small parts are assembled in buffers of ``SMALL`` bytes and copied to the device. That costs as much as the zeros
+    with which jax would fill the device's memory first, but what is read stays in the processor's caches.
+    """
+
+    def __init__(self, most: int = THREADS + 2) -> None:
+        """Prepare; memory is allocated when it is needed.
+
+        Args:
+            most: Number of buffers.
+        """
+        self._left = most
+        self._free: list[np.ndarray] = []
+        self._copies: deque[tuple[Any, np.ndarray]] = deque()  # jax arrays, and what they are copied from
+        self._zeros = np.empty(0, np.uint8)
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> np.ndarray | None:
+        """Return a buffer for ``size`` bytes.
+
+        None if these are more than ``SMALL``, or incomplete parts have all buffers.
+        """
+        if size > SMALL:
+            return None
+        with self._lock:
+            while self._copies and self._copies[0][0].is_ready():
+                self._free.append(self._copies.popleft()[1])
+            if self._free:
+                return self._free.pop()
+            if self._left:
+                self._left -= 1
+                return _misaligned(SMALL)
+            if not self._copies:
+                return None
+            copy, buffer = self._copies.popleft()
+            jax.block_until_ready(copy)  # with the lock: `settle` waits for this one, too
+            return buffer
+
+    def copy(self, part: np.ndarray, buffer: np.ndarray, device: Any) -> jax.Array:
+        """Start to copy ``part``, which is in ``buffer``, to its device.
+
+        The buffer is reused when it has been copied.
+        """
+        copy = jax.device_put(part, device)
+        with self._lock:
+            self._copies.append((copy, buffer))
+        return copy
+
+    def settle(self) -> None:
+        """Wait for all copies.
+
+        The arrays may be deleted or donated afterwards, not before.
+        """
+        with self._lock:
+            while self._copies:
+                copy, buffer = self._copies.popleft()
+                jax.block_until_ready(copy)
+                self._free.append(buffer)
+
+    def zeros(self, size: int) -> np.ndarray:
+        """Return ``size`` bytes of zeros, for reading alone.
+
+        Where they are many, they are the kernel's page of zeros. All parts read the same addresses: the first access
+        to each page of new ones costs more than its copy.
+        """
+        with self._lock:
+            if len(self._zeros) < size:
+                self._zeros = _misaligned(size)
+                self._zeros.flags.writeable = False
+            return self._zeros[:size]
+
+
+def _misaligned(size: int) -> np.ndarray:
+    """Return fresh memory for at least ``size`` bytes, which jax does not adopt."""
+    # The kernel begins with a huge page only where the size is a multiple of one.
+    size = -(-(size + _MISALIGNMENT) // host_buffers.HUGE_PAGE) * host_buffers.HUGE_PAGE
+    return host_buffers.pages(size)[_MISALIGNMENT:]
+
+
 class PartMemory:
     """Uninitialized memory of one part.
 
-    A part of one CPU device is filled in the device's own memory. jax could adopt host memory instead, but a program
-    that is given (donated) memory which jax does not own copies it first: the first update after a restore would copy
-    the complete state in one thread, and need twice its memory.
+    A part of one CPU device becomes the device's own memory: it is filled there, or copied from a buffer. jax could
+    adopt host memory instead, but a program that is given (donated) memory which jax does not own copies it first: the
+    first update after a restore would copy the complete state in one thread, and need twice its memory.
     """
 
-    def __init__(self, shape: Sequence[int], dtype: np.dtype, devices: Sequence[Any]) -> None:
+    def __init__(self, shape: Sequence[int], dtype: np.dtype, devices: Sequence[Any], buffers: PartBuffers) -> None:
         """Allocate memory for ``shape`` elements.
 
         Args:
             shape: Extent of the part on each axis.
             dtype: Of the elements.
             devices: jax devices that hold the part.
+            buffers: Memory that is used again for other parts.
         """
-        self._devices = devices
+        self._devices, self._buffers = devices, buffers
         self._owned: jax.Array | None = None
+        self._buffer: np.ndarray | None = None
         size = math.prod(shape) * dtype.itemsize
         same_type = jax.dtypes.canonicalize_dtype(dtype) == dtype  # jax may turn 64 bits into 32
-        if len(devices) == 1 and devices[0].platform == "cpu" and size and same_type:
-            self._owned = _device_memory(shape, dtype, devices[0])
-            address = self._owned.unsafe_buffer_pointer()
-            memory = memoryview((ctypes.c_uint8 * size).from_address(address))
-            self.array = np.frombuffer(memory, np.uint8).view(dtype).reshape(shape)
-        else:
+        if not (len(devices) == 1 and devices[0].platform == "cpu" and size and same_type):
             self.array = host_buffers.empty(shape, dtype)
+            return
+        self._buffer = buffers.take(size)
+        if self._buffer is not None:
+            memory = self._buffer[:size]
+        else:
+            nothing = buffers.zeros(size).view(dtype).reshape(shape)
+            owned = self._owned = jax.block_until_ready(jax.device_put(nothing, devices[0]))
+            address = owned.unsafe_buffer_pointer()
+            memory = np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(address)), np.uint8)
+        self.array = memory.view(dtype).reshape(shape)
 
     def shards(self) -> list[jax.Array]:
         """Return the part on each of its devices.
 
-        ``array`` may not be written any more.
+        ``array`` may not be used any more.
         """
         if self._owned is not None:
             return [self._owned]
+        if self._buffer is not None:
+            return [self._buffers.copy(self.array, self._buffer, self._devices[0])]
         return [jax.device_put(self.array, device) for device in self._devices]
-
-
-def _device_memory(shape: Sequence[int], dtype: np.dtype, device: Any) -> jax.Array:
-    """Return an array in memory of its own, to which nothing else refers."""
-    size = math.prod(shape) * dtype.itemsize
-    # Only read here: where it is large, it is the kernel's page of zeros.
-    nothing = host_buffers.empty((size + _MISALIGNMENT,), np.dtype(np.uint8))[_MISALIGNMENT:]
-    return jax.block_until_ready(jax.device_put(nothing.view(dtype).reshape(shape), device))

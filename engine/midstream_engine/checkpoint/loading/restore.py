@@ -36,7 +36,7 @@ from midstream_engine.checkpoint.loading.array_assembly import ArrayAssembly
 from midstream_engine.checkpoint.loading.arrival import Arrival, EarlyArrays
 from midstream_engine.checkpoint.loading.checkpoint_records import check_train, read_manifest
 from midstream_engine.checkpoint.loading.completeness import check_layout
-from midstream_engine.checkpoint.loading.part_memory import expect_parts
+from midstream_engine.checkpoint.loading.part_memory import PartBuffers, expect_parts
 from midstream_engine.checkpoint.loading.spread_objects import check_within_reach
 from midstream_engine.checkpoint.stores import open_store
 from midstream_engine.checkpoint.stores.hashed_objects import read_checked, read_object
@@ -224,9 +224,10 @@ def _read_arrays(
         for entry in entries
         if entry.name not in assemblies
     )
+    parts = PartBuffers()
     for entry in entries:
         if entry.name not in assemblies:
-            assemblies[entry.name] = ArrayAssembly(entry, shardings[entry.name])
+            assemblies[entry.name] = ArrayAssembly(entry, shardings[entry.name], parts)
     if early is not None:
         hashes.update((path, found.sha256) for path, found in early.objects.items())
     tasks: list[Task] = []
@@ -245,13 +246,15 @@ def _read_arrays(
             tasks += _chunk_tasks(store, entry, objects, assemblies[entry.name], blocks, hashes)
         if first is not None and number == len(leading):
             found = {name: assemblies[name] for name in leading}
-            tasks = _followed(tasks, functools.partial(_hand_over, found, first))
+            tasks = _followed(tasks, functools.partial(_hand_over, found, first, parts))
     check_within_reach(store, manifest, [path for path in objects if path not in hashes])
     run_bounded(_announced(tasks, store, [path for path in objects if path not in hashes and "/c/" in path]))
+    parts.settle()
     return {name: assembly.finish() for name, assembly in assemblies.items()}
 
 
-def _hand_over(assemblies: dict[str, ArrayAssembly], first: First) -> None:
+def _hand_over(assemblies: dict[str, ArrayAssembly], first: First, parts: PartBuffers) -> None:
+    parts.settle()
     first.ready({name: assembly.finish() for name, assembly in assemblies.items()})
 
 
