@@ -22,9 +22,11 @@ import numpy as np
 import pytest
 
 from midstream_engine import records
+from midstream_engine.checkpoint.host_buffers import ReusedMemory
 from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.checkpoint.save_fence import FenceRejectedError, seal
+from midstream_engine.checkpoint.saving import snapshot as snapshot_module
 from midstream_engine.checkpoint.saving.background_task import BackgroundTask
 from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
 from midstream_engine.checkpoint.saving.save import PendingSave, begin_save
@@ -140,7 +142,8 @@ def test_background_saves_do_not_leak_memory(paths: RunPaths) -> None:
     assert levels[-1] - settled < 0.2 * size
 
 
-def test_snapshot_buffers_are_reused_and_surplus_is_freed(paths: RunPaths) -> None:
+def test_snapshot_buffers_are_reused_and_surplus_is_freed(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_module, "_copies", ReusedMemory())  # memory of an earlier test would be reused
     state = {"x": np.ones((64 << 20) // 4, np.float32)}
     before = resident()
     first, second = (begin(paths, state, step) for step in (1, 2))
