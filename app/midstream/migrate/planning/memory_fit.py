@@ -87,8 +87,7 @@ def footprint(
     A CPU computes bfloat16 in float32. A layer stores 6 for that unit where the MLP has a gate, and, as attention is
     not blockwise, ``batch * heads * seq * seq`` once; its computation has these twice. The loss has the logits three
     times. On several virtual devices a layer's computation has 1.75 times what it stores, and the loss 6.5 times the
-    logits. The check for NaN (``finiteness.py``) has a constant of each parameter's shape. These numbers are of
-    compiled programs of GPT-2 and Llama (jax 0.10.2).
+    logits. These numbers are of compiled programs of GPT-2 and Llama (jax 0.10.2).
 
     Args:
         arrays: Arrays of the checkpoint.
@@ -121,7 +120,6 @@ def footprint(
         logits = min(shape.per_device * seq * _vocabulary(arrays), LARGEST_BLOCK)
         alone = devices == 1
         work = max(layer + scores if alone else 7 * layer // 4, (6 if alone else 13) * width * logits // 2)
-        work += 4 * parameters
     remat, heads = model.get("gradient_checkpointing", True), int(model.get("num_heads") or 1)
     named = stored_width(
         remat,
