@@ -1,4 +1,4 @@
-"""Serialized form of a program that is compiled, or that jax reads from its own cache.
+"""Serialized form of a program that is compiled or read from jax's own cache.
 
 XLA for CPUs loses the functions of a program that was read: serialized again, the program loads, but its first call
 fails. The executable of such a program is therefore stored as the bytes that jax read. jax has no public way to them.
@@ -21,7 +21,7 @@ Serialized = tuple[bytes, Any, Any]  # content, structure of the arguments, stru
 
 
 class _Thread(threading.local):
-    """What jax reads from its cache on this thread."""
+    """Reads of jax from its cache on this thread."""
 
     hits = 0  # by jax's own count
     content = b""  # of the entry that was read last
