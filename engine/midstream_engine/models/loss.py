@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from haliax import Axis, NamedArray
 
+from midstream_engine.arithmetic.logits import LARGEST_BLOCK
 from midstream_engine.models.axes import BATCH, EMBED, POSITION, VOCAB
 from midstream_engine.models.row_product import row_product
 from midstream_engine.models.sharding import (
@@ -30,7 +31,6 @@ from midstream_engine.models.sharding import (
 )
 from midstream_engine.shared.accelerators import find_accelerator
 
-LARGEST_BLOCK = 1 << 26  # float32 logits on a CPU at a time: 256 MiB
 # On an accelerator: this part of its memory, of 16 GiB where that is not known, and at most a GiB. With each block the
 # head's gradient is read and written: on 8 H100 a step of a Llama with 1.24 billion parameters takes 2.48 s by
 # estimate, with 256 MiB at a time 2.60 s, and no more memory. Blocks of more than a GiB are no faster on v6e, and save

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from midstream_engine.config import load_config
+from midstream_engine.data.batches.batches import Batch
 from midstream_engine.rehearse import memory
 from midstream_engine.trainer.computation import program_cache
-from midstream_engine.trainer.computation.programs import compile_step
+from midstream_engine.trainer.computation.programs import compile_reference_losses, compile_step
 from midstream_engine.trainer.computation.setup import Plan, make_plan
 from support.paths import CONFIGS
 
@@ -25,6 +27,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
 settings: Any = jax.config
+xla_compiler: Any = import_module("jax._src.compiler")
+jax_cache: Any = import_module("jax._src.compilation_cache")
+_THRESHOLDS = {"jax_persistent_cache_min_compile_time_secs": 0, "jax_persistent_cache_min_entry_size_bytes": -1}
 SMALL = ["--model.seq_len", "8", "--model.hidden_dim", "16", "--model.num_layers", "1", "--model.num_heads", "2"]
 
 
@@ -69,22 +74,46 @@ def test_program_cache_returns_an_equal_program(cache: Path, monkeypatch: pytest
     assert updated(setup, compile_step(setup)) == updated(setup, made)
 
 
-def test_program_cache_skips_programs_of_jax_cache(cache: Path) -> None:
-    """XLA for CPUs writes such a program without its functions: its first call after a load fails."""
+@pytest.fixture
+def all_in_jax_cache(cache: Path) -> Iterator[Path]:
+    """``cache``, where jax stores every program in its own cache, too, as in a run."""
+    settings_before = {name: getattr(settings, name) for name in _THRESHOLDS}
+    for name, value in _THRESHOLDS.items():
+        jax.config.update(name, value)
+    yield cache
+    for name, value in settings_before.items():
+        jax.config.update(name, value)
+
+
+def test_program_cache_stores_programs_of_jax_cache(all_in_jax_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an upgrade jax still has the program, and midstream has none of the new code."""
     setup = plan(devices=1)
-    thresholds = settings.jax_persistent_cache_min_compile_time_secs, settings.jax_persistent_cache_min_entry_size_bytes
-    try:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-        made = updated(setup, compile_step(setup))
-        (file,) = cache.iterdir()
-        file.unlink()
-        for _ in range(2):
-            assert updated(setup, compile_step(setup)) == made
-            assert list(cache.iterdir()) == []
-    finally:
-        for name, value in zip(("compile_time_secs", "entry_size_bytes"), thresholds, strict=True):
-            jax.config.update(f"jax_persistent_cache_min_{name}", value)
+    state, tokens = setup.fresh_state(), np.arange(8 * 8).reshape(8, 8) % 200
+    batch = Batch(0, tokens, np.ones((8, 8), np.uint8), {row: bytes(32) for row in range(8)})
+    made, losses = updated(setup, compile_step(setup)), compile_reference_losses(setup).measure(state.model, batch)
+    monkeypatch.setattr(program_cache, "engine_digest", lambda: "of the next version")
+    with monkeypatch.context() as patch:
+        patch.setattr(xla_compiler, "backend_compile_and_load", lambda *_: pytest.fail("it was compiled again"))
+        assert updated(setup, compile_step(setup)) == made
+        compile_reference_losses(setup)
+    assert len(list(all_in_jax_cache.iterdir())) == 4
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "jit", lambda *_, **__: pytest.fail("it was traced again"))
+        step, reference = compile_step(setup), compile_reference_losses(setup)
+    assert updated(setup, step) == made
+    assert reference.measure(state.model, batch) == losses
+
+
+def test_program_cache_stores_none_without_its_bytes(all_in_jax_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA for CPUs serializes what jax read without its functions: the first call after a load would fail."""
+    setup = plan(devices=1)
+    made = updated(setup, compile_step(setup))
+    next(all_in_jax_cache.iterdir()).unlink()
+    unknown = jax_cache.get_executable_and_time.__wrapped__  # as in a version of jax with other functions
+    monkeypatch.setattr(jax_cache, "get_executable_and_time", unknown)
+    for _ in range(2):
+        assert updated(setup, compile_step(setup)) == made
+        assert list(all_in_jax_cache.iterdir()) == []
 
 
 def test_program_cache_recompiles_and_reports_invalid_file(cache: Path, caplog: pytest.LogCaptureFixture) -> None:

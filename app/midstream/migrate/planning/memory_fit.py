@@ -18,6 +18,7 @@ from midstream.migrate.planning.batch_shape import BatchShape, batch_shape
 from midstream.migrate.records.json_values import section
 from midstream.output import size
 from midstream.watch.snapshot import Accelerator
+from midstream_engine.arithmetic.logits import LARGEST_BLOCK
 from midstream_engine.arithmetic.stored_activations import stored_width
 from midstream_engine.records import ArrayEntry
 from midstream_engine.shared.accelerators import find_accelerator
@@ -81,10 +82,12 @@ def footprint(
     Arrays are sharded over all devices (FSDP) where they have a sharded axis; the others, which are small, are
     replicated. Activations follow Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
     Models", 2022. With recomputation, a layer stores ``seq * batch * hidden`` elements. Without, and during its own
-    computation, it stores 17 of these, and 4 for each unit of the ratio of MLP width to model width, and, where
-    attention is not blockwise (on a CPU), three times ``batch * heads * seq * seq``. A CPU computes bfloat16 in
-    float32; a layer's computation there has 17 of these, 9.5 for each unit of that ratio, and ``batch * heads * seq *
-    seq`` once, by compiled programs of six shapes of a GPT-2.
+    computation, it stores 17 of these, and 4 for each unit of the ratio of MLP width to model width.
+
+    A CPU computes bfloat16 in float32. A layer stores 6 for that unit where the MLP has a gate, and, as attention is
+    not blockwise, ``batch * heads * seq * seq`` once; its computation has these twice. The loss has the logits three
+    times. On several virtual devices a layer's computation has 1.75 times what it stores, and the loss 6.5 times the
+    logits. These numbers are of compiled programs of GPT-2 and Llama (jax 0.10.2).
 
     Args:
         arrays: Arrays of the checkpoint.
@@ -109,10 +112,14 @@ def footprint(
     mlp = int(model.get("intermediate_dim") or 4 * hidden)
     layered = sum(_elements(array) for array in arrays if array.name.startswith("model/") and "layers" in array.axes)
     unit = seq * shape.per_device * hidden * width
+    gated = model.get("type") == "llama"
     layer = work = unit * (17 + 4 * mlp // max(1, hidden))
     if on_cpu:
         scores = width * shape.per_device * int(model.get("num_heads") or 1) * seq * seq
-        layer, work = layer + 3 * scores, unit * (17 + 19 * mlp // max(1, 2 * hidden)) + scores
+        layer = unit * (17 + (6 if gated else 4) * mlp // max(1, hidden)) + scores
+        logits = min(shape.per_device * seq * _vocabulary(arrays), LARGEST_BLOCK)
+        alone = devices == 1
+        work = max(layer + scores if alone else 7 * layer // 4, (6 if alone else 13) * width * logits // 2)
     remat, heads = model.get("gradient_checkpointing", True), int(model.get("num_heads") or 1)
     named = stored_width(
         remat,
@@ -120,7 +127,7 @@ def footprint(
         kv_heads=int(model.get("num_kv_heads") or heads),
         head_size=int(model.get("head_dim") or hidden // heads),
         mlp=mlp,
-        gated=model.get("type") == "llama",
+        gated=gated,
     )
     stored = (unit + seq * shape.per_device * named * width) * layers if remat else layer * layers
     return Footprint(
@@ -198,6 +205,11 @@ def _sharded_axes(trainer: Mapping[str, Any]) -> set[str]:
         axes = trainer.get(name) or default
         found |= {axes} if isinstance(axes, str) else set(axes)
     return found
+
+
+def _vocabulary(arrays: Sequence[ArrayEntry]) -> int:
+    """Return the size of the vocabulary, with padding."""
+    return max((dict(zip(array.axes, array.shape, strict=True)).get("vocab", 0) for array in arrays), default=0)
 
 
 def _elements(array: ArrayEntry) -> int:

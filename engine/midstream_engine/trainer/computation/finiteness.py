@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from midstream_engine.checkpoint.format.array_names import flatten
+from midstream_engine.models.sharding import mesh_platform
 
 # Kinds of an array of floats, by its worst number.
 FINITE, INFINITE, NAN = range(3)
@@ -23,7 +24,13 @@ def number_kinds(tree: Any) -> jax.Array:
 
     The order is that of `float_names`. The kind is NAN where an array has both NaN and infinity.
     """
-    return _kinds([array.value for array in flatten(tree).values() if _is_float(array.value)])
+    values = [array.value for array in flatten(tree).values() if _is_float(array.value)]
+    if mesh_platform() != "cpu":
+        return _kinds(values)
+    # XLA for CPUs writes the scale as an array of each shape, at the beginning of the update: as many bytes as the
+    # model has. Sums without it are finite, unless a number is not, or the squares are too large.
+    finite = jnp.isfinite(sum(jnp.sum(jnp.square(_wide(value))) for value in values))
+    return jax.lax.cond(finite, lambda: jnp.full(len(values), FINITE, jnp.int32), lambda: _kinds(values))
 
 
 def float_names(tree: Any) -> list[str]:

@@ -22,16 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax import monitoring
 from jax.experimental import serialize_executable
 
 from midstream_engine import records
+from midstream_engine.trainer.computation.serialized_program import Serialized, make_serialized
 from midstream_engine.trainer.computation.setup import Plan
 from midstream_engine.trainer.runtime.status_file import versions
 
 log = logging.getLogger(__name__)
 FOLDER = "programs"
-_HIT = "/jax/compilation_cache/cache_hits"
 # Of ``trainer``: when and where to write, what to start from. Of ``data``: where text comes from and how it is packed;
 # the key has the tokenizer's properties that programs depend on separately.
 _WITHOUT_EFFECT = (
@@ -68,27 +67,9 @@ def cached_program(setup: Plan, name: str, make: Callable[[], Any], arguments: t
     known = _load(path, *trees, list(setup.layout.mesh.devices.flat))
     if known is not None:
         return known
-    before = _hits()
-    compiled = make()
-    if _hits() == before:
-        # XLA for CPUs loses the functions of a program that was loaded from a cache when it is serialized again.
-        _store(path, compiled, *trees)
+    compiled, form = make_serialized(make)
+    _store(path, form, trees)
     return compiled
-
-
-@cache
-def _hit_list() -> list[str]:
-    """Return a list that grows by one with each program that jax finds in its cache.
-
-    It counts programs that any thread finds in jax's own cache.
-    """
-    found: list[str] = []
-    monitoring.register_event_listener(lambda event, **_: found.append(event) if event == _HIT else None)
-    return found
-
-
-def _hits() -> int:
-    return len(_hit_list())
 
 
 def _load(path: str, inside: Any, outside: Any, devices: list[Any]) -> Any:
@@ -109,10 +90,12 @@ def _load(path: str, inside: Any, outside: Any, devices: list[Any]) -> Any:
         return None
 
 
-def _store(path: str, compiled: Any, inside: Any, outside: Any) -> None:
+def _store(path: str, form: Serialized | Exception, known: tuple[Any, Any]) -> None:
     try:
-        content, *trees = serialize_executable.serialize(compiled)
-        if trees != [inside, outside]:
+        if isinstance(form, Exception):
+            raise form
+        content, *trees = form
+        if trees != list(known):
             raise ValueError("its arguments or results have another structure than given")
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         records.write_bytes(path, hashlib.sha256(content).digest() + content)
