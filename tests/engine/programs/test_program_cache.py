@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import time
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -114,6 +116,21 @@ def test_program_cache_stores_none_without_its_bytes(all_in_jax_cache: Path, mon
     for _ in range(2):
         assert updated(setup, compile_step(setup)) == made
         assert list(all_in_jax_cache.iterdir()) == []
+
+
+def test_program_cache_removes_programs_unused_for_a_month(cache: Path) -> None:
+    setup = plan()
+    compile_step(setup)
+    (used,) = cache.iterdir()
+    unused, recent = cache / "step-1", cache / "step-2"
+    for file, days in ((used, 31), (unused, 31), (recent, 29)):
+        file.touch()
+        os.utime(file, (time.time() - days * 86400,) * 2)
+    compile_step(setup)  # is loaded
+    assert len(list(cache.iterdir())) == 3
+    compile_step(plan("--z_loss_weight", "0.5"))  # is stored
+    assert {used, recent} < set(cache.iterdir())
+    assert not unused.exists()
 
 
 def test_program_cache_recompiles_and_reports_invalid_file(cache: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,10 +12,12 @@ loading a program runs code from it. They are neither read nor written if it bel
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 import platform
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -31,6 +33,7 @@ from midstream_engine.trainer.runtime.status_file import versions
 
 log = logging.getLogger(__name__)
 FOLDER = "programs"
+UNUSED_SECONDS = 30 * 86400.0  # after which a program is removed: each version of the engine has its own
 # Of ``trainer``: when and where to write, what to start from. Of ``data``: where text comes from and how it is packed;
 # the key has the tokenizer's properties that programs depend on separately.
 _WITHOUT_EFFECT = (
@@ -82,12 +85,15 @@ def _load(path: str, inside: Any, outside: Any, devices: list[Any]) -> Any:
         if hashlib.sha256(content).digest() != digest:
             raise ValueError("its content has changed since it was written")
         backend = devices[0].client
-        return serialize_executable.deserialize_and_load(content, inside, outside, backend, devices)
+        loaded = serialize_executable.deserialize_and_load(content, inside, outside, backend, devices)
     except FileNotFoundError:
         return None
     except Exception as error:  # noqa: BLE001 (any error: the program can be compiled again)
         log.warning("%s is not used: %s: %s", path, type(error).__name__, " ".join(str(error).split())[:200])
         return None
+    with contextlib.suppress(OSError):  # another attempt removes it, or the disk is read-only
+        os.utime(path)
+    return loaded
 
 
 def _store(path: str, form: Serialized | Exception, known: tuple[Any, Any]) -> None:
@@ -99,8 +105,19 @@ def _store(path: str, form: Serialized | Exception, known: tuple[Any, Any]) -> N
             raise ValueError("its arguments or results have another structure than given")
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         records.write_bytes(path, hashlib.sha256(content).digest() + content)
+        _remove_unused(os.path.dirname(path))
     except Exception as error:  # noqa: BLE001 (no support by the backend, a full disk: the program runs without it)
         log.info("%s is not stored: %s: %s", path, type(error).__name__, " ".join(str(error).split())[:200])
+
+
+def _remove_unused(directory: str) -> None:
+    """Remove programs that were not loaded for a long time."""
+    oldest = time.time() - UNUSED_SECONDS
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # another attempt removes it, too
+                if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_mtime < oldest:
+                    os.unlink(entry.path)
 
 
 def _directory() -> str | None:
