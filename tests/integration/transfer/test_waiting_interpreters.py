@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +21,7 @@ from midstream.hosts.host import Process
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.ssh.ssh_host import SshHost
 from midstream.transfer import TransferError, copy_tree
+from midstream.transfer.copy import copy_tree as copy_tree_module
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.streams import direct_streams
 from simulators.sshd import Lab
@@ -57,16 +60,16 @@ def opened_by(host: SshHost, monkeypatch: pytest.MonkeyPatch, before: Callable[[
     return processes
 
 
-def interpreters_below(pid: int) -> list[str]:
-    """Return the commands of the interpreters that an SSH server has started."""
+def interpreters_below(pid: int) -> list[int]:
+    """Return the process numbers of the interpreters that an SSH server has started."""
     listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
-    below, found = {pid}, list[str]()
+    below, found = {pid}, list[int]()
     for line in sorted(listed.splitlines(), key=lambda line: int(line.split()[0])):  # parents before their children
         child, parent, command = line.split(None, 2)
         if int(parent) in below:
             below.add(int(child))
             if f"{sys.executable} -I" in command:
-                found.append(command)
+                found.append(int(child))
     return found
 
 
@@ -108,3 +111,25 @@ def test_copy_starts_its_own_where_none_could_start(
     copy_tree(source, Endpoint(far, str(tmp_path / "target")))
     assert_same_tree(tmp_path / "source", tmp_path / "target")
     assert processes
+
+
+def test_copy_starts_its_own_where_the_waiting_have_ended(
+    lab: Lab, far: SshHost, source: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the host's system had killed them."""
+    processes = opened_by(far, monkeypatch, lambda number: None)
+    read = copy_tree_module.read_contents
+
+    def read_later(*arguments: Any) -> Any:
+        deadline = time.monotonic() + 60
+        while len(found := interpreters_below(lab.servers["far"].process.pid)) < 2:
+            assert time.monotonic() < deadline, "no interpreter waits"
+            time.sleep(0.05)
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
+        return read(*arguments)
+
+    monkeypatch.setattr(copy_tree_module, "read_contents", read_later)
+    copy_tree(source, Endpoint(far, str(tmp_path / "target")))
+    assert_same_tree(tmp_path / "source", tmp_path / "target")
+    assert len(processes) > 2

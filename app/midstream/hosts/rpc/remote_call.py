@@ -220,7 +220,7 @@ def start_program(
     It is a program of `midstream.remote`.
 
     stdin and stdout of the process then carry its own bytes. ``window``: bytes of unread output after which it blocks.
-    ``waiting``: an interpreter of `open_interpreter`, in place of a new one.
+    ``waiting``: an interpreter of `open_interpreter`; a new one is started only where it has ended.
     """
     _declaration(function)
     signature = inspect.signature(function)
@@ -232,7 +232,10 @@ def start_program(
         name = name_of(function)
         argv = _argv(host.remote_python, name)
         line = job_line(function, arguments, program=True, imported=_imported(host, argv))
-        process = waiting or (host.open(argv) if window is None else host.open(argv, window=window))
+        if waiting is not None:
+            with contextlib.suppress(HostError):  # it has ended while it waited
+                return _begun(host, waiting, argv[0], name, line)
+        process = host.open(argv) if window is None else host.open(argv, window=window)
         return _begun(host, process, argv[0], name, line)
 
     return start
