@@ -125,7 +125,8 @@ def test_program_cache_removes_programs_unused_for_a_month(cache: Path) -> None:
     unused, recent = cache / "step-1", cache / "step-2"
     for file, days in ((used, 31), (unused, 31), (recent, 29)):
         file.touch()
-        os.utime(file, (time.time() - days * 86400,) * 2)
+        used_at = time.time() - days * 86400
+        os.utime(file, (used_at, used_at))
     compile_step(setup)  # is loaded
     assert len(list(cache.iterdir())) == 3
     compile_step(plan("--z_loss_weight", "0.5"))  # is stored
