@@ -90,7 +90,7 @@ def test_s3_profile_file_and_anonymous_access(s3: S3Server, tmp_path: Path, monk
     with pytest.raises(StoreError, match="nowhere: there is no such file"):
         open_bucket("s3://runs/p", Access(credentials=str(tmp_path / "nowhere")))
     with pytest.raises(StoreError, match="The config profile"):
-        open_bucket("s3://runs/p", Access(profile="nobody"))
+        open_bucket("s3://runs/p", Access(profile="absent"))
 
 
 def test_s3_clock_that_is_wrong_is_named(s3: S3Server) -> None:
