@@ -50,6 +50,18 @@ quick: $(STAMP)  ## unit and terminal UI tests
 test-slow: $(STAMP)  ## the long fault campaigns, and all tests of which `make test` draws some
 	@$(BIN)/python -m pytest -m "slow or drawn" $(ARGS)
 
+# An environment of its own: jax's packages for accelerators take 2 GB and more.
+ACCELERATOR ?= cuda12
+$(VENV)/accelerator/.$(ACCELERATOR): $(STAMP) locks/dev.txt locks/engine-$(ACCELERATOR).txt
+	@sh locks/install $(VENV)/accelerator locks/dev.txt
+	@$(VENV)/accelerator/bin/python -m pip --version >/dev/null 2>&1 || $(VENV)/accelerator/bin/python -m ensurepip -q
+	@$(VENV)/accelerator/bin/python -m pip install -q --disable-pip-version-check --require-hashes \
+		-r locks/engine-$(ACCELERATOR).txt
+	@touch $@
+
+test-accelerator: $(VENV)/accelerator/.$(ACCELERATOR)  ## the tests on this machine's GPUs or TPUs; ACCELERATOR=cuda12, cuda13 or tpu names jax's packages
+	@$(VENV)/accelerator/bin/python -m pytest -m "slow or not slow" tests/accelerator $(ARGS)
+
 # An environment of its own: torch and the trainers want other packages than the engine.
 $(VENV)/trainers/.installed: $(STAMP) locks/trainers.txt
 	@$(BIN)/python -m venv $(VENV)/trainers
@@ -123,4 +135,4 @@ lock: $(STAMP)  ## resolve the lock files (needs uv)
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) site .pytest_cache .ruff_cache .import_linter_cache
 
-.PHONY: help setup compilers compilers-cuda kubectl demo lab quick test test-slow test-trainers test-levanter test-maxtext test-conda lint words docs pages bench format lock clean
+.PHONY: help setup compilers compilers-cuda kubectl demo lab quick test test-slow test-accelerator test-trainers test-levanter test-maxtext test-conda lint words docs pages bench format lock clean

@@ -77,9 +77,9 @@ def device_memory() -> dict[str, int]:
 
 
 def start(
-    shape: Shape, directory: Path, overrides: Mapping[str, Any] | None = None
+    shape: Shape, directory: Path, overrides: Mapping[str, Any] | None = None, *, alone: bool = False
 ) -> tuple[Callable[[np.ndarray], float], dict[str, Any]]:
-    """(batch -> loss, facts). Writes the initial parameters for the others."""
+    """(batch -> loss, facts). Writes the initial parameters for the others, unless it is ``alone``."""
     import jax
     from haliax import NamedArray
 
@@ -92,7 +92,8 @@ def start(
     plan = make_plan(config)
     update = compile_steps(plan)
     held = [plan.fresh_state()]
-    _write(held[0], directory)
+    if not alone:
+        _write(held[0], directory)
     counted = np.ones((shape.batch, shape.seq_len), np.int32)
     counted[:, -1] = 0
     number = 0

@@ -52,11 +52,13 @@ def points(shapes: list[str], platform: str) -> Iterator[Point]:
     for name in shapes:
         batch = SHAPES[name].batch
         yield Point(UPDATES, name, batch)
+        yield Point(UPDATES, name, batch, documents=False)
+        yield Point(SAVE, name, batch)
+    for name in shapes:
+        batch = SHAPES[name].batch
         if platform != "tpu":
             yield Point(TORCH, name, batch, documents=False)
-        yield Point(UPDATES, name, batch, documents=False)
         yield Point(UPDATES, name, batch, preallocate=True)
-        yield Point(SAVE, name, batch)
     for name in shapes:
         size = SHAPES[name].batch
         batches = (size, 2 * size, 4 * size, size // 2 or 1)

@@ -78,7 +78,7 @@ def measure_updates(point: Point, shape: Shape, directory: Path) -> dict[str, An
     from steps import midstream
 
     began, ready = time.perf_counter(), 0.0
-    step, facts = midstream.start(shape, directory, overrides(point))
+    step, facts = midstream.start(shape, directory, overrides(point), alone=True)
     next_batch, seconds, losses = batches(point, shape), [], []
     for number in range(WARM_UP + TIMED):
         batch, start = next_batch(), time.perf_counter()
