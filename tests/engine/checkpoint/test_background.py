@@ -155,6 +155,7 @@ def test_snapshot_buffers_are_reused_and_surplus_is_freed(paths: RunPaths, monke
     places = []
     for _ in range(2):
         ((_, data),) = snapshot(state, Copy.HOST)[0].pieces
+        assert isinstance(data, np.ndarray)
         places.append(data.ctypes.data)
         del data
     assert places[0] == places[1]
