@@ -112,8 +112,8 @@ def measure_save(point: Point, shape: Shape, directory: Path) -> dict[str, Any]:
 
     Training waits until the state is fetched to host memory, or with the names ``device_copy_`` until it is copied on
     the device. A save is durable after the seconds of ``saved``. The second of two of each: the first one allocates
-    host memory and compiles the copy. An update takes the memory of the state while its copy is fetched; the result
-    must be the same.
+    host memory and compiles the copy. An update takes the memory of the state while its copy is fetched, and both
+    checkpoints must be the same.
     """
     import jax
 
@@ -132,22 +132,23 @@ def measure_save(point: Point, shape: Shape, directory: Path) -> dict[str, Any]:
     size = sum(array.value.nbytes for array in flatten(state).values())
     paths = RunPaths(str(directory), "sweep")
     os.makedirs(paths.dir, exist_ok=True)
-    document = train_document({"step": 0}, {}, None)
+    document, update = train_document({"step": 0}, {}, None), _compiled_update(state)
 
-    def save(step: int, copy: Copy, meanwhile: Callable[[], None] | None = None) -> tuple[Manifest, float, float]:
+    def save(step: int, copy: Copy, then: Callable[[], Any] | None = None) -> tuple[Manifest, float, float]:
         """Return the manifest, and the seconds of the stall and until the save was durable."""
         began = time.perf_counter()
         pending = begin_save(paths, state, document, step=step, attempt=1, epoch=1, copy=copy)
         stall = time.perf_counter() - began
         if pending.on_devices != (copy is Copy.DEVICES):
             raise SystemExit("no array was copied on the device: it has no room, or all arrays are small")
-        if meanwhile is not None:
-            meanwhile()
+        if then is not None:
+            then()
         return pending.finish(), stall, time.perf_counter() - began
 
     stall = saved = restored = copy_stall = copy_saved = 0.0
     digest = ""
     for step in (1, 2):
+        state = jax.block_until_ready(update(state))  # new arrays: jax fetches one only once
         manifest, stall, saved = save(step, Copy.HOST)
         digest = manifest.root_digest
         began = time.perf_counter()
@@ -160,7 +161,7 @@ def measure_save(point: Point, shape: Shape, directory: Path) -> dict[str, Any]:
     try:
         for step in (3, 4):
             manifest, copy_stall, copy_saved = save(
-                step, Copy.DEVICES, meanwhile=(lambda: _overwrite(state)) if step == 4 else None
+                step, Copy.DEVICES, then=(lambda: jax.block_until_ready(update(state))) if step == 4 else None
             )
             if manifest.root_digest != digest:
                 raise ValueError("the copy on the device differs from the state")
@@ -187,15 +188,15 @@ def measure_save(point: Point, shape: Shape, directory: Path) -> dict[str, Any]:
     }
 
 
-def _overwrite(state: Any) -> None:
-    """Compute an update that takes the memory of ``state``, as the train step does."""
+def _compiled_update(state: Any) -> Callable[[Any], Any]:
+    """Return an update that takes the memory of the state, as the train step does."""
     import jax
     import jax.numpy as jnp
 
     def changed(leaf: Any) -> Any:
         return leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf + 1
 
-    jax.block_until_ready(jax.jit(lambda tree: jax.tree.map(changed, tree), donate_argnums=0)(state))
+    return jax.jit(lambda tree: jax.tree.map(changed, tree), donate_argnums=0).lower(state).compile()
 
 
 def measure_torch(_point: Point, shape: Shape, directory: Path) -> dict[str, Any]:

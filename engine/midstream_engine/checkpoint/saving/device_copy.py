@@ -1,7 +1,7 @@
-"""A copy of a state in the memory of its devices, which is fetched to host memory part by part.
+"""A copy of a state in the memory of its devices.
 
-Training waits for the copy alone, which takes a read and a write of device memory. The updates that follow may then
-take the memory of the state itself.
+It is fetched to host memory part by part. Training waits for the copy alone, which takes a read and a write of device
+memory. The updates that follow may then take the memory of the state itself.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class Transfers:
 
 
 class DevicePart:
-    """A part of an array: on its device until it is read, then in host memory until all of it was read.
+    """A part of an array, in the memory of its device until it is read.
 
-    Every element is read at most once. The memory on the device is free as soon as the part is in host memory.
+    Then it is in host memory until all of it was read. Every element is read at most once. The memory on the device is free as soon as the part is in host memory.
     """
 
     def __init__(self, data: jax.Array, transfers: Transfers) -> None:
@@ -162,9 +162,9 @@ def copy_on_devices(arrays: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def prepare_copies(arrays: Sequence[jax.Array]) -> Callable[[], None]:
-    """Return a function, for any thread, that compiles what :func:`copy_on_devices` needs for ``arrays``.
+    """Return a function that compiles what ``copy_on_devices`` needs for ``arrays``.
 
-    The arrays may be deleted when it is called.
+    It may run on any thread. The arrays may be deleted when it is called.
     """
     wanted = [
         (device, _shapes([arrays[number] for number in numbers])) for device, numbers in _by_device(arrays).items()
@@ -203,7 +203,7 @@ def _copied(arrays: list[jax.Array]) -> list[jax.Array]:
 
 
 class _Programs:
-    """Compiled programs by device and shapes: a thread may compile them before they are needed."""
+    """Compiled programs by device and shapes, for any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

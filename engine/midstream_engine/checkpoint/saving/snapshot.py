@@ -1,6 +1,6 @@
-"""The snapshot: a state's arrays in host memory, or as a copy on the devices that is fetched later.
+"""The snapshot: a state's arrays in host memory, or copies on its devices.
 
-The training loop waits for no other part of a save.
+The latter are fetched when the save is written. The training loop waits for no other part of a save.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class HostArray:
     axes: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: str
-    pieces: list[tuple[Box, np.ndarray | DevicePart]]
+    pieces: Sequence[tuple[Box, np.ndarray | DevicePart]]
     # The parts of each process, by process index; None if this process has the complete array.
     parts_by_process: dict[int, list[Box]] | None = None
 
@@ -107,7 +107,7 @@ class _Part:
 
 
 def snapshot(tree: Any, copy: Copy = Copy.NONE) -> list[HostArray]:
-    """Return every array of ``tree`` in host memory, or as a copy on its devices, sorted by name.
+    """Return every array of ``tree``, sorted by name.
 
     Replicated parts are returned once.
 
@@ -156,7 +156,7 @@ def copied_bytes(tree: Any) -> int:
 
 
 def device_bytes(tree: Any) -> dict[Any, int]:
-    """Return the bytes that :func:`snapshot` copies with ``Copy.DEVICES`` on each accelerator of this process.
+    """Return the bytes that ``Copy.DEVICES`` takes on each accelerator of this process.
 
     The result is empty where the state is in host memory.
     """
@@ -171,9 +171,9 @@ def device_bytes(tree: Any) -> dict[Any, int]:
 
 
 def prepare_device_copy(tree: Any) -> Callable[[], None]:
-    """Return a function, for any thread, that compiles what :func:`snapshot` needs to copy ``tree`` on its devices.
+    """Return a function that compiles what ``Copy.DEVICES`` needs for ``tree``.
 
-    The tree may have been donated when it is called.
+    It may run on any thread. The tree may have been donated when it is called.
     """
     parts = _parts(list(flatten(tree).values()), spread=True)
     return prepare_copies([part.data for part in parts if part.copied])

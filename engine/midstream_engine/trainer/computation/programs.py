@@ -36,9 +36,9 @@ Evaluate = Callable[[TrainState], dict[str, float]]
 
 
 class WorkingMemory:
-    """The most memory that one of several programs takes on a device beside its arguments.
+    """The most memory that one of several programs takes beside its arguments.
 
-    ``bytes`` is None if a compiler does not report it.
+    It is that of a device. ``bytes`` is None if a compiler does not report it.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Programs:
         return self._ready.result()
 
     def working_bytes(self) -> int | None:
-        """Return the most memory that a program takes on a device beside its arguments, in bytes.
+        """Return the most bytes that a program takes on a device beside its arguments.
 
         None while programs are being compiled, or where the compiler does not report it.
         """
@@ -143,7 +143,10 @@ def _one_thread() -> Iterator[ThreadPoolExecutor]:
 
 
 def compile_steps(setup: Plan, processes: Processes = ALONE, memory: WorkingMemory | None = None) -> Step:
-    """Compile the update, one program for each batch size from the present step on; count them in ``memory``."""
+    """Compile the update, one program for each batch size from the present step on.
+
+    They are counted in ``memory``.
+    """
     compiled = {}
     for cut in setup.cuts.values():
         program = compile_step(setup, cut)
@@ -224,9 +227,9 @@ def compile_reference_losses(setup: Plan, processes: Processes = ALONE) -> Refer
 def compile_evaluation(
     setup: Setup, processes: Processes = ALONE, memory: WorkingMemory | None = None
 ) -> Evaluate | None:
-    """Compile the evaluation and count it in ``memory``; return None without a validation set.
+    """Compile the evaluation; return None without a validation set.
 
-    It maps a state to ``eval/loss``, the mean over all tokens of the validation sets in nats, and ``eval/<name>/loss``
+    It is counted in ``memory``. It maps a state to ``eval/loss``, the mean over all tokens of the validation sets in nats, and ``eval/<name>/loss``
     of each named set.
     """
     cache, cut = setup.validation, setup.evaluation_cut

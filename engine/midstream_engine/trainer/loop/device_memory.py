@@ -1,4 +1,4 @@
-"""Whether the devices have room for a copy of a state, beside the updates that go on meanwhile.
+"""Whether the devices have room for a copy of a state, beside the updates.
 
 With the copy, training waits for one pass through device memory. Without it, training waits until the state is in the
 memory of the host. In doubt there is no copy: an update that finds no memory would end the training.
@@ -43,7 +43,7 @@ class DeviceMemory:
         self._failed = self._said = ""
 
     def prepare(self, state: Any) -> None:
-        """Compile the copy of ``state`` on a thread, so that the first save does not wait for it."""
+        """Compile the copy of ``state`` on a thread: the first save does not wait for it."""
         if not device_bytes(state):
             return
         compile_copy = prepare_device_copy(state)
@@ -57,7 +57,10 @@ class DeviceMemory:
         threading.Thread(target=work, name="compile-copy", daemon=True).start()
 
     def holds_copy(self, state: Any) -> bool:
-        """Return whether ``state`` is on accelerators with room for a copy; say in the log, once, why not."""
+        """Return whether ``state`` is on accelerators with room for a copy.
+
+        The log says once why there is none.
+        """
         needed = device_bytes(state)
         shortage = self._failed or self._shortage(needed) if needed else ""
         if shortage and shortage.partition(":")[0] != self._said:
@@ -66,7 +69,7 @@ class DeviceMemory:
         return bool(needed) and not shortage
 
     def note(self, state: Any, copied: bool) -> None:
-        """Note whether the copy that was tried was made. After one that failed, none is tried."""
+        """Note whether a copy was made that was tried. After a failure none is tried."""
         if copied:
             self._copied = device_bytes(state)
         else:

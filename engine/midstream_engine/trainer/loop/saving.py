@@ -61,7 +61,10 @@ class Saver:
         now: float,
         device_memory: DeviceMemory | None = None,
     ) -> None:
-        """Prepare to save; without ``device_memory`` states on accelerators are fetched while training waits."""
+        """Prepare to save.
+
+        Without ``device_memory`` training waits until a state on accelerators is fetched.
+        """
         self._device_memory = device_memory
         self._setup, self._attempt, self._status, self._reference_losses = setup, attempt, status, reference_losses
         self._processes, self._file_systems = attempt.processes, attempt.file_systems
