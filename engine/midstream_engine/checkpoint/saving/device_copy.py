@@ -81,7 +81,8 @@ class Transfers:
 class DevicePart:
     """A part of an array, in the memory of its device until it is read.
 
-    Then it is in host memory until all of it was read. Every element is read at most once. The memory on the device is free as soon as the part is in host memory.
+    Then it is in host memory until all of it was read. Every element is read at most once. The memory on the device is
+    free as soon as the part is in host memory.
     """
 
     def __init__(self, data: jax.Array, transfers: Transfers) -> None:

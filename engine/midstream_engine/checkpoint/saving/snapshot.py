@@ -156,9 +156,9 @@ def copied_bytes(tree: Any) -> int:
 
 
 def device_bytes(tree: Any) -> dict[Any, int]:
-    """Return the bytes that ``Copy.DEVICES`` takes on each accelerator of this process.
+    """Return the bytes that ``Copy.DEVICES`` takes on each accelerator.
 
-    The result is empty where the state is in host memory.
+    They are those of this process. The result is empty where the state is in host memory.
     """
     if jax.default_backend() == "cpu":
         return {}

@@ -229,8 +229,8 @@ def compile_evaluation(
 ) -> Evaluate | None:
     """Compile the evaluation; return None without a validation set.
 
-    It is counted in ``memory``. It maps a state to ``eval/loss``, the mean over all tokens of the validation sets in nats, and ``eval/<name>/loss``
-    of each named set.
+    It is counted in ``memory``. It maps a state to ``eval/loss``, the mean over all tokens of the validation sets in
+    nats, and ``eval/<name>/loss`` of each named set.
     """
     cache, cut = setup.validation, setup.evaluation_cut
     seq_len, limit = setup.config.model.seq_len, setup.config.trainer.max_eval_batches
