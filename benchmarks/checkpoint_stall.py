@@ -169,7 +169,7 @@ def model(directory: Path, updates: int) -> dict[str, Any]:
     from steps import midstream
     from steps.shape import SHAPES
 
-    from midstream_engine.checkpoint.saving.snapshot import snapshot
+    from midstream_engine.checkpoint.saving.snapshot import Copy, snapshot
     from midstream_engine.config import load_config
     from midstream_engine.trainer.computation import programs
     from midstream_engine.trainer.computation.setup import prepare
@@ -214,7 +214,7 @@ def model(directory: Path, updates: int) -> dict[str, Any]:
     for _ in range(updates):
         state, _ = times.take("update", own, state, *inputs)
         times.take("reference losses", lambda model: reference.measure(model, batch).losses, state.model)
-        times.take("copy", lambda tree: len(snapshot(tree, copy=True)), state)
+        times.take("copy", lambda tree: len(snapshot(tree, Copy.HOST)), state)
         state, _ = times.take("update", own, state, *inputs)
         memory, other = other, state
         state, _ = times.take("update into a second state", second, memory, other, *inputs)

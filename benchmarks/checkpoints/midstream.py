@@ -36,6 +36,7 @@ class Midstream:
         """Begin a save of ``tree``; None: of the present state."""
         from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
         from midstream_engine.checkpoint.saving.save import begin_save
+        from midstream_engine.checkpoint.saving.snapshot import Copy
         from midstream_engine.records import RunPaths
 
         paths = RunPaths(str(directory), "bench")
@@ -47,7 +48,7 @@ class Midstream:
             step=1,
             attempt=1,
             epoch=1,
-            copy=copy,
+            copy=Copy.HOST if copy else Copy.NONE,
         )
 
     def save(self, directory: Path) -> None:

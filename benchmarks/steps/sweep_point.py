@@ -9,6 +9,7 @@ import ctypes
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -107,9 +108,12 @@ def measure_updates(point: Point, shape: Shape, directory: Path) -> dict[str, An
 
 
 def measure_save(point: Point, shape: Shape, directory: Path) -> dict[str, Any]:
-    """Measure a save of the state from device memory, the stall of training, and a restore to device memory.
+    """Measure saves of the state from device memory, the stall of training, and a restore to device memory.
 
-    The second of two saves and restores: the first one allocates host memory.
+    Training waits until the state is fetched to host memory, or with the names ``device_copy_`` until it is copied on
+    the device. A save is durable after the seconds of ``saved``. The second of two of each: the first one allocates
+    host memory and compiles the copy. An update takes the memory of the state while its copy is fetched, and both
+    checkpoints must be the same.
     """
     import jax
 
@@ -117,8 +121,9 @@ def measure_save(point: Point, shape: Shape, directory: Path) -> dict[str, Any]:
     from midstream_engine.checkpoint.loading.restore import restore_checkpoint
     from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
     from midstream_engine.checkpoint.saving.save import begin_save
+    from midstream_engine.checkpoint.saving.snapshot import Copy
     from midstream_engine.config import load_config
-    from midstream_engine.records import RunPaths
+    from midstream_engine.records import Manifest, RunPaths
     from midstream_engine.trainer.computation.setup import make_plan
     from steps import midstream
 
@@ -127,30 +132,71 @@ def measure_save(point: Point, shape: Shape, directory: Path) -> dict[str, Any]:
     size = sum(array.value.nbytes for array in flatten(state).values())
     paths = RunPaths(str(directory), "sweep")
     os.makedirs(paths.dir, exist_ok=True)
-    stall = saved = restored = 0.0
-    for step in (1, 2):
+    document, update = train_document({"step": 0}, {}, None), _compiled_update(state)
+
+    def save(step: int, copy: Copy, then: Callable[[], Any] | None = None) -> tuple[Manifest, float, float]:
+        """Return the manifest, and the seconds of the stall and until the save was durable."""
         began = time.perf_counter()
-        pending = begin_save(
-            paths, state, train_document({"step": step}, {}, None), step=step, attempt=1, epoch=1, copy=True
-        )
+        pending = begin_save(paths, state, document, step=step, attempt=1, epoch=1, copy=copy)
         stall = time.perf_counter() - began
-        manifest = pending.finish()
-        saved = time.perf_counter() - began
+        if pending.on_devices != (copy is Copy.DEVICES):
+            raise SystemExit("no array was copied on the device: it has no room, or all arrays are small")
+        if then is not None:
+            then()
+        return pending.finish(), stall, time.perf_counter() - began
+
+    stall = saved = restored = copy_stall = copy_saved = 0.0
+    digest = ""
+    for step in (1, 2):
+        state = jax.block_until_ready(update(state))  # new arrays: jax fetches one only once
+        manifest, stall, saved = save(step, Copy.HOST)
+        digest = manifest.root_digest
         began = time.perf_counter()
         tree = restore_checkpoint(paths.checkpoint(manifest.name), plan.template, plan.shardings).tree
         jax.block_until_ready(tree)
         restored = time.perf_counter() - began
         del tree
+        shutil.rmtree(paths.checkpoint(manifest.name))
+    copied: dict[str, Any] = {}
+    try:
+        for step in (3, 4):
+            manifest, copy_stall, copy_saved = save(
+                step, Copy.DEVICES, then=(lambda: jax.block_until_ready(update(state))) if step == 4 else None
+            )
+            if manifest.root_digest != digest:
+                raise ValueError("the copy on the device differs from the state")
+            shutil.rmtree(paths.checkpoint(manifest.name))
+        copied = {
+            "device_copy_stall_seconds": round(copy_stall, 4),
+            "device_copy_stall_gb_per_second": round(size / copy_stall / 1e9, 3),
+            "device_copy_saved_seconds": round(copy_saved, 3),
+        }
+    except SystemExit as error:
+        copied = {"device_copy_skipped": str(error)}
     return {
         "result": {
             "state_bytes": size,
+            "saved_seconds": round(saved, 3),
             "save_gb_per_second": round(size / saved / 1e9, 3),
             "stall_seconds": round(stall, 4),
             "stall_gb_per_second": round(size / stall / 1e9, 3),
             "restore_cached_gb_per_second": round(size / restored / 1e9, 3),
+            **copied,
             "device": jax.devices()[0].device_kind,
+            **midstream.device_memory(),
         }
     }
+
+
+def _compiled_update(state: Any) -> Callable[[Any], Any]:
+    """Return an update that takes the memory of the state, as the train step does."""
+    import jax
+    import jax.numpy as jnp
+
+    def changed(leaf: Any) -> Any:
+        return leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf + 1
+
+    return jax.jit(lambda tree: jax.tree.map(changed, tree), donate_argnums=0).lower(state).compile()
 
 
 def measure_torch(_point: Point, shape: Shape, directory: Path) -> dict[str, Any]:

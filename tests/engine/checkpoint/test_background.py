@@ -30,7 +30,7 @@ from midstream_engine.checkpoint.saving import snapshot as snapshot_module
 from midstream_engine.checkpoint.saving.background_task import BackgroundTask
 from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
 from midstream_engine.checkpoint.saving.save import PendingSave, begin_save
-from midstream_engine.checkpoint.saving.snapshot import COPY_SIZE, snapshot
+from midstream_engine.checkpoint.saving.snapshot import COPY_SIZE, Copy, snapshot
 from midstream_engine.checkpoint.stores.directory_objects import DirectoryObjects
 from midstream_engine.config import load_config
 from midstream_engine.records import RunPaths, first_fence
@@ -154,7 +154,8 @@ def test_snapshot_buffers_are_reused_and_surplus_is_freed(paths: RunPaths, monke
     assert resident() - before < 88 << 20
     places = []
     for _ in range(2):
-        ((_, data),) = snapshot(state, copy=True)[0].pieces
+        ((_, data),) = snapshot(state, Copy.HOST)[0].pieces
+        assert isinstance(data, np.ndarray)
         places.append(data.ctypes.data)
         del data
     assert places[0] == places[1]

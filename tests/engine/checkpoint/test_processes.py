@@ -102,6 +102,20 @@ def test_two_processes_save_the_same_bytes_as_one(
         assert there.read_bytes() == here_.read_bytes(), entry["path"]
 
 
+@pytest.mark.parametrize("where", ["all", "0", "1"])
+def test_processes_copy_on_devices_each_for_itself(
+    where: str, saved: tuple[RunPaths, dict[int, dict[str, Any]]], tmp_path: Path
+) -> None:
+    """Chunks of one process, of both, and of none."""
+    answers = together(tmp_path, f"copied-{where}")
+    assert {process for process in (0, 1) if answers[process]["on_devices"]} == (
+        {0, 1} if where == "all" else {int(where)}
+    )
+    assert {answer["root_digest"] for answer in answers.values()} == {saved[1][0]["root_digest"]}
+    report = verify_checkpoint(RunPaths(str(tmp_path), "run").checkpoint(NAME), deep=True)
+    assert (report.flaws, report.unlisted) == ([], [])
+
+
 def test_checkpoint_of_two_processes_restores_in_one(
     saved: tuple[RunPaths, dict[int, dict[str, Any]]],
 ) -> None:

@@ -2,9 +2,10 @@
 
     python tests/support/checkpoints/checkpoint_process.py PROCESS COUNT PORT ROOT ACTION [STORE]
 
-ACTION is save (as step 7), restore, die (process 1, before it writes) or fall-P-N: step 9 is saved, and process P is
-killed when it has written N objects. STORE: the gs:// prefix of the checkpoints. Prints one JSON line. Two
-virtual CPU devices a process; the mesh has all of them along ``data``.
+ACTION is save (as step 7), copied-P (the same with a copy on the devices of process P, or of all with P = all, and
+updates that take the memory of the state), restore, die (process 1, before it writes) or fall-P-N: step 9 is saved,
+and process P is killed when it has written N objects. STORE: the gs:// prefix of the checkpoints. Prints one JSON line.
+Two virtual CPU devices a process; the mesh has all of them along ``data``.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ def main() -> None:
     from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
     from midstream_engine.checkpoint.saving.save import begin_save
     from midstream_engine.checkpoint.saving.save_group import SaveGroup
+    from midstream_engine.checkpoint.saving.snapshot import Copy
     from midstream_engine.config.distributed import DistributedConfig
     from midstream_engine.processes.rendezvous import rendezvous
     from midstream_engine.records import RunPaths
@@ -120,8 +122,15 @@ def main() -> None:
             step=9 if falls else 7,
             attempt=1,
             epoch=1,
+            copy=Copy.DEVICES if action in ("copied-all", f"copied-{process}") else Copy.HOST,
             group=group,
         )
+        answer["on_devices"] = pending.on_devices
+        if action.startswith("copied-"):
+            arrays = {name: leaf.array for name, leaf in state.items() if isinstance(leaf, NamedArray)}
+            update = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf * 0 - 1, tree), donate_argnums=0)
+            jax.block_until_ready(update(arrays))
+            assert all(array.is_deleted() for array in arrays.values())
         if action == "die" and process == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         try:

@@ -9,6 +9,7 @@ import numpy as np
 
 from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
 from midstream_engine.checkpoint.saving.save import begin_save
+from midstream_engine.checkpoint.saving.snapshot import Copy
 from midstream_engine.records import Manifest, RunPaths
 
 STATE = {"step": 7, "schedule": [0.1, 1e-9, 2.5], "seed": 2**40, "data": {"digest": "ab", "index": 56}}
@@ -44,4 +45,4 @@ def save(paths: RunPaths, tree: Any, step: int = 7, attempt: int = 1, epoch: int
     document = train_document(
         more.get("state", STATE), more.get("provenance", PROVENANCE), more.get("reference_losses", REFERENCE_LOSSES)
     )
-    return begin_save(paths, tree, document, step=step, attempt=attempt, epoch=epoch, copy=False).finish()
+    return begin_save(paths, tree, document, step=step, attempt=attempt, epoch=epoch, copy=Copy.NONE).finish()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import product
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -73,7 +74,16 @@ def slabs(box: Box, most: int) -> Iterator[Box]:
                 yield ((first, first + 1), *inner)
 
 
-def gather(box: Box, pieces: Sequence[tuple[Box, np.ndarray]], out: np.ndarray | None = None) -> np.ndarray | None:
+class Piece(Protocol):
+    """Contents of a box: an array of numpy, or what gives one for an index."""
+
+    @property
+    def dtype(self) -> np.dtype: ...
+
+    def __getitem__(self, index: Any, /) -> np.ndarray: ...
+
+
+def gather(box: Box, pieces: Sequence[tuple[Box, Piece]], out: np.ndarray | None = None) -> np.ndarray | None:
     """Return the contents of ``box`` from disjoint ``pieces``.
 
     The result is None if they do not cover the box.

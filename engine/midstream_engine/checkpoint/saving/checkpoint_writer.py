@@ -137,6 +137,7 @@ def write_chunks(
         size = math.prod(chunk_shape(array.shape, grid)) * numpy_dtype(array.dtype).itemsize
         for number, (index, box) in enumerate(chunks_of(array.shape, grid)):
             if mine is None or mine(array, number, box):
+                array.expect(box)
                 work.append(
                     (size, partial(_write_chunk, store, array, zarr.chunk_path(array.name, index), box, blocks))
                 )

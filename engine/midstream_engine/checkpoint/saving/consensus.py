@@ -17,7 +17,7 @@ from midstream_engine.checkpoint.saving import checkpoint_writer
 from midstream_engine.checkpoint.saving.commit import commit, manifest_text
 from midstream_engine.checkpoint.saving.save_group import SaveGroup, owner, pieces_for_leader
 from midstream_engine.checkpoint.saving.save_rendezvous import SaveRendezvous
-from midstream_engine.checkpoint.saving.snapshot import HostArray
+from midstream_engine.checkpoint.saving.snapshot import HostArray, release
 from midstream_engine.checkpoint.stores import open_store
 from midstream_engine.checkpoint.stores.hashed_objects import write_object
 from midstream_engine.checkpoint.stores.object_store import ObjectStore
@@ -114,7 +114,7 @@ def _follow(directory: str, arrays: list[HostArray], group: SaveGroup, rendezvou
         rendezvous.await_ready()
         store = open_store(directory)
     objects, pieces = _write_share(store, arrays, group)
-    arrays.clear()
+    release(arrays)
     rendezvous.send_part(objects, pieces)
     del pieces
     if group.leads_locally:

@@ -21,8 +21,9 @@ from midstream_engine.checkpoint.saving.checkpoint_writer import (
 )
 from midstream_engine.checkpoint.saving.commit import commit
 from midstream_engine.checkpoint.saving.consensus import finish_with_consensus
+from midstream_engine.checkpoint.saving.device_copy import DevicePart
 from midstream_engine.checkpoint.saving.save_group import SaveGroup, check_owners
-from midstream_engine.checkpoint.saving.snapshot import HostArray, snapshot
+from midstream_engine.checkpoint.saving.snapshot import Copy, HostArray, release, snapshot
 from midstream_engine.checkpoint.stores import open_store
 from midstream_engine.checkpoint.stores.hashed_objects import Discard
 from midstream_engine.records import (
@@ -34,7 +35,10 @@ from midstream_engine.records import (
 
 
 class PendingSave:
-    """A snapshot in host memory that is not written yet. Any thread may finish it."""
+    """A snapshot that is not written yet. Any thread may finish it.
+
+    ``on_devices``: a part of it is a copy in the memory of devices.
+    """
 
     def __init__(
         self,
@@ -49,6 +53,7 @@ class PendingSave:
     ) -> None:
         self.step = step
         self.bytes = stored_bytes(arrays)
+        self.on_devices = any(isinstance(piece, DevicePart) for array in arrays for _, piece in array.pieces)
         self._paths, self._arrays, self._document = paths, arrays, document
         self._attempt, self._epoch, self._group = attempt, epoch, group
 
@@ -67,6 +72,12 @@ class PendingSave:
             CheckpointError: Another state already has this name.
         """
         arrays, self._arrays = self._arrays, []
+        try:
+            return self._finish(arrays)
+        finally:
+            release(arrays)  # also where an error refers to them
+
+    def _finish(self, arrays: list[HostArray]) -> Manifest:
         directory = self._paths.checkpoint(checkpoint_name(self.step, self._attempt))
         if self._group is not None and self._group.count > 1:
             return finish_with_consensus(
@@ -88,7 +99,7 @@ def begin_save(
     step: int,
     attempt: int,
     epoch: int,
-    copy: bool = True,
+    copy: Copy = Copy.HOST,
     group: SaveGroup | None = None,
 ) -> PendingSave:
     """Take the snapshot of ``tree``, to be finished on another thread. Writes nothing.
@@ -100,7 +111,8 @@ def begin_save(
         step: Number of updates done.
         attempt: Number of the attempt.
         epoch: The epoch that commits.
-        copy: False: no copy in host memory, because the state does not change until the save is finished.
+        copy: Where the state is copied. NONE: it does not change until the save is finished. DEVICES: finishing the
+            save fetches it.
         group: The processes that together have the state; each begins and finishes the same save.
 
     Raises:
@@ -109,13 +121,15 @@ def begin_save(
         ValueError: An array has a dtype that the format does not have.
     """
     fences.check(paths, epoch, step)
-    arrays = snapshot(tree, copy=copy)
-    if group is not None and group.count > 1:
-        check_owners(arrays)
-    else:
-        spread = [array.name for array in arrays if array.parts_by_process is not None]
-        if spread:
+    arrays = snapshot(tree, copy)
+    try:
+        if group is not None and group.count > 1:
+            check_owners(arrays)
+        elif spread := [array.name for array in arrays if array.parts_by_process is not None]:
             raise CheckpointError(f"{spread[0]} is spread over several processes, and the save has only this one")
+    except CheckpointError:
+        release(arrays)
+        raise
     return PendingSave(paths, arrays, document, step=step, attempt=attempt, epoch=epoch, group=group)
 
 

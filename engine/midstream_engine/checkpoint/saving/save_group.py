@@ -132,7 +132,7 @@ def pieces_for_leader(array: HostArray, process: int) -> list[tuple[Box, np.ndar
             first.setdefault(box, other)
     own = [(box, data) for box, data in array.pieces if first[box] == process]
     if not grid_of(array.axes, array.shape, array.dtype):
-        return own
+        return [(box, data[...]) for box, data in own]
     return [
         (shared, np.ascontiguousarray(data[within(shared, box)]))
         for chunk in straddled(array)

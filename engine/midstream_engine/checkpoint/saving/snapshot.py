@@ -1,15 +1,17 @@
-"""The snapshot: a state's arrays in host memory.
+"""The snapshot: a state's arrays in host memory, or copies on its devices.
 
-The training loop waits for no other part of a save.
+The latter are fetched when the save is written. The training loop waits for no other part of a save.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
+import logging
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,26 +20,46 @@ import numpy as np
 
 from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.checkpoint.format.array_names import LogicalArray, flatten
-from midstream_engine.checkpoint.format.boxes import Box, box_of, full_box, gather, volume
+from midstream_engine.checkpoint.format.boxes import Box, box_of, full_box, gather, overlap, volume
+from midstream_engine.checkpoint.format.chunk_grid import grid_of
 from midstream_engine.checkpoint.format.dtypes import numpy_dtype
 from midstream_engine.checkpoint.host_buffers import AlignedSlices, ReusedMemory
+from midstream_engine.checkpoint.saving.device_copy import (
+    AHEAD,
+    DevicePart,
+    Transfers,
+    copy_on_devices,
+    first_line,
+    prepare_copies,
+)
 
-AHEAD = 512 << 20  # bytes in transfer from devices while earlier ones are processed
+log = logging.getLogger(__name__)
 COPY_SIZE = 8 << 20  # bytes that one thread copies at a time
 COPIERS = min(8, os.cpu_count() or 1)
 
 _copies = ReusedMemory()  # one save at a time: the next copy reuses the memory of the last
 
 
+class Copy(enum.Enum):
+    """Where a snapshot copies what may change before it is read."""
+
+    NONE = "none"  # nothing changes before
+    HOST = "host"  # in the host's memory
+    DEVICES = "devices"  # in the memory of the devices, and small arrays in the host's
+
+
 @dataclasses.dataclass(frozen=True)
 class HostArray:
-    """One array in host memory, as the disjoint pieces of this process's devices."""
+    """One array in host memory, as the disjoint pieces of this process's devices.
+
+    A piece may still be on its device. It is fetched when it is read, and read once.
+    """
 
     name: str
     axes: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: str
-    pieces: list[tuple[Box, np.ndarray]]
+    pieces: Sequence[tuple[Box, np.ndarray | DevicePart]]
     # The parts of each process, by process index; None if this process has the complete array.
     parts_by_process: dict[int, list[Box]] | None = None
 
@@ -52,12 +74,28 @@ class HostArray:
             raise CheckpointError(f"{self.name}: no device of this process has the part {list(box)}")
         return data
 
+    def expect(self, box: Box) -> None:
+        """Note that ``box`` will be read, after what is expected already.
+
+        Transfers from devices start in this order.
+        """
+        for origin, data in self.pieces:
+            if isinstance(data, DevicePart) and overlap(box, origin) is not None:
+                data.expect()
+
+    def free(self) -> None:
+        """Free the memory of pieces that are still on their devices."""
+        for _, data in self.pieces:
+            if isinstance(data, DevicePart):
+                data.free()
+
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
     """A part of an array on a device or host.
 
-    ``lasting``: its numpy array is a copy that does not change.
+    ``lasting``: its numpy array is a copy that does not change. ``copied``: there is a copy of it on its device, if one
+    is made.
     """
 
     name: str
@@ -65,28 +103,39 @@ class _Part:
     data: Any
     size: int  # bytes
     lasting: bool
+    copied: bool
 
 
-def snapshot(tree: Any, *, copy: bool = False) -> list[HostArray]:
-    """Return every array of ``tree`` in host memory, sorted by name.
+def snapshot(tree: Any, copy: Copy = Copy.NONE) -> list[HostArray]:
+    """Return every array of ``tree``, sorted by name.
 
     Replicated parts are returned once.
 
-    On the CPU backend the pieces are views of the device buffers; with ``copy`` they are independent, so that the state
-    may change or be donated while they are written. From other devices they are always copies; at most ``AHEAD`` bytes
-    are in transfer at a time.
+    On the CPU backend the pieces are views of the device buffers; with a copy they are independent, so that the state
+    may change or be donated while they are written. From other devices they are always copies: in the host's memory,
+    where at most ``AHEAD`` bytes are in transfer at a time, or on the devices, from which they are fetched when they
+    are read. If the devices cannot copy them, they are fetched at once, and the log says so.
+
+    Args:
+        tree: Pytree of arrays.
+        copy: Where to copy.
 
     Raises:
         ValueError: An array has a dtype that the format does not have.
     """
     logical = list(flatten(tree).values())
-    parts = [part for array in logical for part in _parts(array, numpy_dtype(array.dtype))]
-    held: dict[str, list[tuple[Box, np.ndarray]]] = {array.name: [] for array in logical}
-    copied = [part for part in parts if copy and not part.lasting]
+    parts = _parts(logical, spread=copy is Copy.DEVICES)
+    held: dict[str, list[tuple[Box, np.ndarray | DevicePart]]] = {array.name: [] for array in logical}
+    on_device = _copy_on_devices([part for part in parts if part.copied]) if copy is Copy.DEVICES else []
+    for part, piece in on_device:
+        held[part.name].append((part.box, piece))
+    if on_device:
+        parts = [part for part in parts if not part.copied]
+    copied = [part for part in parts if copy is not Copy.NONE and not part.lasting]
     slices = AlignedSlices(_copies.take(sum(AlignedSlices.room(part.size) for part in copied)))
     copies: list[tuple[np.ndarray, np.ndarray]] = []
     for part, view in _fetch(parts):
-        if copy and not part.lasting:
+        if copy is not Copy.NONE and not part.lasting:
             target = slices.cut(view.shape, view.dtype)
             copies.append((target, view))
             view = target
@@ -99,12 +148,35 @@ def snapshot(tree: Any, *, copy: bool = False) -> list[HostArray]:
 
 
 def copied_bytes(tree: Any) -> int:
-    """Return the bytes that :func:`snapshot` copies in host memory with ``copy``.
+    """Return the bytes that :func:`snapshot` copies with ``Copy.HOST``.
 
     They are those of arrays on CPU devices.
     """
-    parts = (part for array in flatten(tree).values() for part in _parts(array, numpy_dtype(array.dtype)))
-    return sum(part.size for part in parts if not part.lasting)
+    return sum(part.size for part in _parts(list(flatten(tree).values())) if not part.lasting)
+
+
+def device_bytes(tree: Any) -> dict[Any, int]:
+    """Return the bytes that ``Copy.DEVICES`` takes on each accelerator.
+
+    They are those of this process. The result is empty where the state is in host memory.
+    """
+    if jax.default_backend() == "cpu":
+        return {}
+    found: dict[Any, int] = {}
+    for part in _parts(list(flatten(tree).values()), spread=True):
+        if part.copied and part.lasting:
+            (device,) = part.data.sharding.device_set
+            found[device] = found.get(device, 0) + part.size
+    return found
+
+
+def prepare_device_copy(tree: Any) -> Callable[[], None]:
+    """Return a function that compiles what ``Copy.DEVICES`` needs for ``tree``.
+
+    It may run on any thread. The tree may have been donated when it is called.
+    """
+    parts = _parts(list(flatten(tree).values()), spread=True)
+    return prepare_copies([part.data for part in parts if part.copied])
 
 
 def reusable_bytes() -> int:
@@ -112,17 +184,52 @@ def reusable_bytes() -> int:
     return _copies.free
 
 
-def _parts(array: LogicalArray, dtype: np.dtype) -> list[_Part]:
-    if not isinstance(array.value, jax.Array):
-        box = full_box(array.shape)
-        return [_Part(array.name, box, np.asarray(array.value), volume(box) * dtype.itemsize, False)]
-    found = {}
-    for shard in array.value.addressable_shards:
-        box = box_of(shard.index, array.shape)
-        if box not in found:
-            lasting = shard.device.platform != "cpu" and shard.data.sharding.memory_kind in (None, "device")
-            found[box] = _Part(array.name, box, shard.data, volume(box) * dtype.itemsize, lasting)
-    return [found[box] for box in sorted(found)]
+def release(arrays: list[HostArray]) -> None:
+    """Remove all arrays from the list, and free the memory of their copies on devices."""
+    for array in arrays:
+        array.free()
+    arrays.clear()
+
+
+def _parts(arrays: Sequence[LogicalArray], spread: bool = False) -> list[_Part]:
+    """Return the parts of this process in the order of arrays and boxes, each once.
+
+    With ``spread`` parts that several devices have are divided among them; else the first one's are returned.
+    """
+    load: dict[Any, int] = {}  # bytes by device
+    found = []
+    for array in arrays:
+        dtype = numpy_dtype(array.dtype)
+        if not isinstance(array.value, jax.Array):
+            box = full_box(array.shape)
+            data = np.asarray(array.value)
+            found.append(_Part(array.name, box, data, data.nbytes, lasting=False, copied=False))
+            continue
+        shards: dict[Box, list[Any]] = {}
+        for shard in array.value.addressable_shards:
+            shards.setdefault(box_of(shard.index, array.shape), []).append(shard)
+        for box, same in sorted(shards.items(), key=lambda item: item[0]):
+            size = volume(box) * dtype.itemsize
+            shard = min(same, key=lambda shard: load.get(shard.device, 0)) if spread else same[0]
+            load[shard.device] = load.get(shard.device, 0) + size
+            own = shard.data.sharding.memory_kind in (None, "device")
+            # Small arrays are packed into one object: they are read more than once, and fetched at once.
+            large = bool(size and grid_of(array.axes, array.shape, array.dtype))
+            found.append(
+                _Part(array.name, box, shard.data, size, own and shard.device.platform != "cpu", own and large)
+            )
+    return found
+
+
+def _copy_on_devices(parts: Sequence[_Part]) -> list[tuple[_Part, DevicePart]]:
+    """Copy parts on their devices; return them with their copies, none if that fails."""
+    try:
+        copies = copy_on_devices([part.data for part in parts])
+    except Exception as error:  # noqa: BLE001 (of any kind: the state is there and can be fetched)
+        log.warning("no copy of the state on the devices, training waits until it is fetched: %s", first_line(error))
+        return []
+    transfers = Transfers()
+    return [(part, DevicePart(copy, transfers)) for part, copy in zip(parts, copies, strict=True)]
 
 
 def _parts_by_process(array: LogicalArray) -> dict[int, list[Box]] | None:

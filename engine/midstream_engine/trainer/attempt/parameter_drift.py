@@ -20,7 +20,7 @@ from midstream_engine.checkpoint.format.chunk_grid import chunks_of
 from midstream_engine.checkpoint.format.dtypes import numpy_dtype
 from midstream_engine.checkpoint.format.packed_arrays import unpack
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
-from midstream_engine.checkpoint.saving.snapshot import HostArray, snapshot
+from midstream_engine.checkpoint.saving.snapshot import Copy, HostArray, snapshot
 from midstream_engine.trainer.computation.train_state import TrainState
 from midstream_engine.trainer.runtime.attempt_record import Attempt
 
@@ -32,7 +32,7 @@ CHECKSUM = 4  # bytes of crc32c at the end of a chunk's object
 
 def keep(state: TrainState) -> list[HostArray]:
     """Copy the parameters to host memory, under their names in a checkpoint."""
-    return snapshot({"model": state.model}, copy=True)
+    return snapshot({"model": state.model}, Copy.HOST)
 
 
 def measure(directory: str, kept: list[HostArray]) -> records.ParameterDrift:

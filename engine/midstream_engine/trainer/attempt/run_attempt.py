@@ -40,6 +40,7 @@ from midstream_engine.trainer.attempt.standby import follow_arrival, rehearse, w
 from midstream_engine.trainer.computation.programs import CompiledRun, Programs
 from midstream_engine.trainer.computation.setup import prepare
 from midstream_engine.trainer.computation.train_state import TrainState
+from midstream_engine.trainer.loop.device_memory import DeviceMemory
 from midstream_engine.trainer.loop.requests import CommandFile, Requests
 from midstream_engine.trainer.loop.saving import NotSavedError, Saver
 from midstream_engine.trainer.loop.training_loop import Loop
@@ -305,7 +306,9 @@ def train(
     origin, step, replayed = beginning.origin, beginning.step, beginning.replayed
     command = replayed.command if replayed is not None else None
     first = command.step if command is not None and command.step is not None else step
-    saver = Saver(ready.setup, attempt, status, ready.programs.reference_losses, time.monotonic())
+    programs, memory = ready.programs, DeviceMemory(ready.programs.working_bytes)
+    memory.prepare(beginning.state)
+    saver = Saver(ready.setup, attempt, status, programs.reference_losses, time.monotonic(), memory)
     if origin is not None and origin.own and replayed is None:
         saver.mark_saved(step)
     attempts.record_start(

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 from haliax import NamedArray
+from jax.errors import JaxRuntimeError
 
 from midstream_engine.data.batches.batches import evaluation_batches
 from midstream_engine.processes.rendezvous import ALONE, Processes
@@ -34,6 +35,28 @@ Step = Callable[[TrainState, Any, NamedArray, NamedArray], tuple[TrainState, Ste
 Evaluate = Callable[[TrainState], dict[str, float]]
 
 
+class WorkingMemory:
+    """The most memory that one of several programs takes beside its arguments.
+
+    It is that of a device. ``bytes`` is None if a compiler does not report it.
+    """
+
+    def __init__(self) -> None:
+        self.bytes: int | None = 0
+
+    def add(self, compiled: Any) -> None:
+        """Count a compiled program."""
+        try:
+            analysis = compiled.memory_analysis()
+        except (NotImplementedError, JaxRuntimeError):
+            analysis = None
+        if analysis is None or self.bytes is None:
+            self.bytes = None
+            return
+        results = max(0, int(analysis.output_size_in_bytes) - int(analysis.alias_size_in_bytes))
+        self.bytes = max(self.bytes, int(analysis.temp_size_in_bytes) + results)
+
+
 class Programs:
     """The train step, the reference losses and, with a validation set, the evaluation.
 
@@ -43,13 +66,14 @@ class Programs:
 
     def __init__(self, setup: Setup, processes: Processes = ALONE) -> None:
         self._began = time.monotonic()
+        self._memory = WorkingMemory()
         engine_digest()  # milliseconds here, but twenty times as long beside the threads that restore
         with _one_thread() as thread:
             # First what a restart needs first.
             self._reference_losses: Future[ReferenceLosses] = thread.submit(compile_reference_losses, setup, processes)
-            self._step: Future[Step] = thread.submit(compile_steps, setup, processes)
+            self._step: Future[Step] = thread.submit(compile_steps, setup, processes, self._memory)
             self._ready: Future[float] = thread.submit(lambda: time.monotonic() - self._began)
-            self._evaluate: Future[Evaluate | None] = thread.submit(compile_evaluation, setup, processes)
+            self._evaluate: Future[Evaluate | None] = thread.submit(compile_evaluation, setup, processes, self._memory)
             self._logged = thread.submit(self._log)
 
     @property
@@ -71,6 +95,17 @@ class Programs:
     def compiled_seconds(self) -> float:
         """The seconds until the first update could be computed."""
         return self._ready.result()
+
+    def working_bytes(self) -> int | None:
+        """Return the most bytes that a program takes on a device beside its arguments.
+
+        None while programs are being compiled, or where the compiler does not report it.
+        """
+        futures = (self._reference_losses, self._step, self._evaluate)
+        if not all(future.done() and future.exception() is None for future in futures):
+            return None
+        self._memory.add(self.reference_losses.compiled)
+        return self._memory.bytes
 
     def wait(self) -> float:
         """Wait until the first update can be computed; return the seconds that this took.
@@ -107,12 +142,17 @@ def _one_thread() -> Iterator[ThreadPoolExecutor]:
         thread.shutdown(wait=False)
 
 
-def compile_steps(setup: Plan, processes: Processes = ALONE) -> Step:
-    """Compile the update, one program for each batch size from the present step on."""
-    compiled = {
-        (cut.micro, cut.size): processes.consensus(f"step-{cut.examples}", compile_step(setup, cut))
-        for cut in setup.cuts.values()
-    }
+def compile_steps(setup: Plan, processes: Processes = ALONE, memory: WorkingMemory | None = None) -> Step:
+    """Compile the update, one program for each batch size from the present step on.
+
+    They are counted in ``memory``.
+    """
+    compiled = {}
+    for cut in setup.cuts.values():
+        program = compile_step(setup, cut)
+        if memory is not None:
+            memory.add(program)
+        compiled[cut.micro, cut.size] = processes.consensus(f"step-{cut.examples}", program)
 
     def step(state: TrainState, number: Any, tokens: NamedArray, mask: NamedArray) -> tuple[TrainState, StepResult]:
         micro, batch = tokens.axes[0].size, tokens.axes[1].size
@@ -184,18 +224,23 @@ def compile_reference_losses(setup: Plan, processes: Processes = ALONE) -> Refer
     return ReferenceLosses(setup, processes)
 
 
-def compile_evaluation(setup: Setup, processes: Processes = ALONE) -> Evaluate | None:
+def compile_evaluation(
+    setup: Setup, processes: Processes = ALONE, memory: WorkingMemory | None = None
+) -> Evaluate | None:
     """Compile the evaluation; return None without a validation set.
 
-    It maps a state to ``eval/loss``, the mean over all tokens of the validation sets in nats, and ``eval/<name>/loss``
-    of each named set.
+    It is counted in ``memory``. It maps a state to ``eval/loss``, the mean over all tokens of the validation sets in
+    nats, and ``eval/<name>/loss`` of each named set.
     """
     cache, cut = setup.validation, setup.evaluation_cut
     seq_len, limit = setup.config.model.seq_len, setup.config.trainer.max_eval_batches
     ignored = setup.config.data.ignore_token_id
     if cache is None or limit == 0:
         return None
-    compiled = processes.consensus("evaluation", compile_evaluation_step(setup))
+    program = compile_evaluation_step(setup)
+    if memory is not None:
+        memory.add(program)
+    compiled = processes.consensus("evaluation", program)
 
     def evaluate(state: TrainState) -> dict[str, float]:
         sums: dict[str, tuple[float, float]] = {}

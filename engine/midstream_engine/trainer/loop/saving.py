@@ -18,6 +18,7 @@ from midstream_engine.checkpoint.saving.retention import Retention
 from midstream_engine.checkpoint.saving.save import PendingSave, begin_save
 from midstream_engine.checkpoint.saving.save_group import SaveGroup
 from midstream_engine.checkpoint.saving.save_rendezvous import abort_save
+from midstream_engine.checkpoint.saving.snapshot import Copy
 from midstream_engine.checkpoint.stores import in_bucket, open_checkpoints
 from midstream_engine.records import RecordError
 from midstream_engine.tracking.metrics_recorder import Recorder
@@ -27,6 +28,7 @@ from midstream_engine.trainer.computation.setup import Setup
 from midstream_engine.trainer.computation.train_state import TrainState
 from midstream_engine.trainer.loop.checkpoint_records import provenance, train_state
 from midstream_engine.trainer.loop.copy_memory import memory_shortage
+from midstream_engine.trainer.loop.device_memory import DeviceMemory
 from midstream_engine.trainer.runtime.attempt_record import Attempt
 from midstream_engine.trainer.runtime.host_memory import release_free_memory
 from midstream_engine.trainer.runtime.status_file import StatusFile
@@ -57,7 +59,13 @@ class Saver:
         status: StatusFile,
         reference_losses: ReferenceLosses,
         now: float,
+        device_memory: DeviceMemory | None = None,
     ) -> None:
+        """Prepare to save.
+
+        Without ``device_memory`` training waits until a state on accelerators is fetched.
+        """
+        self._device_memory = device_memory
         self._setup, self._attempt, self._status, self._reference_losses = setup, attempt, status, reference_losses
         self._processes, self._file_systems = attempt.processes, attempt.file_systems
         self._sequence = 0  # of the newest save of this attempt
@@ -147,10 +155,13 @@ class Saver:
         if self._task.label not in (None, step):
             self._wait()
         if step not in (self._saved_step, self._task.label):
+            memory = None if last else self._device_memory  # the last save has nothing to copy for
+            on_devices = memory is not None and memory.holds_copy(state)
             shortage = "" if last else memory_shortage(state)
             if shortage:
                 log.warning("step %d: training waits until the state is written: %s", step, shortage)
-            self._begin(state, step, reason, copy=not (last or shortage), not_finite=not_finite)
+            copy = Copy.DEVICES if on_devices else Copy.NONE if last or shortage else Copy.HOST
+            self._begin(state, step, reason, copy, not_finite=not_finite)
             if shortage:
                 with self._saving_status(step):
                     self._task.wait()  # the next update changes the memory that is written
@@ -189,7 +200,7 @@ class Saver:
             log.error("step not saved: %s", error)
         self._task.close()
 
-    def _begin(self, state: TrainState, step: int, reason: str, *, copy: bool, not_finite: str) -> None:
+    def _begin(self, state: TrainState, step: int, reason: str, copy: Copy, *, not_finite: str) -> None:
         began = time.monotonic()
         self._retention.saved(began)
         self._postponed = False
@@ -226,7 +237,9 @@ class Saver:
                 failure = error
                 self._task.start(step, lambda: abort_save(group, failure))
                 return
-        stall = time.monotonic() - began if copy else None
+        if copy is Copy.DEVICES and self._device_memory is not None:
+            self._device_memory.note(state, pending.on_devices)
+        stall = time.monotonic() - began if copy is not Copy.NONE else None
         self._task.start(step, lambda: self._finish(pending, reason, began, stall))
 
     def _check_losses(self, measured: Measured, state: TrainState, step: int) -> None:
