@@ -8,12 +8,14 @@ from typing import Any
 import jax
 import ml_dtypes
 import numpy as np
+import pytest
 from jax.sharding import SingleDeviceSharding
 
 from midstream_engine.checkpoint.format.array_names import flatten
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
 from midstream_engine.checkpoint.saving.save import begin_save
+from midstream_engine.checkpoint.saving.snapshot import Copy
 from midstream_engine.records import RunPaths
 from support.checkpoints.checkpoint_states import PROVENANCE, REFERENCE_LOSSES, STATE, plain_state, save
 
@@ -42,7 +44,8 @@ def test_state_returns_from_the_device_bit_for_bit(tmp_path: Path, accelerator: 
     assert here.root_digest == saved.root_digest
 
 
-def test_save_has_the_state_of_its_step_while_training_goes_on(tmp_path: Path, accelerator: Any) -> None:
+@pytest.mark.parametrize("copy", [Copy.HOST, Copy.DEVICES])
+def test_save_has_the_state_of_its_step_while_training_goes_on(tmp_path: Path, accelerator: Any, copy: Copy) -> None:
     """Updates that take the state's memory begin at once after the snapshot; the save still has the old state."""
     size = 8 << 20
     state = {f"array{number}": jax.device_put(np.full(size, number, np.float32), accelerator) for number in range(4)}
@@ -50,7 +53,8 @@ def test_save_has_the_state_of_its_step_while_training_goes_on(tmp_path: Path, a
     paths = RunPaths(str(tmp_path), "run")
     expected = save(RunPaths(str(tmp_path), "expected"), {name: np.asarray(array) for name, array in state.items()})
     document = train_document(STATE, PROVENANCE, REFERENCE_LOSSES)
-    pending = begin_save(paths, state, document, step=7, attempt=1, epoch=1, copy=True)
+    pending = begin_save(paths, state, document, step=7, attempt=1, epoch=1, copy=copy)
+    assert pending.on_devices == (copy is Copy.DEVICES)
     for _ in range(3):
         state = update(state)
     found = pending.finish()
