@@ -23,7 +23,7 @@ from typing import Any
 from steps.shape import SHAPES
 
 SCRIPT = Path(__file__).parent / "sweep_point.py"
-UPDATES, SAVE, TORCH = "updates", "save", "torch"
+UPDATES, SAVE, BESIDE, TORCH = "updates", "save", "updates beside a save", "torch"
 POINT_TIMEOUT = 900.0  # seconds of one point
 ACCELERATOR_REMAT = ("true", "qkv+attention", "dots_with_no_batch_dims_saveable", "false")
 
@@ -32,7 +32,7 @@ ACCELERATOR_REMAT = ("true", "qkv+attention", "dots_with_no_batch_dims_saveable"
 class Point:
     """The measurement of one process."""
 
-    measures: str  # UPDATES of the engine's step, SAVE and restore of its state, or compiled TORCH
+    measures: str  # UPDATES of the engine's step, SAVE and restore of its state, updates BESIDE a save, compiled TORCH
     shape: str
     batch: int
     attention: str = "default"
@@ -54,6 +54,7 @@ def points(shapes: list[str], platform: str) -> Iterator[Point]:
         yield Point(UPDATES, name, batch)
         yield Point(UPDATES, name, batch, documents=False)
         yield Point(SAVE, name, batch)
+        yield Point(BESIDE, name, batch, preallocate=True)
     for name in shapes:
         batch = SHAPES[name].batch
         if platform != "tpu":

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ import numpy as np
 sys.path[:1] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "engine")]
 
 from steps.shape import SHAPES, Shape  # noqa: E402
-from steps.sweep import SAVE, TORCH, Point  # noqa: E402
+from steps.sweep import BESIDE, SAVE, TORCH, Point  # noqa: E402
 
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 WARM_UP, TIMED = 2, 8  # updates
@@ -51,6 +52,8 @@ def main() -> None:
             measure = measure_torch
         elif point.measures == SAVE:
             measure = measure_save
+        elif point.measures == BESIDE:
+            measure = measure_beside
         answers.write(json.dumps(measure(point, shape, Path(name))) + "\n")
         answers.flush()
 
@@ -197,6 +200,71 @@ def _compiled_update(state: Any) -> Callable[[Any], Any]:
         return leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf + 1
 
     return jax.jit(lambda tree: jax.tree.map(changed, tree), donate_argnums=0).lower(state).compile()
+
+
+def measure_beside(point: Point, shape: Shape, directory: Path) -> dict[str, Any]:
+    """Measure updates while a save is fetched and written, which training goes on with at once or after the fetch.
+
+    ``lost_seconds`` are those from the begin of the save to the end of the last update that began before it was
+    durable, less as many updates alone. The second of two saves each.
+    """
+    import jax
+
+    from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
+    from midstream_engine.checkpoint.saving.save import begin_save
+    from midstream_engine.checkpoint.saving.snapshot import Copy, prepare_device_copy
+    from midstream_engine.config import load_config
+    from midstream_engine.records import RunPaths
+    from midstream_engine.trainer.computation.programs import WorkingMemory, compile_steps
+    from midstream_engine.trainer.computation.setup import make_plan
+    from midstream_engine.trainer.loop.device_memory import DeviceMemory
+    from steps import midstream
+
+    plan = make_plan(load_config(midstream.flags(shape, directory, overrides(point))).config)
+    memory = WorkingMemory()
+    update, held = compile_steps(plan, memory=memory), [plan.fresh_state()]
+    batch, mask = batches(point, shape)(), np.ones((shape.batch, shape.seq_len), np.int32)
+    mask[:, -1] = 0
+
+    def step() -> float:
+        """Return the seconds of an update."""
+        began = time.perf_counter()
+        number = jax.device_put(np.int32(0), plan.layout.replicated())
+        held[0], result = update(held[0], number, plan.cut.put(batch), plan.cut.put(mask))
+        float(result.loss)
+        return time.perf_counter() - began
+
+    alone = statistics.median([step() for _ in range(WARM_UP + TIMED)][WARM_UP:])
+    paths = RunPaths(str(directory), "sweep")
+    os.makedirs(paths.dir, exist_ok=True)
+    prepare_device_copy(held[0])()
+    room = DeviceMemory(lambda: memory.bytes)
+    result: dict[str, Any] = {
+        "update_ms": round(1000 * alone, 3), "working_bytes": memory.bytes, "holds_copy": room.holds_copy(held[0]),
+        "statistics": dict(jax.devices()[0].memory_stats() or {}),
+    }  # fmt: skip
+    with ThreadPoolExecutor(1) as thread:
+        for number, copy in enumerate((Copy.HOST, Copy.HOST, Copy.DEVICES, Copy.DEVICES)):
+            began = time.perf_counter()
+            pending = begin_save(
+                paths, held[0], train_document({"step": 0}, {}, None), step=number, attempt=1, epoch=1, copy=copy
+            )
+            stall, seconds = time.perf_counter() - began, []
+            finished = thread.submit(lambda pending=pending: (pending.finish(), time.perf_counter()))
+            while not (seconds and finished.done()):
+                seconds.append(step())
+            lost = time.perf_counter() - began - alone * len(seconds)
+            manifest, durable = finished.result()
+            shutil.rmtree(paths.checkpoint(manifest.name))
+            result[copy.value] = {
+                "copied_on_devices": pending.on_devices,
+                "stall_seconds": round(stall, 4),
+                "saved_seconds": round(durable - began, 3),
+                "updates": len(seconds),
+                "update_ms": round(1000 * statistics.median(seconds), 3),
+                "lost_seconds": round(lost, 3),
+            }
+    return {"result": {**result, "device": jax.devices()[0].device_kind, **midstream.device_memory()}}
 
 
 def measure_torch(_point: Point, shape: Shape, directory: Path) -> dict[str, Any]:

@@ -107,12 +107,15 @@ from pathlib import Path
 sys.path[:0] = [{str(BENCHMARKS)!r}, {str(BENCHMARKS.parent / "engine")!r}]
 from steps import sweep
 point = sweep.Point(sweep.UPDATES, "gpt2-tiny", 2, "xla", "false")
-points = [point, sweep.Point(sweep.SAVE, "gpt2-tiny", 2)]
+points = [point, sweep.Point(sweep.SAVE, "gpt2-10m", 2), sweep.Point(sweep.BESIDE, "gpt2-10m", 2)]
 sweep.sweep(Path({str(table)!r}), 1e9, iter(points), os.environ, torch=sys.executable, say=lambda **_: None)
 """
     subprocess.run([sys.executable, "-c", code], env=environment(tmp_path, 1), check=True)
-    updates, save = (row["result"] for row in rows_of(table))
+    updates, save, beside = (row["result"] for row in rows_of(table))
     assert updates["tokens_per_second"] > 0
     assert updates["loss"] < 7
-    assert save["state_bytes"] > 100_000
-    assert min(save["save_gb_per_second"], save["stall_gb_per_second"], save["restore_cached_gb_per_second"]) > 0
+    assert save["state_bytes"] > 100_000_000
+    rates = ("save", "stall", "device_copy_stall", "restore_cached")
+    assert min(save[f"{name}_gb_per_second"] for name in rates) > 0
+    assert [beside[where]["copied_on_devices"] for where in ("host", "devices")] == [False, True]
+    assert min(beside[where]["updates"] for where in ("host", "devices")) >= 1
