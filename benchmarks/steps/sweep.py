@@ -53,12 +53,10 @@ def points(shapes: list[str], platform: str) -> Iterator[Point]:
         batch = SHAPES[name].batch
         yield Point(UPDATES, name, batch)
         yield Point(UPDATES, name, batch, documents=False)
-        yield Point(SAVE, name, batch)
-        yield Point(BESIDE, name, batch, preallocate=True)
-    for name in shapes:
-        batch = SHAPES[name].batch
         if platform != "tpu":
             yield Point(TORCH, name, batch, documents=False)
+        yield Point(SAVE, name, batch)
+        yield Point(BESIDE, name, batch, preallocate=True)
         yield Point(UPDATES, name, batch, preallocate=True)
     for name in shapes:
         size = SHAPES[name].batch
