@@ -1,4 +1,4 @@
-"""Precision of a run: the element types of ``trainer.mp``, in the notation of jmp.
+"""Precision of a run: ``trainer.mp`` in the notation of jmp, ``trainer.matmul_precision``.
 
 The engine computes with them and the planner predicts their memory. Standard library alone.
 """
@@ -14,6 +14,7 @@ _DTYPES = {
 }  # fmt: skip
 _PARTS = {"p": "parameters", "params": "parameters", "c": "compute", "compute": "compute", "o": "output",
           "output": "output"}  # fmt: skip
+HIGHEST, DEFAULT = "highest", "default"  # values of ``trainer.matmul_precision``, by jax's names
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,14 @@ class Precision:
     def reduced(self) -> bool:
         """Whether a part of the computation has less than float32."""
         return self.parameters != "float32" or self.compute != "float32"
+
+    def of_products(self, chosen: object) -> str | None:
+        """Return jax's precision for matrix products; None: the accelerator's default.
+
+        ``chosen`` is ``trainer.matmul_precision``. jax's default for float32 is TF32 on NVIDIA GPUs and bfloat16 on
+        TPUs. Products of 16-bit numbers are exact in every precision; a higher one only costs time.
+        """
+        return HIGHEST if self.compute == "float32" and chosen != DEFAULT else None
 
     def with_parameters(self, dtype: str) -> Precision:
         """Return the same with parameters of ``dtype``."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import equinox as eqx
 import jax
@@ -21,6 +22,9 @@ from midstream_engine.models.lm import LmModel
 from midstream_engine.optim.averaging import ModelAverage, start_average
 from midstream_engine.processes.rendezvous import ALONE, Processes
 from midstream_engine.trainer.runtime.mesh import Layout, place
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class TrainState(eqx.Module):
@@ -45,13 +49,31 @@ class StepPolicy(jmp.Policy):
     """Precisions of a step."""
 
     wide_gradients: bool = False  # gradients are summed in float32, over devices too, where the computation has less
+    matmul_precision: str | None = None  # jax's name; None: the accelerator's default
+
+    def with_products(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return ``function``, to be traced, with matrix products in the run's precision.
+
+        jax's own setting has no effect in it, and so JAX_DEFAULT_MATMUL_PRECISION has none.
+        """
+
+        @wraps(function)
+        def traced(*arguments: P.args, **named: P.kwargs) -> R:
+            with jax.default_matmul_precision(self.matmul_precision):
+                return function(*arguments, **named)
+
+        return traced
 
 
 def policy_of(config: TrainLmConfig) -> StepPolicy:
     """Return the run's precisions."""
     precision = config.trainer.precision()
     dtypes = (jnp.dtype(name) for name in (precision.parameters, precision.compute, precision.output))
-    return StepPolicy(*dtypes, wide_gradients=config.trainer.gradient_reduce_dtype is not None)
+    return StepPolicy(
+        *dtypes,
+        wide_gradients=config.trainer.gradient_reduce_dtype is not None,
+        matmul_precision=config.trainer.precision_of_products(),
+    )
 
 
 def initializer(

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import haliax as hax
 import jax
 import jax.numpy as jnp
-import jmp
 import optax
 from haliax import Axis, NamedArray
 from jax.typing import DTypeLike
@@ -112,7 +111,7 @@ def train_step(
         after = TrainState(model, optimizer_state, state.key, average)
         return after, StepResult(loss, norm, rate, number_kinds(after), skipped(optimizer_state))
 
-    return step_fn
+    return policy.with_products(step_fn)
 
 
 def _at_least(dtype: DTypeLike, model: LmModel) -> LmModel:
@@ -124,7 +123,7 @@ def _at_least(dtype: DTypeLike, model: LmModel) -> LmModel:
 
 
 def evaluation_step(
-    policy: jmp.Policy, *, eos: int | None
+    policy: StepPolicy, *, eos: int | None
 ) -> Callable[[LmModel, NamedArray, NamedArray], tuple[jax.Array, jax.Array]]:
     """Return the function that evaluates micro-batches.
 
@@ -144,7 +143,7 @@ def evaluation_step(
         total, _ = jax.lax.scan(add, jnp.zeros(()), (tokens.array, mask.array))
         return total, hax.sum(mask.astype(jnp.float32)).scalar()
 
-    return evaluate
+    return policy.with_products(evaluate)
 
 
 def _example_keys(step_key: jax.Array, number: jax.Array | int, Batch: Axis) -> NamedArray:
