@@ -3,7 +3,8 @@
 The time follows from the kernel's products and the bytes that it moves.
 
 Programs for GPUs have no cycles. Each instruction of the scheduled text that is not within a fusion is one kernel; it
-takes the longer of its products at the peak and its operands and results at the memory's bandwidth.
+takes the longer of its products at the peak and its operands and results at the memory's bandwidth. The peak of a
+product follows from its operands: 16 bits, float32 rounded to TF32, or float32 at the highest precision.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from midstream_engine.compiled_program.hlo_text import Computation, Instruction,
 from midstream_engine.compiled_program.memory_traffic import MemoryTraffic
 from midstream_engine.compiled_program.roofline import KERNEL_SHARE, LINK_SHARE, StepTime, exposed_seconds
 from midstream_engine.shared.accelerator_types import AcceleratorType
-from midstream_engine.shared.accelerators import find_accelerator
+from midstream_engine.shared.accelerators import Accelerator, find_accelerator
 
 # Share of the peak that products reach, and of the bandwidth that other kernels reach: lowest, expected, highest.
 PRODUCT_SHARE = (0.5, 0.7, 0.85)
@@ -38,6 +39,7 @@ _NO_KERNEL = frozenset(
 _SHAPES = re.compile(r"\b(?:bf16|f16|f32)\[([\d,]+)\]")
 _LAYOUTS = re.compile(r"operand_layout_constraints=\{(.*?\})\}", re.DOTALL)
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+_HIGHEST = re.compile(r"operand_precision\W+highest", re.IGNORECASE)
 _CUBLAS = re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
 
 
@@ -54,8 +56,8 @@ def gpu_step_time(text: str, accelerators: AcceleratorType) -> StepTime:
     device = find_accelerator(accelerators.kind)
     if device is None or device.bandwidth is None:
         raise ValueError(f"the bandwidth of {accelerators.kind} is not in the table of accelerators")
-    program = _Program(text)
-    kernels = [(times, kernel, program.flops(home, kernel), program.traffic.moved(home, kernel))
+    program = _Program(text, device)
+    kernels = [(times, kernel, program.product_seconds(home, kernel), program.traffic.moved(home, kernel))
                for times, home, kernel in program.kernels()]  # fmt: skip
     attention = sum(times * _attention_flops(kernel) for times, kernel, _, _ in kernels) / device.peak_flops
     exposed = exposed_seconds(collectives(text), accelerators, device)
@@ -63,8 +65,8 @@ def gpu_step_time(text: str, accelerators: AcceleratorType) -> StepTime:
 
     def computed(product: float, move: float, launch: float) -> float:
         return sum(
-            times * max(flops / device.peak_flops / product, moved / bandwidth / move, launch)
-            for times, kernel, flops, moved in kernels
+            times * max(products / product, moved / bandwidth / move, launch)
+            for times, kernel, products, moved in kernels
             if not _attention_flops(kernel)
         )
 
@@ -80,7 +82,8 @@ def gpu_step_time(text: str, accelerators: AcceleratorType) -> StepTime:
 class _Program:
     """The computations of a program, and what its kernels compute."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, device: Accelerator) -> None:
+        self._device = device
         self._computations = computations(text)
         self.traffic = MemoryTraffic(self._computations)
 
@@ -98,8 +101,8 @@ class _Program:
                 if each.operation not in _NO_KERNEL and not each.operation.endswith(("-start", "-done")):
                     yield times, self._computations[name], each
 
-    def flops(self, home: Computation, kernel: Instruction) -> float:
-        """Return the FLOPs of the products of a kernel."""
+    def product_seconds(self, home: Computation, kernel: Instruction) -> float:
+        """Return the seconds of the products of a kernel at their peaks."""
         inner = self.traffic.inner(kernel)
         return (
             self._product(home, kernel) if inner is None else sum(self._product(inner, e) for e in inner.instructions)
@@ -114,7 +117,22 @@ class _Program:
             return 0.0
         left = operands[0].shapes[0][1]
         axes = [int(axis) for axis in re.findall(r"\d+", contracted[1])]
-        return 2.0 * math.prod(each.shapes[0][1]) * math.prod(left[axis] for axis in axes)
+        flops = 2.0 * math.prod(each.shapes[0][1]) * math.prod(left[axis] for axis in axes)
+        return flops / product_peak(self._device, operands[0].shapes[0][0], each.text)
+
+
+def product_peak(device: Accelerator, dtype: str, text: str) -> float:
+    """Return the peak FLOP/s of a matrix product.
+
+    Args:
+        device: What computes it.
+        dtype: Of its operands: ``f32``, ``bf16``.
+        text: The instruction, with its precision.
+    """
+    if dtype != "f32":
+        return device.peak_flops
+    chosen = device.float32_flops if _HIGHEST.search(text) else device.tf32_flops
+    return chosen or device.peak_flops
 
 
 def _attention_flops(kernel: Instruction) -> float:

@@ -22,19 +22,23 @@ class Accelerator(NamedTuple):
     # Bytes/s that it sends to the others of its slice or host: of a TPU all of its links together, one direction each.
     interconnect: float | None = None
     clock: float | None = None  # Hz, of TPUs: the peak by the products that its matrix units begin in a cycle
+    # FLOP/s of matrix products of float32 numbers on GPUs, dense: in float32, and rounded to TF32. For TPUs the
+    # compiler's own cycles count the passes of such a product.
+    float32_flops: float | None = None
+    tf32_flops: float | None = None
 
 
 # By a part of jax's ``device_kind``. Sources: the pages of the generations at https://cloud.google.com/tpu/docs (peak,
 # HBM capacity and bandwidth, ICI bandwidth a chip), NVIDIA's data sheets of A100, H100 and H200 (NVLink: half of the
 # bandwidth that counts both directions).
 ACCELERATORS = {
-    "A100": Accelerator(312e12, None, 1555e9, 300e9),
-    "A100-SXM4-80GB": Accelerator(312e12, None, 2039e9, 300e9),
-    "H100": Accelerator(989.5e12, None, 3350e9, 450e9),
-    "H100 PCIe": Accelerator(756.5e12, None, 2000e9, 64e9),
-    "H200": Accelerator(989.5e12, None, 4800e9, 450e9),
-    "L4": Accelerator(121e12, None, 300e9, 32e9),
-    "V100": Accelerator(125e12, None, 900e9, 150e9),
+    "A100": Accelerator(312e12, None, 1555e9, 300e9, None, 19.5e12, 156e12),
+    "A100-SXM4-80GB": Accelerator(312e12, None, 2039e9, 300e9, None, 19.5e12, 156e12),
+    "H100": Accelerator(989.5e12, None, 3350e9, 450e9, None, 67e12, 494.7e12),
+    "H100 PCIe": Accelerator(756.5e12, None, 2000e9, 64e9, None, 51e12, 378e12),
+    "H200": Accelerator(989.5e12, None, 4800e9, 450e9, None, 67e12, 494.7e12),
+    "L4": Accelerator(121e12, None, 300e9, 32e9, None, 30.3e12, 60e12),
+    "V100": Accelerator(125e12, None, 900e9, 150e9, None, 15.7e12, 15.7e12),  # it has no TF32
     "TPU v2": Accelerator(22.5e12, 8 * GIB),
     "TPU v3": Accelerator(61.5e12, 16 * GIB),
     "TPU v4": Accelerator(275e12, 32 * GIB, 1228e9, 300e9, 1.05e9),

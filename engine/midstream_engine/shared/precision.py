@@ -86,6 +86,17 @@ def precision_of(mp: object) -> Precision:
         return Precision.parse("f32")
 
 
+def rounds_products(mp: object, chosen: object) -> bool:
+    """Return whether products round float32 numbers, on accelerators that do so by default.
+
+    Args:
+        mp: ``trainer.mp`` of a configuration that was read from a host.
+        chosen: Its ``trainer.matmul_precision``.
+    """
+    precision = precision_of(mp)
+    return precision.compute == "float32" and precision.of_products(chosen) is None
+
+
 def _dtype(name: str, text: str) -> str:
     if name.strip() not in _DTYPES:
         raise ValueError(f"{text!r}: {name.strip()!r} is not one of {', '.join(_DTYPES)}")

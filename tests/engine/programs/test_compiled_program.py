@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -256,7 +258,7 @@ def test_gpus_are_described_for_processes_without_the_engine() -> None:
 
 
 STEP = """
-import json, sys
+import json, re, sys
 from midstream_engine.compiled_program.collectives import collectives
 from midstream_engine.compiled_program.gpu_topologies import gpu_devices, names_gpus
 from midstream_engine.compiled_program.hlo_text import computations, estimated_cycles, run_counts
@@ -285,6 +287,11 @@ for topology, made in [(one, made) for one in sys.argv[1].split(",") for made in
                     if one.operation == "custom-call"],
         "order": [[one.operation for one in each.instructions if one.operation in ("while", "reduce-scatter")]
                   for name, each in program.items() if runs[name]],
+        "products": [one.text for each in program.values() for one in each.instructions
+                     if one.operation in ("dot", "convolution") or "__cublas" in one.text],
+        "bodies": [match[1] for each in program.values() for one in each.instructions
+                   if one.operation == "custom-call" for match in [re.search('"body":"([^"]+)"', one.text)] if match],
+        "narrow": sorted({dtype for dtype in ("bf16", "f16") if f" {dtype}[" in text}),
         "temporary": compiled.memory_analysis().temp_size_in_bytes,
     }))
 """
@@ -384,3 +391,37 @@ def test_gpu_step_sums_gradients_while_it_computes() -> None:
     assert len(matrices) >= 3, "gate, up and down, each by itself"
     exposed = sum(one["nbytes"] for one in in_layers if one["exposed"])
     assert exposed < 0.4 * sum(one["nbytes"] for one in in_layers), "all but the last one are hidden"
+
+
+HIGHEST = re.compile(r'operand_precision=\{highest,highest\}|"operand_precision":\["HIGHEST","HIGHEST"\]')
+FLOAT32 = ("--trainer.mp", "f32", "--model.seq_len", "128")
+ROUNDED = ("--trainer.matmul_precision", "default")
+
+
+@pytest.mark.drawn
+@pytest.mark.skipif(gpu_compiler() is None, reason="no compiler for GPUs: make compilers-cuda")
+def test_gpu_products_of_float32_are_not_tf32() -> None:
+    found, evaluation = compiled_steps("h100x1", *FLOAT32, made="step,evaluation")
+    for program, least in ((found, 20), (evaluation, 6)):
+        assert len(program["products"]) >= least
+        assert all(HIGHEST.search(product) for product in program["products"])
+        assert not program["narrow"]
+    [rounded] = compiled_steps("h100x1", *FLOAT32, *ROUNDED)
+    assert len(rounded["products"]) == len(found["products"])
+    assert not any("operand_precision" in product for product in rounded["products"])
+
+
+@pytest.mark.drawn
+@pytest.mark.skipif(tpu_library() is None, reason="no compiler for TPUs: make compilers")
+def test_tpu_products_of_float32_are_not_bfloat16() -> None:
+    """With those in the kernels of attention."""
+    [found] = compiled_steps("v5e:2x2", *FLOAT32)
+    [rounded] = compiled_steps("v5e:2x2", *FLOAT32, *ROUNDED)
+    precise = [b"#tpu.contract_precision<fp32>" in base64.b64decode(body) for body in found["bodies"]]
+    assert precise == [True] * 3
+    assert len(found["products"]) >= 20
+    assert all(HIGHEST.search(product) for product in found["products"])
+    assert not found["narrow"]
+    assert len(rounded["bodies"]) == 3
+    assert not any(b"contract_precision<fp32>" in base64.b64decode(body) for body in rounded["bodies"])
+    assert not any("operand_precision" in product for product in rounded["products"])

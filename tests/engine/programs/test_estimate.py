@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+
 import pytest
 
 from midstream_engine.compiled_program.collectives import Collective
@@ -52,6 +54,16 @@ def test_step_time_is_cycles_kernels_and_exposed_bytes() -> None:
     sent = 2e6 * 15 / 16
     assert found.exposed == pytest.approx(sent / (200e9 * 0.5) / LINK_SHARE[1]), "the ends of 4x4 are not connected"
     assert found.low < found.seconds < found.high
+
+
+def test_kernel_in_float32_takes_six_passes() -> None:
+    def flops(bytecode: bytes) -> float:
+        body = f'}}}}, backend_config={{"custom_call_config":{{"body":"{base64.b64encode(bytecode).decode()}"}}}}'
+        text = PROGRAM.replace("\n}}\n  %product", f"\n{body}\n  %product")
+        assert text != PROGRAM
+        return kernel_flops(computations(text.replace("bf16[", "f32[")), 128)
+
+    assert flops(b"ML\xefR..#tpu.contract_precision<fp32>..") == 6 * flops(b"ML\xefR..")
 
 
 def test_a_matrix_unit_of_256_takes_as_long_for_a_narrow_head() -> None:
@@ -145,6 +157,18 @@ def test_gpu_kernel_takes_the_longer_of_products_and_bytes() -> None:
     assert found.kernels == pytest.approx(causal / 989.5e12 / KERNEL_SHARE[1])
     assert found.exposed == pytest.approx(2e6 * 7 / 8 / 450e9 / LINK_SHARE[1])
     assert found.low < found.seconds < found.high
+
+
+def test_gpu_product_of_float32_takes_as_long_as_its_precision() -> None:
+    wide = GPU_PROGRAM.replace("bf16", "f32")
+    highest = wide.replace("rhs_contracting_dims={0}", "rhs_contracting_dims={0}, operand_precision={highest,highest}")
+    highest = highest.replace(
+        '"lhs_contracting_dimensions":["1"]}',
+        '"lhs_contracting_dimensions":["1"]},"precision_config":{"operand_precision":["HIGHEST","HIGHEST"]}',
+    )
+    seconds = [gpu_step_time(text, known("h100x8")).compute for text in (GPU_PROGRAM, wide, highest)]
+    flops, addition = 2 * 1024**3 / PRODUCT_SHARE[1], 3 * 4e8 / 3350e9 / BANDWIDTH_SHARE[1]
+    assert seconds == pytest.approx([addition + 2 * flops / peak for peak in (989.5e12, 494.7e12, 67e12)])
 
 
 def test_gpu_kernels_within_documents_count_as_attention() -> None:

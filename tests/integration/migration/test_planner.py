@@ -105,6 +105,25 @@ def test_plan_refuses_bfloat16_without_support(tmp_path: Path) -> None:
     assert (change.before, change.after) == ("p=f32,c=bfloat16", "f32")
 
 
+def test_plan_shows_the_precision_of_products(tmp_path: Path) -> None:
+    def found(number: int, *overrides: str) -> list[tuple[str, str]]:
+        plan = plan_for(tmp_path / str(number), "NVIDIA A100-SXM4-80GB", 8, 80, "--trainer.mp=f32", *overrides)
+        return [(each.before, each.after) for each in plan.shape.changes if each.name == "matmul precision"]
+
+    assert found(1) == []
+    assert found(2, "--trainer.matmul_precision=default") == [("highest", "default")]
+
+
+def test_plan_keeps_the_precision_of_products(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounded = CONFIG.replace('mp: "p=f32,c=bfloat16"', "mp: f32, matmul_precision: default")
+    assert rounded != CONFIG
+    monkeypatch.setitem(globals(), "CONFIG", rounded)
+    plan = plan_for(tmp_path, "NVIDIA A100-SXM4-80GB", 8, 80)
+    change = next(each for each in plan.shape.changes if each.name == "matmul precision")
+    assert (change.before, change.after) == ("default", "default")
+    assert "matmul precision" in "\n".join(map(str, describe(plan)))
+
+
 def test_plan_keeps_the_types_of_the_parameters(tmp_path: Path) -> None:
     with pytest.raises(MidstreamError, match="bf16 has bfloat16 parameters, and the run's are float32") as caught:
         plan_for(tmp_path, "NVIDIA A100-SXM4-80GB", 8, 80, "--trainer.mp", "bf16")

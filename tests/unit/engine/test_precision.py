@@ -6,7 +6,7 @@ import jmp
 import numpy as np
 import pytest
 
-from midstream_engine.shared.precision import Precision, precision_of
+from midstream_engine.shared.precision import Precision, precision_of, rounds_products
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,18 @@ def test_what_is_no_policy_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no"):
         Precision.parse(text)
     assert precision_of(text) == Precision("float32", "float32", "float32")
+
+
+@pytest.mark.parametrize(
+    ("mp", "chosen", "products", "rounds"),
+    [
+        ("f32", None, "highest", False), ("f32", "highest", "highest", False), ("f32", "default", None, True),
+        ("p=bf16,c=f32", None, "highest", False), ("p=f32,c=bfloat16", "highest", None, False),
+        ("half", "default", None, False), (None, "default", None, True),
+    ],
+)  # fmt: skip
+def test_only_float32_has_a_precision_of_products(
+    mp: str | None, chosen: str | None, products: str | None, rounds: bool
+) -> None:
+    assert precision_of(mp).of_products(chosen) == products
+    assert rounds_products(mp, chosen) is rounds

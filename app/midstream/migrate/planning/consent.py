@@ -7,7 +7,9 @@ from typing import Any
 
 from midstream.counts import agree, count
 from midstream.errors import UsageError
+from midstream.launch.engine_flags import engine_flags
 from midstream.migrate.planning import downtime_estimate
+from midstream.migrate.planning.precision_changes import before_and_after
 from midstream.migrate.records.json_values import section
 from midstream.migrate.records.modes import LIVE
 from midstream.migrate.records.plan import COMPILE_CACHE, Change
@@ -15,7 +17,7 @@ from midstream.migrate.records.request import Request
 from midstream.remote.files.allowlist import shown
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_engine import records
-from midstream_engine.shared.precision import precision_of
+from midstream_engine.shared.precision import precision_of, rounds_products
 
 LONG_REPLAY = 1000  # steps after which small differences may have grown
 
@@ -82,9 +84,13 @@ def live_consent(request: Request, run: RunView, newest: str, trainer: Mapping[s
     if request.mode != LIVE:
         return ()
     lines: list[str] = []
-    if precision_of(trainer.get("mp")).reduced:
+    both = before_and_after(trainer, engine_flags(request.overrides))
+    if reduced := [policy for policy, _ in both if precision_of(policy).reduced]:
+        lines.append(f"the run computes in {reduced[0]}: losses are compared within 2e-2, and the states diverge")
+    elif any(rounds_products(*settings) for settings in both):
         lines.append(
-            f"the run computes in {trainer.get('mp')}: losses are compared within 2e-2, and the states diverge"
+            "products are in the accelerators' default precision (trainer.matmul_precision): losses are compared "
+            "within 2e-2, and the states diverge"
         )
     gap = steps_to_replay(run, newest)
     if gap > LONG_REPLAY:

@@ -35,6 +35,7 @@ from midstream.migrate.planning.consent import (
     warnings_of,
 )
 from midstream.migrate.planning.plan_inputs import Contents, Ends
+from midstream.migrate.planning.precision_changes import precision_changes
 from midstream.migrate.records import cost
 from midstream.migrate.records.json_values import section
 from midstream.migrate.records.modes import COLD
@@ -97,7 +98,7 @@ def plan_shape(snapshot: Snapshot, request: Request, ends: Ends, contents: Conte
         after, needed = memory_fit.fitting_shape(contents.arrays, config, batch, target_devices, memory, kind)
     for size in later:  # refuse now what a later size of the schedule would refuse then
         batch_shape.batch_shape(size, target_devices, limit, model_axis)
-    changes = _changes(run, before, after, source_devices, target_devices, trainer, precision, wanted.steps)
+    changes = _changes(run, before, after, source_devices, target_devices, trainer, wanted.steps)
     shape = Shape(
         source_devices=source_devices,
         target_devices=target_devices,
@@ -106,7 +107,7 @@ def plan_shape(snapshot: Snapshot, request: Request, ends: Ends, contents: Conte
         accumulation=after.accumulation,
         num_train_steps=wanted.steps,
         overrides=request.overrides,
-        changes=(*changes, *schedule_changes),
+        changes=(*changes, *precision_changes(trainer, flags), *schedule_changes),
         memory=needed.describe_on(memory, kind) if needed is not None else "",
     )
     return shape, schedule_consent(schedule_changes, step)
@@ -347,7 +348,6 @@ def _changes(
     source_devices: int,
     target_devices: int,
     trainer: Mapping[str, Any],
-    precision: str | None,
     steps: int,
 ) -> tuple[Change, ...]:
     kind = run.status.devices[0].get("kind", "") if run.status and run.status.devices else ""
@@ -372,11 +372,5 @@ def _changes(
             str(before.accumulation) if known else UNKNOWN,
             str(after.accumulation),
             "weighted by tokens; changes no result",
-        ),
-        Change(
-            "precision",
-            str(trainer.get("mp") or "f32"),
-            str(precision or "f32"),
-            "requested: losses agree within the tolerance of the lower precision",
         ),
     )

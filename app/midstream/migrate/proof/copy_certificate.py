@@ -16,12 +16,14 @@ from typing import Any
 from midstream.counts import agree, count
 from midstream.migrate.records.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate, Claim
 from midstream.migrate.records.facts import Sealed
-from midstream.migrate.records.plan import Plan
+from midstream.migrate.records.plan import MATMUL_PRECISION, PRECISION, Plan
 from midstream_engine import records
-from midstream_engine.shared.precision import precision_of
+from midstream_engine.shared.precision import precision_of, rounds_products
 
 REFERENCE_LOSS_TOLERANCE = 1e-4  # relative
-CONTINUITY_TOLERANCE = {"f32": 1e-4, "bf16": 2e-2}  # relative
+FLOAT32, REDUCED = "f32", "bf16"
+ROUNDED_PRODUCTS = "f32 with products in the accelerator's default precision"
+CONTINUITY_TOLERANCE = {FLOAT32: 1e-4, REDUCED: 2e-2, ROUNDED_PRODUCTS: 2e-2}  # relative
 
 
 def certify(
@@ -157,6 +159,10 @@ def _continuity(
 
 
 def precision(plan: Plan) -> str:
-    """Return ``f32`` or ``bf16``: the key of the tolerance to compare losses with."""
-    policy = next((change.after for change in plan.shape.changes if change.name == "precision"), "f32")
-    return "bf16" if precision_of(policy).reduced else "f32"
+    """Return the key of the tolerance to compare losses with: of the lower precision of source and target."""
+    values = {change.name: (change.before, change.after) for change in plan.shape.changes}
+    policies = values.get(PRECISION, ("f32", "f32"))
+    if any(precision_of(policy).reduced for policy in policies):
+        return REDUCED
+    products = values.get(MATMUL_PRECISION, (None, None))
+    return ROUNDED_PRODUCTS if any(map(rounds_products, policies, products)) else FLOAT32

@@ -21,6 +21,10 @@ LARGEST_RUN_TEXT = 1 << 20  # characters of another trainer's run file
 UNKNOWN = "?"  # a name that no readable file contains
 
 
+# Names of changes that the certificate's tolerance follows from.
+PRECISION, MATMUL_PRECISION = "precision", "matmul precision"
+
+
 @dataclass(frozen=True)
 class Change:
     """One number of the run, before and after.

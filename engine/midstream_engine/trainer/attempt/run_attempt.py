@@ -81,6 +81,28 @@ def configure_jax(config: TrainLmConfig, root: str) -> str:
     return directory
 
 
+def log_precision(config: TrainLmConfig, platform: str) -> None:
+    """Log the precision of float32 products, on accelerators, and a variable of the environment without effect."""
+    trainer = config.trainer
+    if variable := os.environ.get("JAX_DEFAULT_MATMUL_PRECISION"):
+        log.warning(
+            "JAX_DEFAULT_MATMUL_PRECISION=%s has no effect: trainer.matmul_precision is %s",
+            variable, trainer.matmul_precision,
+        )  # fmt: skip
+    if platform == "cpu" or trainer.precision().compute != "float32":
+        return
+    if trainer.precision_of_products() is None:
+        log.info(
+            "float32 products are computed in the accelerator's default precision (TF32, bfloat16), which other "
+            "accelerators do not have: losses after a migration are compared within 2e-2"
+        )
+        return
+    log.info(
+        "float32 products are computed in float32; trainer.mp: %s or trainer.matmul_precision: default is faster",
+        "p=f32,c=bfloat16" if trainer.precision().parameters == "float32" else trainer.precision().parameters,
+    )
+
+
 @dataclass(frozen=True)
 class Beginning:
     """The state that training starts with, and its origin."""
@@ -116,6 +138,7 @@ def run(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, 
     status.update(devices=devices, versions=versions())
     status.write()
     log.info("attempt %d, epoch %d, on %d %s", attempt.number, attempt.epoch, len(devices), devices[0]["kind"])
+    log_precision(config, jax.default_backend())
 
     origin = agree_on_origin(attempt, lambda: find_origin(attempt, config, commands.command))
     if origin is not None and origin.own and commands.command is None and origin.step >= config.trainer.num_train_steps:

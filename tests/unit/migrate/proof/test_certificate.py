@@ -9,7 +9,7 @@ import pytest
 from midstream.migrate.proof import certificate_page, copy_certificate
 from midstream.migrate.records.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate
 from midstream.migrate.records.facts import Sealed
-from midstream.migrate.records.plan import Change, Plan
+from midstream.migrate.records.plan import MATMUL_PRECISION, PRECISION, Change, Plan
 from midstream_engine import records
 from support.hostile_text import ALL, unsafe
 from support.migrations.sample_plan import PLAN, changed
@@ -80,6 +80,31 @@ def test_source_losses_past_the_seal_are_compared() -> None:
     half = changed(PLAN, changes=(Change("precision", "x", "p=f32,c=bfloat16"),))
     barely = [{"global_step": 10, "train/loss": 2.5 * 1.01}]
     assert verdicts(copy_certificate.certify(half, SEALED, RESTORE, ROWS, barely))["continuity"] == VERIFIED
+
+
+@pytest.mark.parametrize(
+    ("policies", "products", "verdict"),
+    [
+        (("f32", "f32"), None, CLAIM_FAILED),
+        (("f32", "f32"), ("default", "default"), VERIFIED),
+        (("f32", "f32"), ("default", "highest"), VERIFIED),
+        (("f32", "f32"), ("highest", "default"), VERIFIED),
+        (("p=f32,c=bfloat16", "f32"), None, VERIFIED),
+        (("p=f32,c=bfloat16", "f32"), ("default", "highest"), VERIFIED),
+    ],
+)
+def test_tolerance_is_that_of_the_lower_precision(
+    policies: tuple[str, str], products: tuple[str, str] | None, verdict: str
+) -> None:
+    changes = [Change(PRECISION, *policies)]
+    if products is not None:
+        changes.append(Change(MATMUL_PRECISION, *products))
+    barely = [{"global_step": 10, "train/loss": 2.5 * 1.01}]
+    proof = copy_certificate.certify(changed(PLAN, changes=tuple(changes)), SEALED, RESTORE, ROWS, barely)
+    claim = next(claim for claim in proof.claims if claim.name == "continuity")
+    assert claim.verdict == verdict
+    rounded = "products in the accelerator's default precision"
+    assert (rounded in claim.statement) == (products is not None and policies[0] == "f32")
 
 
 def test_certificate_and_plan_round_trip_json() -> None:
