@@ -48,6 +48,7 @@ def start(shape: Shape, directory: Path) -> tuple[Callable[[np.ndarray], float],
         tracker=NoopConfig(), log_dir=directory / "logs", load_checkpoint=False, log_jaxprs=False, log_xla_hlo=False,
     )  # fmt: skip
     config.initialize()
+    jax.config.update("jax_default_matmul_precision", shape.matmul_precision)
 
     def loss_of(model: Any, example: Any, *, key: Any = None) -> Any:
         return model.compute_next_token_loss(example, key=key)

@@ -48,6 +48,7 @@ def program(found: dict[str, Any], directory: Path) -> Any:
     jax.ensure_compile_time_eval = contextlib.nullcontext  # pyright: ignore[reportAttributeAccessIssue]
 
     shape = Shape(**found["shape"])
+    jax.config.update("jax_default_matmul_precision", shape.matmul_precision)
     common: dict[str, Any] = {
         "max_seq_len": shape.seq_len, "hidden_dim": shape.hidden, "num_layers": shape.layers,
         "num_heads": shape.heads, "gradient_checkpointing": shape.remat,

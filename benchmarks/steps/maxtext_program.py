@@ -30,6 +30,7 @@ def flags(found: dict[str, Any]) -> list[str]:
         "normalize_embedding_logits": False, "max_target_length": shape.seq_len, "rope_max_timescale": 500_000,
         "per_device_batch_size": found["examples"], "gradient_accumulation_steps": found["micro_batches"],
         "remat_policy": "full", "attention": ATTENTION[platform], "dtype": shape.compute, "weight_dtype": "float32",
+        "matmul_precision": shape.matmul_precision or "default",
         "opt_type": "adamw", "learning_rate": LEARNING_RATE, "adam_weight_decay": WEIGHT_DECAY, "adam_b1": BETA1,
         "adam_b2": BETA2, "adam_eps": EPSILON, "gradient_clipping_threshold": CLIP, "enable_checkpointing": False,
         "dataset_type": "synthetic", "compile_topology": A3 if is_gpu(found) else found["accelerators"],

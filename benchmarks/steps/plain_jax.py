@@ -138,7 +138,8 @@ def start(shape: Shape, directory: Path) -> tuple[Callable[[np.ndarray], float],
         return (*new, count), loss, norm
 
     example = jax.ShapeDtypeStruct((shape.batch, shape.seq_len), np.int32)
-    compiled = jax.jit(update, donate_argnums=0).lower(held[0], example).compile()
+    with jax.default_matmul_precision(shape.matmul_precision):  # pyright: ignore[reportArgumentType]
+        compiled = jax.jit(update, donate_argnums=0).lower(held[0], example).compile()
 
     def step(batch: np.ndarray) -> float:
         held[0], loss, _ = compiled(held[0], jax.device_put(batch))

@@ -37,6 +37,11 @@ class Shape:
         """In a batch."""
         return self.batch * self.seq_len
 
+    @property
+    def matmul_precision(self) -> str | None:
+        """jax's precision of products, with which float32 is float32 on every device, as in midstream."""
+        return "highest" if self.compute == "float32" else None
+
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 

@@ -52,7 +52,12 @@ update whose loss or gradient norm is not finite, and keeps these out of its win
 skips all updates until they leave it); `trainer.mp: half` is float16 on every device; parameters stay in the type that
 `trainer.mp` gives them (Levanter's become float32 with the first update).
 
-Precision: with `trainer.mp: bfloat16` or `half`, parameters and activations have 2 bytes a number; the update is
+Precision: where `trainer.mp` computes in float32, products are computed in float32 on every device
+(`trainer.matmul_precision: highest`). jax's default is TF32 on NVIDIA GPUs and bfloat16 on TPUs: several times faster,
+but a migration between them would change the arithmetic. `trainer.matmul_precision: default` chooses it;
+`trainer.mp: p=f32,c=bfloat16` is faster still and the same on both. On CPUs the key changes nothing. The variable
+JAX_DEFAULT_MATMUL_PRECISION has no effect, and `jax_default_matmul_precision` in `trainer.jax_config` is refused. With
+`trainer.mp: bfloat16` or `half`, parameters and activations have 2 bytes a number; the update is
 computed in float32, and Adam's moments and model averages are stored in float32. With `optimizer.mu_dtype` and
 `optimizer.nu_dtype` `bfloat16` the state has 6 bytes a parameter instead of 10. float16 has no loss scale.
 
