@@ -39,7 +39,7 @@ class Shape:
 
     @property
     def matmul_precision(self) -> str | None:
-        """jax's precision of products, with which float32 is float32 on every device, as in midstream."""
+        """Precision of products, by jax's name: float32 is float32 on every device, as in midstream."""
         return "highest" if self.compute == "float32" else None
 
     def to_json(self) -> str:

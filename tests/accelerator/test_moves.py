@@ -1,4 +1,4 @@
-"""A run is moved from the accelerator to CPU devices and back: each move ends with a certificate."""
+"""A run is migrated from the accelerator to CPU devices and back, with certificates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Precision of a run: ``trainer.mp`` in the notation of jmp, ``trainer.matmul_precision``.
+"""Precision of a run: ``trainer.mp`` and ``trainer.matmul_precision``.
+
+The first is in the notation of jmp, the second has jax's names.
 
 The engine computes with them and the planner predicts their memory. Standard library alone.
 """
@@ -87,7 +89,9 @@ def precision_of(mp: object) -> Precision:
 
 
 def rounds_products(mp: object, chosen: object) -> bool:
-    """Return whether products round float32 numbers, on accelerators that do so by default.
+    """Return whether products round float32 numbers.
+
+    This is so on accelerators that do it by default.
 
     Args:
         mp: ``trainer.mp`` of a configuration that was read from a host.

@@ -13,7 +13,9 @@ _NOTE = "requested: losses agree within the tolerance of the lower precision"
 
 
 def precision_changes(trainer: Mapping[str, Any], flags: Mapping[str, str]) -> tuple[Change, ...]:
-    """Return the precision of the computation, and that of products of float32 numbers where these are rounded.
+    """Return the precision of the computation, before and after the migration.
+
+    Where products round float32 numbers before or after it, also return the precision of products.
 
     Args:
         trainer: The section of the run's configuration.

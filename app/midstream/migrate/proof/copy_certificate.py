@@ -159,7 +159,10 @@ def _continuity(
 
 
 def precision(plan: Plan) -> str:
-    """Return the key of the tolerance to compare losses with: of the lower precision of source and target."""
+    """Return the key of the tolerance to compare losses with.
+
+    It is that of the lower precision of source and target.
+    """
     values = {change.name: (change.before, change.after) for change in plan.shape.changes}
     policies = values.get(PRECISION, ("f32", "f32"))
     if any(precision_of(policy).reduced for policy in policies):

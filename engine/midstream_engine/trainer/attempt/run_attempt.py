@@ -82,7 +82,10 @@ def configure_jax(config: TrainLmConfig, root: str) -> str:
 
 
 def log_precision(config: TrainLmConfig, platform: str) -> None:
-    """Log the precision of float32 products, on accelerators, and a variable of the environment without effect."""
+    """Log how products of float32 numbers are computed, if on accelerators.
+
+    Also warn of jax's variable for it, which has no effect.
+    """
     trainer = config.trainer
     if variable := os.environ.get("JAX_DEFAULT_MATMUL_PRECISION"):
         log.warning(
