@@ -1,0 +1,42 @@
+"""Precision of a run before and after a migration, and the consent that a live one needs for it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from midstream.launch.engine_flags import engine_flags
+from midstream.migrate.planning.consent import live_consent
+from midstream.migrate.planning.precision_changes import precision_changes
+from midstream.migrate.records.request import Request
+from midstream.watch.snapshot import RunView
+
+RUN = cast(RunView, SimpleNamespace(run_id="r", status=None))
+ROUNDED = "trainer.matmul_precision"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "overrides", "changes", "consent"),
+    [
+        ({}, (), {"precision": ("f32", "f32")}, ""),
+        ({"matmul_precision": "highest"}, (), {"precision": ("f32", "f32")}, ""),
+        ({"matmul_precision": "default"}, (),
+         {"precision": ("f32", "f32"), "matmul precision": ("default", "default")}, ROUNDED),
+        ({"mp": "f32"}, ("--trainer.matmul_precision", "default"),
+         {"precision": ("f32", "f32"), "matmul precision": ("highest", "default")}, ROUNDED),
+        ({"matmul_precision": "default"}, ("--trainer.matmul_precision=highest",),
+         {"precision": ("f32", "f32"), "matmul precision": ("default", "highest")}, ROUNDED),
+        ({"mp": "bfloat16", "matmul_precision": "default"}, (), {"precision": ("bfloat16", "bfloat16")}, "in bfloat16"),
+        ({}, ("--trainer.mp", "p=f32,c=bf16"), {"precision": ("f32", "p=f32,c=bf16")}, "in p=f32,c=bf16"),
+    ],
+)  # fmt: skip
+def test_precision_of_products_is_shown_where_it_matters(
+    trainer: dict[str, Any], overrides: tuple[str, ...], changes: dict[str, tuple[str, str]], consent: str
+) -> None:
+    found = precision_changes(trainer, engine_flags(overrides))
+    assert {each.name: (each.before, each.after) for each in found} == changes
+    lines = live_consent(Request("r", "b", mode="live", overrides=overrides), RUN, "", trainer)
+    assert len(lines) == bool(consent)
+    assert consent in "".join(lines)
