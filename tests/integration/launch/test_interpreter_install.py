@@ -189,9 +189,7 @@ def test_mirror_that_does_not_speak_http_is_one_line(
         threading.Thread(target=server.handle_request, daemon=True).start()
         mirror = f"http://127.0.0.1:{server.server_address[1]}"
         monkeypatch.setenv("UV_PYTHON_INSTALL_MIRROR", mirror)
-        with pytest.raises(
-            LaunchError, match=rf"{mirror}/20260101/.* cannot be fetched: SSH-2.0-OpenSSH_9.2"
-        ) as caught:
+        with pytest.raises(LaunchError, match=rf"{mirror}/2026.* cannot be fetched: SSH-2.0-OpenSSH_9.2") as caught:
             python_tarball(python_build(os.uname().machine, pins))
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.glob("cache/pythons/*")), "no partial file is left"

@@ -47,7 +47,7 @@ def check_values(config: Mapping[str, Any], where: str) -> None:
         if value is not None and not fits(value):
             raise MidstreamError(
                 f"{where}: {name} is {shown(repr(value)[:100])}, which no run can have",
-                "the run needs its own run.yaml",
+                "the run directory needs its run.yaml",
             )
 
 
