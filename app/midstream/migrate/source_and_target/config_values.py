@@ -14,7 +14,7 @@ from midstream.migrate.records.json_values import section
 from midstream.remote.files.allowlist import shown
 
 LARGEST = 1 << 31  # examples of a batch, steps, lengths of axes
-_WHOLE = {
+_INTEGERS = {
     "model": ("num_layers", "hidden_dim", "seq_len", "intermediate_dim", "num_heads", "num_kv_heads", "head_dim"),
     "trainer": ("num_train_steps", "per_device_parallelism"),
 }
@@ -27,7 +27,9 @@ _CYCLES = ("cycles", "cycle_length")
 
 
 def check_values(config: Mapping[str, Any], where: str) -> None:
-    """Check the values of an engine's config that the app reads as numbers or names. Absent values pass.
+    """Check the values of an engine's config that the app reads.
+
+    They are numbers, or names of axes. Absent values pass.
 
     Args:
         config: Content of run.yaml; its sections are mappings.
@@ -37,7 +39,9 @@ def check_values(config: Mapping[str, Any], where: str) -> None:
         MidstreamError: One is something else, or too large to compute with.
     """
     trainer, optimizer = section(config, "trainer"), section(config, "optimizer")
-    expected = [(f"{part}.{name}", section(config, part), _is_whole) for part in _WHOLE for name in _WHOLE[part]]
+    expected = [
+        (f"{part}.{name}", section(config, part), _is_integer) for part, names in _INTEGERS.items() for name in names
+    ]
     expected += [("trainer.model_axis_size", trainer, _is_positive), ("trainer.train_batch_size", trainer, _is_batch)]
     expected += [(f"trainer.{name}", trainer, _is_names) for name in _AXES]
     expected += [(f"optimizer.{name}", optimizer, _is_number) for name in _RATE]
@@ -51,7 +55,7 @@ def check_values(config: Mapping[str, Any], where: str) -> None:
             )
 
 
-def _is_whole(value: Any, least: int = -1) -> bool:
+def _is_integer(value: Any, least: int = -1) -> bool:
     try:
         return least <= int(value) <= LARGEST
     except (TypeError, ValueError, OverflowError):
@@ -59,7 +63,7 @@ def _is_whole(value: Any, least: int = -1) -> bool:
 
 
 def _is_positive(value: Any) -> bool:
-    return _is_whole(value, 1)
+    return _is_integer(value, 1)
 
 
 def _is_batch(value: Any) -> bool:
@@ -69,7 +73,7 @@ def _is_batch(value: Any) -> bool:
         cast("dict[str, Any]", each) if isinstance(each, dict) else dict[str, Any]()
         for each in cast("list[Any]", value)
     ]
-    return bool(entries) and all(_is_whole(e.get("start"), 0) and _is_positive(e.get("value")) for e in entries)
+    return bool(entries) and all(_is_integer(e.get("start"), 0) and _is_positive(e.get("value")) for e in entries)
 
 
 def _is_number(value: Any) -> bool:

@@ -90,7 +90,10 @@ def _serialize_as_read(compiled: Any, content: bytes) -> Serialized:
 
 @cache
 def _watch() -> None:
-    """Note from now on what jax compiles and what it reads from its cache, if it has the functions that do so."""
+    """Note from now on what jax compiles and what it reads from its cache.
+
+    Nothing is noted if this version of jax has other functions for it.
+    """
     try:
         jax_cache: Any = import_module("jax._src.compilation_cache")
         compiler: Any = import_module("jax._src.compiler")
