@@ -5,6 +5,7 @@ It finds what exists, names what arrives, and writes the manifest last.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import posixpath
@@ -181,3 +182,6 @@ def commit(stage: Stage, manifest: Optional[str], text: str, objects: Sequence[C
     if manifest is not None:
         stage.write(manifest, text.encode())
         sync_directory(stage.directory)
+        # The tree's folder, which the copy may have created, is an entry of the one above.
+        with contextlib.suppress(PermissionError):  # it may not be readable
+            sync_directory(posixpath.dirname(posixpath.abspath(stage.directory)))
