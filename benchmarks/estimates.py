@@ -1,4 +1,4 @@
-"""Estimates of steps beside published ones, and beside our own on a GPU: how far are those of `midstream --compare` off.
+"""Estimates of steps beside published ones and our own: how far off those of `midstream --compare` are.
 
     make compilers compilers-cuda
     python benchmarks/estimates.py [--case NAME ...] [--json]
