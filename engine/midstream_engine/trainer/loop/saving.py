@@ -8,6 +8,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
 
 from midstream_engine import records
 from midstream_engine.checkpoint.errors import CheckpointError
@@ -150,7 +152,7 @@ class Saver:
             shortage = "" if last else memory_shortage(state)
             if shortage:
                 log.warning("step %d: training waits until the state is written: %s", step, shortage)
-            self._begin(state, step, reason, copy=not (last or shortage), not_finite=not_finite)
+            self._begin(state, step, reason, copy=not (last or shortage), last=last, not_finite=not_finite)
             if shortage:
                 with self._saving_status(step):
                     self._task.wait()  # the next update changes the memory that is written
@@ -189,15 +191,19 @@ class Saver:
             log.error("step not saved: %s", error)
         self._task.close()
 
-    def _begin(self, state: TrainState, step: int, reason: str, *, copy: bool, not_finite: str) -> None:
+    def _begin(self, state: TrainState, step: int, reason: str, *, copy: bool, last: bool, not_finite: str) -> None:
         began = time.monotonic()
         self._retention.saved(began)
         self._postponed = False
         if not_finite:
             raise self._failed(step, CheckpointError(f"the state is not finite: {not_finite}"))
         with self._saving_status(step):
-            measured = self._reference_losses.measure(state.model, self._setup.batches.batch(step))
-            self._check_losses(measured, state, step)
+            # The loop waits for the last save anyway: the losses are measured while the arrays are written.
+            alongside, later = last and self._processes.client is None, Future[dict[str, Any]]()
+            try:
+                measured = None if alongside else self._measure(state, step)
+            except CheckpointError as error:
+                raise self._failed(step, error) from error
             self._sequence += 1
             group = self._group()
             try:
@@ -206,11 +212,7 @@ class Saver:
                 pending = begin_save(
                     self._attempt.paths,
                     state,
-                    train_document(
-                        train_state(self._setup, step, state.optimizer),
-                        provenance(self._setup, self._attempt, self._status),
-                        measured.to_json(),
-                    ),
+                    later.result if measured is None else self._document(state, step, measured),
                     step=step,
                     attempt=self._attempt.number,
                     epoch=self._attempt.epoch,
@@ -226,21 +228,37 @@ class Saver:
                 failure = error
                 self._task.start(step, lambda: abort_save(group, failure))
                 return
-        stall = time.monotonic() - began if copy else None
-        self._task.start(step, lambda: self._finish(pending, reason, began, stall))
+            stall = time.monotonic() - began if copy else None
+            self._task.start(step, lambda: self._finish(pending, reason, began, stall))
+            if alongside:
+                try:
+                    later.set_result(self._document(state, step, self._measure(state, step)))
+                except BaseException as error:
+                    later.set_exception(error)  # ends the save, whose outcome is collected
+                    if not isinstance(error, Exception):
+                        raise
 
-    def _check_losses(self, measured: Measured, state: TrainState, step: int) -> None:
-        """Check the losses of a state that came from no update of this attempt.
+    def _document(self, state: TrainState, step: int, measured: Measured) -> dict[str, Any]:
+        """Return the state's ``train.json``. Raises CheckpointError where JSON has no such value."""
+        return train_document(
+            train_state(self._setup, step, state.optimizer),
+            provenance(self._setup, self._attempt, self._status),
+            measured.to_json(),
+        )
 
-        Such a state was not checked before.
+    def _measure(self, state: TrainState, step: int) -> Measured:
+        """Measure the reference losses of a state.
 
         Raises:
-            NotSavedError: One is not finite.
+            CheckpointError: One is not finite: the state came from no update of this attempt, which would have been
+                checked.
         """
+        measured = self._reference_losses.measure(state.model, self._setup.batches.batch(step))
         if not all(map(math.isfinite, measured.losses)):
             arrays = describe(find_not_finite(state))
             why = f"the state is not finite: {arrays}" if arrays else "the losses of the next batch are not finite"
-            raise self._failed(step, CheckpointError(why))
+            raise CheckpointError(why)
+        return measured
 
     def _finish(self, pending: PendingSave, reason: str, began: float, stall: float | None) -> None:
         """Write and commit, update the status, and prune. Runs on the saving thread.
