@@ -229,7 +229,7 @@ class Saver:
                 self._task.start(step, lambda: abort_save(group, failure))
                 return
             stall = time.monotonic() - began if copy else None
-            self._task.start(step, lambda: self._finish(pending, reason, began, stall))
+            self._task.start(step, lambda: self._finish(pending, reason, began, stall, last))
             if alongside:
                 try:
                     later.set_result(self._document(state, step, self._measure(state, step)))
@@ -260,7 +260,7 @@ class Saver:
             raise CheckpointError(why)
         return measured
 
-    def _finish(self, pending: PendingSave, reason: str, began: float, stall: float | None) -> None:
+    def _finish(self, pending: PendingSave, reason: str, began: float, stall: float | None, last: bool) -> None:
         """Write and commit, update the status, and prune. Runs on the saving thread.
 
         Args:
@@ -268,11 +268,13 @@ class Saver:
             reason: For the log.
             began: Time of its begin, seconds of the monotonic clock.
             stall: Seconds that training waited; None: until all is written.
+            last: The process is about to end, which returns its memory.
         """
         self._sync_metrics()
         manifest = pending.finish()
         stall = time.monotonic() - began if stall is None else stall
-        release_free_memory()
+        if not last:
+            release_free_memory()
         self._status.update(checkpoint=manifest.name, root_digest=manifest.root_digest)
         self._status.try_write()
         if not self._processes.leads:
