@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from midstream_engine import records
@@ -198,10 +198,10 @@ class Saver:
         if not_finite:
             raise self._failed(step, CheckpointError(f"the state is not finite: {not_finite}"))
         with self._saving_status(step):
-            # The loop waits for the last save anyway: the losses are measured while the arrays are written.
-            alongside, later = last and self._processes.client is None, Future[dict[str, Any]]()
+            # The loop waits for the last save anyway. Its losses are measured once the arrays are written: a migration
+            # has begun to send these. On CPUs, measuring at the same time would slow both down.
             try:
-                measured = None if alongside else self._measure(state, step)
+                measured = None if last and self._processes.client is None else self._measure(state, step)
             except CheckpointError as error:
                 raise self._failed(step, error) from error
             self._sequence += 1
@@ -212,7 +212,9 @@ class Saver:
                 pending = begin_save(
                     self._attempt.paths,
                     state,
-                    later.result if measured is None else self._document(state, step, measured),
+                    partial(self._measured_document, state, step)
+                    if measured is None
+                    else self._document(state, step, measured),
                     step=step,
                     attempt=self._attempt.number,
                     epoch=self._attempt.epoch,
@@ -230,13 +232,9 @@ class Saver:
                 return
             stall = time.monotonic() - began if copy else None
             self._task.start(step, lambda: self._finish(pending, reason, began, stall, last))
-            if alongside:
-                try:
-                    later.set_result(self._document(state, step, self._measure(state, step)))
-                except BaseException as error:
-                    later.set_exception(error)  # ends the save, whose outcome is collected
-                    if not isinstance(error, Exception):
-                        raise
+
+    def _measured_document(self, state: TrainState, step: int) -> dict[str, Any]:
+        return self._document(state, step, self._measure(state, step))
 
     def _document(self, state: TrainState, step: int, measured: Measured) -> dict[str, Any]:
         """Return the state's ``train.json``. Raises CheckpointError where JSON has no such value."""
