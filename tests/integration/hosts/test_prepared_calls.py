@@ -16,7 +16,7 @@ from midstream.errors import RemoteError
 from midstream.hosts.host import Process
 from midstream.hosts.rpc.prepared_calls import PreparedCalls
 from midstream.hosts.ssh.ssh_host import SshHost
-from midstream.remote.runs import run_state
+from midstream.remote.runs import leftovers, run_state
 from simulators.sshd import Lab
 from support.interpreters import interpreters_below
 
@@ -103,3 +103,9 @@ def test_interpreters_end_with_the_connection(far: Far) -> None:
     far.wait_for(1)
     far.host.close()
     far.wait_for(0)
+
+
+def test_function_that_may_not_be_repeated_is_not_prepared(far: Far) -> None:
+    with pytest.raises(ValueError, match="may not be repeated"):
+        PreparedCalls().prepare(far.host, leftovers.remove)
+    assert not far.started

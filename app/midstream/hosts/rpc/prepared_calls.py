@@ -15,6 +15,7 @@ from midstream.hosts.host import Host, Process
 from midstream.hosts.kubernetes.kubernetes_host import KubernetesHost
 from midstream.hosts.rpc.remote_call import caller, open_waiting_call
 from midstream.hosts.ssh.ssh_host import SshHost
+from midstream.remote.declarations import declaration_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,11 +29,16 @@ class PreparedCalls:
         self._waiting: dict[tuple[str, Callable[..., Any]], Future[Process]] = {}
 
     def prepare(self, host: Host, function: Callable[..., Any]) -> None:
-        """Begin to start an interpreter for a later call of ``function``, which has to be repeatable.
+        """Begin to start an interpreter for a later call of ``function``.
 
-        Does not wait, and raises nothing: without an interpreter the call starts one. On this machine a start takes no
-        time.
+        Does not wait. Where it cannot be started, the call starts its own. On this machine a start takes no time.
+
+        Raises:
+            ValueError: The function may not be repeated: the call may find that the interpreter has ended in between.
         """
+        declaration = declaration_of(function)
+        if declaration is None or not declaration.repeatable:
+            raise ValueError(f"{function!r} may not be repeated")
         if not isinstance(host, SshHost | KubernetesHost):
             return
         opened = Future[Process]()

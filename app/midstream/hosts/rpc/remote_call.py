@@ -160,7 +160,8 @@ def caller(
 ) -> Callable[P, R]:
     """Return ``function`` so that it runs on ``host``: see `Host.call`.
 
-    It runs in the host's interpreter or ``python``, or in ``waiting``, of `open_waiting_call`, unless that has ended.
+    It runs in the host's interpreter or ``python``, or in ``waiting``, of `open_waiting_call`, unless that has ended;
+    only functions that may be repeated run there.
     """
     declaration, signature, name = _declaration(function), inspect.signature(function), name_of(function)
 
@@ -170,7 +171,7 @@ def caller(
         if not interpreter:
             raise no_python(host)
         argv = _argv(interpreter, name)
-        if waiting is not None and declaration.repeatable:
+        if waiting is not None:
             given, answer = json.dumps(dict(arguments)).encode() + b"\n", None
             with contextlib.closing(waiting), contextlib.suppress(HostError, OSError, EOFError):
                 done = run_to_end(waiting, name, given, timeout, declaration.answer_limit)
