@@ -14,7 +14,7 @@ import pytest
 
 from midstream.errors import RemoteError
 from midstream.hosts.host import Process
-from midstream.hosts.rpc.prepared_calls import PreparedCalls
+from midstream.hosts.prepared_calls import PreparedCalls
 from midstream.hosts.ssh.ssh_host import SshHost
 from midstream.remote.runs import leftovers, run_state
 from simulators.sshd import Lab

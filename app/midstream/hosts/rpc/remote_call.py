@@ -208,7 +208,10 @@ def _call_once(host: Host, argv: Sequence[str], function: str, line: bytes, time
 
 
 def _answer(host: Host, python: str, function: str, done: Completed) -> Any:
-    """Return the answer in a call's output. Raises HostError, or ConnectionLostError where a signal ended it."""
+    """Return the answer in a call's output.
+
+    Raises HostError without one, ConnectionLostError where a signal ended the interpreter.
+    """
     answer_line = done.stdout.rstrip(b"\n").rpartition(b"\n")[2]  # the interpreter may have printed before it
     try:
         answer = decode(answer_line)
@@ -228,7 +231,7 @@ def _answer(host: Host, python: str, function: str, done: Completed) -> Any:
 
 
 def open_waiting_call(host: Host, function: Remote) -> Process:
-    """Start an interpreter that has the modules of ``function``, for a call of `caller`.
+    """Start an interpreter with the modules of ``function``, for `caller`.
 
     It ends without its arguments when its stdin does. Raises as `Host.open`, and HostError where the host has no
     Python; OSError where it has ended already.

@@ -40,7 +40,7 @@ CHECKSUM = 4  # bytes of a chunk's crc32c
 
 @dataclasses.dataclass(frozen=True)
 class EarlyUse:
-    """What is done with arrays as soon as all of them have arrived, before the manifest."""
+    """Use of arrays once all of them have arrived, before the manifest."""
 
     prefix: str  # of the arrays' names
     begin: Callable[[str, dict[str, jax.Array]], Any]  # with the checkpoint's directory; returns the result, and soon

@@ -259,7 +259,10 @@ def _hand_over(assemblies: dict[str, ArrayAssembly], first: First, parts: PartBu
 
 
 def _followed(tasks: Sequence[Task], then: Callable[[], None]) -> list[Task]:
-    """Return the tasks so that the last of them to end calls ``then``; a task that does where there are none."""
+    """Return the tasks so that the last of them to end calls ``then``.
+
+    Where there are none, return a task that does.
+    """
     if not tasks:
         return [(0, then)]
     left, lock = len(tasks), threading.Lock()

@@ -237,7 +237,10 @@ class Saver:
         return self._document(state, step, self._measure(state, step))
 
     def _document(self, state: TrainState, step: int, measured: Measured) -> dict[str, Any]:
-        """Return the state's ``train.json``. Raises CheckpointError where JSON has no such value."""
+        """Return the state's ``train.json``.
+
+        Raises CheckpointError where JSON has no such value.
+        """
         return train_document(
             train_state(self._setup, step, state.optimizer),
             provenance(self._setup, self._attempt, self._status),

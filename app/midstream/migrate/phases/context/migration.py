@@ -12,7 +12,7 @@ from midstream.errors import MidstreamError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
-from midstream.hosts.rpc.prepared_calls import PreparedCalls
+from midstream.hosts.prepared_calls import PreparedCalls
 from midstream.hosts.shell_line import shell_line
 from midstream.migrate.journal.journal import Journal
 from midstream.migrate.journal.migration_directory import MigrationDirectory

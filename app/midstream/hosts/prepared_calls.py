@@ -1,4 +1,4 @@
-"""Calls that are prepared: an interpreter on the host has the function's modules, and waits for the arguments.
+"""Calls in interpreters that wait on the host, with the function's modules.
 
 A call starts an interpreter, which takes round trips and 0.1 to 0.2 s. A prepared call has that behind it: it is for
 calls that are made while a run stands still.
@@ -22,7 +22,10 @@ R = TypeVar("R")
 
 
 class PreparedCalls:
-    """Interpreters that wait for the arguments of a call, at most one for each host and function. Thread-safe."""
+    """Interpreters that wait for the arguments of a call.
+
+    There is at most one for each host and function. Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,7 +63,10 @@ class PreparedCalls:
         return caller(host, function, timeout, waiting=opened.result())
 
     def close(self) -> None:
-        """End the interpreters that were not used, as soon as they have started. Idempotent."""
+        """End the interpreters that were not used, once they have started.
+
+        Idempotent.
+        """
         with self._lock:
             left, self._waiting = self._waiting, {}
         for opened in left.values():
