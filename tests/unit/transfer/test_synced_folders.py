@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,24 @@ def test_folder_around_the_tree_is_synced_last(tmp_path: Path, monkeypatch: pyte
     stage.leave()
     assert synced[-2:] == [stage.directory, str(tmp_path / "checkpoints")]
     assert (tmp_path / "checkpoints" / "step-1-a001" / "manifest.json").read_text() == "{}"
+
+
+def test_syncs_that_wait_are_done_many_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = [{"path": f"{number}", "size": 3} for number in range(400)]
+    for each in objects:
+        (tmp_path / str(each["path"])).write_bytes(b"abc")
+    synced: list[str] = []
+    threads: set[int] = set()
+
+    def slow(descriptor: int) -> None:
+        time.sleep(0.01)
+        synced.append(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path))
+        threads.add(threading.get_ident())
+
+    monkeypatch.setattr(os, "fsync", slow)
+    sync_objects(str(tmp_path), objects)  # pyright: ignore[reportArgumentType]
+    assert sorted(synced) == sorted([".", *(str(each["path"]) for each in objects)])
+    assert len(threads) > 2
 
 
 def test_object_of_another_size_is_no_commit(tmp_path: Path) -> None:

@@ -114,7 +114,9 @@ def _prepared(
         present = _reported("present", _right(directory, there_already))
         absent = [entry for entry in objects if entry["path"] not in present]
         stage.adopt(absent)
-    parts = [entry for entry in absent if is_part(posixpath.join(stage.here, part_name(entry)))]
+    parts: List[CopyObject] = []
+    if stage.exists():
+        parts = [entry for entry in absent if is_part(posixpath.join(stage.here, part_name(entry)))]
     begun = sum(os.stat(posixpath.join(stage.here, part_name(entry))).st_blocks * 512 for entry in parts)
     needed = sum(entry["size"] for entry in absent)
     if survey and root and absent:
