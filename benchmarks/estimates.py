@@ -1,4 +1,4 @@
-"""Estimates of steps beside published ones: how far are those of `midstream --compare` off.
+"""Estimates of steps beside published ones and our own: how far off those of `midstream --compare` are.
 
     make compilers compilers-cuda
     python benchmarks/estimates.py [--case NAME ...] [--json]
@@ -76,6 +76,18 @@ CASES: dict[str, dict[str, Any]] = {
         "model": {"type": "llama", "seq_len": 4096, "hidden_dim": 4096, "num_layers": 32, "num_heads": 32,
                   "num_kv_heads": 32, "intermediate_dim": 14336},
         "trainer": {"per_device_parallelism": 1},
+    },
+    # Our own steps on one H200, docs/benchmarks.md ("On an H200"): everything within a layer computed again.
+    "124m-h200x1": {
+        "accelerators": "h200x1", "seconds": 0.0793, "vocabulary": 50304, "batch": 32,
+        "model": {"type": "gpt2", "seq_len": 1024, "hidden_dim": 768, "num_layers": 12, "num_heads": 12},
+        "trainer": {},
+    },
+    "1b-h200x1": {
+        "accelerators": "h200x1", "seconds": 0.5872, "vocabulary": 128256, "batch": 8,
+        "model": {"type": "llama", "seq_len": 4096, "hidden_dim": 2048, "num_layers": 16, "num_heads": 32,
+                  "num_kv_heads": 8, "intermediate_dim": 8192, "tie_word_embeddings": True},
+        "trainer": {},
     },
 }  # fmt: skip
 HEAD = "| case | published s | estimate s (range) | estimate / published | peak GiB | compile s | memory GiB |"

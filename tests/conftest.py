@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 
 from simulators.object_stores.bucket import BucketServer, bucket_server
+from simulators.object_stores.s3_server import S3Server, s3_server
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # the time of an example depends on the machine
 hypothesis.settings.load_profile("untimed")
@@ -99,6 +100,15 @@ def _private_state_directory(tmp_path_factory: pytest.TempPathFactory, monkeypat
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketServer]:
     """A server with an empty bucket ``runs``, used by all Google clients started during the test."""
     with bucket_server("runs") as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    """A server with an empty bucket ``runs``, used by all S3 clients started during the test."""
+    with s3_server("runs") as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         yield server

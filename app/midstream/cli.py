@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import gc
 import os
 import sys
@@ -58,6 +59,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(Exit.INTERRUPTED)
     except BrokenPipeError:
         return int(Exit.FAILED)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _report_full_disk(error, output)
+        return int(Exit.FAILED)
+
+
+def _report_full_disk(error: OSError, output: Output) -> None:
+    """Report that a file, or stdout where it is one, has no room left, if stderr has."""
+    with contextlib.suppress(OSError):
+        output.message(
+            f"midstream: {error.filename or 'the output'} cannot be written: {error.strerror} (hint: free some)"
+        )
+    try:
+        sys.stdout.flush()
+    except OSError:  # the interpreter would try again as it exits, and report that
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
 
 
 def _print_names(words: Sequence[str]) -> int:

@@ -25,6 +25,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,7 +54,7 @@ class ForkServer:
         self._control = control
         self._status: dict[int, int] = {}  # child -> its status
         self._text = b""  # that was received, and is not answered yet
-        self._descriptors: list[int] = []  # those of the requests to come
+        self._descriptors = deque[list[int]]()  # those of each request to come
         self._woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -71,11 +72,12 @@ class ForkServer:
                     return
 
     def _read(self) -> None:
-        data, received, _, _ = socket.recv_fds(self._control, READ_SIZE, DESCRIPTORS)
+        data, received, flags, _ = socket.recv_fds(self._control, READ_SIZE, DESCRIPTORS)
         if not data:
             os._exit(0)
         self._text += data
-        self._descriptors += received
+        if received or flags & socket.MSG_CTRUNC:  # this process may have too many open files for all of them
+            self._descriptors.append(received)
 
     def _requests(self) -> Iterator[dict[str, Any]]:
         """Yield the complete requests; several may arrive at once, with a part of another."""
@@ -92,20 +94,29 @@ class ForkServer:
         if "client" in request:
             _prepare_client(request["client"])
             return False
-        descriptors, self._descriptors = self._descriptors[:DESCRIPTORS], self._descriptors[DESCRIPTORS:]
-        return self._fork(request, descriptors)
+        return self._fork(request, self._descriptors.popleft())
 
     def _fork(self, request: dict[str, Any], descriptors: list[int]) -> bool:
-        """Fork a child. Returns True in the child."""
-        *standard, status = descriptors
-        child = os.fork()
-        if child == 0:
-            _become(request, standard)
-            return True
-        for each in standard:
+        """Fork a child. Returns True in the child.
+
+        Where that is not possible the request has failed, and other children run on.
+        """
+        child = 0
+        if len(descriptors) == DESCRIPTORS:
+            *standard, status = descriptors
+            try:
+                child = os.fork()
+            except OSError as error:  # too many processes, or too little memory
+                _refuse(error, standard[2], status)
+            else:
+                if child == 0:
+                    _become(request, standard)
+                    return True
+                self._status[child] = descriptors.pop()
+        for each in descriptors:
             os.close(each)
-        self._status[child] = status
-        self._report(child, child)
+        if child:
+            self._report(child, child)
         return False
 
     def _reap(self) -> None:
@@ -124,6 +135,13 @@ class ForkServer:
             os.write(self._status[child], b"%d\n" % number)
 
 
+def _refuse(error: OSError, stderr: int, status: int) -> None:
+    """Report a child that cannot be forked as one that has failed, with process id 0."""
+    with contextlib.suppress(OSError):  # its reader has exited
+        os.write(stderr, f"no process can be forked: {error.strerror}\n".encode())
+        os.write(status, b"0\n1\n")
+
+
 def _become(request: dict[str, Any], standard: list[int]) -> None:
     """Make the child what a new interpreter would be.
 
@@ -135,12 +153,24 @@ def _become(request: dict[str, Any], standard: list[int]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, descriptor in enumerate(standard):
         os.dup2(descriptor, number)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    _close_others()
     os.environ.clear()
     os.environ.update(request["environment"])
     time.tzset()
     with contextlib.suppress(OSError):  # removed since; a new interpreter starts in it all the same
         os.chdir(request["directory"])
+
+
+def _close_others() -> None:
+    """Close all descriptors but the standard ones.
+
+    Python's builds for old systems close each number up to the limit with `os.closerange`, and containers have limits
+    of a billion.
+    """
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the list itself
+            if int(name) > 2:
+                os.close(int(name))
 
 
 def _prepare_client(scheme: str) -> None:

@@ -8,6 +8,7 @@ their sizes has to divide the axis.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -99,7 +100,8 @@ def device_counts(uses: Sequence[AxisUse], model_axis_size: int, largest: int) -
 
 def divisors(number: int) -> list[int]:
     """Return the positive divisors of ``number``, ascending."""
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return small + [number // divisor for divisor in reversed(small) if divisor * divisor != number]
 
 
 def examples_at_once(share: int, per_device: int) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from midstream_engine.checkpoint.loading import part_memory
 from midstream_engine.checkpoint.loading.part_memory import SMALL, PartBuffers, PartMemory
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from midstream_engine.records import RunPaths
@@ -79,3 +80,19 @@ def test_incomplete_parts_beyond_the_buffers_and_large_parts() -> None:
         after = add(part)
         assert after.unsafe_buffer_pointer() == address
         np.testing.assert_array_equal(after, np.full(shapes[number], number + 1, np.float32))
+
+
+@pytest.mark.parametrize("size", [SMALL, SMALL + 4])
+def test_memory_that_jax_adopts_is_not_written_again(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """As with a version of jax that adopts memory of any alignment."""
+    monkeypatch.setattr(part_memory, "_MISALIGNMENT", 64)
+    buffers = PartBuffers(2)
+    parts = []
+    for number in range(1, 6):
+        memory = PartMemory((size // 4,), np.dtype(np.float32), jax.devices()[:1], buffers)
+        memory.array[...] = number
+        parts += memory.shards()
+    buffers.settle()
+    for number, part in enumerate(parts, 1):
+        np.testing.assert_array_equal(np.asarray(part), np.full(size // 4, number, np.float32))
+    assert not buffers.zeros(size).any()

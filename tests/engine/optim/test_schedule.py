@@ -114,6 +114,12 @@ def test_schedule_refuses_more_cycles_than_steps() -> None:
         learning_rate(AdamConfig(cycles=10**15), TOTAL)
 
 
+@pytest.mark.parametrize("values", [{"cycle_length": 2}, {"cycles": 200_000}])
+def test_schedule_refuses_more_cycles_than_fit_in_memory(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"optimizer\.cycle.* more than 100,000"):
+        learning_rate(AdamConfig(**values), 1 << 31)
+
+
 def test_schedule_refuses_cycles_that_do_not_grow() -> None:
     with pytest.raises(ConfigError, match=r"optimizer\.cycles: \[50, 10\] decrease"):
         learning_rate(AdamConfig(cycles=[50, 10]), TOTAL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
 from midstream_engine.config import load_config
@@ -106,13 +107,39 @@ def test_program_cache_stores_programs_of_jax_cache(all_in_jax_cache: Path, monk
     assert reference.measure(state.model, batch) == losses
 
 
-def test_program_cache_stores_none_without_its_bytes(all_in_jax_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def hidden_reads(patch: pytest.MonkeyPatch) -> None:
+    """Other functions read jax's cache, and no event is recorded."""
+    patch.setattr(jax_cache, "get_executable_and_time", jax_cache.get_executable_and_time.__wrapped__)
+    patch.setattr(xla_compiler.monitoring, "record_event", lambda *_, **__: None)
+
+
+def hidden_compiler(patch: pytest.MonkeyPatch) -> None:
+    """Other functions read jax's cache and compile."""
+    hidden_reads(patch)
+    patch.setattr(xla_compiler, "backend_compile_and_load", xla_compiler.backend_compile_and_load.__wrapped__)
+
+
+def other_pickler(patch: pytest.MonkeyPatch) -> None:
+    """The executable is serialized by another class."""
+    serialize, pickler = serialize_executable.serialize, serialize_executable._JaxPjrtPickler
+
+    def bound(compiled: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(serialize_executable, "_JaxPjrtPickler", pickler)
+            return serialize(compiled)
+
+    patch.setattr(serialize_executable, "serialize", bound)
+
+
+@pytest.mark.parametrize("change", [hidden_reads, hidden_compiler, other_pickler])
+def test_program_cache_stores_none_without_its_bytes(
+    all_in_jax_cache: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None]
+) -> None:
     """XLA for CPUs serializes what jax read without its functions: the first call after a load would fail."""
     setup = plan(devices=1)
     made = updated(setup, compile_step(setup))
     next(all_in_jax_cache.iterdir()).unlink()
-    unknown = jax_cache.get_executable_and_time.__wrapped__  # as in a version of jax with other functions
-    monkeypatch.setattr(jax_cache, "get_executable_and_time", unknown)
+    change(monkeypatch)  # as in another version of jax
     for _ in range(2):
         assert updated(setup, compile_step(setup)) == made
         assert list(all_in_jax_cache.iterdir()) == []

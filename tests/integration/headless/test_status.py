@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.run_directory import RunDirectory
 
 PATIENCE = 60.0
@@ -38,3 +40,15 @@ def test_json_lines_of_a_host_do_not_wait_for_another(tmp_path: Path) -> None:
             rest, _ = process.communicate(timeout=PATIENCE)
         assert [(each["name"], each["link"]) for each in map(json.loads, rest.splitlines())] == [("mute", "down")]
         assert process.returncode == 0
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_full_disk_below_the_output_is_one_line(tmp_path: Path, flags: list[str]) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(f"hosts:\n  here: {{type: local, root: {tmp_path / 'root'}}}\n")
+    environment = {**os.environ, "HOME": str(tmp_path), "MIDSTREAM_STATE": str(tmp_path / "state")}
+    command = [sys.executable, "-m", "midstream", "--fleet", str(fleet), "--status", *flags]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, env=environment, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.stderr == "midstream: the output cannot be written: No space left on device (hint: free some)\n"
+    assert done.returncode == 1

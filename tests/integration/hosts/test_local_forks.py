@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from midstream.errors import RemoteError
+from midstream.errors import ConnectionLostError, RemoteError
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.fork_server import CLIENT_PROGRAMS
 from midstream.hosts.local_forks import FORKED, FORKED_CLIENTS, LocalForks
@@ -180,6 +181,55 @@ def test_calls_work_after_the_server_was_killed(host: LocalHost, forks: LocalFor
     running.close()
     assert select.select([ended], [], [], PATIENCE)[0], "it ends with its stdin"
     os.close(ended)
+
+
+def test_others_run_on_where_a_process_has_too_few_descriptors(host: LocalHost, forks: LocalForks) -> None:
+    running = host.open(FORKED)
+    assert running._child.pid  # type: ignore[attr-defined]
+    server = server_of(forks)
+    limits = resource.prlimit(server, resource.RLIMIT_NOFILE)
+    used = set(map(int, os.listdir(f"/proc/{server}/fd")))
+    third_free = [number for number in range(100) if number not in used][2]
+    resource.prlimit(server, resource.RLIMIT_NOFILE, (third_free, limits[1]))  # two descriptors are left
+    with pytest.raises(ConnectionLostError):
+        host.call(run_state.claim_attempt)(root=host.root, run_id="run")
+    resource.prlimit(server, resource.RLIMIT_NOFILE, limits)
+    assert state_of(host, FORKED)["forked"]
+    assert server_of(forks) == server
+    running.stdin.write(job("end"))
+    running.stdin.flush()
+    assert running.wait(PATIENCE) == -signal.SIGTERM
+    running.close()
+
+
+LIMITED = """
+import errno, os
+from midstream.hosts import fork_server
+fork, forked = os.fork, []
+def limited():
+    forked.append(1)
+    if len(forked) == 2:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+    return fork()
+os.fork = limited
+fork_server.main()
+"""
+
+
+def test_others_run_on_where_no_process_can_be_forked(
+    host: LocalHost, forks: LocalForks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a limit of processes, which the kernel does not apply to root."""
+    (tmp_path / "limited.py").write_text(LIMITED)
+    monkeypatch.setattr("midstream.hosts.local_forks.fork_server.__file__", str(tmp_path / "limited.py"))
+    running = host.open(FORKED)
+    with pytest.raises(RemoteError, match="no process can be forked: Resource temporarily unavailable"):
+        host.call(run_state.claim_attempt)(root=host.root, run_id="run")
+    assert host.call(run_state.claim_attempt)(root=host.root, run_id="run") == 1
+    running.stdin.write(job("end"))
+    running.stdin.flush()
+    assert running.wait(PATIENCE) == -signal.SIGTERM
+    running.close()
 
 
 def test_modules_of_the_server_are_not_sent(

@@ -6,9 +6,11 @@ import hashlib
 import json
 import os
 import shutil
+import socketserver
 import subprocess
 import sys
 import tarfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +24,7 @@ from midstream.launch.errors import LaunchError
 from midstream.launch.install import environment as environments
 from midstream.launch.install import interpreter
 from midstream.launch.install.environment import prepare_environment
-from midstream.launch.install.interpreter import bring_python
+from midstream.launch.install.interpreter import bring_python, python_build, python_tarball
 from midstream.remote.machine import checks
 from midstream.remote.machine import environments as remote_environments
 from simulators.sshd import Lab, SshServer, environment
@@ -169,6 +171,26 @@ def test_unavailable_python_build_is_one_line(
     spoil(pins)
     with pytest.raises(LaunchError, match=expected) as caught:
         bring_python(bare[1], {}, pins=pins)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.glob("cache/pythons/*")), "no partial file is left"
+
+
+class _OtherProtocol(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        self.request.recv(1)
+        self.request.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+
+def test_mirror_that_does_not_speak_http_is_one_line(
+    pins: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MIDSTREAM_CACHE", str(tmp_path / "cache"))
+    with socketserver.TCPServer(("127.0.0.1", 0), _OtherProtocol) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        mirror = f"http://127.0.0.1:{server.server_address[1]}"
+        monkeypatch.setenv("UV_PYTHON_INSTALL_MIRROR", mirror)
+        with pytest.raises(LaunchError, match=rf"{mirror}/2026.* cannot be fetched: SSH-2.0-OpenSSH_9.2") as caught:
+            python_tarball(python_build(os.uname().machine, pins))
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.glob("cache/pythons/*")), "no partial file is left"
 

@@ -61,6 +61,35 @@ def test_config_with_more_than_plain_values_is_refused(text: str) -> None:
     assert "run.yaml" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model: {num_layers: many}", "model: {hidden_dim: [64]}", "model: {seq_len: .nan}", "model: {num_heads: {}}",
+        "trainer: {model_axis_size: 0}", "trainer: {model_axis_size: 0.5}", "trainer: {num_train_steps: 1.0e+300}",
+        "trainer: {per_device_parallelism: -.inf}", "trainer: {fsdp_axis: 5}", "trainer: {tensor_parallel_axes: [[a]]}",
+        "trainer: {train_batch_size: []}", "trainer: {train_batch_size: [7]}", "trainer: {train_batch_size: x}",
+        "trainer: {train_batch_size: [{start: 0}]}", f"trainer: {{train_batch_size: {10**30}}}",
+        "optimizer: {learning_rate: fast}", "optimizer: {warmup: []}", "optimizer: {decay: .inf}",
+        "optimizer: {cycles: {}}", "optimizer: {cycle_length: [1, x]}",
+    ],
+)  # fmt: skip
+def test_values_that_a_plan_cannot_compute_with_are_refused(text: str) -> None:
+    with pytest.raises(MidstreamError, match=r"^lab:run\.yaml: \w+\.\w+ is .*, which no run can have"):
+        lines(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model: null\ntrainer: {train_batch_size: [{start: 0, value: 4}, {start: 9, value: 8}]}",
+        "optimizer: {learning_rate: 1e-3, warmup: 0.01, cycles: [10, 20], decay: null}",  # text, by YAML 1.1
+        "trainer: {per_device_parallelism: -1, tensor_parallel_axes: [mlp, heads], num_train_steps: 10_000}",
+    ],
+)
+def test_values_of_runs_are_accepted(text: str) -> None:
+    assert lines(text) == ()
+
+
 WRITES = "outside of the run's directory: h100 would write there"
 RUNS = "outside of the run's directory: h100 would read compiled programs from there and run them"
 

@@ -58,6 +58,21 @@ def test_host_key_alias_selects_known_hosts_line(server: SshServer) -> None:
         reached(server, "gpu7")
 
 
+def test_hint_where_host_keys_are_discarded_can_be_followed(server: SshServer) -> None:
+    server.configure(
+        "Host gpu7\n  HostName 127.0.0.1\n  Port {port}\n  IdentityFile {dir}/user_key\n  StrictHostKeyChecking no\n"
+        "  UserKnownHostsFile /dev/null\n"
+    )
+    with pytest.raises(HostError, match="is not known") as caught:
+        reached(server, "gpu7")
+    assert ">> /dev/null" not in caught.value.hint
+    assert "known_hosts: FILE at gpu in the fleet file" in caught.value.hint
+    config = str(server.directory / "ssh_config")
+    host = SshHost("gpu", SshHostConfig(address="gpu7", ssh_config=config, known_hosts=str(server.known_hosts)))
+    host.connect()
+    host.close()
+
+
 @pytest.mark.parametrize("line", ["*.0.0.?", "!gpu7,[127.0.0.1]:{port}", "{hashed}"])
 def test_known_hosts_patterns_and_hashes_apply(server: SshServer, line: str) -> None:
     from paramiko.hostkeys import HostKeys

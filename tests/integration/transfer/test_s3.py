@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from midstream.transfer.streams import stream_transport
 from midstream.transfer.tree_contents import read_contents
 from midstream_engine.object_store.bucket_client import CHUNK
 from simulators.object_stores.bucket import BucketServer
-from simulators.object_stores.s3_server import S3Server, s3_server
+from simulators.object_stores.s3_server import S3Server
 from simulators.planted_faults import Fault
 from support.checkpoints.trees import assert_same_tree, files, random_contents, write_checkpoint, write_tree
 from support.command_line import midstream, refused
@@ -35,11 +34,9 @@ URL = "s3://my-bucket/bucket/runs"
 
 
 @pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    with s3_server("my-bucket") as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        yield server
+def s3(s3: S3Server) -> S3Server:
+    s3.create("my-bucket")
+    return s3
 
 
 @pytest.fixture

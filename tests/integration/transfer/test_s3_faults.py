@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,19 +18,15 @@ from midstream_engine.object_store.errors import (
     StoreError,
 )
 from midstream_engine.object_store.open_bucket import open_bucket
-from simulators.object_stores.s3_server import IGNORED, REFUSED, S3Server, s3_server
+from simulators.object_stores.s3_server import IGNORED, REFUSED, S3Server
 from simulators.planted_faults import Fault
 
 DATA = random.Random(5).randbytes(3_000_000)
 
 
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "FIRST_PAUSE", 0.01)
-    with s3_server("runs") as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        yield server
 
 
 def with_keys(monkeypatch: pytest.MonkeyPatch, file: Path, *profiles: tuple[str, str, str]) -> None:

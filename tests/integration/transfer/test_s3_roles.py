@@ -10,20 +10,17 @@ from midstream_engine.object_store.access import Access
 from midstream_engine.object_store.errors import AccessDeniedError
 from midstream_engine.object_store.open_bucket import open_bucket
 from simulators.cloud_metadata import AwsMetadata, role_credentials
-from simulators.object_stores.s3_server import S3Server, s3_server
+from simulators.object_stores.s3_server import S3Server
 
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_EC2_METADATA_DISABLED")
 
 
 @pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+def s3(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
     """A service of which this machine has no keys."""
-    with s3_server("runs") as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        for name in KEYS:
-            monkeypatch.delenv(name, raising=False)
-        yield server
+    for name in KEYS:
+        monkeypatch.delenv(name, raising=False)
+    return s3
 
 
 @pytest.fixture

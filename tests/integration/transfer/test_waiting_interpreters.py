@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -26,6 +24,7 @@ from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.streams import direct_streams
 from simulators.sshd import Lab
 from support.checkpoints.trees import assert_same_tree, random_contents, write_tree
+from support.interpreters import interpreters_below
 
 pytestmark = pytest.mark.system
 SIZES = [70_000, 5, 0, 300_000]
@@ -58,19 +57,6 @@ def opened_by(host: SshHost, monkeypatch: pytest.MonkeyPatch, before: Callable[[
 
     monkeypatch.setattr(host, "open", opened)
     return processes
-
-
-def interpreters_below(pid: int) -> list[int]:
-    """Return the process numbers of the interpreters that an SSH server has started."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
-    below, found = {pid}, list[int]()
-    for line in sorted(listed.splitlines(), key=lambda line: int(line.split()[0])):  # parents before their children
-        child, parent, command = line.split(None, 2)
-        if int(parent) in below:
-            below.add(int(child))
-            if f"{sys.executable} -I" in command:
-                found.append(int(child))
-    return found
 
 
 @pytest.mark.parametrize("direct", [False, True])

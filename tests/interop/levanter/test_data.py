@@ -29,7 +29,7 @@ from midstream_engine.interop.levanter.data import read_data
 from midstream_engine.interop.levanter.importer import open_levanter
 from midstream_engine.object_store.open_bucket import close_clients
 from simulators.object_stores.bucket import BucketServer, bucket_server
-from simulators.object_stores.s3_server import S3Server, s3_server
+from simulators.object_stores.s3_server import S3Server
 from support.imports import imported_runs
 from support.paths import FIXTURES
 
@@ -145,13 +145,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketServer]:
 
 
 @pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    with s3_server(BUCKET) as running:
-        for name, value in running.environment.items():
-            monkeypatch.setenv(name, value)
-        close_clients()
-        yield running
-    close_clients()
+def s3(s3: S3Server) -> S3Server:
+    s3.create(BUCKET)
+    return s3
 
 
 @pytest.mark.parametrize("scheme", ["gs", "s3"])

@@ -12,6 +12,7 @@ CLIENTS = "bucket."
 # stdout belongs to the answer: what a module prints by mistake goes to stderr. So do empty lines, every two seconds: a
 # server may close a channel on which nothing moves (ChannelTimeout).
 # Only the forks of this machine (`local_forks`) have modules already.
+# A prepared call has no arguments in its job: they follow in a second line, or the interpreter ends.
 # The clients of buckets make many objects that stay: the collector would walk through them again and again, and for
 # 0.2 s as the interpreter exits.
 BOOTSTRAP = """\
@@ -33,14 +34,15 @@ for name, text in job["modules"]:
     else: exec(compile(text, "<" + name + ">", "exec"), module.__dict__)
     head, _, tail = name.rpartition(".")
     if head: setattr(sys.modules[head], tail, module)
-function = getattr(sys.modules[job["module"]], job["function"])
+function, arguments = getattr(sys.modules[job["module"]], job["function"]), job["arguments"]
+if arguments is None: arguments = json.loads(sys.stdin.buffer.readline() or sys.exit(0))
 if job["program"]:
     sys.stdout = types.SimpleNamespace(buffer=out, write=lambda text: out.write(text.encode()), flush=out.flush)
     out.write(b"\\0midstream\\n"); out.flush()
-    code = function(**job["arguments"]); out.flush(); gc.freeze()
+    code = function(**arguments); out.flush(); gc.freeze()
     sys.exit(code if isinstance(code, int) else 0)
 else:
-    try: answer = {"value": function(**job["arguments"])}
+    try: answer = {"value": function(**arguments)}
     except Exception as error: answer = {"error": str(error) or repr(error), "kind": type(error).__name__}
     plain = lambda value: value.to_json() if hasattr(value, "to_json") else vars(value)
     out.write(b"\\n" + json.dumps(answer, default=plain).encode() + b"\\n"); out.flush(); gc.freeze()

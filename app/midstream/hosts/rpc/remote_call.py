@@ -21,8 +21,15 @@ from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from midstream.errors import ConnectionLostError, HostError, RemoteError
 from midstream.hosts.deadline import Deadline
-from midstream.hosts.host import Host, Process
-from midstream.hosts.rpc.answer_limits import FORCED, PREAMBLE_LIMIT, STDERR_LIMIT, decode, too_large
+from midstream.hosts.host import Completed, Host, Process
+from midstream.hosts.rpc.answer_limits import (
+    FORCED,
+    PREAMBLE_LIMIT,
+    STDERR_LIMIT,
+    decode,
+    run_to_end,
+    too_large,
+)
 from midstream.hosts.rpc.bootstrap import BOOTSTRAP, isolation
 from midstream.hosts.rpc.result_checks import PACKAGE, name_of, result_of
 from midstream.remote.declarations import Declaration, declaration_of
@@ -127,27 +134,34 @@ def module_names(module: str) -> frozenset[str]:
 
 
 def job_line(
-    function: Remote, arguments: Mapping[str, Any], *, program: bool, imported: frozenset[str] = frozenset()
+    function: Remote, arguments: Mapping[str, Any] | None, *, program: bool, imported: frozenset[str] = frozenset()
 ) -> bytes:
     """Return the line that the bootstrap reads.
 
-    The modules that the interpreter has ``imported`` are left out.
+    The modules that the interpreter has ``imported`` are left out. Without ``arguments``, their line follows later.
     """
     modules = _modules(function.__module__)
     job = {
         "modules": [each for each in modules if each[0] not in imported] if imported else modules,
         "module": function.__module__,
         "function": function.__name__,
-        "arguments": dict(arguments),
+        "arguments": None if arguments is None else dict(arguments),
         "program": program,
     }
     return json.dumps(job).encode() + b"\n"
 
 
-def caller(host: Host, function: Callable[P, R], timeout: float | None = 60.0, python: str = "") -> Callable[P, R]:
+def caller(
+    host: Host,
+    function: Callable[P, R],
+    timeout: float | None = 60.0,
+    python: str = "",
+    waiting: Process | None = None,
+) -> Callable[P, R]:
     """Return ``function`` so that it runs on ``host``: see `Host.call`.
 
-    It runs in the host's interpreter or ``python``.
+    It runs in the host's interpreter or ``python``, or in ``waiting``, of `open_waiting_call`, unless that has ended;
+    only functions that may be repeated run there.
     """
     declaration, signature, name = _declaration(function), inspect.signature(function), name_of(function)
 
@@ -157,6 +171,14 @@ def caller(host: Host, function: Callable[P, R], timeout: float | None = 60.0, p
         if not interpreter:
             raise no_python(host)
         argv = _argv(interpreter, name)
+        if waiting is not None:
+            given, answer = json.dumps(dict(arguments)).encode() + b"\n", None
+            with contextlib.closing(waiting), contextlib.suppress(HostError, OSError, EOFError):
+                done = run_to_end(waiting, name, given, timeout, declaration.answer_limit)
+                answer = _answer(host, argv[0], name, done)
+            if answer is not None:
+                return result_of(host.name, function, arguments, answer)
+            # It has ended, or did not answer: the function may have run, and is repeated.
         line = job_line(function, arguments, program=False, imported=_imported(host, argv))
         for tries_left in reversed(range(TRIES if declaration.repeatable else 1)):
             try:
@@ -182,7 +204,14 @@ def _imported(host: Host, argv: Sequence[str]) -> frozenset[str]:
 
 
 def _call_once(host: Host, argv: Sequence[str], function: str, line: bytes, timeout: float | None, limit: int) -> Any:
-    done = host.run(argv, stdin=line, timeout=timeout, limit=limit, what=function)
+    return _answer(host, argv[0], function, host.run(argv, stdin=line, timeout=timeout, limit=limit, what=function))
+
+
+def _answer(host: Host, python: str, function: str, done: Completed) -> Any:
+    """Return the answer in a call's output.
+
+    Raises HostError without one, ConnectionLostError where a signal ended the interpreter.
+    """
     answer_line = done.stdout.rstrip(b"\n").rpartition(b"\n")[2]  # the interpreter may have printed before it
     try:
         answer = decode(answer_line)
@@ -197,8 +226,24 @@ def _call_once(host: Host, argv: Sequence[str], function: str, line: bytes, time
                 f"{host.name}: {function} was ended by signal {-done.returncode} before it answered",
                 "was it short of memory? run the same again",
             ) from None
-        raise _no_answer(host, argv[0], function, done.returncode, done.stderr.decode(errors="replace")) from None
+        raise _no_answer(host, python, function, done.returncode, done.stderr.decode(errors="replace")) from None
     return answer
+
+
+def open_waiting_call(host: Host, function: Remote) -> Process:
+    """Start an interpreter with the modules of ``function``, for `caller`.
+
+    It ends without its arguments when its stdin does. Raises as `Host.open`, and HostError where the host has no
+    Python; OSError where it has ended already.
+    """
+    process = open_interpreter(host, function)
+    try:
+        process.stdin.write(job_line(function, None, program=False))
+        process.stdin.flush()
+    except BaseException:
+        process.close()
+        raise
+    return process
 
 
 def open_interpreter(host: Host, function: Remote) -> Process:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shlex
 import shutil
 import socket
@@ -238,7 +239,7 @@ def _check_host_key(name: str, settings: SshSettings, known: KnownHosts, key: pa
     if verdict == known_hosts.KNOWN:
         return
     file = settings.known_hosts[0] if settings.known_hosts else ""
-    accept = _accepting_line(settings, key, file, direct=direct)
+    accept = _accepting_line(name, settings, key, file, direct=direct)
     if verdict == known_hosts.REVOKED:
         raise HostError(f"{name}: host key of {settings.known_as} is REVOKED ({shown}): do not use that machine")
     if verdict == known_hosts.CHANGED:
@@ -287,11 +288,14 @@ def _is_certified(name: str, settings: SshSettings, known: KnownHosts, key: para
     return True
 
 
-def _accepting_line(settings: SshSettings, key: paramiko.PKey, file: str, *, direct: bool) -> str:
+def _accepting_line(name: str, settings: SshSettings, key: paramiko.PKey, file: str, *, direct: bool) -> str:
     """Return a shell command that adds the key to known_hosts.
 
-    For a directly reachable host the command uses ssh-keyscan.
+    For a directly reachable host the command uses ssh-keyscan. Where the SSH configuration discards host keys, it is
+    the line of the fleet file that has to come before.
     """
+    if file == os.devnull:
+        return f"known_hosts: FILE at {name} in the fleet file (UserKnownHostsFile is {file}, which has no keys)"
     if direct and settings.known_as in (settings.hostname, f"[{settings.hostname}]:{settings.port}"):
         port = [] if settings.port == 22 else ["-p", str(settings.port)]
         return f"{shlex.join(['ssh-keyscan', *port, settings.hostname])} >> {shlex.quote(file)}"

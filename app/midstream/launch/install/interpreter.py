@@ -155,8 +155,8 @@ def python_tarball(build: PythonBuild) -> Path:
             raise LaunchError(f"{url} is not the file that is pinned (its SHA-256 differs)", by_hand)
         part.replace(path)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise LaunchError(f"{url} cannot be fetched: {reason}", by_hand) from error
+        reason = " ".join(str(getattr(error, "reason", None) or error).split())  # a server's answer has its line ends
+        raise LaunchError(f"{url} cannot be fetched: {reason[:200]}", by_hand) from error
     finally:
         part.unlink(missing_ok=True)
     return path

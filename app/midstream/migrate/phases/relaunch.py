@@ -44,6 +44,7 @@ class Relaunch:
         number = None if started else self._take_over(migration, sealed)
         if number is None:
             number = self._start_or_adopt(migration, sealed)
+        migration.prepared_calls.close()
         migration.journal.record(Facts(target_attempt=number))
         wait_training(migration, migration.target_group, number)
         if migration.journal.facts.training_confirmed_at is None:

@@ -22,6 +22,7 @@ from midstream.hosts.host import Host
 from midstream.launch.engine_flags import engine_flags
 from midstream.migrate.records.json_values import section
 from midstream.migrate.records.plan import Plan
+from midstream.migrate.source_and_target.config_values import check_values
 from midstream.plain_yaml import load_plain
 from midstream.remote.files.allowlist import shown
 from midstream.remote.runs import run_state
@@ -60,7 +61,7 @@ def parse_config(text: str, where: str) -> dict[str, Any]:
     """Parse the text of a ``run.yaml``.
 
     Raises:
-        MidstreamError: It is no plain mapping. Tags (``!include``) are refused.
+        MidstreamError: It is no plain mapping, or has a value that no run can have. Tags (``!include``) are refused.
     """
     if len(text) > LIMIT:
         raise MidstreamError(f"{where} is larger than {LIMIT:,} bytes", "the run directory needs its run.yaml")
@@ -81,6 +82,8 @@ def parse_config(text: str, where: str) -> dict[str, Any]:
     sections: tuple[str, ...] = () if is_run_file(config) else _SECTIONS
     if config is None or not all(isinstance(config.get(name), dict | None) for name in sections):
         raise MidstreamError(f"{where} is not a mapping", "the run directory needs its run.yaml")
+    if sections:
+        check_values(config, where)
     return config
 
 

@@ -58,18 +58,27 @@ class PartBuffers:
         if size > SMALL:
             return None
         with self._lock:
-            while self._copies and self._copies[0][0].is_ready():
-                self._free.append(self._copies.popleft()[1])
-            if self._free:
-                return self._free.pop()
-            if self._left:
-                self._left -= 1
-                return _misaligned(SMALL)
-            if not self._copies:
-                return None
-            copy, buffer = self._copies.popleft()
-            jax.block_until_ready(copy)  # with the lock: `settle` waits for this one, too
-            return buffer
+            while True:
+                while self._copies and self._copies[0][0].is_ready():
+                    self._give_back(*self._copies.popleft())
+                if self._free:
+                    return self._free.pop()
+                if self._left:
+                    self._left -= 1
+                    return _misaligned(SMALL)
+                if not self._copies:
+                    return None
+                jax.block_until_ready(self._copies[0][0])  # with the lock: `settle` waits for this one, too
+
+    def _give_back(self, copy: Any, buffer: np.ndarray) -> None:
+        """Use a buffer again, whose part has been copied.
+
+        If jax has adopted it, another one may be allocated instead.
+        """
+        if _is_in(copy, buffer):
+            self._left += 1
+        else:
+            self._free.append(buffer)
 
     def copy(self, part: np.ndarray, buffer: np.ndarray, device: Any) -> jax.Array:
         """Start to copy ``part``, which is in ``buffer``, to its device.
@@ -89,8 +98,7 @@ class PartBuffers:
         with self._lock:
             while self._copies:
                 copy, buffer = self._copies.popleft()
-                jax.block_until_ready(copy)
-                self._free.append(buffer)
+                self._give_back(jax.block_until_ready(copy), buffer)
 
     def zeros(self, size: int) -> np.ndarray:
         """Return ``size`` bytes of zeros, for reading alone.
@@ -110,6 +118,15 @@ def _misaligned(size: int) -> np.ndarray:
     # The kernel begins with a huge page only where the size is a multiple of one.
     size = -(-(size + _MISALIGNMENT) // host_buffers.HUGE_PAGE) * host_buffers.HUGE_PAGE
     return host_buffers.pages(size)[_MISALIGNMENT:]
+
+
+def _is_in(array: jax.Array, memory: np.ndarray) -> bool:
+    """Return whether the bytes of a CPU device's array are in ``memory``.
+
+    Which memory jax adopts is up to its version.
+    """
+    begin = memory.ctypes.data
+    return begin <= array.unsafe_buffer_pointer() < begin + memory.nbytes
 
 
 class PartMemory:
@@ -141,10 +158,14 @@ class PartMemory:
         if self._buffer is not None:
             memory = self._buffer[:size]
         else:
-            nothing = buffers.zeros(size).view(dtype).reshape(shape)
-            owned = self._owned = jax.block_until_ready(jax.device_put(nothing, devices[0]))
-            address = owned.unsafe_buffer_pointer()
-            memory = np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(address)), np.uint8)
+            nothing = buffers.zeros(size)
+            owned = jax.block_until_ready(jax.device_put(nothing.view(dtype).reshape(shape), devices[0]))
+            if _is_in(owned, nothing):
+                self.array = host_buffers.empty(shape, dtype)
+                return
+            self._owned = owned
+            bytes_of_it = (ctypes.c_uint8 * size).from_address(owned.unsafe_buffer_pointer())
+            memory = np.frombuffer(memoryview(bytes_of_it), np.uint8)
         self.array = memory.view(dtype).reshape(shape)
 
     def shards(self) -> list[jax.Array]:

@@ -52,6 +52,9 @@ class _Target(Protocol):
     def write(self, path: str, blocks: Any) -> None: ...
 
 
+Document = dict[str, Any] | Callable[[], dict[str, Any]]  # ``train.json``, or what returns it and may wait
+
+
 def train_document(
     state: Mapping[str, Any], provenance: Mapping[str, Any], reference_losses: Mapping[str, Any] | None
 ) -> dict[str, Any]:
@@ -70,10 +73,10 @@ def train_document(
         raise CheckpointError(f"{TRAIN} cannot represent this training state: {error}") from error
 
 
-def write(directory: str, arrays: list[HostArray], document: dict[str, Any]) -> Written:
+def write(directory: str, arrays: list[HostArray], document: Document) -> Written:
     """Write everything but the manifest to ``directory``.
 
-    What an interrupted save left there is replaced.
+    What an interrupted save left there is replaced. Raises what ``document`` raises.
     """
     store = open_store(directory)
     store.prepare(stored_bytes(arrays))
@@ -93,13 +96,16 @@ def stored_bytes(arrays: list[HostArray]) -> int:
     return sum(math.prod(array.shape) * numpy_dtype(array.dtype).itemsize for array in arrays) + (1 << 16)
 
 
-def write_objects(store: _Target, arrays: list[HostArray], document: dict[str, Any]) -> Written:
+def write_objects(store: _Target, arrays: list[HostArray], document: Document) -> Written:
     """Write arrays and ``train.json`` to ``store``, in threads.
 
-    The bytes in memory are limited.
+    The bytes in memory are limited. ``document`` is called once the arrays are written. The small arrays are written
+    first: a standby that reads a checkpoint while it is copied then has the complete model after its last chunk.
     """
-    objects = [*write_chunks(store, arrays), *write_rest(store, arrays, document)]
-    return written_of(describe_arrays(arrays), objects, document)
+    objects = [*write_small_arrays(store, arrays), *write_chunks(store, arrays)]
+    entries = describe_arrays(arrays)
+    ready = document() if callable(document) else document
+    return written_of(entries, [*objects, *write_document(store, ready)], ready)
 
 
 def written_of(entries: list[ArrayEntry], objects: list[ObjectEntry], document: dict[str, Any]) -> Written:
@@ -149,6 +155,11 @@ def write_rest(store: _Target, arrays: list[HostArray], document: dict[str, Any]
 
     These are the metadata of chunked arrays, packed arrays and ``train.json``.
     """
+    return [*write_small_arrays(store, arrays), *write_document(store, document)]
+
+
+def write_small_arrays(store: _Target, arrays: list[HostArray]) -> list[ObjectEntry]:
+    """Write the packed arrays, and the metadata of chunked ones."""
     texts: dict[str, bytes] = {}
     small: dict[str, np.ndarray] = {}
     for array in arrays:
@@ -159,8 +170,13 @@ def write_rest(store: _Target, arrays: list[HostArray], document: dict[str, Any]
             small[array.name] = array.part(full_box(array.shape))
     if small:
         texts[PACKED] = pack(small)
-    texts[TRAIN] = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
     return _run([(len(text), partial(write_object, store, path, memoryview(text))) for path, text in texts.items()])
+
+
+def write_document(store: _Target, document: dict[str, Any]) -> list[ObjectEntry]:
+    """Write ``train.json``."""
+    text = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
+    return [write_object(store, TRAIN, memoryview(text))]
 
 
 def _run(work: list[tuple[int, Callable[[], ObjectEntry]]]) -> list[ObjectEntry]:

@@ -14,6 +14,7 @@ from midstream_engine.checkpoint import save_fence as fences
 from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.checkpoint.saving.checkpoint_writer import (
+    Document,
     removed_on_failure,
     stored_bytes,
     write,
@@ -44,7 +45,7 @@ class PendingSave:
         self,
         paths: RunPaths,
         arrays: list[HostArray],
-        document: dict[str, Any],
+        document: Document,
         *,
         step: int,
         attempt: int,
@@ -70,6 +71,7 @@ class PendingSave:
             FenceRejectedError: The fence does not accept (epoch, step); it may have changed since `begin_save`.
             CheckpointFullError: There is no room. What was written is removed, older checkpoints stay.
             CheckpointError: Another state already has this name.
+            Exception: What the function that returns ``train.json`` raises. What was written is removed.
         """
         arrays, self._arrays = self._arrays, []
         try:
@@ -80,8 +82,9 @@ class PendingSave:
     def _finish(self, arrays: list[HostArray]) -> Manifest:
         directory = self._paths.checkpoint(checkpoint_name(self.step, self._attempt))
         if self._group is not None and self._group.count > 1:
+            document = self._document() if callable(self._document) else self._document
             return finish_with_consensus(
-                self._paths, directory, arrays, self._document, self._group,
+                self._paths, directory, arrays, document, self._group,
                 step=self.step, attempt=self._attempt, epoch=self._epoch,
             )  # fmt: skip
         if open_store(directory).exists(MANIFEST):
@@ -94,7 +97,7 @@ class PendingSave:
 def begin_save(
     paths: RunPaths,
     tree: Any,
-    document: dict[str, Any],
+    document: Document,
     *,
     step: int,
     attempt: int,
@@ -107,7 +110,8 @@ def begin_save(
     Args:
         paths: The run.
         tree: Pytree of the arrays.
-        document: ``train.json``; see :func:`train_document`.
+        document: ``train.json``, see :func:`train_document`; or a function that returns it, called by
+            `PendingSave.finish` once the arrays are written.
         step: Number of updates done.
         attempt: Number of the attempt.
         epoch: The epoch that commits.
@@ -133,7 +137,7 @@ def begin_save(
     return PendingSave(paths, arrays, document, step=step, attempt=attempt, epoch=epoch, group=group)
 
 
-def _already_saved(directory: str, arrays: list[HostArray], document: dict[str, Any]) -> Manifest:
+def _already_saved(directory: str, arrays: list[HostArray], document: Document) -> Manifest:
     """Return the existing manifest if it is of this state."""
     manifest = read_manifest(directory)
     digest = write_objects(Discard(), arrays, document).root_digest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -58,4 +59,7 @@ class Prefetch(Generic[T]):
     def close(self) -> None:
         """Stop, and drop the prepared items."""
         self._closed.set()
+        with contextlib.suppress(queue.Empty):
+            while True:  # room for the item that the thread has
+                self._ready.get_nowait()
         self._thread.join(timeout=5)

@@ -150,7 +150,7 @@ def run(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, 
     arrival = None
     if attempt.standby:
         assert origin is not None
-        arrival = follow_arrival(attempt, origin, ready.setup)
+        arrival = follow_arrival(attempt, origin, ready)
         replica = commands.command is not None and commands.command.action == records.REPLAY
         outcome = stand_by(attempt, ready, origin, requests, status, arrival, replica=replica)
         if outcome.command is None:
@@ -276,7 +276,8 @@ def begin(
         return Beginning(state, 0, None, None)
     status.update(state=records.RESTORING)
     began = time.monotonic()
-    losses = ModelLosses(origin, ready)
+    early = (lambda: None) if arrival is None else (lambda: arrival.result)
+    losses = ModelLosses(origin.step, origin.batch_schedule, ready, early)
     # Alone: several processes restore at different speeds, and measure together.
     model_ready = losses.begin if attempt.processes.client is None else None
     try:

@@ -2,6 +2,7 @@
 
 XLA for CPUs loses the functions of a program that was read: serialized again, the program loads, but its first call
 fails. The executable of such a program is therefore stored as the bytes that jax read. jax has no public way to them.
+A program is stored only if it was seen to be compiled or read here: a version of jax may have other functions for both.
 """
 
 from __future__ import annotations
@@ -12,20 +13,23 @@ from functools import cache, wraps
 from importlib import import_module
 from typing import Any
 
-from jax import monitoring
 from jax.experimental import serialize_executable
 
-_HIT = "/jax/compilation_cache/cache_hits"
 _PICKLER = "_JaxPjrtPickler"  # of ``serialize_executable``
 Serialized = tuple[bytes, Any, Any]  # content, structure of the arguments, structure of the result
 
 
-class _Thread(threading.local):
-    """Reads of jax from its cache on this thread."""
+class _Seen:
+    """Executables that jax compiled and read while a program was made."""
 
-    hits = 0  # by jax's own count
-    content = b""  # of the entry that was read last
-    reads: list[tuple[Any, bytes]] | None = None  # executables and their bytes, while a program is made
+    def __init__(self) -> None:
+        self.compiled: list[Any] = []
+        self.read: list[tuple[Any, bytes]] = []  # with their bytes
+        self.content = b""  # of the entry of jax's cache that was read last
+
+
+class _Thread(threading.local):
+    seen: _Seen | None = None  # of the program that is made on this thread
 
 
 _thread = _Thread()
@@ -42,19 +46,18 @@ def make_serialized(make: Callable[[], Any]) -> tuple[Any, Serialized | Exceptio
         The program, and what ``serialize_executable.deserialize_and_load`` takes, or the error of serializing.
     """
     _watch()
-    before, reads = _thread.hits, []
-    _thread.reads = reads
+    seen = _thread.seen = _Seen()
     try:
         compiled = make()
     finally:
-        _thread.reads, _thread.content = None, b""
+        _thread.seen = None
     try:
         executable = compiled.runtime_executable()
-        content = next((content for read, content in reads if read is executable), None)
-        if content is not None:
-            return compiled, _serialize_as_read(compiled, content)
-        if _thread.hits - before > len(reads):
-            raise ValueError("jax read it from its cache, and this version of jax does not show its bytes")
+        for read, content in seen.read:
+            if read is executable:
+                return compiled, _serialize_as_read(compiled, content)
+        if not any(each is executable for each in seen.compiled):
+            raise ValueError("this version of jax does not show whether it has compiled or read it")
         return compiled, serialize_executable.serialize(compiled)
     except Exception as error:  # noqa: BLE001 (of any backend: the program runs all the same)
         return compiled, error
@@ -64,51 +67,64 @@ def _serialize_as_read(compiled: Any, content: bytes) -> Serialized:
     """Serialize a program with ``content`` as its executable."""
     executable = compiled.runtime_executable()
     pickler = getattr(serialize_executable, _PICKLER)
+    replaced = False
 
     class AsRead(pickler):
         def persistent_id(self, obj: Any) -> Any:
-            return ("exec", content) if obj is executable else super().persistent_id(obj)
+            nonlocal replaced
+            if obj is not executable:
+                return super().persistent_id(obj)
+            replaced = True
+            return "exec", content
 
     with _replacing:
         try:
             setattr(serialize_executable, _PICKLER, AsRead)
-            return serialize_executable.serialize(compiled)
+            serialized = serialize_executable.serialize(compiled)
         finally:
             setattr(serialize_executable, _PICKLER, pickler)
+    if not replaced:
+        raise ValueError("this version of jax serializes it in another way")
+    return serialized
 
 
 @cache
 def _watch() -> None:
-    """Note from now on what jax reads from its cache.
+    """Note from now on what jax compiles and what it reads from its cache.
 
-    Where a version of jax has other functions, hits are counted, and their bytes stay unknown.
+    Nothing is noted if this version of jax has other functions for it.
     """
-    monitoring.register_event_listener(_count)
     try:
         jax_cache: Any = import_module("jax._src.compilation_cache")
+        compiler: Any = import_module("jax._src.compiler")
         extract, read = jax_cache.extract_executable_and_time, jax_cache.get_executable_and_time
+        compile_and_load = compiler.backend_compile_and_load
     except (ImportError, AttributeError):
         return
 
     @wraps(extract)
     def noted_extract(*arguments: Any, **named: Any) -> Any:
         found = extract(*arguments, **named)
-        if _thread.reads is not None:
-            _thread.content = found[0]
+        if _thread.seen is not None:
+            _thread.seen.content = found[0]
         return found
 
     @wraps(read)
     def noted_read(*arguments: Any, **named: Any) -> Any:
-        _thread.content = b""
+        if _thread.seen is not None:
+            _thread.seen.content = b""
         found = read(*arguments, **named)
-        if _thread.reads is not None and found[0] is not None and _thread.content:
-            _thread.reads.append((found[0], _thread.content))
+        if _thread.seen is not None and found[0] is not None and _thread.seen.content:
+            _thread.seen.read.append((found[0], _thread.seen.content))
+        return found
+
+    @wraps(compile_and_load)
+    def noted_compile(*arguments: Any, **named: Any) -> Any:
+        found = compile_and_load(*arguments, **named)
+        if _thread.seen is not None:
+            _thread.seen.compiled.append(found)
         return found
 
     jax_cache.extract_executable_and_time = noted_extract
     jax_cache.get_executable_and_time = noted_read
-
-
-def _count(event: str, **_: Any) -> None:
-    if event == _HIT:
-        _thread.hits += 1
+    compiler.backend_compile_and_load = noted_compile

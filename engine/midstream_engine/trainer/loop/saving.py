@@ -8,6 +8,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 from midstream_engine import records
 from midstream_engine.checkpoint.errors import CheckpointError
@@ -161,7 +163,7 @@ class Saver:
             if shortage:
                 log.warning("step %d: training waits until the state is written: %s", step, shortage)
             copy = Copy.DEVICES if on_devices else Copy.NONE if last or shortage else Copy.HOST
-            self._begin(state, step, reason, copy, not_finite=not_finite)
+            self._begin(state, step, reason, copy, last=last, not_finite=not_finite)
             if shortage:
                 with self._saving_status(step):
                     self._task.wait()  # the next update changes the memory that is written
@@ -200,15 +202,19 @@ class Saver:
             log.error("step not saved: %s", error)
         self._task.close()
 
-    def _begin(self, state: TrainState, step: int, reason: str, copy: Copy, *, not_finite: str) -> None:
+    def _begin(self, state: TrainState, step: int, reason: str, copy: Copy, *, last: bool, not_finite: str) -> None:
         began = time.monotonic()
         self._retention.saved(began)
         self._postponed = False
         if not_finite:
             raise self._failed(step, CheckpointError(f"the state is not finite: {not_finite}"))
         with self._saving_status(step):
-            measured = self._reference_losses.measure(state.model, self._setup.batches.batch(step))
-            self._check_losses(measured, state, step)
+            # The loop waits for the last save anyway. Its losses are measured once the arrays are written: a migration
+            # has begun to send these. On CPUs, measuring at the same time would slow both down.
+            try:
+                measured = None if last and self._processes.client is None else self._measure(state, step)
+            except CheckpointError as error:
+                raise self._failed(step, error) from error
             self._sequence += 1
             group = self._group()
             try:
@@ -217,11 +223,9 @@ class Saver:
                 pending = begin_save(
                     self._attempt.paths,
                     state,
-                    train_document(
-                        train_state(self._setup, step, state.optimizer),
-                        provenance(self._setup, self._attempt, self._status),
-                        measured.to_json(),
-                    ),
+                    partial(self._measured_document, state, step)
+                    if measured is None
+                    else self._document(state, step, measured),
                     step=step,
                     attempt=self._attempt.number,
                     epoch=self._attempt.epoch,
@@ -237,25 +241,40 @@ class Saver:
                 failure = error
                 self._task.start(step, lambda: abort_save(group, failure))
                 return
-        if copy is Copy.DEVICES and self._device_memory is not None:
-            self._device_memory.note(state, pending.on_devices)
-        stall = time.monotonic() - began if copy is not Copy.NONE else None
-        self._task.start(step, lambda: self._finish(pending, reason, began, stall))
+            if copy is Copy.DEVICES and self._device_memory is not None:
+                self._device_memory.note(state, pending.on_devices)
+            stall = time.monotonic() - began if copy is not Copy.NONE else None
+            self._task.start(step, lambda: self._finish(pending, reason, began, stall, last))
 
-    def _check_losses(self, measured: Measured, state: TrainState, step: int) -> None:
-        """Check the losses of a state that came from no update of this attempt.
+    def _measured_document(self, state: TrainState, step: int) -> dict[str, Any]:
+        return self._document(state, step, self._measure(state, step))
 
-        Such a state was not checked before.
+    def _document(self, state: TrainState, step: int, measured: Measured) -> dict[str, Any]:
+        """Return the state's ``train.json``.
+
+        Raises CheckpointError where JSON has no such value.
+        """
+        return train_document(
+            train_state(self._setup, step, state.optimizer),
+            provenance(self._setup, self._attempt, self._status),
+            measured.to_json(),
+        )
+
+    def _measure(self, state: TrainState, step: int) -> Measured:
+        """Measure the reference losses of a state.
 
         Raises:
-            NotSavedError: One is not finite.
+            CheckpointError: One is not finite: the state came from no update of this attempt, which would have been
+                checked.
         """
+        measured = self._reference_losses.measure(state.model, self._setup.batches.batch(step))
         if not all(map(math.isfinite, measured.losses)):
             arrays = describe(find_not_finite(state))
             why = f"the state is not finite: {arrays}" if arrays else "the losses of the next batch are not finite"
-            raise self._failed(step, CheckpointError(why))
+            raise CheckpointError(why)
+        return measured
 
-    def _finish(self, pending: PendingSave, reason: str, began: float, stall: float | None) -> None:
+    def _finish(self, pending: PendingSave, reason: str, began: float, stall: float | None, last: bool) -> None:
         """Write and commit, update the status, and prune. Runs on the saving thread.
 
         Args:
@@ -263,11 +282,13 @@ class Saver:
             reason: For the log.
             began: Time of its begin, seconds of the monotonic clock.
             stall: Seconds that training waited; None: until all is written.
+            last: The process is about to end, which returns its memory.
         """
         self._sync_metrics()
         manifest = pending.finish()
         stall = time.monotonic() - began if stall is None else stall
-        release_free_memory()
+        if not last:
+            release_free_memory()
         self._status.update(checkpoint=manifest.name, root_digest=manifest.root_digest)
         self._status.try_write()
         if not self._processes.leads:

@@ -7,8 +7,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,6 +20,7 @@ from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.checkpoint.save_fence import FenceRejectedError
+from midstream_engine.checkpoint.saving import save as saving
 from midstream_engine.checkpoint.saving.commit import manifest_text
 from midstream_engine.checkpoint.saving.retention import Retention
 from midstream_engine.checkpoint.stores.bucket_objects import BucketObjects
@@ -29,7 +30,7 @@ from midstream_engine.data.sources.formats import open_source
 from midstream_engine.object_store import retries
 from midstream_engine.records import MANIFEST, Fence, Manifest, Pin, RunPaths
 from midstream_engine.trainer.runtime.compile_cache import SharedCache
-from simulators.object_stores.s3_server import IGNORED, REFUSED, S3Server, s3_server
+from simulators.object_stores.s3_server import IGNORED, REFUSED, S3Server
 from simulators.planted_faults import Fault
 from support.checkpoints.checkpoint_states import plain_state, save
 from support.command_line import midstream
@@ -39,12 +40,10 @@ CHECKPOINTS = "bucket/lab/runs/run/checkpoints/"
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+def server(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
     monkeypatch.setattr(retries, "FIRST_PAUSE", 0.01)
-    with s3_server("my-bucket") as running:
-        for name, value in running.environment.items():
-            monkeypatch.setenv(name, value)
-        yield running
+    s3.create("my-bucket")
+    return s3
 
 
 @pytest.fixture
@@ -172,15 +171,24 @@ def test_s3_without_conditions_says_what_is_not_promised(
 
 
 @pytest.mark.parametrize("writes", [IGNORED, REFUSED])
-def test_s3_without_conditions_processes_of_a_host_commit_once(paths: RunPaths, server: S3Server, writes: str) -> None:
+def test_s3_without_conditions_processes_of_a_host_commit_once(
+    paths: RunPaths, server: S3Server, monkeypatch: pytest.MonkeyPatch, writes: str
+) -> None:
     """The run's lock on the host keeps them apart: of savers of the same bytes, one writes the manifest."""
     server.writes = writes
     earlier = save(paths, plain_state())
     server.delete("my-bucket", f"{CHECKPOINTS}{earlier.name}/{MANIFEST}", {})
     barrier, committed, refused = threading.Barrier(4), list[Manifest](), list[str]()
+    write = saving.write
+
+    def write_and_wait(*arguments: Any) -> Any:
+        written = write(*arguments)
+        barrier.wait(30)  # each has found no manifest
+        return written
+
+    monkeypatch.setattr(saving, "write", write_and_wait)
 
     def commit(_: int) -> None:
-        barrier.wait(30)
         try:
             committed.append(save(paths, plain_state()))
         except CheckpointError as error:

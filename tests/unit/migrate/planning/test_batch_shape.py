@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from midstream.errors import MidstreamError
 from midstream.migrate.planning.batch_shape import batch_shape, batch_sizes, check_axes
+from midstream_engine.arithmetic.mesh_division import divisors
 from midstream_engine.records import ArrayEntry
 
 
@@ -62,3 +63,12 @@ def test_batch_sizes_lists_current_and_later_sizes() -> None:
     for nonsense in (None, 0, "many", [{"value": 3}], []):
         with pytest.raises(MidstreamError, match="train_batch_size"):
             batch_sizes(nonsense, 0)
+
+
+@given(st.integers(1, 5000))
+def test_divisors_are_all_and_ascending(number: int) -> None:
+    assert divisors(number) == [each for each in range(1, number + 1) if number % each == 0]
+
+
+def test_batch_of_a_damaged_config_is_divided() -> None:
+    assert batch_shape(1 << 31, 8).per_device == 1 << 28

@@ -12,6 +12,7 @@ from midstream.errors import MidstreamError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
+from midstream.hosts.prepared_calls import PreparedCalls
 from midstream.hosts.shell_line import shell_line
 from midstream.migrate.journal.journal import Journal
 from midstream.migrate.journal.migration_directory import MigrationDirectory
@@ -66,6 +67,7 @@ class Migration:
     hosts: HostPool
     watch: Watcher
     phase: str = ""
+    prepared_calls: PreparedCalls = field(default_factory=PreparedCalls, repr=False)  # of the downtime
     clock: StageClock = field(init=False, repr=False)
     source_group: HostGroup = field(init=False, repr=False)
     target_group: HostGroup = field(init=False, repr=False)

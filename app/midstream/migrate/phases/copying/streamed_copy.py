@@ -28,6 +28,7 @@ from midstream.migrate.source_and_target.checkpoint_store import same_store
 from midstream.remote.copy import growing_checkpoint
 from midstream.remote.files.allowlist import CHECKPOINT, shown
 from midstream.remote.files.copy_items import CopyObject
+from midstream.remote.runs import standby_state
 from midstream.remote.runs.run_state import RunDescription
 from midstream.transfer import Endpoint, IncrementalCopy, collect_objects, copy_tree
 from midstream.transfer.tree_contents import contents_of
@@ -68,6 +69,9 @@ class StreamedCopy:
     def open(self, migration: Migration, sizes: dict[str, int]) -> None:
         """Open streams between the checkpoint directories; the checkpoint has no name yet."""
         here, there = migration.source_paths.checkpoints, migration.target_paths.checkpoints
+        migration.prepared_calls.prepare(migration.source, growing_checkpoint.rest)
+        migration.prepared_calls.prepare(migration.target, growing_checkpoint.commit)
+        migration.prepared_calls.prepare(migration.target, standby_state.take_over)
         progress = migration.progress("checkpoint, as it is saved")
         migration.journal.record(Facts(sent_ahead=True))
         self.feed = IncrementalCopy(
@@ -262,7 +266,8 @@ def complete(migration: Migration, name: str, streamed: StreamedCopy) -> int:
     except MidstreamError as error:
         migration.note(f"{error}; the missing objects are copied now")
         return _copy_again(migration, name, streamed) + feed.bytes_sent - before
-    target.call(growing_checkpoint.commit, timeout=CALL_TIMEOUT)(directory=there, text=text)
+    commit = migration.prepared_calls.call(target, growing_checkpoint.commit, timeout=CALL_TIMEOUT)
+    commit(directory=there, text=text)
     migration.target_group.distribute_checkpoint(name, migration.progress("checkpoint, to other hosts"))
     return feed.bytes_sent - before
 
@@ -275,9 +280,8 @@ def _rest(migration: Migration, directory: str, sent: Mapping[str, str]) -> tupl
     Raises:
         TransferError: the manifest is not acceptable.
     """
-    text = migration.source.call(growing_checkpoint.rest, timeout=CALL_TIMEOUT)(
-        directory=directory, sent=dict(sent)
-    ).text
+    rest = migration.prepared_calls.call(migration.source, growing_checkpoint.rest, timeout=CALL_TIMEOUT)
+    text = rest(directory=directory, sent=dict(sent)).text
     objects = contents_of(Endpoint(migration.source, directory), text, records.MANIFEST, CHECKPOINT).objects
     return text, [entry for entry in objects if sent.get(entry["path"]) != entry["sha256"]]
 

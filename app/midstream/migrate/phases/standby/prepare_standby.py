@@ -230,7 +230,7 @@ def take_over(migration: Migration, command: records.Command, sealed: Sealed) ->
     ):  # the other hosts' fences have to accept the epoch before process 0 starts
         migration.target_group.put_fence(sealed.fence, migration.plan.migration)
     while True:
-        report = target.call(standby_state.take_over, timeout=3 * ANSWER_CALL)(
+        report = migration.prepared_calls.call(target, standby_state.take_over, timeout=3 * ANSWER_CALL)(
             root=target.root,
             run_id=migration.plan.run_id,
             attempt=number,

@@ -5,6 +5,7 @@ It finds what exists, names what arrives, and writes the manifest last.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import posixpath
@@ -113,7 +114,9 @@ def _prepared(
         present = _reported("present", _right(directory, there_already))
         absent = [entry for entry in objects if entry["path"] not in present]
         stage.adopt(absent)
-    parts = [entry for entry in absent if is_part(posixpath.join(stage.here, part_name(entry)))]
+    parts: List[CopyObject] = []
+    if stage.exists():
+        parts = [entry for entry in absent if is_part(posixpath.join(stage.here, part_name(entry)))]
     begun = sum(os.stat(posixpath.join(stage.here, part_name(entry))).st_blocks * 512 for entry in parts)
     needed = sum(entry["size"] for entry in absent)
     if survey and root and absent:
@@ -181,3 +184,6 @@ def commit(stage: Stage, manifest: Optional[str], text: str, objects: Sequence[C
     if manifest is not None:
         stage.write(manifest, text.encode())
         sync_directory(stage.directory)
+        # The tree's folder, which the copy may have created, is an entry of the one above.
+        with contextlib.suppress(PermissionError):  # it may not be readable
+            sync_directory(posixpath.dirname(posixpath.abspath(stage.directory)))

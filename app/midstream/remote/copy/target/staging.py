@@ -21,6 +21,7 @@ import posixpath
 import stat
 import threading
 import time
+from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from midstream.remote.copy.stdin_lines import IDLE_TIMEOUT
@@ -39,6 +40,7 @@ LOCK = "lock"
 CHUNK = 8 << 20  # bytes; a stream that was cut sends at most so many again
 SYNC_THREADS = 16  # fsync in parallel: a file system's journal commits many files together
 SYNC_OBJECTS = 64  # synced by one thread before the next ones are taken
+FIRST_SYNCED = 4  # objects that show whether syncs wait for the disk
 SLACK = 1 << 20  # bytes of the disk beside the objects: manifest and directories
 LOCK_TIMEOUT = IDLE_TIMEOUT + 5.0  # seconds; receivers of an ended copy exit after IDLE_TIMEOUT
 
@@ -102,6 +104,13 @@ class Stage:
                     os.rmdir(self.incoming)
             os.close(self._lock)
             self._lock = -1
+
+    def exists(self) -> bool:
+        """Return whether the directory is there.
+
+        Parts were adopted into it, or a receiver has begun.
+        """
+        return os.path.isdir(self.here)
 
     def part(self, entry: CopyObject) -> str:
         """Return the path of an object's part.
@@ -261,8 +270,6 @@ def sync_objects(directory: str, objects: Sequence[CopyObject]) -> None:
 
     Raises ValueError where one has another size.
     """
-    from concurrent.futures import ThreadPoolExecutor  # receivers do not need it
-
     synced: Dict[str, object] = {}  # folders
 
     def leave(path: str, descriptor: int) -> None:
@@ -287,13 +294,31 @@ def sync_objects(directory: str, objects: Sequence[CopyObject]) -> None:
         finally:
             folder.close()
 
-    # One object after another in a folder, and no more threads than pay off: they share the interpreter. Each sync
-    # waits for the disk, which answers many at once.
+    # One object after another in a folder. Threads share the interpreter, so they pay off only where syncs wait for the
+    # disk, which answers many at once: 4,000 clean files take one thread 0.04 s and sixteen 0.08 to 0.12 s.
     ordered = sorted(objects, key=lambda entry: entry["path"])
-    lot = max(1, min(SYNC_OBJECTS, len(ordered) // SYNC_THREADS))
-    with ThreadPoolExecutor(SYNC_THREADS) as pool:
-        for _ in pool.map(sync, (ordered[at : at + lot] for at in range(0, len(ordered), lot))):
-            pass
+    lots = _lots(ordered, max(1, min(SYNC_OBJECTS, len(ordered) // SYNC_THREADS)))
+    if any(_waits(partial(sync, lot)) for lot in lots):
+        from concurrent.futures import ThreadPoolExecutor  # receivers do not need it
+
+        with ThreadPoolExecutor(SYNC_THREADS) as pool:
+            for _ in pool.map(sync, lots):
+                pass
+
+
+def _lots(objects: Sequence[CopyObject], size: int) -> Iterator[Sequence[CopyObject]]:
+    """Yield objects in groups of ``size``, the first ones in a smaller group."""
+    at, end = 0, min(FIRST_SYNCED, size)
+    while at < len(objects):
+        yield objects[at:end]
+        at, end = end, end + size
+
+
+def _waits(work: Callable[[], None]) -> bool:
+    """Do ``work``; return whether most of the time it waited."""
+    began, used = time.monotonic(), time.thread_time()
+    work()
+    return time.monotonic() - began > 2 * (time.thread_time() - used)
 
 
 def free_bytes(path: str) -> int:
