@@ -157,8 +157,8 @@ def caller(host: Host, function: Callable[P, R], timeout: float | None = 60.0, p
         if not interpreter:
             raise no_python(host)
         argv = _argv(interpreter, name)
-        line = job_line(function, arguments, program=False, imported=_imported(host, argv))
         for tries_left in reversed(range(TRIES if declaration.repeatable else 1)):
+            line = job_line(function, arguments, program=False, imported=_imported(host, argv))
             try:
                 answer = _call_once(host, argv, name, line, timeout, declaration.answer_limit)
                 return result_of(host.name, function, arguments, answer)
