@@ -240,7 +240,7 @@ def missing_module() -> str:
     return f"midstream.remote.machine.missing_{secrets.token_hex(4)}"
 
 
-def test_server_that_cannot_import_is_replaced_by_new_interpreters(
+def test_server_that_cannot_import_is_replaced(
     host: LocalHost, forks: LocalForks, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """As after a broken upgrade."""
@@ -315,7 +315,7 @@ def test_command_works_where_a_program_of_copies_is_broken(tmp_path: Path) -> No
     for package in (midstream, midstream_engine):
         source = Path(str(package.__file__)).parent
         shutil.copytree(source, tmp_path / source.name, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "midstream" / "remote" / "copy" / "target" / "session.py").write_text("<<<<<<< torn\n")
+    (tmp_path / "midstream" / "remote" / "copy" / "target" / "session.py").write_text("<<<<<<<\n")
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text(f"hosts:\n  here: {{type: local, root: {tmp_path / 'root'}}}\n")
     environment = {**os.environ, "HOME": str(tmp_path), "MIDSTREAM_STATE": str(tmp_path / "state")}

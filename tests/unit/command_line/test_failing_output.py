@@ -1,4 +1,4 @@
-"""What is printed without a mode, to a full disk or to a reader that has exited."""
+"""Output of flags that only print, to a full disk or to a reader that has exited."""
 
 from __future__ import annotations
 
