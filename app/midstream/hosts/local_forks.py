@@ -262,7 +262,7 @@ class _Server:
 
     def _read_line(self) -> str:
         line, deadline = b"", time.monotonic() + START_TIMEOUT
-        with contextlib.suppress(OSError, ValueError):  # it has ended with requests unread, or was closed in the same time
+        with contextlib.suppress(OSError, ValueError):  # it has ended with requests unread, or was closed
             while not line.endswith(b"\n"):
                 if not select.select([self._control], [], [], max(0.0, deadline - time.monotonic()))[0]:
                     self._process.kill()
