@@ -38,6 +38,23 @@ OPEN_FILES = 1024
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(words)
+    except BrokenPipeError:
+        _drop_output()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _report_full_disk(error)
+        _drop_output()
+    return int(Exit.FAILED)
+
+
+def _run(words: Sequence[str]) -> int:
+    """Run one command and return its exit code.
+
+    OSError if the output cannot be written; SystemExit as `parse`.
+    """
     if words[:1] == ["--print-names"]:  # from the scripts of shell completion
         return _print_names(words[1:])
     options, engine = parse(words)
@@ -57,21 +74,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         output.message("midstream: interrupted")
         return int(Exit.INTERRUPTED)
-    except BrokenPipeError:
-        return int(Exit.FAILED)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        _report_full_disk(error, output)
-        return int(Exit.FAILED)
 
 
-def _report_full_disk(error: OSError, output: Output) -> None:
+def _report_full_disk(error: OSError) -> None:
     """Report that a file, or stdout where it is one, has no room left, if stderr has."""
+    from midstream.output import Output
+
     with contextlib.suppress(OSError):
-        output.message(
+        Output(False).message(
             f"midstream: {error.filename or 'the output'} cannot be written: {error.strerror} (hint: free some)"
         )
+
+
+def _drop_output() -> None:
+    """Drop what stdout did not take."""
     try:
         sys.stdout.flush()
     except OSError:  # the interpreter would try again as it exits, and report that
@@ -86,7 +102,7 @@ def _print_names(words: Sequence[str]) -> int:
     if not words or words[0] not in KINDS:
         return Exit.USAGE
     kind, *rest = words
-    print(*(flag_names(parser(), rest) if kind == FLAGS else local_names(kind, rest)), sep="\n")
+    print(*(flag_names(parser(), rest) if kind == FLAGS else local_names(kind, rest)), sep="\n", flush=True)
     return Exit.DONE
 
 

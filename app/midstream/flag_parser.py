@@ -230,6 +230,7 @@ class PrintAndExit(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> None:
         """Print the text; ``given`` is namespace, value and flag."""
         sys.stdout.write(self._text(given[1]))
+        sys.stdout.flush()  # while an error can be reported; argparse's own --help ignores it
         parser.exit()
 
 

@@ -327,7 +327,9 @@ def _add_common(flags: FlagParser) -> None:
         nargs=0,
         help="print the version, and the commit if it is known",
     )
-    common.flag("--help", "-h", action="help", help="print this help")
+    common.flag(
+        "--help", "-h", action=PrintAndExit, text=lambda _: flags.format_help(), nargs=0, help="print this help"
+    )  # fmt: skip
 
 
 def _epilog() -> str:
@@ -354,6 +356,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...]
 
     Raises:
         SystemExit: The flags are invalid, or `--help` or `--version` was printed.
+        OSError: That could not be printed.
     """
     words = list(arguments)
     engine: list[str] = []

@@ -6,7 +6,8 @@ Compiling the modules takes a new interpreter 0.1 s of processor time, the clien
 local host starts this file with its end of a socket as argument; `local_forks` has the other end. A request is one line
 of JSON: ``{"environment": ..., "directory": ...}`` with four descriptors (stdin, stdout, stderr, status) forks,
 ``{"kill": PID}`` kills a child, ``{"client": SCHEME}`` imports the client of a kind of bucket. The status of a child
-gets its process id and, when it has ended, its exit code, a line each.
+gets its process id and, when it has ended, its exit code, a line each. The socket gets one line: empty once the modules
+are imported, else the error.
 
 It has no thread, so a fork copies a state that is complete. It ends with its socket.
 """
@@ -26,7 +27,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 # With all that they need; other modules are compiled by the child. The programs of a copy are here because nothing else
@@ -72,7 +73,10 @@ class ForkServer:
                     return
 
     def _read(self) -> None:
-        data, received, flags, _ = socket.recv_fds(self._control, READ_SIZE, DESCRIPTORS)
+        try:
+            data, received, flags, _ = socket.recv_fds(self._control, READ_SIZE, DESCRIPTORS)
+        except ConnectionResetError:  # closed by a process that did not read this one's line
+            os._exit(0)
         if not data:
             os._exit(0)
         self._text += data
@@ -174,10 +178,9 @@ def _close_others() -> None:
 
 
 def _prepare_client(scheme: str) -> None:
-    clients = importlib.import_module(CLIENTS)
     # Missing or broken packages, or settings: the program that needs the client reports them.
     with contextlib.suppress(Exception):
-        clients.prepare_client(scheme)
+        importlib.import_module(CLIENTS).prepare_client(scheme)
     _freeze()
 
 
@@ -200,8 +203,11 @@ def main() -> None:
     control = socket.socket(fileno=int(descriptor))
     path = sys.path.copy()
     sys.path[0:0] = places
-    for name in (*LIBRARIES, *modules.split(",")):
-        importlib.import_module(name)
+    error = _import((*LIBRARIES, *modules.split(",")))
+    with contextlib.suppress(OSError):  # its process has exited
+        control.sendall(error.encode() + b"\n")
+    if error:
+        return
     sys.path[:] = path
     sys.argv[1:] = []
     _freeze()
@@ -213,6 +219,16 @@ def main() -> None:
             thread.join()
     sys.stderr.flush()
     os._exit(code)  # taking the interpreter apart would copy the pages that it shares, for 20 ms
+
+
+def _import(names: Sequence[str]) -> str:
+    """Import modules. Returns the error on one line; empty where there is none."""
+    try:
+        for name in names:
+            importlib.import_module(name)
+    except Exception as error:  # noqa: BLE001 (a broken installation raises anything)
+        return " ".join(f"{type(error).__name__}: {error}".split())
+    return ""
 
 
 def run(bootstrap: str) -> int:

@@ -1,13 +1,16 @@
 """Interpreters of the local host, forked by a process.
 
-That process has `midstream.remote` imported.
+That process has `midstream.remote` imported. Where it cannot, as after a broken upgrade, every command gets a new
+interpreter.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import json
+import logging
 import os
 import select
 import signal
@@ -20,10 +23,14 @@ from collections.abc import Sequence
 from typing import BinaryIO
 
 from midstream.hosts import fork_server
-from midstream.hosts.fork_server import CLIENT_PROGRAMS, IMPORTED
+from midstream.hosts.fork_server import CLIENT_PROGRAMS, IMPORTED, READ_SIZE
 from midstream.hosts.rpc.bootstrap import BOOTSTRAP
+from midstream.printable import printable
 
-SHUTDOWN_TIMEOUT = 2.0  # seconds that the server may take to end
+_log = logging.getLogger(__name__)
+START_TIMEOUT = 30.0  # seconds that the server may take to import its modules
+SHUTDOWN_TIMEOUT = 2.0  # seconds that it may take to end
+TRIES = 2  # of a request: the server may have just been killed
 
 # Commands that are run in forked processes. Elsewhere a fork may inherit what the system's libraries do not expect.
 FORKED = [sys.executable, "-I", "-c", BOOTSTRAP] if sys.platform == "linux" else []
@@ -113,12 +120,35 @@ class LocalForks:
         self._clients = list[str]()  # schemes
         self._lock = threading.Lock()
         self._server: _Server | None = None
+        self._failed = False  # to start a server
 
-    def start(self) -> ForkedChild:
-        """Start an interpreter that runs the bootstrap.
+    def usable(self) -> bool:
+        """Wait until a server has imported its programs.
+
+        Returns False where that fails. It is not tried again, and the reason is logged once.
+        """
+        with self._lock:
+            if self._failed:
+                return False
+            try:
+                server = self._running() or self._restart()
+            except OSError:  # too many processes, or no interpreter: a new interpreter reports it
+                return False
+        failure = server.failure()
+        if not failure:
+            return True
+        with self._lock:
+            if server is self._server:  # not closed while it started
+                self._server, self._failed = None, True
+                _log_once(failure)
+        server.close()
+        return False
+
+    def start(self) -> ForkedChild | None:
+        """Start an interpreter that runs the bootstrap. None where no server is usable.
 
         Raises:
-            OSError: Neither it nor a server can be started.
+            OSError: There are too many open files.
         """
         ours: list[int] = []
         theirs: list[int] = []
@@ -127,16 +157,13 @@ class LocalForks:
             ours.append(writing if child_reads else reading)
             theirs.append(reading if child_reads else writing)
         request = {"environment": dict(os.environ), "directory": _directory()}
+        sent = False
         try:
-            self._send(json.dumps(request).encode() + b"\n", theirs)
-        except OSError:
-            for descriptor in ours:
-                os.close(descriptor)
-            raise
+            sent = self._send(json.dumps(request).encode() + b"\n", theirs)
         finally:
-            for descriptor in theirs:
+            for descriptor in theirs if sent else ours + theirs:
                 os.close(descriptor)
-        return ForkedChild(self, *ours)
+        return ForkedChild(self, *ours) if sent else None
 
     def prepare(self, client: str = "") -> None:
         """Start the server before the first child needs it.
@@ -144,21 +171,23 @@ class LocalForks:
         It takes 0.1 s in a process of its own, and 0.5 s for the client of the buckets of a scheme, ``client``.
         """
         with self._lock:
-            if not FORKED:
+            if not FORKED or self._failed:
                 return
             new = [client] if client and client not in self._clients else []
             self._clients += new
             with contextlib.suppress(OSError):  # it has ended or cannot be started: the first child needs another one
-                if not self._running():
+                server = self._running()
+                if server is None:
                     self._restart()
-                elif new and self._server is not None:
-                    self._server.prepare(new)
+                else:
+                    server.prepare(new)
 
     def kill(self, pid: int) -> None:
         """Kill a child. Does nothing if it has ended."""
         with self._lock, contextlib.suppress(OSError):  # the server has ended
-            if self._running() and self._server is not None:
-                self._server.send(json.dumps({"kill": pid}).encode() + b"\n", [])
+            server = self._running()
+            if server is not None:
+                server.send(json.dumps({"kill": pid}).encode() + b"\n", [])
 
     def close(self) -> None:
         """End the server. Its children keep running."""
@@ -167,24 +196,38 @@ class LocalForks:
             if server is not None and server.owner == os.getpid():
                 server.close()
 
-    def _send(self, text: bytes, descriptors: list[int]) -> None:
-        """Send a request; to a new server if there is none, or if it has ended."""
-        with self._lock:
-            if self._running() and self._server is not None:
+    def _send(self, text: bytes, descriptors: list[int]) -> bool:
+        """Send a request to a server that is usable. Returns False where there is none."""
+        for _ in range(TRIES):
+            if not self.usable():
+                return False
+            with self._lock:
+                server = self._running()
+                if server is None:  # killed since
+                    continue
                 try:
-                    self._server.send(text, descriptors)
-                    return
+                    server.send(text, descriptors)
                 except OSError:
-                    self._server.close()
-            self._restart().send(text, descriptors)
+                    server.close()
+                    self._server = None
+                else:
+                    return True
+        return False
 
-    def _running(self) -> bool:
+    def _running(self) -> _Server | None:
+        """Return the server, unless it has ended."""
         # A forked copy of this process has no server: two must not write to one socket.
-        return self._server is not None and self._server.owner == os.getpid()
+        if self._server is None or self._server.owner != os.getpid():
+            return None
+        if self._server.ended():
+            self._server.close()
+            self._server = None
+        return self._server
 
     def _restart(self) -> _Server:
         self._server = _Server(self._flag, self.modules)
-        self._server.prepare(self._clients)
+        with contextlib.suppress(OSError):  # it has ended already, which `usable` reports
+            self._server.prepare(self._clients)
         return self._server
 
 
@@ -196,6 +239,8 @@ class _Server:
         import midstream_engine
 
         self.owner = os.getpid()
+        self._starting = threading.Lock()
+        self._failure: str | None = None  # empty once it has started
         places = {os.path.dirname(os.path.dirname(each.__file__ or "")) for each in (midstream, midstream_engine)}
         self._control, theirs = socket.socketpair()
         with theirs:
@@ -207,6 +252,32 @@ class _Server:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
+
+    def failure(self) -> str:
+        """Wait until it has started. Returns why it has not; empty where it has."""
+        with self._starting:
+            if self._failure is None:
+                self._failure = self._read_line()
+            return self._failure
+
+    def _read_line(self) -> str:
+        line, deadline = b"", time.monotonic() + START_TIMEOUT
+        with contextlib.suppress(OSError, ValueError):  # it has ended with requests unread, or was closed
+            while not line.endswith(b"\n"):
+                if not select.select([self._control], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                    self._process.kill()
+                    return f"their server did not start within {START_TIMEOUT:.0f} s"
+                data = self._control.recv(READ_SIZE)
+                if not data:
+                    break
+                line += data
+        if line.endswith(b"\n"):
+            return line.decode(errors="replace").strip()
+        code = self._process.wait()
+        return f"their server ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
+
+    def ended(self) -> bool:
+        return self._process.poll() is not None
 
     def send(self, text: bytes, descriptors: list[int]) -> None:
         sent = socket.send_fds(self._control, [text], descriptors) if descriptors else 0
@@ -223,6 +294,16 @@ class _Server:
         except subprocess.TimeoutExpired:  # it was stopped, or is still importing
             self._process.kill()
             self._process.wait()
+
+
+@functools.cache
+def _log_once(failure: str) -> None:
+    """Report why programs start slower; several servers may have the same reason."""
+    _log.warning(
+        "midstream: programs on this machine start in new interpreters, which takes longer: %s "
+        "(hint: was midstream upgraded? install it again, and restart it)",
+        printable(failure)[:500],
+    )
 
 
 def _directory() -> str:

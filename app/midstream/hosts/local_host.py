@@ -181,7 +181,9 @@ class LocalHost:
         self._check_platform()
         forks = _forks_of(argv)
         if env is None and forks is not None:
-            return LocalProcess(forks.start(), self.name)
+            forked = forks.start()
+            if forked is not None:
+                return LocalProcess(forked, self.name)
         child = subprocess.Popen(
             list(argv),
             stdin=subprocess.PIPE,
@@ -196,7 +198,11 @@ class LocalHost:
     def imported(self, argv: Sequence[str]) -> frozenset[str]:
         """Return the modules of an interpreter that ``argv`` starts."""
         forks = _forks_of(argv)
-        return frozenset() if forks is None else _imported(forks.modules)
+        if forks is None:
+            return frozenset()
+        forks.prepare()  # beside the reading of the modules here
+        names = _imported(forks.modules)
+        return names if forks.usable() else frozenset()
 
     def call(self, function: Callable[P, R], /, *, timeout: float | None = 60.0) -> Callable[P, R]:
         return remote_call.caller(self, function, timeout)
@@ -214,7 +220,10 @@ def _forks_of(argv: Sequence[str]) -> LocalForks | None:
 
 @functools.cache
 def _imported(modules: tuple[str, ...]) -> frozenset[str]:
-    return frozenset[str]().union(*map(remote_call.module_names, modules))
+    try:
+        return frozenset[str]().union(*map(remote_call.module_names, modules))
+    except FileNotFoundError:  # a broken installation: the server cannot import it either
+        return frozenset()
 
 
 def _environment(env: Mapping[str, str] | None) -> dict[str, str] | None:

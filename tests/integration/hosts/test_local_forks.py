@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import resource
+import secrets
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +18,8 @@ from typing import Any
 
 import pytest
 
+import midstream
+import midstream_engine
 from midstream.errors import ConnectionLostError, RemoteError
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.fork_server import CLIENT_PROGRAMS
@@ -230,6 +234,101 @@ def test_others_run_on_where_no_process_can_be_forked(
     running.stdin.flush()
     assert running.wait(PATIENCE) == -signal.SIGTERM
     running.close()
+
+
+def missing_module() -> str:
+    return f"midstream.remote.machine.missing_{secrets.token_hex(4)}"
+
+
+def test_server_that_cannot_import_is_replaced(
+    host: LocalHost, forks: LocalForks, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As after a broken upgrade."""
+    missing = missing_module()
+    forks.modules = (*forks.modules, missing)
+    forks.prepare()
+    waiting = remote_call.open_interpreter(host, probe.main)
+    for _ in range(2):
+        assert host.call(run_state.list_runs)(root=host.root) == []
+    process = remote_call.start_program(host, probe.main, waiting=waiting)(root=host.root, devices=1)
+    process.close()
+    assert process.wait(PATIENCE) == 0
+    assert not state_of(host, FORKED)["forked"]
+    (line,) = caplog.messages
+    assert line.startswith("midstream: ")
+    assert f"ModuleNotFoundError: No module named '{missing}'" in line
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_server_for_clients_that_cannot_import_is_replaced(
+    host: LocalHost, client_forks: LocalForks, caplog: pytest.LogCaptureFixture
+) -> None:
+    client_forks.modules = (*client_forks.modules, missing_module())
+    client_forks.prepare("s3://")  # a request that the server does not read
+    with pytest.raises(RemoteError, match="no/such"):
+        host.call(bucket_tree.check)(directory="file:///no/such", entry={}, access={})  # type: ignore[arg-type]
+    assert "ModuleNotFoundError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("import sys; sys.exit(3)", "exit code 3"),
+        ("import os; os.kill(os.getpid(), 9)", "signal 9"),
+        ("import time; time.sleep(600)", "did not start within 1 s"),
+    ],
+)
+def test_server_that_does_not_start_is_replaced(
+    host: LocalHost,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    program: str,
+    reason: str,
+) -> None:
+    (tmp_path / "server.py").write_text(program)
+    monkeypatch.setattr("midstream.hosts.local_forks.fork_server.__file__", str(tmp_path / "server.py"))
+    monkeypatch.setattr("midstream.hosts.local_forks.START_TIMEOUT", 1.0)
+    for _ in range(2):
+        assert host.call(run_state.list_runs)(root=host.root) == []
+    (line,) = caplog.messages
+    assert reason in line
+
+
+CLIENTLESS = """
+from midstream.hosts import fork_server
+fork_server.CLIENTS = "midstream_engine.missing"
+fork_server.main()
+"""
+
+
+def test_server_runs_on_where_clients_cannot_be_imported(
+    host: LocalHost, client_forks: LocalForks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "clientless.py").write_text(CLIENTLESS)
+    monkeypatch.setattr("midstream.hosts.local_forks.fork_server.__file__", str(tmp_path / "clientless.py"))
+    client_forks.prepare("s3://")
+    assert state_of(host, FORKED_CLIENTS)["forked"]
+
+
+def test_command_works_where_a_program_of_copies_is_broken(tmp_path: Path) -> None:
+    for package in (midstream, midstream_engine):
+        source = Path(str(package.__file__)).parent
+        shutil.copytree(source, tmp_path / source.name, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "midstream" / "remote" / "copy" / "target" / "session.py").write_text("<<<<<<<\n")
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(f"hosts:\n  here: {{type: local, root: {tmp_path / 'root'}}}\n")
+    environment = {**os.environ, "HOME": str(tmp_path), "MIDSTREAM_STATE": str(tmp_path / "state")}
+    command = [sys.executable, "-m", "midstream", "--fleet", str(fleet), "--status", "--json"]
+    done = subprocess.run(
+        command, env={**environment, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stderr
+    (host,) = map(json.loads, done.stdout.splitlines())
+    assert (host["name"], host["link"]) == ("here", "live")
+    (line,) = done.stderr.splitlines()
+    assert "SyntaxError" in line
+    assert "session.py" in line
 
 
 def test_modules_of_the_server_are_not_sent(

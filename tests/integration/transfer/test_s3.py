@@ -82,7 +82,7 @@ def test_programs_of_a_copy_have_the_client_already(
             happened.append(client)
             super().prepare(client)
 
-        def start(self) -> ForkedChild:
+        def start(self) -> ForkedChild | None:
             happened.append("program")
             return super().start()
 

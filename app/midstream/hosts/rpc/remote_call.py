@@ -179,8 +179,8 @@ def caller(
             if answer is not None:
                 return result_of(host.name, function, arguments, answer)
             # It has ended, or did not answer: the function may have run, and is repeated.
-        line = job_line(function, arguments, program=False, imported=_imported(host, argv))
         for tries_left in reversed(range(TRIES if declaration.repeatable else 1)):
+            line = job_line(function, arguments, program=False, imported=_imported(host, argv))
             try:
                 answer = _call_once(host, argv, name, line, timeout, declaration.answer_limit)
                 return result_of(host.name, function, arguments, answer)

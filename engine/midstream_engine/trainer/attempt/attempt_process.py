@@ -5,6 +5,7 @@ It reads the configuration, opens the attempt, runs it and records how it ended.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -164,7 +165,10 @@ def _attempt(
         log.error(line, exc_info=None if isinstance(error, (EngineError, ConfigError, CheckpointError)) else error)
         if before is not None and status.value.state in PREPARING:
             # Its flags may be the reason: the next attempt starts without them.
-            restore_config(attempt.paths, resolved, before)
+            try:
+                restore_config(attempt.paths, resolved, before)
+            except OSError as refused:
+                log.error("run.yaml remains this attempt's: %s", refused)
         status.update(state=records.FAILED, message=line)
         processes.abandon(line)
         return code, processes
@@ -253,10 +257,12 @@ def _one_line(error: Exception) -> str:
 
 def _refuse(error: Exception, code: int, arguments: Sequence[str]) -> int:
     line = printable(" ".join(str(error).split()))
-    print(f"midstream: {line}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # stderr is a log on a full disk: the status is tried, and may fit
+        print(f"midstream: {line}", file=sys.stderr, flush=True)
     number = os.environ.get("MIDSTREAM_ATTEMPT", "")
     if number.isdecimal():
-        _leave_status(line, int(number), arguments)
+        with contextlib.suppress(OSError):  # the launcher finds that the process has ended
+            _leave_status(line, int(number), arguments)
     return code
 
 

@@ -96,10 +96,10 @@ def measure_later(attempt: Attempt, checkpoint: str, kept: list[HostArray]) -> t
             time.sleep(POLL_INTERVAL)
         try:
             found = measure(directory, kept)
+            found.write(attempt.files.parameter_drift)
         except Exception as error:  # noqa: BLE001  training continues; the certificate reports that the file is missing
             log.error("parameter drift not measured: %s: %s", type(error).__name__, error)
             return
-        found.write(attempt.files.parameter_drift)
         log.info("parameter drift: %.2e (largest: %s, %.2e)", found.distance, found.worst_array, found.worst)
 
     thread = threading.Thread(target=wait_and_measure, name="parameter-drift", daemon=True)

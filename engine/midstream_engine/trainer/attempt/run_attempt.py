@@ -133,6 +133,18 @@ def run(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, 
         ConfigError: The configuration is invalid on these devices.
         EngineError: The run cannot be continued; FencedError if it belongs to another attempt.
     """
+    with contextlib.ExitStack() as threads:  # a thread in jax while the interpreter exits could crash the process
+        return _run(config, root, attempt, status, signals, threads)
+
+
+def _run(
+    config: TrainLmConfig,
+    root: str,
+    attempt: Attempt,
+    status: StatusFile,
+    signals: Signals,
+    threads: contextlib.ExitStack,
+) -> str:
     commands = CommandFile(attempt.files.command_file)
     agree_on_command(attempt.processes, commands)
     requests = Requests(signals, commands, attempt.processes)
@@ -152,6 +164,8 @@ def run(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, 
         assert origin is not None
         arrival = follow_arrival(attempt, origin, ready)
         replica = commands.command is not None and commands.command.action == records.REPLAY
+        if arrival is not None:
+            threads.callback(arrival.close)
         outcome = stand_by(attempt, ready, origin, requests, status, arrival, replica=replica)
         if outcome.command is None:
             return records.STOPPED

@@ -58,7 +58,8 @@ class StatusFile:
     def update(self, **changes: Any) -> None:
         """Change fields of the status.
 
-        A new ``state`` is written immediately, the rest with the next heartbeat.
+        A new ``state`` is written immediately, the rest with the next heartbeat. OSError if one that waits for
+        commands or ends without a failure cannot be written; a failure has its own error.
         """
         with self._lock:
             before = self._status
@@ -68,7 +69,7 @@ class StatusFile:
             if any(getattr(before, name) != getattr(self._status, name) for name in _PROGRESS):
                 self._status = dataclasses.replace(self._status, progress=time.time())
             changed = self._status.state != before.state
-        if changed and changes["state"] in PASSING:
+        if changed and changes["state"] in (*PASSING, records.FAILED):
             self._write_or_log(durable=True)
         elif changed:
             self._write(durable=True)

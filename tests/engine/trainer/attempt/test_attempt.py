@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -83,6 +86,46 @@ def test_attempt_that_fails_before_it_trains_restores_run_yaml(
     assert code == records.EXIT_CONFIG
     unchanged = Path(paths.config).read_bytes() == given.read_bytes()
     assert unchanged == (state == records.COMPILING)
+
+
+@pytest.mark.parametrize("unwritable", ["status", "config"])
+def test_exit_code_is_the_failures_where_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unwritable: str
+) -> None:
+    """Directories in the places of the files stand for the full disk."""
+    paths = open_attempt(str(tmp_path), "r", {}).paths
+    Path(paths.config).write_bytes(b"# of an earlier attempt\n")
+
+    def fail(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, signals: Signals) -> str:
+        path = Path(attempt.files.status() if unwritable == "status" else paths.config)
+        path.unlink()
+        path.mkdir()
+        raise FencedError("the run belongs to another host")
+
+    monkeypatch.setattr(attempt_process, "_import_run", lambda: fail)
+    arguments = ["--config_path", str(CONFIGS / "gpt2_tiny.yaml"), "--trainer.id", "r"]
+    code = attempt_process.run_process([*arguments, "--trainer.root", str(tmp_path)], Signals())
+    assert code == records.EXIT_FENCED
+    if unwritable == "config":
+        status = records.Status.read(paths.attempt(2).status())
+        assert (status.state, status.message) == ("failed", "the run belongs to another host")
+
+
+@pytest.mark.parametrize("unwritable", ["stderr", "stderr and status"])
+def test_refusal_is_in_the_status_where_it_cannot_be_printed(tmp_path: Path, unwritable: str) -> None:
+    """The launcher reads the status; stderr is the log, on the same disk."""
+    files = records.RunPaths(str(tmp_path), "r").attempt(1)
+    Path(files.dir if unwritable == "stderr" else files.status()).mkdir(parents=True)
+    command = [sys.executable, "-m", "midstream_engine.train", "--config_path", str(CONFIGS / "gpt2_tiny.yaml")]
+    with open("/dev/full", "w") as full:
+        code = subprocess.call(
+            [*command, "--trainer.id", "r", "--trainer.no_such_key", "1"],
+            env={**os.environ, "MIDSTREAM_ROOT": str(tmp_path), "MIDSTREAM_ATTEMPT": "1"},
+            stderr=full,
+        )
+    if unwritable == "stderr":
+        assert "no_such_key" in records.Status.read(files.status()).message
+    assert code == records.EXIT_CONFIG
 
 
 def test_lineage_has_one_entry_and_end_per_attempt(tmp_path: Path) -> None:

@@ -74,6 +74,33 @@ def test_standby_rehearses_refuses_mismatch_and_continues_run(trained: Path, tmp
         assert records.relative_difference(mine["train/loss"], one["train/loss"]) < 1e-4
 
 
+THREADS = """
+import atexit, threading
+atexit.register(lambda: print("at the exit:", *sorted(each.name for each in threading.enumerate()), flush=True))
+"""
+
+
+def test_standby_that_fails_after_its_command_ends_its_reader(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(THREADS)
+    held = Held(trained, tmp_path, "step-4-a001", *FLAGS)
+    held.order(records.STANDBY, 1, "step-4-a001")
+    with held.start(PYTHONPATH=str(tmp_path / "site")) as engine:
+        engine.until(held.is_in(records.WAITING))
+        Path(held.paths.config).mkdir()  # `run.yaml` cannot be written
+        held.bring("step-8-a001")
+        records.Fence.read(held.source.fence).sealed(2, "two", 8).write(held.paths.fence)
+        held.order(records.RESTORE, 2, "step-8-a001")
+        code, log = engine.finish()
+    assert code == 1, log
+    status = held.status()
+    assert status is not None
+    assert (status.state, status.acknowledged) == ("failed", 2), status.message
+    (line,) = (line for line in log.splitlines() if line.startswith("at the exit:"))
+    assert "MainThread" in line
+    assert "arrival" not in line
+
+
 def test_standby_stopped_leaves_no_trace(trained: Path, tmp_path: Path) -> None:
     held = Held(trained, tmp_path, "step-4-a001", *FLAGS)
     held.order(records.STANDBY, 1, "step-4-a001")
