@@ -12,6 +12,7 @@ from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.checkpoint.loading.checkpoint_records import read_train
 from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
 from midstream_engine.checkpoint.saving.save import PendingSave, begin_save
+from midstream_engine.checkpoint.saving.snapshot import Copy
 from midstream_engine.records import MANIFEST, PACKED, TRAIN, RunPaths
 from support.checkpoints.checkpoint_states import PROVENANCE, REFERENCE_LOSSES, STATE, plain_state, save
 
@@ -35,7 +36,7 @@ class Late:
         return train_document(STATE, PROVENANCE, REFERENCE_LOSSES)
 
     def begin(self) -> PendingSave:
-        return begin_save(self.paths, plain_state(), self.document, step=7, attempt=1, epoch=1, copy=False)
+        return begin_save(self.paths, plain_state(), self.document, step=7, attempt=1, epoch=1, copy=Copy.NONE)
 
 
 def test_document_is_needed_once_the_arrays_are_written(tmp_path: Path) -> None:
