@@ -19,7 +19,7 @@ from midstream_engine import records
 from midstream_engine.checkpoint.errors import CheckpointCorruptError
 from midstream_engine.checkpoint.format.array_names import flatten, flatten_shardings
 from midstream_engine.checkpoint.loading import restore
-from midstream_engine.checkpoint.loading.arrival import Arrival, EarlyUse
+from midstream_engine.checkpoint.loading.arrival import Arrival
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from support.checkpoints.checkpoint_states import plain_state, save
@@ -63,7 +63,7 @@ class Copy:
         """Bring every object, and the manifest last."""
         self.bring(*(entry.path for entry in read_manifest(str(self.sent)).object_entries), records.MANIFEST)
 
-    def arrival(self, use: EarlyUse | None = None) -> Arrival:
+    def arrival(self) -> Arrival:
         """Read what has arrived once, until it waits for more."""
         again, looks = threading.Event(), []
 
@@ -77,7 +77,7 @@ class Copy:
         shardings = flatten_shardings(self.tree, DEVICE)
         entries = read_manifest(self.old).array_entries
         expected = [dataclasses.replace(entry, dtype=self.types.get(entry.name, entry.dtype)) for entry in entries]
-        arrival = Arrival(find, expected, shardings, use)
+        arrival = Arrival(find, expected, shardings)
         arrival.start()
         assert again.wait(PATIENCE)
         return arrival
@@ -168,61 +168,3 @@ def test_arrays_of_another_type_are_read_again(copy: Copy) -> None:
     copy.bring_all()
     assert same(copy.restored(arrival), copy.wanted())
     assert sorted(path for path in copy.reread if "/c/" in path) == sorted(copy.chunks())
-
-
-class Used:
-    """The model's arrays of each early use, by the checkpoint's directory."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, dict[str, np.ndarray]] = {}
-        self.use = EarlyUse("model/", self._begin)
-
-    def _begin(self, directory: str, arrays: dict[str, jax.Array]) -> str:
-        self.found[directory] = {name: np.asarray(array) for name, array in arrays.items()}
-        return "used"
-
-
-def model_objects(copy: Copy) -> list[str]:
-    """The paths of all objects with arrays of the model."""
-    return [records.PACKED, *(path for path in copy.chunks() if path.startswith("arrays/model/"))]
-
-
-def test_model_is_used_before_the_rest_has_arrived(copy: Copy) -> None:
-    copy.bring(*model_objects(copy))
-    used = Used()
-    arrival = copy.arrival(used.use)
-    model = {name: array for name, array in copy.wanted().items() if name.startswith("model/")}
-    assert same(used.found[str(copy.directory)], model)
-    assert arrival.result is None  # nothing says yet that these are the bytes of the checkpoint
-    copy.bring_all()
-    assert same(copy.restored(arrival), copy.wanted())
-    assert arrival.result == "used"
-
-
-def test_model_is_not_used_while_a_part_is_missing(copy: Copy) -> None:
-    copy.bring(*model_objects(copy)[:-1])
-    used = Used()
-    arrival = copy.arrival(used.use)
-    copy.bring_all()
-    assert same(copy.restored(arrival), copy.wanted())
-    assert (used.found, arrival.result) == ({}, None)
-
-
-@pytest.mark.parametrize("part", [slice(0, 1), slice(1, 2)])  # the packed arrays, and a chunk
-def test_result_of_other_bytes_does_not_count(copy: Copy, part: slice) -> None:
-    copy.bring(*model_objects(copy))
-    copy.bring(*model_objects(copy)[part], source=Path(copy.old))
-    used = Used()
-    arrival = copy.arrival(used.use)
-    copy.bring_all()
-    assert same(copy.restored(arrival), copy.wanted())
-    assert list(used.found) == [str(copy.directory)]
-    assert arrival.result is None
-
-
-def test_packed_arrays_that_arrived_are_not_read_again(copy: Copy) -> None:
-    copy.bring(*model_objects(copy))
-    arrival = copy.arrival()
-    copy.bring_all()
-    (copy.directory / records.PACKED).write_bytes(b"")
-    assert same(copy.restored(arrival), copy.wanted())

@@ -7,16 +7,13 @@ and hashed before that; the restore compares those hashes with the manifest's, a
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any
 
-import jax
 from jax.sharding import Sharding
 
 from midstream_engine.checkpoint.errors import CheckpointError
@@ -24,13 +21,12 @@ from midstream_engine.checkpoint.format import zarr
 from midstream_engine.checkpoint.format.boxes import Box, volume
 from midstream_engine.checkpoint.format.chunk_grid import chunks_of
 from midstream_engine.checkpoint.format.dtypes import numpy_dtype
-from midstream_engine.checkpoint.format.packed_arrays import unpack_entries
 from midstream_engine.checkpoint.host_buffers import BufferPool
 from midstream_engine.checkpoint.loading.array_assembly import ArrayAssembly
 from midstream_engine.checkpoint.loading.part_memory import expect_parts
 from midstream_engine.checkpoint.stores.directory_objects import DirectoryObjects
 from midstream_engine.checkpoint.stores.hashed_objects import CRC32C_RESIDUE, Hasher
-from midstream_engine.records import PACKED, ArrayEntry, Manifest, ObjectEntry
+from midstream_engine.records import ArrayEntry, Manifest, ObjectEntry
 
 log = logging.getLogger(__name__)
 INTERVAL = 0.1  # seconds between looks at least; a look takes a tenth of the time at most
@@ -38,30 +34,11 @@ NICENESS = 10  # of the thread: the copy, which shares the processor, goes befor
 CHECKSUM = 4  # bytes of a chunk's crc32c
 
 
-@dataclasses.dataclass(frozen=True)
-class EarlyUse:
-    """Use of arrays once all of them have arrived, before the manifest."""
-
-    prefix: str  # of the arrays' names
-    begin: Callable[[str, dict[str, jax.Array]], Any]  # with the checkpoint's directory; returns the result, and soon
-
-
 class EarlyArrays:
-    """Arrays of one checkpoint, and the objects of it that were read.
+    """Arrays of one checkpoint, and the objects of it that were read."""
 
-    ``result`` is what ``use`` returned, None before.
-    """
-
-    def __init__(
-        self,
-        directory: str,
-        entries: Sequence[ArrayEntry],
-        shardings: Mapping[str, Sharding],
-        use: EarlyUse | None = None,
-    ) -> None:
+    def __init__(self, directory: str, entries: Sequence[ArrayEntry], shardings: Mapping[str, Sharding]) -> None:
         self.directory = directory
-        self.result: Any = None
-        self._use = use
         expect_parts((shardings[entry.name], entry.shape, numpy_dtype(entry.dtype)) for entry in entries)
         # Without `PartBuffers`, because parts stay incomplete for long here.
         self.assemblies = {entry.name: ArrayAssembly(entry, shardings[entry.name]) for entry in entries}
@@ -70,16 +47,10 @@ class EarlyArrays:
         self._missing: dict[str, tuple[ArrayAssembly, Box]] = {
             zarr.chunk_path(entry.name, index): (assembly, box)
             for entry in entries
-            if entry.grid
             for assembly in [self.assemblies[entry.name]]
             for index, box in chunks_of(entry.shape, entry.grid)
             if assembly.needs(box)
         }
-        self._packed = [entry for entry in entries if not entry.grid]
-        leading = {entry.name for entry in entries if use is not None and entry.name.startswith(use.prefix)}
-        self._leading = {path for path, (assembly, _) in self._missing.items() if assembly.entry.name in leading}
-        if any(entry.name in leading for entry in self._packed):
-            self._leading.add(PACKED)
 
     def look(self, ended: threading.Event) -> bool:
         """Read the objects that have arrived; return whether there were any.
@@ -92,46 +63,27 @@ class EarlyArrays:
             OSError: An object cannot be read.
         """
         arrived = [path for path in self._missing if self._store.exists(path)]
-        if self._packed and PACKED not in self.objects and self._store.exists(PACKED):
-            arrived.insert(0, PACKED)
         for path in arrived:
             if ended.is_set():
                 break
-            self.objects[path] = self._read_packed() if path == PACKED else self._read_chunk(path)
-            if path in self._leading:
-                self._leading.remove(path)
-                if not self._leading and self._use is not None:
-                    found = {name: each for name, each in self.assemblies.items() if name.startswith(self._use.prefix)}
-                    arrays = {name: assembly.finish() for name, assembly in found.items()}
-                    self.result = self._use.begin(self.directory, arrays)
+            assembly, box = self._missing.pop(path)
+            size = volume(box) * assembly.dtype.itemsize + CHECKSUM
+            if self._store.size(path) != size:
+                raise CheckpointError(f"{self.directory}: object {path} has not the {size} bytes of such a chunk")
+            hasher = Hasher()
+            into = chain(assembly.buffers(box, self._blocks), [memoryview(bytearray(CHECKSUM))])
+            if self._store.read(path, into, hasher.update) != size or hasher.crc32c != CRC32C_RESIDUE:
+                raise CheckpointError(f"{self.directory}: object {path} is damaged")
+            assembly.accept(box)
+            self.objects[path] = hasher.entry(path)
         return bool(arrived)
-
-    def _read_chunk(self, path: str) -> ObjectEntry:
-        assembly, box = self._missing.pop(path)
-        size = volume(box) * assembly.dtype.itemsize + CHECKSUM
-        if self._store.size(path) != size:
-            raise CheckpointError(f"{self.directory}: object {path} has not the {size} bytes of such a chunk")
-        hasher = Hasher()
-        into = chain(assembly.buffers(box, self._blocks), [memoryview(bytearray(CHECKSUM))])
-        if self._store.read(path, into, hasher.update) != size or hasher.crc32c != CRC32C_RESIDUE:
-            raise CheckpointError(f"{self.directory}: object {path} is damaged")
-        assembly.accept(box)
-        return hasher.entry(path)
-
-    def _read_packed(self) -> ObjectEntry:
-        raw, hasher = memoryview(self._store.get(PACKED)), Hasher()
-        hasher.update(raw)
-        for entry, array in unpack_entries(f"{self.directory}: object {PACKED}", raw, self._packed):
-            self.assemblies[entry.name].put(array)
-        return hasher.entry(PACKED)
 
     def fit(self, manifest: Manifest) -> bool:
         """Return whether the manifest has these arrays and objects, with these hashes."""
         known = {entry.name: entry for entry in manifest.array_entries}
         objects = {entry.path: entry for entry in manifest.object_entries}
         for name, assembly in self.assemblies.items():
-            # The hash of a packed array is that of other contents; its object's is compared below.
-            if name not in known or _without_hash(known[name]) != _without_hash(assembly.entry):
+            if name not in known or known[name] != assembly.entry:
                 return False
         for path, found in self.objects.items():
             entry = objects.get(path)
@@ -142,22 +94,11 @@ class EarlyArrays:
         return not manifest.hosts
 
 
-def _without_hash(entry: ArrayEntry) -> ArrayEntry:
-    return dataclasses.replace(entry, sha256="")
-
-
 class Arrival:
-    """A thread that reads the arriving checkpoint; see the module.
-
-    ``result``: that of the early use of the checkpoint that was taken; None where there was none.
-    """
+    """A thread that reads the arriving checkpoint; see the module."""
 
     def __init__(
-        self,
-        find: Callable[[], str | None],
-        entries: Sequence[ArrayEntry],
-        shardings: Mapping[str, Sharding],
-        use: EarlyUse | None = None,
+        self, find: Callable[[], str | None], entries: Sequence[ArrayEntry], shardings: Mapping[str, Sharding]
     ) -> None:
         """Prepare; nothing is read before `start`.
 
@@ -165,12 +106,9 @@ class Arrival:
             find: Returns the directory of the checkpoint that arrives; None while there is none.
             entries: The arrays that it will have, as an earlier checkpoint of the run has them.
             shardings: Of the arrays, by name.
-            use: What is done with some of the arrays before the others have arrived. Their bytes are not verified by
-                then; its result counts if the manifest has their hashes.
         """
-        self._find, self._shardings, self._use = find, shardings, use
-        self._entries = list(entries)
-        self.result: Any = None
+        self._find, self._shardings = find, shardings
+        self._entries = [entry for entry in entries if entry.grid]
         self._early: EarlyArrays | None = None
         self._refused = ""  # directory whose objects are not those of the expected arrays
         self._ended = threading.Event()
@@ -207,7 +145,6 @@ class Arrival:
             log.warning("%s: what was read while it arrived is not what its manifest has; it is read again", directory)
             return None
         log.info("read %d objects of %s while it arrived", len(early.objects), os.path.basename(directory))
-        self.result = early.result
         return early
 
     def _follow(self) -> None:
@@ -227,7 +164,7 @@ class Arrival:
                 return False
             if self._early is None or self._early.directory != directory:
                 self._early = None  # its memory, before the next one's is taken
-                self._early = EarlyArrays(directory, self._entries, self._shardings, self._use)
+                self._early = EarlyArrays(directory, self._entries, self._shardings)
             return self._early.look(self._ended)
         except Exception as error:  # noqa: BLE001 (any error: the restore reads what this did not)
             log.warning("%s is not read while it arrives: %s", directory, " ".join(str(error).split())[:300])

@@ -238,7 +238,7 @@ def _read_arrays(
         return data
 
     packed = [entry for entry in entries if not entry.grid]
-    if packed and PACKED not in hashes:
+    if packed:
         tasks.append((objects[PACKED].size, lambda: _take_packed(store.where, observe(PACKED), packed, assemblies)))
     for number, entry in enumerate(entries, 1):
         if entry.grid:
@@ -259,12 +259,7 @@ def _hand_over(assemblies: dict[str, ArrayAssembly], first: First, parts: PartBu
 
 
 def _followed(tasks: Sequence[Task], then: Callable[[], None]) -> list[Task]:
-    """Return the tasks so that the last of them to end calls ``then``.
-
-    Where there are none, return a task that does.
-    """
-    if not tasks:
-        return [(0, then)]
+    """Return the tasks so that the last of them to end calls ``then``."""
     left, lock = len(tasks), threading.Lock()
 
     def counted(function: Callable[[], None]) -> None:

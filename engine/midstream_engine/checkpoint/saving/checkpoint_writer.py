@@ -99,8 +99,7 @@ def stored_bytes(arrays: list[HostArray]) -> int:
 def write_objects(store: _Target, arrays: list[HostArray], document: Document) -> Written:
     """Write arrays and ``train.json`` to ``store``, in threads.
 
-    The bytes in memory are limited. ``document`` is called once the arrays are written. The small arrays are written
-    first: a standby that reads a checkpoint while it is copied then has the complete model after its last chunk.
+    The bytes in memory are limited. ``document`` is called once the arrays are written.
     """
     objects = [*write_small_arrays(store, arrays), *write_chunks(store, arrays)]
     entries = describe_arrays(arrays)

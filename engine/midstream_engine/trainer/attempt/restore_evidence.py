@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from midstream_engine import records
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
-from midstream_engine.config.batch_schedule import BatchSchedule
 from midstream_engine.models.lm import LmModel
 from midstream_engine.trainer.attempt.resume import Origin, Resumed
 from midstream_engine.trainer.computation.programs import CompiledRun
@@ -26,34 +24,15 @@ class ModelLosses:
     They are measured on a thread of their own, while the rest of the state is restored: they need the parameters alone.
     """
 
-    def __init__(
-        self,
-        step: int,
-        schedule: BatchSchedule,
-        ready: CompiledRun,
-        early: Callable[[], ModelLosses | None] = lambda: None,
-    ) -> None:
-        """Prepare to measure.
-
-        Args:
-            step: Updates done in the state.
-            schedule: The batch schedule recorded with it.
-            ready: The run's programs.
-            early: Returns the losses of the same parameters that were measured before, if there are any.
-        """
-        self.batch_of = (step, schedule)
-        self.measured: Future[Measured] | None = None  # once it has begun
-        self._ready, self._early = ready, early
+    def __init__(self, origin: Origin, ready: CompiledRun) -> None:
+        self._origin, self._ready = origin, ready
+        self._measured: Future[Measured] | None = None
         self.waited = 0.0  # seconds that `result` waited for the program to be compiled
 
     def begin(self, model: LmModel) -> None:
-        """Begin to measure, unless that was done early with the same batch."""
-        early = self._early()
-        if early is not None and early.batch_of == self.batch_of:
-            self.measured = early.measured
-            return
+        """Begin to measure."""
         thread = ThreadPoolExecutor(1, thread_name_prefix="reference-losses")
-        self.measured = thread.submit(self._measure, model)
+        self._measured = thread.submit(self._measure, model)
         thread.shutdown(wait=False)
 
     def result(self, model: LmModel) -> Measured:
@@ -64,12 +43,11 @@ class ModelLosses:
         began = time.monotonic()
         self._ready.programs.reference_losses  # noqa: B018 (waits)
         self.waited = time.monotonic() - began
-        return self._measure(model) if self.measured is None else self.measured.result()
+        return self._measure(model) if self._measured is None else self._measured.result()
 
     def _measure(self, model: LmModel) -> Measured:
         # The batch that was next when the state was saved, even where the batch size has changed since.
-        step, schedule = self.batch_of
-        expected = self._ready.setup.batches.under(schedule).batch(step)
+        expected = self._ready.setup.batches.under(self._origin.batch_schedule).batch(self._origin.step)
         return self._ready.programs.reference_losses.measure(model, expected)
 
 

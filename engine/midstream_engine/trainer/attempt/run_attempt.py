@@ -162,7 +162,7 @@ def _run(
     arrival = None
     if attempt.standby:
         assert origin is not None
-        arrival = follow_arrival(attempt, origin, ready)
+        arrival = follow_arrival(attempt, origin, ready.setup)
         replica = commands.command is not None and commands.command.action == records.REPLAY
         if arrival is not None:
             threads.callback(arrival.close)
@@ -290,8 +290,7 @@ def begin(
         return Beginning(state, 0, None, None)
     status.update(state=records.RESTORING)
     began = time.monotonic()
-    early = (lambda: None) if arrival is None else (lambda: arrival.result)
-    losses = ModelLosses(origin.step, origin.batch_schedule, ready, early)
+    losses = ModelLosses(origin, ready)
     # Alone: several processes restore at different speeds, and measure together.
     model_ready = losses.begin if attempt.processes.client is None else None
     try:

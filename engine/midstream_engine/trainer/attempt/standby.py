@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
 
 import jax
@@ -18,16 +17,15 @@ import numpy as np
 
 from midstream_engine import records
 from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.checkpoint.format.array_names import flatten_shardings, unflatten
-from midstream_engine.checkpoint.loading.arrival import Arrival, EarlyUse
+from midstream_engine.checkpoint.format.array_names import flatten_shardings
+from midstream_engine.checkpoint.loading.arrival import Arrival
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.checkpoint.save_fence import FenceUnreadableError, read_fence
 from midstream_engine.checkpoint.stores import in_bucket, open_checkpoints
 from midstream_engine.errors import EngineError, FencedError
-from midstream_engine.trainer.attempt.restore_evidence import ModelLosses
 from midstream_engine.trainer.attempt.resume import Origin, restore
 from midstream_engine.trainer.attempt.standby_lease import Lease
-from midstream_engine.trainer.computation.programs import CompiledRun, Programs
+from midstream_engine.trainer.computation.programs import Programs
 from midstream_engine.trainer.computation.reference_losses import TOLERANCE, worst_error
 from midstream_engine.trainer.computation.setup import Setup
 from midstream_engine.trainer.loop.requests import Requests
@@ -79,11 +77,11 @@ def rehearse(origin: Origin, setup: Setup, programs: Programs, status: StatusFil
     return seconds
 
 
-def follow_arrival(attempt: Attempt, origin: Origin, ready: CompiledRun) -> Arrival | None:
+def follow_arrival(attempt: Attempt, origin: Origin, setup: Setup) -> Arrival | None:
     """Return what reads the run's next checkpoint while it is copied here.
 
-    That is one after ``origin``, on which the standby rehearses. Its reference losses are measured once its model has
-    arrived. None where several processes restore, or checkpoints are in a bucket.
+    That is one after ``origin``, on which the standby rehearses. None where several processes restore, or checkpoints
+    are in a bucket.
     """
     if attempt.processes.client is not None or in_bucket(attempt.paths.checkpoints):
         return None
@@ -94,18 +92,9 @@ def follow_arrival(attempt: Attempt, origin: Origin, ready: CompiledRun) -> Arri
         newer = {key: name for name in names if (key := records.parse_checkpoint_name(name)) and key[0] > origin.step}
         return attempt.paths.checkpoint(newer[max(newer)]) if newer else None
 
-    setup = ready.setup
-    template = {"model": setup.template.model}
-
-    def measure(directory: str, arrays: dict[str, jax.Array]) -> ModelLosses:
-        step, _ = records.parse_checkpoint_name(os.path.basename(directory)) or (0, 0)
-        losses = ModelLosses(step, origin.batch_schedule, ready)
-        losses.begin(unflatten(template, arrays)["model"])
-        return losses
-
     shardings = flatten_shardings(setup.template, setup.shardings)
     entries = [entry for entry in read_manifest(origin.directory).array_entries if entry.name in shardings]
-    return Arrival(find, entries, shardings, EarlyUse("model/", measure))
+    return Arrival(find, entries, shardings)
 
 
 def wait_on_standby(
