@@ -18,7 +18,7 @@ from support.checkpoints.checkpoint_states import PROVENANCE, REFERENCE_LOSSES, 
 
 
 class Late:
-    """A run with a save of step 7 whose document is made when it is needed."""
+    """A run with a save of step 7; its document is made when it is needed."""
 
     def __init__(self, root: Path, error: Exception | None = None) -> None:
         self.paths, self.error = RunPaths(str(root), "run"), error

@@ -71,7 +71,7 @@ class PartBuffers:
                 jax.block_until_ready(self._copies[0][0])  # with the lock: `settle` waits for this one, too
 
     def _give_back(self, copy: Any, buffer: np.ndarray) -> None:
-        """Use a buffer again, whose part has been copied.
+        """Use a buffer again after its part has been copied.
 
         If jax has adopted it, another one may be allocated instead.
         """

@@ -56,7 +56,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Parts:
 
 
 class PausedWrites:
-    """Directory stores whose writes wait until they are released, or fail.
+    """Directory stores: their writes wait until they are released, or fail.
 
     ``go`` releases those of the first save, ``next`` those of later ones, which by themselves do not wait.
     """
