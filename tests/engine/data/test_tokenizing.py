@@ -22,7 +22,7 @@ from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.prepared_data import data_root, open_cache
 from midstream_engine.data.sources.list_sources import list_sources
-from midstream_engine.data.tokenize import tokenize_units, units
+from midstream_engine.data.tokenize import tokenize_units, tokenizing_directory, units
 from midstream_engine.data.tokenize.progress_bar import ProgressBar
 from midstream_engine.data.tokenize.tokenizer import ByteTokenizer, load_tokenizer
 
@@ -253,6 +253,15 @@ def test_tokenizing_removes_only_abandoned_work(tmp_path: Path, corpus: list[str
         os.close(descriptor)
     left = sorted(name for name in os.listdir(place) if name.startswith(".tokenizing"))
     assert left == [".tokenizing-busy", ".tokenizing-young"]
+
+
+def test_tokenizing_directory_that_stays_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As on NFS, where the directory of a file that is open somewhere cannot be removed.
+    monkeypatch.setattr(tokenizing_directory.shutil, "rmtree", lambda *_, **__: None)
+    for _ in range(2):
+        with tokenizing_directory.tokenizing_directory(str(tmp_path), "request") as directory:
+            Path(directory, "0.tokens").write_bytes(b"x")
+    assert not Path(tmp_path, ".tokenizing-request").exists()
 
 
 def test_tokenizing_command_needs_no_jax(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.rpc.remote_program import Cancelled, reports
 from midstream.remote.copy.stream import tls_peer
+from midstream.remote.files.copy_items import HistoryObject
 from midstream.remote.files.object_files import INCOMING
 from midstream.transfer import (
     CopySettings,
@@ -28,6 +29,9 @@ from midstream.transfer import (
     copy_tree,
     verify_objects,
 )
+from midstream.transfer.copy.send_files import send_files
+from midstream.transfer.copy.target_session import TargetSession
+from midstream.transfer.progress import Meter
 from midstream.transfer.streams.tls_certificates import make_peers
 from midstream_engine import records
 from support.checkpoints.trees import (
@@ -36,6 +40,7 @@ from support.checkpoints.trees import (
     cell,
     files,
     random_contents,
+    sha256,
     write_checkpoint,
     write_tree,
 )
@@ -167,6 +172,39 @@ def test_another_tree_is_not_overwritten(pair: Pair, tmp_path: Path) -> None:
     with pytest.raises(TransferError, match="has another tree"):
         copy_tree(Endpoint(pair[0], str(tmp_path / "source")), Endpoint(pair[1], str(tmp_path / "target")))
     assert (tmp_path / "target" / cell("a")).read_bytes() == b"2"
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_answer_to_commit_is_read_whenever_it_arrives(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, history: bool
+) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    write_checkpoint(source, random.Random(1))
+    real = TargetSession.commit
+
+    def commit(session: TargetSession) -> None:
+        real(session)
+        for thread in session._threads:
+            if "read_reports" in thread.name:
+                thread.join(60)  # the target has answered, and its program has ended
+
+    monkeypatch.setattr(TargetSession, "commit", commit)
+    ends = Endpoint(pair[0], str(source)), Endpoint(pair[1], str(target))
+    cancel = threading.Event()
+    late = threading.Timer(60, cancel.set)
+    late.start()
+    try:
+        if history:
+            entry: HistoryObject = {"path": "attempts/001/log-0.txt", "size": 2, "sha256": sha256(b"{}")}
+            (source / "attempts/001").mkdir(parents=True)
+            (source / entry["path"]).write_bytes(b"{}")
+            send_files(*ends, [entry], Meter(2, 1), explain=TransferError, cancel=cancel)
+            assert (target / entry["path"]).read_bytes() == b"{}"
+        else:
+            copy_tree(*ends, cancel=cancel)
+            assert_same_tree(target, source)
+    finally:
+        late.cancel()
 
 
 def test_cancelled_copy_has_complete_objects_and_resumes(pair: Pair, tmp_path: Path) -> None:

@@ -53,7 +53,8 @@ def install(root: str, digest: str, archive: str) -> FileName:
     if hashlib.sha256(tar).hexdigest() != digest:
         raise ValueError("the engine's archive is not the one that was announced")
     directory = _engine_directory(root, digest)
-    temporary = "{}.incoming-{}".format(directory, os.getpid())
+    # Hosts that share the root may have the same process ids.
+    temporary = "{}.incoming-{}".format(directory, os.urandom(8).hex())
     os.makedirs(temporary)
     try:
         files = _unpack(tar, temporary)

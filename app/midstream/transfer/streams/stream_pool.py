@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty
 from threading import Event
@@ -99,6 +98,7 @@ class StreamPool:
         self._unopened = deque(self._queues)
         self._limit, self._cancel = bandwidth_limit, cancel
         self._closed = False
+        self._opened: list[Stream] = []  # also streams of which `run` has not read yet that they are open
         self._lock = threading.Lock()
         self.bytes_sent = 0
         self.bytes_on_link = 0
@@ -106,7 +106,7 @@ class StreamPool:
     def run(self, waiting: set[str], *, landed: Callable[[], None] | None = None) -> None:
         """Send everything; return once each path of ``waiting`` is verified at the target.
 
-        ``landed`` is called once, when all streams are done: the target may still verify what arrived in ranges.
+        Reports that arrive afterwards stay in the queue of events. ``landed`` is called once, when all streams are done: the target may still verify what arrived in ranges.
 
         Raises:
             TransferError: An object is wrong, or the disk is full.
@@ -132,7 +132,7 @@ class StreamPool:
         finally:
             with self._lock:
                 self._closed = True
-            for stream in [*(stream for queue in self._queues for stream in queue.streams), *self._unclaimed()]:
+            for stream in self._opened:
                 stream.close()
 
     def add(self, queue: SendQueue, objects: Sequence[CopyObject], *, last: bool = False) -> None:
@@ -141,14 +141,6 @@ class StreamPool:
         ``last``: no objects follow.
         """
         self._events.put(Added(queue, split(objects, 1), last))
-
-    def _unclaimed(self) -> Iterator[Stream]:
-        """Return the streams that were opened after `run` ended."""
-        with contextlib.suppress(Empty):
-            while True:
-                event = self._events.get_nowait()
-                if isinstance(event, Opened):
-                    yield event.stream
 
     def _open_queues(self) -> None:
         """Open the streams of further sources, as others are done."""
@@ -172,6 +164,7 @@ class StreamPool:
                 return
             with self._lock:
                 if not self._closed:
+                    self._opened.append(stream)
                     self._events.put(Opened(queue, stream))
                     return
             stream.close()

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Iterator
@@ -47,7 +48,8 @@ def tokenizing_directory(data_root: str, name: str) -> Iterator[str]:
                 if left.endswith(".tmp"):
                     os.unlink(os.path.join(directory, left))
             yield directory
-            done = f"{directory}.{os.getpid()}"  # renamed first: no process finds it partly removed
+            # Renamed first: no process finds it partly removed. Hosts that share the directory may have the same pids.
+            done = f"{directory}.{secrets.token_hex(8)}"
             os.rename(directory, done)
             shutil.rmtree(done, ignore_errors=True)
             return

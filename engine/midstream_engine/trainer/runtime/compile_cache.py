@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -58,7 +59,8 @@ class SharedCache:
         missing = sorted(self._uploaded - set(self._local()))
 
         def fetch(name: str) -> None:
-            temporary = os.path.join(self.directory, f".{name}.{os.getpid()}")
+            # Hosts that share the directory may have the same process ids.
+            temporary = os.path.join(self.directory, f".{name}.{secrets.token_hex(8)}")
             with open(temporary, "wb") as file:
                 file.write(client.get(name)[0])
             os.replace(temporary, os.path.join(self.directory, name))
