@@ -1,12 +1,13 @@
 """Downtime of each mode of a migration, beside the recipe by hand and the floor, over a shaped link.
 
-    python benchmarks/migration.py [--mib 1024] [--mbit 1000] [--milliseconds 10] [--rounds 1] [--only MODE ...]
+    python benchmarks/migration.py [--mib 1024] [--mbit 1000] [--milliseconds 10 | --cable] [--rounds 1]
+        [--only MODE ...]
 
 The model is heavy in state and light in computation: a huge embedding, one small block, few tokens a step. The source
-is this machine, the target a real sshd behind a link with a rate and a delay (`tests/simulators/link.py`, in a
-process of its
-own). Downtime is from the end of the last step on the source to the end of the first on the target, by the lines that
-the engines write; both run on this machine, so one clock measures.
+is this machine, the target a real sshd behind a link with a rate and a delay (`tests/simulators/link.py`, in a process
+of its own, which takes processor time from both ends). With ``--cable`` the kernel limits the rate, nearly for free and
+without a delay (`tests/simulators/cable.py`, as root). Downtime is from the end of the last step on the source to the
+end of the first on the target, by the lines that the engines write; both run on this machine, so one clock measures.
 
 ``by hand`` is the recipe of guides, with the same engine: stop it (it saves), ``scp -r`` the checkpoint
 and the config, start it there. Packages and data are there already, and there are no pauses; compiling is part of it.
@@ -36,6 +37,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from simulators.cable import cable
 from simulators.link import through
 from simulators.sshd import Lab, SshServer
 from support.command_line import TINY, Run
@@ -55,14 +57,9 @@ class Bench:
     def __init__(self, room: Path, options: argparse.Namespace) -> None:
         self.room, self.options = room, options
         self.lab = Lab(room / "lab")
-        server = self.lab.host("there", devices=2)
-        link = [sys.executable, str(REPOSITORY / "tests/simulators/link.py"), str(server.port)]
-        self.link = subprocess.Popen(
-            [*link, str(options.milliseconds), str(options.mbit)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert self.link.stdout is not None
-        self.there: SshServer = through(server, int(self.link.stdout.readline()))
+        self.closing = contextlib.ExitStack()
+        self.there = self._over_cable() if options.cable else self._over_proxy()
+        self.closing.callback(self.lab.close)
         slow = room / "slow"
         slow.mkdir()
         sleeps = SLOW.replace("SECONDS", str(options.throttle)).replace("REPLICAS", "0.0")
@@ -83,10 +80,25 @@ class Bench:
             "--trainer.checkpointer.save_interval", "1h", "--trainer.checkpointer.keep", "[{every: 4, until: 4}]",
         )  # fmt: skip
 
+    def _over_cable(self) -> SshServer:
+        made = self.closing.enter_context(cable())
+        made.limit(self.options.mbit)
+        return self.lab.host("there", devices=2, address=made.there, space=made.space)
+
+    def _over_proxy(self) -> SshServer:
+        server = self.lab.host("there", devices=2)
+        proxy = subprocess.Popen(
+            [sys.executable, str(REPOSITORY / "tests/simulators/link.py"), str(server.port),
+             str(self.options.milliseconds), str(self.options.mbit)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.closing.enter_context(proxy)
+        self.closing.callback(proxy.kill)
+        assert proxy.stdout is not None
+        return through(server, int(proxy.stdout.readline()))
+
     def close(self) -> None:
-        self.link.kill()
-        self.link.communicate()
-        self.lab.close()
+        self.closing.close()
 
     # ------------------------------------------------------------------------------------------ migrations
 
@@ -166,6 +178,7 @@ def main() -> int:
     flags.add_argument("--mib", type=int, default=1024, help="of state")
     flags.add_argument("--mbit", type=float, default=1000.0, help="the link's rate")
     flags.add_argument("--milliseconds", type=float, default=10.0, help="the link's round trip")
+    flags.add_argument("--cable", action="store_true", help="the kernel limits the rate; no delay, as root")
     flags.add_argument(
         "--throttle", type=float, default=2.0, help="seconds that the source of a live migration sleeps per step"
     )
@@ -198,7 +211,11 @@ def summary(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace)
         "versions": {"python": platform.python_version(), **{name: version(name) for name in ("jax", "paramiko")}},
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0],
-        "link": {"mbit": options.mbit, "milliseconds": options.milliseconds},
+        "link": {
+            "mbit": options.mbit,
+            "milliseconds": 0.0 if options.cable else options.milliseconds,
+            "limited by": "the kernel" if options.cable else "a proxy",
+        },
         "throttle": options.throttle,
         "downtime": {mode: round(seconds, 2) for mode, seconds in down.items()},
         "moves": found,

@@ -50,6 +50,7 @@ class SshServer:
     config: SshHostConfig
     process: subprocess.Popen[bytes] = field(repr=False)
     address: str = "127.0.0.1"
+    space: str = ""  # network namespace
 
     @property
     def root(self) -> Path:
@@ -91,12 +92,14 @@ class SshServer:
 
     def start(self) -> None:
         """Listen again on the same port, with the same keys."""
-        self.process = _start(self.directory, self.port, self.address)
+        self.process = _start(self.directory, self.port, self.address, self.space)
 
 
-def _start(directory: Path, port: int, address: str) -> subprocess.Popen[bytes]:
+def _start(directory: Path, port: int, address: str, space: str) -> subprocess.Popen[bytes]:
     with (directory / "sshd.log").open("ab") as log:
-        process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(directory / "sshd_config")], stdout=log, stderr=log)
+        argv = [SSHD, "-D", "-e", "-f", str(directory / "sshd_config")]
+        within = ["ip", "netns", "exec", space] if space else []
+        process = subprocess.Popen([*within, *argv], stdout=log, stderr=log)
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -130,6 +133,7 @@ class Lab:
         sshd: str = "",
         address: str = "127.0.0.1",
         port: int = 0,
+        space: str = "",
     ) -> SshServer:
         """Start a server that accepts a new key, and return it with a fleet entry that trusts it.
 
@@ -140,6 +144,7 @@ class Lab:
             sshd: Further lines of its configuration, which take precedence.
             address: Address to listen on.
             port: By default a free one.
+            space: Network namespace that it runs in (`cable`); by default this machine's own.
         """
         directory = self.directory / name
         directory.mkdir(parents=True)
@@ -169,7 +174,7 @@ class Lab:
             devices=devices,
             env=_quick(devices),
         )
-        server = SshServer(name, directory, port, config, _start(directory, port, address), address)
+        server = SshServer(name, directory, port, config, _start(directory, port, address, space), address, space)
         self.servers[name] = server
         return server
 
