@@ -1,9 +1,11 @@
 """Downtime of each mode of a migration, beside the recipe by hand and the floor, over a shaped link.
 
     python benchmarks/migration.py [--mib 1024] [--mbit 1000] [--milliseconds 10 | --cable] [--rounds 1]
-        [--only MODE ...]
+        [--layers] [--only MODE ...]
 
-The model is heavy in state and light in computation: a huge embedding, one small block, few tokens a step. The source
+The model is heavy in state and light in computation: a huge embedding, one small block, few tokens a step. With
+``--layers`` it has many blocks and a moving average instead: beside the state a step then needs the least memory, a
+quarter of the state for the gradient. The source
 is this machine, the target a real sshd behind a link with a rate and a delay (`tests/simulators/link.py`, in a process
 of its own, which takes processor time from both ends). With ``--cable`` the kernel limits the rate, nearly for free and
 without a delay (`tests/simulators/cable.py`, as root). Downtime is from the end of the last step on the source to the
@@ -47,6 +49,7 @@ REPOSITORY = Path(__file__).parents[1]
 MIB = 1 << 20
 MODES = ("warm", "cold", "live", "by hand")
 HIDDEN = 256
+WIDE = 1024  # of a layer
 PATIENCE = 400.0  # seconds for anything at all
 STEPS_BEFORE = 6  # that the source has done when the migration begins
 
@@ -71,12 +74,9 @@ class Bench:
             file = self.lab.fleet_file(here=source, there=self.there.config)
             self.fleets[name] = file.rename(file.with_name(f"{name}.yaml"))
         self.roots = Path(here.root), Path(self.there.config.root)
-        # Parameters and two moments, four bytes each, nearly all of them in the embedding.
-        words = max(1024, options.mib * MIB // 12 // HIDDEN // 1024 * 1024)
         self.flags = (
-            "--model.hidden_dim", str(HIDDEN), "--model.num_layers", "1", "--model.seq_len", "16",
-            "--model.pad_vocab_to_multiple", str(words), "--trainer.train_batch_size", "2",
-            "--trainer.num_train_steps", "100000",
+            *(_layers(options.mib) if options.layers else _embedding(options.mib)),
+            "--model.seq_len", "16", "--trainer.train_batch_size", "2", "--trainer.num_train_steps", "100000",
             "--trainer.checkpointer.save_interval", "1h", "--trainer.checkpointer.keep", "[{every: 4, until: 4}]",
         )  # fmt: skip
 
@@ -173,9 +173,28 @@ class Bench:
         }
 
 
+def _embedding(mib: int) -> tuple[str, ...]:
+    """Return flags of a model of ``mib`` MiB: parameters and two moments of four bytes, nearly all of the embedding."""
+    words = max(1024, mib * MIB // 12 // HIDDEN // 1024 * 1024)
+    return "--model.hidden_dim", str(HIDDEN), "--model.num_layers", "1", "--model.pad_vocab_to_multiple", str(words)
+
+
+def _layers(mib: int) -> tuple[str, ...]:
+    """Return flags of a model of ``mib`` MiB: parameters, two moments and an average of four bytes.
+
+    A layer has 12 times the square of its width parameters.
+    """
+    layers = max(1, round(mib * MIB / 16 / (12 * WIDE**2)))
+    return (
+        "--model.hidden_dim", str(WIDE), "--model.num_heads", "8", "--model.num_layers", str(layers),
+        "--trainer.model_averaging.type", "ema",
+    )  # fmt: skip
+
+
 def main() -> int:
     flags = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     flags.add_argument("--mib", type=int, default=1024, help="of state")
+    flags.add_argument("--layers", action="store_true", help="many layers and an average instead of an embedding")
     flags.add_argument("--mbit", type=float, default=1000.0, help="the link's rate")
     flags.add_argument("--milliseconds", type=float, default=10.0, help="the link's round trip")
     flags.add_argument("--cable", action="store_true", help="the kernel limits the rate; no delay, as root")
@@ -217,6 +236,7 @@ def summary(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace)
             "limited by": "the kernel" if options.cable else "a proxy",
         },
         "throttle": options.throttle,
+        "model": "layers" if options.layers else "embedding",
         "downtime": {mode: round(seconds, 2) for mode, seconds in down.items()},
         "moves": found,
     }
