@@ -37,21 +37,24 @@ def the_thread() -> threading.Thread:
 
 
 def test_thread_ends_if_it_is_stopped_before_it_waits() -> None:
+    known, made = threading.Event(), list[bucket_listings._PrefixListing]()
+
     class Stopped(threading.Event):
-        """Is set by another thread each time that it was found not set."""
+        """Is set, as by `BucketListings.stop`, once the thread has found that it is not."""
 
         def is_set(self) -> bool:
             found = super().is_set()
-            if not found and threading.current_thread() is not threading.main_thread():
-                super().set()
+            if not found and threading.current_thread().name.startswith("bucket-"):
+                assert known.wait(TIMEOUT)
+                self.set()
+                made[0].set_runs({})
             return found
 
-    prefix = listing(Listed(), Stopped())
-    left = [each for each in threading.enumerate() if each.name == f"bucket-{URL}"]
-    prefix.set_runs({})
-    for thread in left:
-        thread.join(TIMEOUT)
-        assert not thread.is_alive()
+    made.append(listing(Listed(), Stopped()))
+    thread = the_thread()
+    known.set()
+    thread.join(10.0)
+    assert not thread.is_alive()
 
 
 def test_failed_listing_is_reported_and_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
