@@ -128,7 +128,10 @@ def rollback(migration: str) -> None:
 
 
 def refuse_finished(directory: MigrationDirectory) -> None:
-    """Raise UsageError if the migration is finished; a request to roll it back is withdrawn."""
+    """Raise UsageError if the migration is finished.
+
+    A request to roll it back is withdrawn.
+    """
     view = readable(directory)
     if view.finished:
         directory.withdraw_request()
@@ -240,7 +243,7 @@ def main(arguments: list[str] | None = None) -> int:
     except MidstreamError as error:
         print(f"midstream: {error}", file=sys.stderr)
         return int(error.code)
-    if notification is not None:  # unlocked: whoever gets it may continue the migration at once
+    if notification is not None:  # unlocked: the user who gets it may continue at once
         notify.notify_all(*notification)
     return int(code)
 
@@ -275,7 +278,7 @@ def _run_migration(
             code = execute(migration, rollback=rolling_back)
             ended = outcome(read_events(journal.path))
             if ended.outcome == migration_state.INTERRUPTED and directory.rollback_requested():
-                # Requested since the last phase has looked. Whoever requests it from now on sees the result.
+                # Requested since the last phase has looked. A process that requests it from now on sees the result.
                 journal.write("note", state="resumed", message="a rollback was requested")
                 code = execute(migration, rollback=True)
                 ended = outcome(read_events(journal.path))

@@ -125,10 +125,10 @@ def test_rollback_requested_as_a_phase_gives_up_is_done(
             migration.request_rollback()
             raise NeedsOperatorError("the host does not answer", "midstream --continue m")
 
-    told: list[str] = []
+    sent: list[str] = []
 
     def notified(_fleet: object, event: dict[str, str]) -> None:
-        told.append(f"{event['kind']}: {event['outcome']}, {'locked' if migration.is_locked() else 'unlocked'}")
+        sent.append(f"{event['kind']}: {event['outcome']}, {'locked' if migration.is_locked() else 'unlocked'}")
 
     monkeypatch.setattr(executor, "phases", lambda: (GivesUp(),))
     monkeypatch.setattr(migration_process.notify, "notify_all", notified)
@@ -136,7 +136,7 @@ def test_rollback_requested_as_a_phase_gives_up_is_done(
     assert migration.view().state == migration_state.ROLLED_BACK
     results = [event.detail["outcome"] for event in read_events(migration.journal_file) if event.event == "result"]
     assert results == [migration_state.INTERRUPTED, migration_state.ROLLED_BACK]
-    assert told == ["finished: rolled back, unlocked"]
+    assert sent == ["finished: rolled back, unlocked"]
 
 
 def test_process_that_never_exits_is_reported(
