@@ -212,7 +212,10 @@ def _spawn(directory: MigrationDirectory, *flags: str) -> None:
             )
         time.sleep(0.02)
     raise MidstreamError(
-        f"the migration's process did not begin within {START_TIMEOUT:.0f} s", f"see {directory.log_file}"
+        f"the process of migration {directory.migration} has not begun within {START_TIMEOUT:.0f} s, "
+        "and may still begin",
+        f"midstream --continue {directory.migration} follows it, or starts another one; see {directory.log_file}",
+        Exit.INTERRUPTED,
     )
 
 

@@ -148,3 +148,13 @@ def test_process_that_never_exits_is_reported(
         with pytest.raises(MidstreamError, match="has its result and does not exit"):
             migration_process.continue_("m")
     assert spawned == []
+
+
+def test_slow_start_of_the_process_is_no_failure(
+    migration: MigrationDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migration_process, "START_TIMEOUT", 0.0)
+    monkeypatch.setattr(migration_process.sys, "executable", "true")
+    with pytest.raises(MidstreamError, match=r"may still begin \(midstream --continue m follows it") as found:
+        migration_process.continue_(migration.migration)
+    assert found.value.code == Exit.INTERRUPTED
