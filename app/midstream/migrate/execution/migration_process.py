@@ -46,7 +46,7 @@ from midstream.watch.watcher import Watcher
 
 MAX_TRACE_CHARS = 1 << 15  # of a traceback in the journal
 WATCH_INTERVAL = 0.25  # seconds; each poll during the cutover adds to the downtime
-EXIT_TIMEOUT = 60.0  # seconds that a process may take to exit after its result
+EXIT_TIMEOUT = 120.0  # seconds that a process may take to exit after its result: it notifies the user
 EXIT_POLL = 0.05  # seconds
 
 
@@ -243,10 +243,12 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with directory.locked():
             code, notification = _run_migration(directory, rolling_back)
+            if notification is not None and code != Exit.INTERRUPTED:
+                notify.notify_all(*notification)  # locked: the command that follows the migration waits for it
     except MidstreamError as error:
         print(f"midstream: {error}", file=sys.stderr)
         return int(error.code)
-    if notification is not None:  # unlocked: the user who gets it may continue at once
+    if notification is not None and code == Exit.INTERRUPTED:  # unlocked: the user who gets it may continue at once
         notify.notify_all(*notification)
     return int(code)
 

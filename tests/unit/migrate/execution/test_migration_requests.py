@@ -136,7 +136,27 @@ def test_rollback_requested_as_a_phase_gives_up_is_done(
     assert migration.view().state == migration_state.ROLLED_BACK
     results = [event.detail["outcome"] for event in read_events(migration.journal_file) if event.event == "result"]
     assert results == [migration_state.INTERRUPTED, migration_state.ROLLED_BACK]
-    assert sent == ["finished: rolled back, unlocked"]
+    assert sent == ["finished: rolled back, locked"]
+
+
+def test_user_who_is_needed_can_continue_at_once(
+    migration: MigrationDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class GivesUp:
+        name = phase_names.PREPARE
+
+        def run(self, _migration: Migration) -> None:
+            raise NeedsOperatorError("the host does not answer", "midstream --continue m")
+
+    sent: list[tuple[str, bool]] = []
+
+    def notified(_fleet: object, event: dict[str, str]) -> None:
+        sent.append((event["kind"], migration.is_locked()))
+
+    monkeypatch.setattr(executor, "phases", lambda: (GivesUp(),))
+    monkeypatch.setattr(migration_process.notify, "notify_all", notified)
+    assert migration_process.main(["m"]) == Exit.INTERRUPTED
+    assert sent == [("needs you", False)]
 
 
 def test_process_that_never_exits_is_reported(
