@@ -39,13 +39,15 @@ _READY = '[ -f "$1/.complete" ] && [ -x "$1/bin/python3" ]'
 # $2 is a directory of this installation alone: hosts that share the root may install at the same time.
 _UNPACK = f"""\
 set -e
-{{ {_READY}; }} || rm -rf -- "$1"
 trap 'rm -rf -- "$2"' EXIT
 mkdir -p -- "$2"
 tar -xzf - -C "$2" --strip-components=1
 "$2/bin/python3" -I -c 'import encodings, hashlib, ssl, zlib' || {{ echo it does not run here >&2; exit 1; }}
 : > "$2/.complete"
-[ -e "$1" ] || mv -- "$2" "$1"
+if {_READY}; then exit 0; fi
+[ ! -e "$1" ] || rm -rf -- "$1"
+mv -- "$2" "$1"
+rm -rf -- "$1/${{2##*/}}" # another one was moved there in between
 """
 _UV = """\
 set -e

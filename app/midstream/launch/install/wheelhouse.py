@@ -24,12 +24,14 @@ ENDING = 60.0
 _RECEIVE = """\
 set -e
 if [ -f "$1/.complete" ]; then cat >/dev/null; exit 0; fi
-rm -rf -- "$1"
 trap 'rm -rf -- "$2"' EXIT
 mkdir -p -- "$2"
 tar -xf - -C "$2"
 : > "$2/.complete"
-[ -e "$1" ] || mv -- "$2" "$1"
+if [ -f "$1/.complete" ]; then exit 0; fi
+[ ! -e "$1" ] || rm -rf -- "$1"
+mv -- "$2" "$1"
+rm -rf -- "$1/${2##*/}" # another one was moved there in between
 """
 
 
