@@ -266,7 +266,8 @@ class Guard:
                 and fleet_slices.host_slice_status(self.fleet, run.host)[0] == SliceStatus.PREEMPTED
             ):
                 return  # preempted during the migration: judge the run again
-            if self._open_migrations():  # its target may train the run: another migration would lose those steps
+            if any(view.facts.sealed or view.facts.relaunching or view.damage for view in self._open_migrations()):
+                # Its target may train the run: another migration would lose those steps.
                 hint = f"midstream --continue {migration}, or --rollback"
                 break
         spent = "; no tries are left" if self.tries < 1 else ""

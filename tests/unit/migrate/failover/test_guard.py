@@ -23,8 +23,10 @@ from midstream.hosts.providers.provider import SliceStatus
 from midstream.launch.attempt_monitor import RankView
 from midstream.migrate.failover import guard, run_verdict
 from midstream.migrate.journal import migration_directory
+from midstream.migrate.journal.journal import Journal
 from midstream.migrate.notifications.notify import notify
 from midstream.migrate.records.event import Event
+from midstream.migrate.records.facts import Facts
 from midstream.migrate.records.plan import Plan
 from midstream.migrate.records.request import Request
 from midstream.remote.machine import preemption_notices
@@ -32,7 +34,7 @@ from midstream.watch.runs.symptoms import DIVERGING, NOT_A_NUMBER, STALLED, symp
 from midstream.watch.snapshot import HostView, RunView, Snapshot
 from midstream_engine import records
 from support.hostile_text import ALL, unsafe
-from support.migrations.sample_plan import PLAN, changed
+from support.migrations.sample_plan import PLAN, SEALED, changed
 
 NOW = 1_000_000.0
 
@@ -346,8 +348,11 @@ def test_guard_hands_job_to_target_of_same_login_node_cold(tmp_path: Path, monke
     assert [(request.target, request.mode) for request in requests] == [("other", "cold"), ("b", "warm")]
 
 
-def test_guard_starts_no_migration_beside_an_open_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one lost contact with its target, which may train the run."""
+@pytest.mark.parametrize(("begun", "expected"), [(False, ["other", "b"]), (True, ["other"])])
+def test_guard_starts_no_migration_beside_one_that_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool, expected: list[str]
+) -> None:
+    """The first one lost contact with its target, which may train the run if the source was sealed."""
     watching, _ = cluster_guard(tmp_path, monkeypatch, [on_cluster()], ["other", "b"], tries=2)
     planned: list[str] = []
 
@@ -356,12 +361,16 @@ def test_guard_starts_no_migration_beside_an_open_one(tmp_path: Path, monkeypatc
         return changed(PLAN, migration=f"m-{request.target}")
 
     def start(fleet: Fleet, plan: Plan) -> str:
-        return migration_directory.create(plan, fleet.text).migration
+        directory = migration_directory.create(plan, fleet.text)
+        if begun:
+            Journal(directory.journal_file).record(Facts(sealed=SEALED, relaunching=True))
+        return directory.migration
 
     lost = Event("result", 0.0, message="other does not answer", detail={"ok": False})
     monkeypatch.setattr(watching, "_plan", plan)
     monkeypatch.setattr(guard.migration_process, "start", start)
     monkeypatch.setattr(guard.migration_process, "follow", lambda _: iter([lost]))
-    with pytest.raises(MidstreamError, match=r"other: other does not answer \(midstream --continue m-other"):
+    with pytest.raises(MidstreamError, match="other: other does not answer") as found:
         watching.run()
-    assert planned == ["other"]
+    assert planned == expected
+    assert ("midstream --continue m-other" in found.value.hint) == begun
