@@ -54,6 +54,7 @@ class HostFeed:
         self._min_interval = self._interval = interval
         self._last_event = time.monotonic()  # when the last event other than a ping's answer arrived
         self._last_line = time.monotonic()  # when the last line arrived
+        self._closed = 0.0  # when a probe that does not answer was closed last, monotonic
         self._connected = False
         self._speaks_json = True
         self._process: Process | None = None
@@ -97,7 +98,8 @@ class HostFeed:
         answers = self._last_line > self._last_event
         why = "it answers, but its disk does not: does a file system hang?" if answers else "reconnecting soon"
         self._store.mark_stale(self.name, f"no news since {age:.0f} s; {why}")
-        if now - self._last_line > ANSWER_TIMEOUT:
+        if now - max(self._last_line, self._closed) > ANSWER_TIMEOUT:
+            self._closed = now  # once in that time: each call is a thread, which may wait as long as the host hangs
             _in_background(process.close)
 
     # ---------------------------------------------------------------------------------------- thread
