@@ -296,6 +296,19 @@ def test_adopted_trainer_is_followed_and_stopped(make: Callable[..., Driver], tm
         assert records.Fence.read(driver.paths.fence).sealed_step == driver.status.step
 
 
+def test_later_process_of_the_same_pid_is_not_adopted(make: Callable[..., Driver], tmp_path: Path) -> None:
+    with their_trainer(tmp_path / "theirs") as (file, theirs):
+        identity = records.identify(theirs.pid)
+        assert identity is not None
+        driver = make(file, {"directory": str(file.parent)})
+        driver.start("--attach", str(theirs.pid), "--attach-started", str(identity.start_ticks - 1))
+        assert driver.ended() == records.EXIT_FAILED
+        assert driver.status.message == f"process {theirs.pid} does not run"
+        assert theirs.poll() is None
+        driver.start("--attach", str(theirs.pid), "--attach-started", str(identity.start_ticks))
+        driver.wait("a checkpoint", driver.checkpoints)
+
+
 def test_adopted_trainer_without_its_driver_is_not_doubled(make: Callable[..., Driver], tmp_path: Path) -> None:
     with their_trainer(tmp_path / "theirs") as (file, theirs):
         driver = make(file, {"directory": str(file.parent)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 from pathlib import Path
 
 from midstream.charts.chart import Chart
@@ -33,7 +33,7 @@ def write_chart(chart: Chart, path: Path) -> None:
         UsageError: It cannot be written, or PNG is not supported here.
     """
     data = _content(chart, path.suffix.lower())
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         temporary.write_bytes(data)
         temporary.replace(path)

@@ -75,7 +75,8 @@ def adopt_process(
     run = with_host_files(run, host, found.directory)
     chosen = run_id or parsed.run_id or f"{Path(found.directory).name}-{secrets.token_hex(3)}"
     say(f"process {launcher.pid} on {host.name} is adopted: {' '.join(launcher.words)[:200]}")
-    start = TrainerStart(run, (*_world_flags(launcher), "--attach", str(launcher.pid)))
+    attach = ("--attach", str(launcher.pid), "--attach-started", str(launcher.started))
+    start = TrainerStart(run, (*_world_flags(launcher), *attach))
     return launch_run(hosts, fleet, host.name, None, chosen, (), say, start)
 
 

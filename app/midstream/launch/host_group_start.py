@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from midstream.errors import HostError
 from midstream.fleet.fleet import Fleet, HostConfig, Target, TpuTarget
 from midstream.hosts.containers.container_host import engine_host
 from midstream.hosts.host import Host
@@ -125,7 +124,7 @@ def start(
         attempt = start_one(0)
         with ThreadPoolExecutor(CONCURRENCY) as pool:
             list(pool.map(start_one, range(1, len(members))))
-    except HostError:
+    except Exception:
         kill_ranks(hosts, ranks, launch.run_id, number)
         raise
     return attempt

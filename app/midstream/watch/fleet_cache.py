@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,6 @@ def write_entry(file: Path, fleet_path: str | Path, entry: Any) -> None:
         return
     entries[key] = entry
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f"{file.name}.{os.getpid()}")
+    temporary = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
     temporary.write_text(json.dumps(dict(list(entries.items())[-FLEETS:]), indent=1) + "\n")
     temporary.replace(file)

@@ -152,15 +152,15 @@ class Watcher:
         version = -1
         while not self._stopped.is_set():
             snapshot = self._store.wait_newer(version, self._tick)
-            changed = self._poll_interval.measure()
-            for feed in self._feeds:
-                feed.tick()
-                if changed:
-                    feed.set_interval(self._poll_interval.seconds)
+            try:
+                self._check_feeds()
+                if snapshot is not None:
+                    self._buckets.update(snapshot)
+            except Exception:  # noqa: BLE001 (without this thread unreachable hosts would count as live for ever)
+                _log.exception("a check of the watched hosts failed; it is repeated")
             if snapshot is None:
                 continue
             version = snapshot.version
-            self._buckets.update(snapshot)
             for callback in self._subscribers:
                 if self._stopped.is_set():
                     return
@@ -170,6 +170,14 @@ class Watcher:
                     _log.exception("a subscriber of the watcher failed; it is unsubscribed")
                     self._unsubscribe(callback)
             self._stopped.wait(self._batch_time)
+
+    def _check_feeds(self) -> None:
+        """Detect unreachable hosts, and adapt the interval between two polls."""
+        changed = self._poll_interval.measure()
+        for feed in self._feeds:
+            feed.tick()
+            if changed:
+                feed.set_interval(self._poll_interval.seconds)
 
 
 def take_snapshot(

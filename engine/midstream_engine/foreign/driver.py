@@ -40,6 +40,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--master", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=PORT)
     parser.add_argument("--attach", type=int, default=0, metavar="PID", help="a launcher that runs already")
+    parser.add_argument("--attach-started", type=int, default=0, metavar="TICKS",
+                        help="its start time since the boot: another process may have its number by now")  # fmt: skip
     parser.add_argument("--left-after", type=float, default=LEFT_AFTER, metavar="SECONDS",
                         help="after the end of node 0, in which a trainer ends by itself")  # fmt: skip
     options = parser.parse_args(arguments)
@@ -57,7 +59,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     port = options.port if options.nodes > 1 else _free_port()
     attempt = DrivenAttempt(place, world, Node(options.node, options.master, port), options.python, options.left_after)
     try:
-        return attempt.run(read_run_file(paths), options.attach)
+        return attempt.run(read_run_file(paths), options.attach, options.attach_started)
     except FenceRejectedError as error:
         return attempt.fail(str(error), records.EXIT_FENCED)
     except (records.RecordError, MismatchError, EndedEarlyError) as error:

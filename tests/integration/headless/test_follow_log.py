@@ -112,3 +112,18 @@ def test_log_that_cannot_be_read_ends_following(followed: Followed) -> None:
     with pytest.raises(RemoteError):
         followed.follow()
     assert followed.waits == []
+
+
+def test_line_is_printed_once_its_end_is_written(followed: Followed) -> None:
+    def add(text: str) -> None:
+        with followed.path.open("a") as file:
+            file.write(text)
+
+    def end() -> None:
+        add("killed while it wro")
+        followed.end(records.FAILED, 4)
+
+    followed.write("one")
+    followed.events = [lambda: add("step"), lambda: add(" 4"), lambda: add("\n"), lambda: add("\r 5%"), end]
+    assert followed.follow() == 0
+    assert followed.values.getvalue().split("\n") == ["one", "step 4", "\\r 5%", "killed while it wro", ""]

@@ -157,6 +157,17 @@ def test_failed_start_of_process_leaves_none_running(
     assert not any(rank.running or rank.supervised for rank in look_at_ranks(hosts, [Rank(0, "a")], "run", 1))
 
 
+def test_missing_secret_of_a_process_leaves_none_running(
+    pair: Fleet, hosts: HostPool, start: Callable[..., Attempt]
+) -> None:
+    """It was there when the launch was checked."""
+    b = replace(pair.hosts["b"], secrets={"WANDB_API_KEY": "env:MIDSTREAM_TEST_MISSING"})
+    with pytest.raises(UsageError, match="MIDSTREAM_TEST_MISSING is not set"):
+        start(fleet=replace(pair, hosts={**pair.hosts, "b": b}))
+    ranks = look_at_ranks(hosts, (Rank(0, "a"),), "run", 1)
+    assert [(rank.running, rank.supervised) for rank in ranks] == [(False, False)]
+
+
 def test_shared_root_is_detected(hosts: HostPool) -> None:
     members = [hosts.get("a"), hosts.get("b")]
     assert hosts_apart(members) == ["b"]

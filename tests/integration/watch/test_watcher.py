@@ -8,15 +8,18 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from midstream.fleet.fleet import Fleet, HostConfig, LocalHostConfig, SshHostConfig
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.ssh import connection, transport
+from midstream.watch.feeds.host_feed import HostFeed
 from midstream.watch.snapshot import DOWN, LIVE, STALE, Snapshot
+from midstream.watch.snapshot_store import SnapshotStore
 from midstream.watch.watcher import Watcher, take_snapshot
 from midstream_engine import records
 from support.run_directory import RunDirectory, dead_process
@@ -174,6 +177,44 @@ def test_killed_probe_restarts_without_duplicate_rows(tmp_path: Path, watching: 
     assert [row["global_step"] for row in now.runs[0].curve] == list(range(6))
     assert any(link == STALE and "reconnecting" in error for link, error in links)
     assert probes() != [pid]
+
+
+def test_failed_feed_starts_again(tmp_path: Path, watching: Watching, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDirectory(tmp_path)
+    run.rows(1, *range(5))
+    watch = watching(here=LocalHostConfig(root=str(tmp_path)))
+    seen(watch, lambda now: live(now) and (it := run_of(now)) is not None and len(it.curve) == 5)
+    real, failed = SnapshotStore.take, threading.Event()
+
+    def take(store: SnapshotStore, host: str, line: Mapping[str, Any]) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise RuntimeError("can't start new thread")
+        real(store, host, line)
+
+    monkeypatch.setattr(SnapshotStore, "take", take)
+    assert failed.wait(PATIENCE)
+    run.rows(1, 5)
+    seen(watch, lambda now: live(now) and (it := run_of(now)) is not None and len(it.curve) == 6)
+
+
+def test_failed_check_of_the_feeds_is_repeated(
+    tmp_path: Path, watching: Watching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = watching(here=LocalHostConfig(root=str(tmp_path)))
+    seen(watch, live)
+    real, failed, again = HostFeed.tick, threading.Event(), threading.Event()
+
+    def tick(feed: HostFeed) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise RuntimeError("can't start new thread")
+        again.set()
+        real(feed)
+
+    monkeypatch.setattr(HostFeed, "tick", tick)
+    assert failed.wait(PATIENCE)
+    assert again.wait(PATIENCE), "unreachable hosts are detected no more"
 
 
 def test_probe_without_answers_is_stale_until_it_answers(tmp_path: Path, watching: Watching) -> None:

@@ -84,8 +84,8 @@ SAMPLES: Mapping[str, Any] = {
     "trainers.processes.end": [7],
     "trainers.processes.look": {
         "directory": "/x", "programs": ["train.py"], "imports": ["torch"], "run_file": "trainer: script", "processes": [
-            {"pid": 7, "parent": 0, "words": ["python", "train.py"], "executable": "/a", "directory": "/x",
-             "variables": ["PATH"], "distributed": {"WORLD_SIZE": "2"}}],
+            {"pid": 7, "started": 9, "parent": 0, "words": ["python", "train.py"], "executable": "/a",
+             "directory": "/x", "variables": ["PATH"], "distributed": {"WORLD_SIZE": "2"}}],
     },
     "trainers.stored_state.newest": {
         "step": 5, "size": 4096, "model": True, "optimizer": True, "scheduler": True, "random_states": 1,

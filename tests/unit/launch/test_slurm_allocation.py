@@ -192,6 +192,21 @@ def test_job_that_ends_in_the_queue_ends_the_wait() -> None:
         queue.wait()
 
 
+def left(state: str) -> SimpleNamespace:
+    """Return what the login node answers about an engine with a last status."""
+    return SimpleNamespace(status=SimpleNamespace(state=state))
+
+
+def test_job_that_slurm_forgot_is_judged_by_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The migration's process slept, or continues after days: nothing of the job is in the queue any more."""
+    unknown, none = slurm.JobState("17", "UNKNOWN", ""), SimpleNamespace(status=None)
+    queue = Queue([unknown, none, unknown, left(records.TRAINING), unknown, left(records.FINISHED)])
+    queue.wait()
+    assert queue.notes == ["SLURM reports no job 17: it has ended, or the cluster's controller does not answer"]
+    monkeypatch.setattr(queue_wait, "UNKNOWN_TIMEOUT", 0.0)
+    Queue([unknown, left(records.TRAINING)]).wait()
+
+
 def test_allocation_with_other_devices_than_planned_is_refused() -> None:
     queue = Queue([])
     group = cast(Any, queue.target_group)

@@ -153,3 +153,22 @@ def test_view_continues_an_earlier_view() -> None:
     assert grown.continues(before)
     curve.extend(2, [{"global_step": 3, "train/loss": 1.0}])
     assert not curve.rows().continues(grown)
+
+
+def test_column_is_read_while_the_feed_adds_rows() -> None:
+    def of_step(step: int) -> list[dict[str, Any]]:
+        return [{"global_step": step, "train/loss": 2.0 + step}, {"global_step": step, "eval/loss": 3.0 + step}]
+
+    class Interrupted(dict[str, Any]):
+        """A row of two lines; as it is read, the host's feed adds another one."""
+
+        def __contains__(self, name: object) -> bool:
+            loss.extend(1, of_step(1))
+            return super().__contains__(name)
+
+    loss = LossCurve()
+    loss.extend(1, of_step(0))
+    curve = loss.rows()
+    curve._splice.merged[0] = Interrupted(curve._splice.merged[0])
+    assert list(curve.numbers("eval/loss", 0, 1)[0]) == [3.0]
+    assert len(loss.rows()) == 2

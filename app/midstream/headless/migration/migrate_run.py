@@ -119,7 +119,9 @@ def resume(options: argparse.Namespace, output: Output) -> int:
             raise MidstreamError(discarded, "--yes accepts it", Exit.REFUSED)
     offset = found.journal_size()
     migration_process.rollback(view.migration)
-    return follow(view.migration, output, offset)
+    code = follow(view.migration, output, offset)
+    migration_process.refuse_finished(found)  # completed before its process read the request
+    return code
 
 
 def _discarded_steps(view: MigrationView) -> str:

@@ -49,7 +49,7 @@ def follow_log(
         try:
             # Before the lines: those of an attempt that has ended are complete.
             found = host.call(run_state.status)(root=host.root, run_id=run.run_id, attempt=run.attempt)
-            for line in follower.new_lines():
+            for line in follower.new_lines(complete=not found.running):
                 value = {"event": "log", "run": run.run_id, "attempt": run.attempt, "line": line}
                 output.value(value, [line.removesuffix("\r")])
         except RemoteError:

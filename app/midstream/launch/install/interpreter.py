@@ -13,6 +13,7 @@ import hashlib
 import http.client
 import json
 import os
+import secrets
 import shutil
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -35,13 +36,18 @@ done
 echo
 """
 _READY = '[ -f "$1/.complete" ] && [ -x "$1/bin/python3" ]'
-_UNPACK = """\
+# $2 is a directory of this installation alone: hosts that share the root may install at the same time.
+_UNPACK = f"""\
 set -e
-rm -rf -- "$1.part"; mkdir -p -- "$1.part"
-tar -xzf - -C "$1.part" --strip-components=1
-"$1.part/bin/python3" -I -c 'import encodings, hashlib, ssl, zlib' || { echo it does not run here >&2; exit 1; }
-: > "$1.part/.complete"
-rm -rf -- "$1"; mv -- "$1.part" "$1"
+trap 'rm -rf -- "$2"' EXIT
+mkdir -p -- "$2"
+tar -xzf - -C "$2" --strip-components=1
+"$2/bin/python3" -I -c 'import encodings, hashlib, ssl, zlib' || {{ echo it does not run here >&2; exit 1; }}
+: > "$2/.complete"
+if {_READY}; then exit 0; fi
+[ ! -e "$1" ] || rm -rf -- "$1"
+mv -- "$2" "$1"
+rm -rf -- "$1/${{2##*/}}" # another one was moved there in between
 """
 _UV = """\
 set -e
@@ -121,7 +127,8 @@ def bring_python(
         say(f"{host.name}: uv failed ({words[-1].strip() if words else done.returncode}); a tarball is sent instead")
     tarball = python_tarball(build)
     say(f"{host.name}: Python {build.version} is sent ({tarball.stat().st_size / 1e6:.0f} MB)")
-    done = host.run(["sh", "-c", _UNPACK, "sh", directory], stdin=tarball.read_bytes(), timeout=INSTALL_TIMEOUT)
+    words = ["sh", "-c", _UNPACK, "sh", directory, f"{directory}.part-{secrets.token_hex(8)}"]
+    done = host.run(words, stdin=tarball.read_bytes(), timeout=INSTALL_TIMEOUT)
     if done.returncode:
         words = done.stderr.decode(errors="replace").strip().splitlines()
         raise LaunchError(
@@ -147,7 +154,7 @@ def python_tarball(build: PythonBuild) -> Path:
     mirror = os.environ.get("UV_PYTHON_INSTALL_MIRROR") or build.mirror
     url = f"{mirror.rstrip('/')}/{build.file.replace('+', '%2B')}"
     by_hand = f"put it at {path} by hand, name a mirror with UV_PYTHON_INSTALL_MIRROR, or an interpreter with python:"
-    part = path.with_name(f"{path.name}.part-{os.getpid()}")
+    part = path.with_name(f"{path.name}.part-{secrets.token_hex(8)}")  # several hosts may need it at the same time
     try:
         with urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT) as source, part.open("wb") as file:
             shutil.copyfileobj(source, file)

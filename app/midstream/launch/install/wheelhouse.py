@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import secrets
 import subprocess
 import sys
 import tarfile
@@ -16,14 +17,21 @@ from pathlib import Path
 from midstream.errors import HostError
 from midstream.hosts.host import Host
 from midstream.launch.errors import LaunchError
+from midstream_engine import records
 
 ENDING = 60.0
+# $2 is a directory of this transfer alone: hosts that share the root may receive at the same time.
 _RECEIVE = """\
 set -e
 if [ -f "$1/.complete" ]; then cat >/dev/null; exit 0; fi
-rm -rf -- "$1"; mkdir -p -- "$1"
-tar -xf - -C "$1"
-: > "$1/.complete"
+trap 'rm -rf -- "$2"' EXIT
+mkdir -p -- "$2"
+tar -xf - -C "$2"
+: > "$2/.complete"
+if [ -f "$1/.complete" ]; then exit 0; fi
+[ ! -e "$1" ] || rm -rf -- "$1"
+mv -- "$2" "$1"
+rm -rf -- "$1/${2##*/}" # another one was moved there in between
 """
 
 
@@ -62,22 +70,29 @@ def collect_wheels(
     """
     directory.mkdir(parents=True, exist_ok=True)
     if not _complete(lock, directory):
-        requirements = directory / f"requirements-{hashlib.sha256(lock.encode()).hexdigest()[:12]}.txt"
-        requirements.write_text(lock)
-        platforms = [word for name in _platforms(machine, glibc) for word in ("--platform", name)]
-        argv = [*_pip(), "download", "--require-hashes", "--no-deps", "--only-binary", ":all:", "--quiet"]
-        argv += ["--python-version", version, "--implementation", "cp", *platforms]
-        argv += ["--dest", str(directory), "--requirement", str(requirements)]
-        if progress is not None:
-            progress(f"collecting wheels for Python {version} on {machine} in {directory}")
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        if done.returncode:
-            words = done.stderr.strip().splitlines()
-            raise LaunchError(
-                f"the wheels for {machine} cannot be collected: {words[-1] if words else done.returncode}",
-                f"put what is missing into {directory}",
-            )
+        # One pip at a time: another host of a target, or another command, may need the same wheels.
+        with records.locked(str(directory / ".lock")):
+            if not _complete(lock, directory):
+                platforms = [word for name in _platforms(machine, glibc) for word in ("--platform", name)]
+                if progress is not None:
+                    progress(f"collecting wheels for Python {version} on {machine} in {directory}")
+                _download(lock, directory, machine, ["--python-version", version, *platforms])
     return _pinned(lock, directory)
+
+
+def _download(lock: str, directory: Path, machine: str, flags: Sequence[str]) -> None:
+    """Download the wheels of a lock with pip. LaunchError if one is missing."""
+    requirements = directory / f"requirements-{hashlib.sha256(lock.encode()).hexdigest()[:12]}.txt"
+    requirements.write_text(lock)
+    argv = [*_pip(), "download", "--require-hashes", "--no-deps", "--only-binary", ":all:", "--quiet"]
+    argv += [*flags, "--implementation", "cp", "--dest", str(directory), "--requirement", str(requirements)]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        words = done.stderr.strip().splitlines()
+        raise LaunchError(
+            f"the wheels for {machine} cannot be collected: {words[-1] if words else done.returncode}",
+            f"put what is missing into {directory}",
+        )
 
 
 def _complete(lock: str, directory: Path) -> bool:
@@ -138,7 +153,7 @@ def send_wheels(host: Host, lock: str, wheels: Sequence[Path], progress: Callabl
     if progress is not None:
         size = sum(path.stat().st_size for path in wheels)
         progress(f"{host.name}: {len(wheels)} wheels are sent ({size / 1e6:.0f} MB)")
-    process = host.open(["sh", "-c", _RECEIVE, "sh", directory])
+    process = host.open(["sh", "-c", _RECEIVE, "sh", directory, f"{directory}.part-{secrets.token_hex(8)}"])
     try:
         with tarfile.open(fileobj=process.stdin, mode="w|") as archive:
             for path in wheels:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import threading
 
 from midstream.errors import HostError
@@ -12,6 +12,8 @@ from midstream.remote.runs import standby_state
 
 SHUTDOWN_TIMEOUT = 5.0  # seconds
 RENEW_INTERVAL = 30.0  # seconds; far below the standby's lease of one hour
+
+_log = logging.getLogger(__name__)
 
 
 class LeaseRenewal:
@@ -38,6 +40,10 @@ class LeaseRenewal:
     def _renew_until_stopped(self) -> None:
         plan = self._plan
         while not self._stopped.wait(self._interval):
-            with contextlib.suppress(HostError):
+            try:
                 target = self._hosts.get(plan.target_host)
                 target.call(standby_state.renew)(root=target.root, run_id=plan.run_id, migration=plan.migration)
+            except HostError:
+                continue  # it is unreachable
+            except Exception:  # noqa: BLE001  without this thread the standby exits after an hour
+                _log.exception("the lease of the standby of %s was not renewed", plan.migration)

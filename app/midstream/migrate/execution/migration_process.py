@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from typing import Any
 
 from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet
@@ -45,6 +46,8 @@ from midstream.watch.watcher import Watcher
 
 MAX_TRACE_CHARS = 1 << 15  # of a traceback in the journal
 WATCH_INTERVAL = 0.25  # seconds; each poll during the cutover adds to the downtime
+EXIT_TIMEOUT = 120.0  # seconds that a process may take to exit after its result: it notifies the user
+EXIT_POLL = 0.05  # seconds
 
 
 def start(fleet: Fleet, plan: Plan) -> str:
@@ -59,10 +62,10 @@ def continue_(migration: str) -> None:
 
     Raises:
         UsageError: it has ended.
-        MidstreamError: its files are too damaged.
+        MidstreamError: its files are too damaged, or its process has its result and does not exit.
     """
     directory = MigrationDirectory.find(migration)
-    if directory.is_locked():
+    if _executes(directory):
         return
     view = readable(directory)
     if not view.open:
@@ -102,16 +105,15 @@ def readable(directory: MigrationDirectory) -> MigrationView:
 def rollback(migration: str) -> None:
     """Roll a migration back, in its running process or in a new one.
 
+    Its process may complete the migration before it reads the request: `refuse_finished` says so afterwards.
+
     Raises:
         UsageError: the source is retired, or the migration was rolled back already.
+        MidstreamError: its files are too damaged, or its process has its result and does not exit.
     """
     directory = MigrationDirectory.find(migration)
+    refuse_finished(directory)
     view = readable(directory)
-    if view.finished:
-        raise UsageError(
-            f"migration {directory.migration} is finished: {view.plan.source} is retired",
-            f"migrate it back instead: midstream --migrate {view.plan.run_id} --to {view.plan.source}",
-        )
     if view.state == migration_state.ROLLED_BACK:
         raise UsageError(f"migration {directory.migration} was rolled back already", "midstream --status shows the run")
     if view.state == migration_state.MOVED_ON:
@@ -120,8 +122,45 @@ def rollback(migration: str) -> None:
             "midstream --status shows where it is",
         )
     directory.request_rollback()
-    if not directory.is_locked():
+    if not _executes(directory):
+        refuse_finished(directory)
         _spawn(directory, "--rollback")
+
+
+def refuse_finished(directory: MigrationDirectory) -> None:
+    """Raise UsageError if the migration is finished.
+
+    A request to roll it back is withdrawn.
+    """
+    view = readable(directory)
+    if view.finished:
+        directory.withdraw_request()
+        raise UsageError(
+            f"migration {directory.migration} is finished: {view.plan.source} is retired",
+            f"migrate it back instead: midstream --migrate {view.plan.run_id} --to {view.plan.source}",
+        )
+
+
+def _executes(directory: MigrationDirectory) -> bool:
+    """Return whether a process executes the migration, and reads requests.
+
+    One that has written its result reads none any more: its exit is waited for.
+
+    Raises:
+        MidstreamError: it does not exit.
+    """
+    deadline = time.monotonic() + EXIT_TIMEOUT
+    while directory.is_locked():
+        if not outcome(directory.view().events).outcome:
+            return True
+        if time.monotonic() > deadline:
+            raise MidstreamError(
+                f"the process of migration {directory.migration} has its result and does not exit",
+                f"see {directory.log_file}",
+                Exit.INTERRUPTED,
+            )
+        time.sleep(EXIT_POLL)
+    return False
 
 
 def follow(migration: str, offset: int = 0) -> Iterator[Event]:
@@ -173,7 +212,10 @@ def _spawn(directory: MigrationDirectory, *flags: str) -> None:
             )
         time.sleep(0.02)
     raise MidstreamError(
-        f"the migration's process did not begin within {START_TIMEOUT:.0f} s", f"see {directory.log_file}"
+        f"the process of migration {directory.migration} has not begun within {START_TIMEOUT:.0f} s, "
+        "and may still begin",
+        f"midstream --continue {directory.migration} follows it, or starts another one; see {directory.log_file}",
+        Exit.INTERRUPTED,
     )
 
 
@@ -200,14 +242,24 @@ def main(arguments: list[str] | None = None) -> int:
     directory = MigrationDirectory(migration)
     try:
         with directory.locked():
-            return _run_migration(directory, rolling_back)
+            code, notification = _run_migration(directory, rolling_back)
+            if notification is not None and code != Exit.INTERRUPTED:
+                notify.notify_all(*notification)  # locked: the command that follows the migration waits for it
     except MidstreamError as error:
         print(f"midstream: {error}", file=sys.stderr)
         return int(error.code)
+    if notification is not None and code == Exit.INTERRUPTED:  # unlocked: the user who gets it may continue at once
+        notify.notify_all(*notification)
+    return int(code)
 
 
-def _run_migration(directory: MigrationDirectory, rolling_back: bool) -> int:
-    """Execute a locked migration. The journal's last line is a result in every case."""
+def _run_migration(
+    directory: MigrationDirectory, rolling_back: bool
+) -> tuple[Exit, tuple[Fleet, dict[str, Any]] | None]:
+    """Execute a locked migration. The journal's last line is a result in every case.
+
+    Returns the exit code; and the event for the user, with the fleet whose receivers get it.
+    """
     lost = directory.journal_lost()
     damaged_files.set_aside(directory.journal_file)
     journal = Journal(directory.journal_file)
@@ -229,8 +281,13 @@ def _run_migration(directory: MigrationDirectory, rolling_back: bool) -> int:
             if journal.damaged:
                 reestablish(migration, rollback=rolling_back or directory.rollback_requested())
             code = execute(migration, rollback=rolling_back)
-            _notify(fleet, plan, outcome(read_events(journal.path)), code)
-            return int(code)
+            ended = outcome(read_events(journal.path))
+            if ended.outcome == migration_state.INTERRUPTED and directory.rollback_requested():
+                # Requested since the last phase has looked. A process that requests it from now on sees the result.
+                journal.write("note", state="resumed", message="a rollback was requested")
+                code = execute(migration, rollback=True)
+                ended = outcome(read_events(journal.path))
+            return code, (fleet, _notification(plan, ended, code))
         finally:
             lease.stop()
             watch.stop()
@@ -246,7 +303,7 @@ def _run_migration(directory: MigrationDirectory, rolling_back: bool) -> int:
             outcome=migration_state.MOVED_ON,
             migration=directory.migration,
         )
-        return Exit.FAILED
+        return Exit.FAILED, None
     except Exception as error:  # noqa: BLE001 - a follower waits for one line
         if not isinstance(error, MidstreamError):
             journal.write("trace", message=traceback.format_exc()[-MAX_TRACE_CHARS:])
@@ -258,15 +315,15 @@ def _run_migration(directory: MigrationDirectory, rolling_back: bool) -> int:
             outcome=migration_state.INTERRUPTED,
             migration=directory.migration,
         )
-        return Exit.INTERRUPTED
+        return Exit.INTERRUPTED, None
     finally:
         journal.close()
 
 
-def _notify(fleet: Fleet, plan: Plan, ended: Outcome, code: Exit) -> None:
-    """Send the outcome to the receivers of the fleet file."""
+def _notification(plan: Plan, ended: Outcome, code: Exit) -> dict[str, Any]:
+    """Return the event for the receivers of the fleet file."""
     kinds = {Exit.DONE: notify.FINISHED, Exit.INTERRUPTED: notify.NEEDS_YOU, Exit.NOT_RUNNING: notify.NEEDS_YOU}
-    event = {
+    return {
         "event": "migration",
         "kind": kinds.get(code, notify.FAILED),
         "migration": plan.migration,
@@ -276,7 +333,6 @@ def _notify(fleet: Fleet, plan: Plan, ended: Outcome, code: Exit) -> None:
         "outcome": ended.outcome,
         "message": ended.error or f"{plan.run_id}: {plan.source} -> {plan.target}: {ended.outcome}",
     }
-    notify.notify_all(fleet, event)
 
 
 if __name__ == "__main__":

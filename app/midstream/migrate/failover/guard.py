@@ -44,6 +44,7 @@ from midstream.migrate.failover.run_verdict import (
 )
 from midstream.migrate.failover.time_limit import TimeLimit
 from midstream.migrate.journal.migration_directory import list_migrations
+from midstream.migrate.journal.migration_view import MigrationView
 from midstream.migrate.notifications import notify
 from midstream.migrate.planning import planner as planning
 from midstream.migrate.planning import preflight
@@ -200,7 +201,7 @@ class Guard:
 
     def _has_open_migration(self) -> bool:
         """Return whether a migration of this run is open; report one that does not run."""
-        views = [view for view in list_migrations(self.fleet) if view.plan.run_id == self.run_id and view.open]
+        views = self._open_migrations()
         for view in views:
             if view.state != migration_state.RUNNING:
                 self._report_once(
@@ -209,6 +210,9 @@ class Guard:
                 )
         return bool(views)
 
+    def _open_migrations(self) -> list[MigrationView]:
+        return [view for view in list_migrations(self.fleet) if view.plan.run_id == self.run_id and view.open]
+
     def _migrate(self, run: RunView, verdict: Verdict) -> None:
         """Migrate the run to the first target that takes it.
 
@@ -216,6 +220,7 @@ class Guard:
             MidstreamError: No target took it.
         """
         refused: list[str] = []
+        hint = f"midstream --migrate {self.run_id} --to TARGET"
         store = self._store(run) if verdict.lost else ""
         for target in self.targets:
             if job_restart.is_own_target(self.fleet, run, target):
@@ -261,10 +266,14 @@ class Guard:
                 and fleet_slices.host_slice_status(self.fleet, run.host)[0] == SliceStatus.PREEMPTED
             ):
                 return  # preempted during the migration: judge the run again
+            if any(view.facts.sealed or view.facts.relaunching or view.damage for view in self._open_migrations()):
+                # Its target may train the run: another migration would lose those steps.
+                hint = f"midstream --continue {migration}, or --rollback"
+                break
         spent = "; no tries are left" if self.tries < 1 else ""
         message = f"{verdict.reason}, and no target took the run{spent}: {'; '.join(refused) or 'no target is left'}"
         self._notify(notify.NEEDS_YOU, message)
-        raise MidstreamError(message, f"midstream --migrate {self.run_id} --to TARGET")
+        raise MidstreamError(message, hint)
 
     def _restart(self, run: RunView, target: str) -> None:
         """Continue the run as the next job of its own target.

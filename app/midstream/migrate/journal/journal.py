@@ -172,7 +172,13 @@ class Journal:
         self.facts = self.facts.updated(facts)
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        """Close the file.
+
+        A thread that still writes gets JournalError, and does not write into the next file of the same number.
+        """
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, -1
+        os.close(descriptor)
 
 
 def header(plan: Mapping[str, Any], fleet: str) -> bytes:

@@ -91,9 +91,12 @@ class Certify:
         It stays as a record of what was certified.
         """
         page = migration.directory.page_file
-        if page.exists() and certificate_page.VOID not in (text := page.read_text()):
+        if not page.is_file():
+            return
+        text = page.read_text(encoding="utf-8", errors="replace")  # a damaged page is no reason not to roll back
+        if certificate_page.VOID not in text:
             heading, _, rest = text.partition("\n")
-            page.write_text(f"{heading}\n\n{certificate_page.VOID}\n{rest}")
+            records.write_bytes(str(page), f"{heading}\n\n{certificate_page.VOID}\n{rest}".encode())
 
     def _certify_live(self, migration: Migration, sealed: Sealed) -> None:
         """Certify a live migration: copy the source's state too, and compare it."""
@@ -126,11 +129,11 @@ class Certify:
     def _issue(migration: Migration, proof: Certificate, run: RunView) -> None:
         """Write the certificate. NotCertifiedError if a claim is not verified."""
         records.write_json(str(migration.directory.certificate_file), proof.to_json())
-        migration.directory.picture_file.write_text(curve_picture.seam(proof, run.curve))
+        records.write_bytes(str(migration.directory.picture_file), curve_picture.seam(proof, run.curve).encode())
         page = certificate_page.page(
             proof, run.curve, migration.directory.picture_file.name, migration.directory.downtime()
         )
-        migration.directory.page_file.write_text(page)
+        records.write_bytes(str(migration.directory.page_file), page.encode())
         for claim in proof.claims:
             migration.note(f"{claim.name}: {claim.verdict}: {claim.statement}")
         plan = migration.plan

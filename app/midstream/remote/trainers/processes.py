@@ -28,10 +28,12 @@ SHOWN = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "NNODES", "NPROC_PER_NODE")
 class TrainingProcess:
     """Process that computes in a directory: command line and names in its environment.
 
-    ``parent``: the pid of the process that started it, where that works in the directory too; else 0.
+    ``parent``: the pid of the process that started it, where that works in the directory too; else 0. ``started``: its
+    start time in clock ticks since the boot, which distinguishes it from a later process of its pid.
     """
 
     pid: int
+    started: int
     parent: int
     words: List[Text]
     executable: FileName
@@ -133,7 +135,8 @@ def _process(pid: int, directory: str) -> Optional[TrainingProcess]:
         with open(posixpath.join(place, "environ"), "rb") as file:
             variables = [each.decode(errors="replace") for each in file.read(1 << 20).split(b"\0") if b"=" in each]
         with open(posixpath.join(place, "stat"), encoding="utf-8", errors="replace") as stat:
-            parent = int(stat.read().rsplit(")", 1)[1].split()[1])
+            fields = stat.read().rsplit(")", 1)[1].split()
+            parent, started = int(fields[1]), int(fields[19])
         executable = os.readlink(posixpath.join(place, "exe"))
     except (OSError, ValueError, IndexError):
         return None
@@ -142,6 +145,7 @@ def _process(pid: int, directory: str) -> Optional[TrainingProcess]:
     pairs = dict(each.split("=", 1) for each in variables)
     return TrainingProcess(
         pid=pid,
+        started=started,
         parent=parent,
         words=[word[:LONGEST] for word in words[:256]],
         executable=words[0] if words[0].startswith("/") else executable,

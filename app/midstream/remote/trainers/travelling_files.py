@@ -26,6 +26,7 @@ FILES = "files"
 FORMAT, VERSION = "midstream-files", 1
 LINKED = 64 << 20  # bytes from which a file is linked
 MOST = 1 << 18  # files
+LOCK = ".files.lock"  # beside the trees
 LEFT_OUT = ("__pycache__", ".git", ".venv", ".ipynb_checkpoints")
 
 
@@ -69,10 +70,11 @@ def snapshot(root: str, directory: str, patterns: Sequence[str], leave: Sequence
         records.write_json(posixpath.join(temporary, records.MANIFEST), manifest)
         os.chmod(temporary, 0o755)
         place = posixpath.join(store, digest)
-        if not os.path.exists(posixpath.join(place, records.MANIFEST)):
-            shutil.rmtree(place, ignore_errors=True)
-            os.rename(temporary, place)
-            records.sync_directory(store)
+        with records.locked(posixpath.join(store, LOCK)):  # another start may make the same tree
+            if not os.path.exists(posixpath.join(place, records.MANIFEST)):
+                shutil.rmtree(place, ignore_errors=True)
+                os.rename(temporary, place)
+                records.sync_directory(store)
         return TravellingFiles(digest, len(objects), sum(int(str(entry["size"])) for entry in objects))
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -92,7 +92,7 @@ class SavedLayout:
             self.fleets[self.fleet] = self.fleets.pop(self.fleet)  # the last one is dropped last
         values = {name: value for name, value in asdict(self).items() if name not in UNSAVED}
         values["fleets"] = {path: asdict_views(views) for path, views in list(self.fleets.items())[-MAX_FLEETS:]}
-        temporary = self.file.with_name(f"{self.file.name}.{os.getpid()}")
+        temporary = self.file.with_name(f"{self.file.name}.{secrets.token_hex(8)}")
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")

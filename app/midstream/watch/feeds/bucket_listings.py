@@ -5,6 +5,7 @@ A bucket that does not answer delays no other bucket.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import Any
@@ -13,10 +14,11 @@ from midstream.errors import MidstreamError
 from midstream.fleet.fleet import Fleet
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream.watch.snapshot_store import SnapshotStore
-from midstream_engine import records
 
 LIST_INTERVAL = 30.0  # seconds after which a run's prefix is listed again if the run has not changed
 RETRY_INTERVAL = 10.0  # seconds; the same, after a failure
+
+_log = logging.getLogger(__name__)
 
 
 class BucketListings:
@@ -96,6 +98,8 @@ class _PrefixListing:
     def _work(self) -> None:
         while not self._stopped.is_set():
             with self._changed:
+                if self._stopped.is_set():  # its notification came before this thread waited
+                    return
                 due, wait = self._due()
                 if due is None:
                     self._changed.wait(wait)
@@ -128,5 +132,7 @@ class _PrefixListing:
             return bucket.checkpoints(self._known.setdefault(run_id, {})), ""
         except MidstreamError as error:
             return [], " ".join(str(error).split())
-        except (records.RecordError, ValueError, KeyError, TypeError) as error:
+        except Exception as error:  # noqa: BLE001  without this thread an old list would count as the present one
+            if not isinstance(error, (ValueError, KeyError, TypeError)):  # no malformed object
+                _log.exception("the listing of %s failed", self._url)
             return [], f"its contents cannot be read: {' '.join(str(error).split())}"

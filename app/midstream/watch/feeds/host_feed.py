@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,7 +28,6 @@ from midstream.watch.feeds import shell_probe
 from midstream.watch.feeds.report_limits import ReportLimits
 from midstream.watch.snapshot import DOWN, STALE
 from midstream.watch.snapshot_store import SnapshotStore
-from midstream_engine import records
 
 FIRST_BEAT_TIMEOUT = 60.0  # seconds
 ANSWER_TIMEOUT = 30.0  # seconds without any answer after which the host is reconnected
@@ -38,6 +38,9 @@ STALE_PING_INTERVAL = 2.0  # seconds; the same for a host without events
 STALE_POLLS, STALE_MARGIN = 3, 2.0  # a host is stale after so many intervals and seconds without an event
 WINDOW = 1 << 20  # bytes of unread output after which a probe blocks
 LINE_LIMIT = 2 << 20  # bytes of a line: 256 KiB of metrics, each byte up to six in JSON
+EXPECTED = (HostError, OSError, ValueError, KeyError, TypeError)  # of a lost connection, or a malformed line
+
+_log = logging.getLogger(__name__)
 
 
 class HostFeed:
@@ -51,6 +54,7 @@ class HostFeed:
         self._min_interval = self._interval = interval
         self._last_event = time.monotonic()  # when the last event other than a ping's answer arrived
         self._last_line = time.monotonic()  # when the last line arrived
+        self._closed = 0.0  # when a probe that does not answer was closed last, monotonic
         self._connected = False
         self._speaks_json = True
         self._process: Process | None = None
@@ -94,7 +98,8 @@ class HostFeed:
         answers = self._last_line > self._last_event
         why = "it answers, but its disk does not: does a file system hang?" if answers else "reconnecting soon"
         self._store.mark_stale(self.name, f"no news since {age:.0f} s; {why}")
-        if now - self._last_line > ANSWER_TIMEOUT:
+        if now - max(self._last_line, self._closed) > ANSWER_TIMEOUT:
+            self._closed = now  # once in that time: each call is a thread, which may wait as long as the host hangs
             _in_background(process.close)
 
     # ---------------------------------------------------------------------------------------- thread
@@ -105,7 +110,9 @@ class HostFeed:
             try:
                 self._store.connecting(self.name)
                 self._follow()
-            except (HostError, records.RecordError, OSError, ValueError, KeyError, TypeError) as error:
+            except Exception as error:  # noqa: BLE001  without this thread old values would count as live for ever
+                if not isinstance(error, EXPECTED):
+                    _log.exception("the feed of %s failed and starts again", self.name)
                 was_connected, self._connected = self._connected, False
                 if self._stopped.is_set():
                     return

@@ -43,20 +43,27 @@ class LogFollower:
         self._host, self._path, self._last = host, path, last
         self._offset: int | None = None  # of the next line; None: nothing was read yet
 
-    def new_lines(self) -> Iterator[str]:
+    def new_lines(self, *, complete: bool) -> Iterator[str]:
         """Yield the lines since the call before; in the first call the last lines.
+
+        ``complete``: nothing is written any more, so that the last line may have no end. Before, a line is left to the
+        next call until its end is written; the parts of a progress bar are not.
 
         Errors are those of `read_log`.
         """
         if self._offset is not None:
-            yield from self._lines()
+            yield from self._lines(complete)
             return
         self._offset = read_page(self._host, self._path, -TAIL_SIZE, 1 << 62).begin
-        yield from deque(self._lines(), self._last)
+        yield from deque(self._lines(complete), self._last)
 
-    def _lines(self) -> Iterator[str]:
-        for part in _parts(self._host, self._path, self._offset or 0):
-            self._offset = part.offset
+    def _lines(self, complete: bool) -> Iterator[str]:
+        begin = self._offset or 0
+        for part in _parts(self._host, self._path, begin):
+            cut = not part.text.endswith("\n") and "\r" not in part.text and part.offset - begin < PART_SIZE
+            if cut and not complete:
+                return
+            begin = self._offset = part.offset
             yield from part.text.removesuffix("\n").split("\n")
 
 

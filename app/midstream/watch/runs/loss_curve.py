@@ -205,7 +205,7 @@ class CurveRows(Sequence[Row]):
             some, known = splice.attempts[attempt].numbers(name, index, index + end - begin)
             values.extend(some)
             exists += known
-        for position, row in splice.merged.items():
+        for position, row in tuple(splice.merged.items()):  # the thread of the host's feed adds further ones
             if start <= position < stop and name in row:
                 value = row[name]
                 values[position - start] = value if isinstance(value, int | float) else float("nan")

@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import sys
 import threading
 import time
@@ -111,7 +112,7 @@ def write(file: Path, tiers: list[StoredTier]) -> None:
         "tiers": [{"points": len(tier.times), "keys": list(tier.columns)} for tier in tiers],
     }
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f"{file.name}.{os.getpid()}~")  # `quote` leaves no other name with ~ at the end
+    temporary = file.with_name(f"{file.name}.{secrets.token_hex(8)}~")  # `quote` leaves no other name with ~ at the end
     temporary.write_bytes(json.dumps(head).encode() + b"\n" + body)
     temporary.replace(file)
 

@@ -20,13 +20,15 @@ ADOPTED = "adopted.json"  # of an attempt: identity of the trainer that it has a
 FENCE_INTERVAL = 0.5  # seconds between two looks at the fence without a driver
 
 
-def adopt(place: AttemptPlace, pid: int) -> Adopted:
+def adopt(place: AttemptPlace, pid: int, started: int = 0) -> Adopted:
     """Record a running process as the trainer of this attempt.
+
+    ``started``: its start time, 0 where it is not known. A later process may have the same pid.
 
     Raises EndedEarlyError where it does not run.
     """
     identity = records.identify(pid)
-    if identity is None:
+    if identity is None or started not in (0, identity.start_ticks):
         raise EndedEarlyError("process {} does not run".format(pid))
     records.write_json(posixpath.join(place.files.dir, ADOPTED), identity.to_json())
     return Adopted(identity)

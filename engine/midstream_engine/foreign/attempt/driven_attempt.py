@@ -62,8 +62,10 @@ class DrivenAttempt:
 
     # ------------------------------------------------------------------------------------------------ start
 
-    def run(self, run: RunFile, attach: int = 0) -> int:
+    def run(self, run: RunFile, attach: int = 0, started: int = 0) -> int:
         """Run the attempt to its end and return the exit code.
+
+        ``attach``: pid of a trainer that runs already, 0: none; ``started``: its start time in ticks, 0: not known.
 
         Raises:
             FenceRejectedError: Another epoch has the run.
@@ -100,7 +102,7 @@ class DrivenAttempt:
             first = command
         check_fence(place, first=self._node.number == 0)
         self._sequence = max(self._sequence, first.sequence if first is not None else 0)
-        return self._train(run, first, attach)
+        return self._train(run, first, attach, started)
 
     @property
     def status(self) -> StatusFile:
@@ -121,7 +123,7 @@ class DrivenAttempt:
 
     # ------------------------------------------------------------------------------------------------ train
 
-    def _train(self, run: RunFile, command: Optional[records.Command], attach: int) -> int:
+    def _train(self, run: RunFile, command: Optional[records.Command], attach: int, started: int) -> int:
         place, setup = self._place, self._launch.setup(run, self._launch.directory(run))
         began = time.monotonic()
         found = versions(self._python, tuple(dict.fromkeys([*PACKAGES, *run.environment.packages])), os.environ)
@@ -132,7 +134,7 @@ class DrivenAttempt:
         if restored is not None and name is not None and self._group.is_first:
             write_evidence(place, restored, name, digest, self._world.size, time.monotonic() - began)
         if attach:
-            self._trainer = adopt(place, attach)
+            self._trainer = adopt(place, attach, started)
         else:
             refuse_adopted(place)
             self._trainer = self._launch.start(setup, restored.path if restored else "")

@@ -17,8 +17,9 @@ from midstream.hosts.host_pool import HostPool
 from midstream.migrate.execution import executor, migration_process
 from midstream.migrate.journal import migration_directory
 from midstream.migrate.journal.journal import Journal, JournalError
-from midstream.migrate.phases.certify import NotCertifiedError
+from midstream.migrate.phases.certify import Certify, NotCertifiedError
 from midstream.migrate.phases.context.migration import Migration
+from midstream.migrate.proof import certificate_page
 from midstream.migrate.records import migration_state, phase_names
 from midstream.migrate.records.certificate import Certificate
 from midstream.migrate.records.facts import Facts
@@ -274,3 +275,12 @@ def test_pending_rollback_request_is_executed_on_continue(
     assert carry_out(migration, monkeypatch, forward) == Exit.DONE
     assert (migration.directory.view().state, forward.runs) == (migration_state.ROLLED_BACK, 0)
     assert not migration.directory.request_file.exists()
+
+
+def test_partial_certificate_page_prevents_no_rollback(migration: Migration) -> None:
+    page = migration.directory.page_file
+    page.write_bytes("# Certificate\nthe loss is …".encode()[:-1])  # cut within a character, as by a kill
+    Certify().undo(migration)
+    Certify().undo(migration)
+    lines = page.read_text().splitlines()
+    assert [lines[0], *lines[2:]] == ["# Certificate", certificate_page.VOID, "the loss is \N{REPLACEMENT CHARACTER}"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +66,16 @@ def test_line_cut_by_full_disk_is_ignored_and_terminated(migration: MigrationDir
         {"standby_attempt": 1},
         {"target_attempt": 2},
     ]
+
+
+def test_closed_journal_writes_to_no_other_file(migration: MigrationDirectory, tmp_path: Path) -> None:
+    journal = Journal(migration.journal_file)
+    journal.close()
+    with (tmp_path / "other").open("wb") as other:  # it gets the number that the journal's descriptor had
+        with pytest.raises(JournalError):
+            journal.write("note", message="late")
+        other.flush()
+    assert (tmp_path / "other").read_bytes() == b""
 
 
 def test_follow_events_yields_each_line_once(migration: MigrationDirectory) -> None:

@@ -15,19 +15,26 @@ from typing import Any
 import pytest
 
 from midstream.errors import Exit, MidstreamError
+from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts import deadline
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.providers.provider import SliceStatus
 from midstream.launch.attempt_monitor import RankView
 from midstream.migrate.failover import guard, run_verdict
+from midstream.migrate.journal import migration_directory
+from midstream.migrate.journal.journal import Journal
 from midstream.migrate.notifications.notify import notify
+from midstream.migrate.records.event import Event
+from midstream.migrate.records.facts import Facts
+from midstream.migrate.records.plan import Plan
 from midstream.migrate.records.request import Request
 from midstream.remote.machine import preemption_notices
 from midstream.watch.runs.symptoms import DIVERGING, NOT_A_NUMBER, STALLED, symptoms
 from midstream.watch.snapshot import HostView, RunView, Snapshot
 from midstream_engine import records
 from support.hostile_text import ALL, unsafe
+from support.migrations.sample_plan import PLAN, SEALED, changed
 
 NOW = 1_000_000.0
 
@@ -339,3 +346,31 @@ def test_guard_hands_job_to_target_of_same_login_node_cold(tmp_path: Path, monke
     with pytest.raises(MidstreamError):
         watching.run()
     assert [(request.target, request.mode) for request in requests] == [("other", "cold"), ("b", "warm")]
+
+
+@pytest.mark.parametrize(("begun", "expected"), [(False, ["other", "b"]), (True, ["other"])])
+def test_guard_starts_no_migration_beside_one_that_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool, expected: list[str]
+) -> None:
+    """The first one lost contact with its target, which may train the run if the source was sealed."""
+    watching, _ = cluster_guard(tmp_path, monkeypatch, [on_cluster()], ["other", "b"], tries=2)
+    planned: list[str] = []
+
+    def plan(request: Request, _store: str) -> Plan:
+        planned.append(request.target)
+        return changed(PLAN, migration=f"m-{request.target}")
+
+    def start(fleet: Fleet, plan: Plan) -> str:
+        directory = migration_directory.create(plan, fleet.text)
+        if begun:
+            Journal(directory.journal_file).record(Facts(sealed=SEALED, relaunching=True))
+        return directory.migration
+
+    lost = Event("result", 0.0, message="other does not answer", detail={"ok": False})
+    monkeypatch.setattr(watching, "_plan", plan)
+    monkeypatch.setattr(guard.migration_process, "start", start)
+    monkeypatch.setattr(guard.migration_process, "follow", lambda _: iter([lost]))
+    with pytest.raises(MidstreamError, match="other: other does not answer") as found:
+        watching.run()
+    assert planned == expected
+    assert ("midstream --continue m-other" in found.value.hint) == begun

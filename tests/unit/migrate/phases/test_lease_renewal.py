@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from midstream.errors import HostError
 from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.hosts.host_pool import HostPool
 from midstream.migrate.execution.lease_renewal import LeaseRenewal
@@ -47,6 +49,24 @@ def test_only_a_standby_gets_its_lease_renewed(tmp_path: Path, epoch: int, renew
     finally:
         renewal.stop()
         hosts.close()
+
+
+def test_failed_renewal_is_logged_and_repeated(caplog: pytest.LogCaptureFixture) -> None:
+    again = threading.Event()
+
+    def get(_name: str) -> None:
+        if caplog.records:
+            again.set()
+            raise HostError("it does not answer")
+        raise RuntimeError("can't start new thread")
+
+    renewal = LeaseRenewal(cast("HostPool", SimpleNamespace(get=get)), changed(PLAN, mode=WARM), interval=0.01)
+    renewal.start()
+    try:
+        assert again.wait(60)
+    finally:
+        renewal.stop()
+    assert "the lease of the standby of m was not renewed" in caplog.text
 
 
 CURVE = [{"attempt": 1, "throughput/duration": 2.0} for _ in range(8)]

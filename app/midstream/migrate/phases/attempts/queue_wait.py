@@ -9,6 +9,7 @@ import time
 
 from midstream.counts import count
 from midstream.errors import ConnectionLostError, MidstreamError
+from midstream.hosts.deadline import RECONNECT_STEP, Deadline
 from midstream.migrate.phases.context.migration import Migration
 from midstream.migrate.source_and_target.host_group import HostGroup
 from midstream.remote.runs import run_state, slurm
@@ -16,6 +17,8 @@ from midstream_engine import records
 
 QUERY_INTERVAL = 5.0  # seconds between two looks at the job
 WAIT_STEP = 0.5  # seconds between two looks for a requested rollback
+UNKNOWN_TIMEOUT = 600.0  # seconds that SLURM may not know a job of which there is a status
+UNKNOWN = "UNKNOWN"  # state of a job that SLURM does not know
 
 
 def wait_in_queue(migration: Migration, group: HostGroup, attempt: int) -> None:
@@ -23,7 +26,8 @@ def wait_in_queue(migration: Migration, group: HostGroup, attempt: int) -> None:
 
     Returns at once where the group's target is no SLURM allocation.
 
-    A login node that does not answer is no evidence: the wait goes on.
+    A login node that does not answer is no evidence: the wait goes on. Neither is a job that SLURM does not know: its
+    controller may not answer, or the job ended minutes ago. Then the engine's status decides, if there is one.
 
     Raises:
         MidstreamError: The job has ended before it ran.
@@ -31,7 +35,7 @@ def wait_in_queue(migration: Migration, group: HostGroup, attempt: int) -> None:
     """
     if group.target.slurm is None:
         return
-    said, contact = "", True
+    said, contact, unknown = "", True, _unknown()
     while True:
         migration.check_requests()
         job, host = None, group.lookup_first()
@@ -48,13 +52,19 @@ def wait_in_queue(migration: Migration, group: HostGroup, attempt: int) -> None:
                 if said:
                     migration.note(f"job {job.job} has started on {group.target.name}")
                 return
-            if not job.waits and job.state != "UNKNOWN":
-                if host.call(run_state.status)(host.root, migration.plan.run_id, attempt).status is not None:
+            if job.waits:
+                unknown = _unknown()
+            else:
+                status = host.call(run_state.status)(host.root, migration.plan.run_id, attempt).status
+                over = job.state != UNKNOWN or unknown.count()
+                if status is not None and (over or status.state in records.ENDED):
                     return  # it ran, and what the engine left says why it ended
-                raise MidstreamError(
-                    f"job {job.job} on {group.target.name} ended before its engine started: {job.state} ({job.reason})",
-                    f"its output: {group.first.name}:{group.paths.attempt(attempt).dir}/job.txt",
-                )
+                if job.state != UNKNOWN:
+                    raise MidstreamError(
+                        f"job {job.job} on {group.target.name} ended before its engine started: {job.state} "
+                        f"({job.reason})",
+                        f"its output: {group.first.name}:{group.paths.attempt(attempt).dir}/job.txt",
+                    )
             words = _waiting(job)
             if words != said:
                 migration.note(words)
@@ -62,7 +72,13 @@ def wait_in_queue(migration: Migration, group: HostGroup, attempt: int) -> None:
         _pause(migration)
 
 
+def _unknown() -> Deadline:
+    return Deadline(UNKNOWN_TIMEOUT, RECONNECT_STEP)
+
+
 def _waiting(job: slurm.JobState) -> str:
+    if job.state == UNKNOWN:
+        return f"SLURM reports no job {job.job}: it has ended, or the cluster's controller does not answer"
     wait = job.started - time.time()
     when = f", expected to start in about {max(1.0, wait / 60):.0f} min" if wait > 0 else ""
     return f"job {job.job} waits in the queue: {job.state.lower()} ({job.reason}){when}"
