@@ -81,7 +81,12 @@ class ForkedChild:
         return self._code
 
     def kill(self) -> None:
-        """Kill it, if it still runs."""
+        """Kill it, if it still runs, and the server has forked it within `SHUTDOWN_TIMEOUT`."""
+        with self._reading:
+            while b"\n" not in self._lines and self._code is None:
+                if not select.select([self._status], [], [], SHUTDOWN_TIMEOUT)[0]:
+                    return
+                self._read()
         self._forks.kill(self.pid)
 
     def _read(self) -> None:
@@ -152,13 +157,13 @@ class LocalForks:
         """
         ours: list[int] = []
         theirs: list[int] = []
-        for child_reads in (True, False, False, False):  # stdin, stdout, stderr, status
-            reading, writing = os.pipe()
-            ours.append(writing if child_reads else reading)
-            theirs.append(reading if child_reads else writing)
         request = {"environment": dict(os.environ), "directory": _directory()}
         sent = False
         try:
+            for child_reads in (True, False, False, False):  # stdin, stdout, stderr, status
+                reading, writing = os.pipe()
+                ours.append(writing if child_reads else reading)
+                theirs.append(reading if child_reads else writing)
             sent = self._send(json.dumps(request).encode() + b"\n", theirs)
         finally:
             for descriptor in theirs if sent else ours + theirs:

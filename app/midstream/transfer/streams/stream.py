@@ -110,6 +110,11 @@ class Stream:
         """
         return not self.ending and (self._items < 2 or (self._bytes < queued_bytes and self._items < MAX_QUEUED_ITEMS))
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether items were not written by the receiver, or may follow."""
+        return self._items > 0 or not self.ending
+
     def send_items(self, items: Sequence[CopyItem], rate: float, *, last: bool) -> None:
         """Request items at ``rate`` bytes per second (0: no limit).
 
