@@ -58,6 +58,7 @@ class TimedPipe(io.FileIO):
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor)
         self._reading = threading.Lock()
+        self._left = False  # to the thread that reads
 
     def end(self, seconds: float) -> bool:
         """End the reads, from any thread; wait for one that has begun.
@@ -72,6 +73,10 @@ class TimedPipe(io.FileIO):
         self._reading.release()
         return True
 
+    def leave(self) -> None:
+        """Let the read that goes on close the pipe."""
+        self._left = True
+
     def readinto(self, buffer: Any) -> int | None:
         with self._reading:
             while self.deadline is not None:
@@ -81,4 +86,14 @@ class TimedPipe(io.FileIO):
                     raise TimeoutError(f"no complete answer within {self.deadline.seconds:.0f} s")
                 if ready:
                     break
-            return super().readinto(buffer)
+            count = super().readinto(buffer)
+            if self._left:
+                self.close()
+                return 0
+            return count
+
+    def read(self, size: int | None = -1, /) -> bytes | Any:
+        return io.RawIOBase.read(self, -1 if size is None else size)  # by `readinto`
+
+    def readall(self) -> bytes | Any:
+        return io.RawIOBase.readall(self)

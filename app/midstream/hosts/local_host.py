@@ -82,6 +82,8 @@ class LocalProcess:
         self._writing.close()
         if self._reading.end(READ_TIMEOUT):
             self.stdout.close()
+        else:
+            self._reading.leave()
 
 
 def _taken(stream: Any) -> int:
