@@ -1,4 +1,4 @@
-"""Pipes of a child process, which one thread may end while another reads or writes.
+"""Pipes of a child process that one thread may end while another uses them.
 
 Such a pipe cannot be closed at once: its number may be that of another file before the other thread uses it.
 """
@@ -36,7 +36,10 @@ class WritingPipe(io.FileIO):
         super().__init__(descriptor, "wb")
 
     def end(self) -> None:
-        """Make the other end read the end of the file; what is still written here is lost. Any thread, idempotent."""
+        """Make the other end read the end of the file. Any thread, idempotent.
+
+        What is still written here is lost.
+        """
         with self._closing:
             if not self.closed:
                 _replace(self.fileno(), os.O_WRONLY)

@@ -214,7 +214,8 @@ def main() -> None:
     ForkServer(control).serve()
     control.detach()  # closed by the child already
     code = run(bootstrap)
-    cast(Any, threading)._shutdown()  # as an interpreter: it ends the idle threads of pools, and waits for all but daemons
+    # As at the end of an interpreter: the idle threads of pools are ended, and others awaited, but no daemons.
+    cast(Any, threading)._shutdown()
     sys.stderr.flush()
     os._exit(code)  # taking the interpreter apart would copy the pages that it shares, for 20 ms
 

@@ -81,7 +81,10 @@ class ForkedChild:
         return self._code
 
     def kill(self) -> None:
-        """Kill it, if it still runs, and the server has forked it within `SHUTDOWN_TIMEOUT`."""
+        """Kill it, if it still runs.
+
+        The server may have been stopped: one that is not forked within `SHUTDOWN_TIMEOUT` is not killed.
+        """
         with self._reading:
             while b"\n" not in self._lines and self._code is None:
                 if not select.select([self._status], [], [], SHUTDOWN_TIMEOUT)[0]:
@@ -111,6 +114,7 @@ class LocalForks:
 
     Attributes:
         modules: The programs that it has imported.
+        relied_on: Whether the last job was written without them.
     """
 
     def __init__(self, flag: str = "-I", modules: Sequence[str] = IMPORTED) -> None:
@@ -121,6 +125,7 @@ class LocalForks:
             modules: Programs that it imports.
         """
         self.modules = tuple(modules)
+        self.relied_on = False
         self._flag = flag
         self._clients = list[str]()  # schemes
         self._lock = threading.Lock()

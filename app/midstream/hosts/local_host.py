@@ -87,7 +87,10 @@ class LocalProcess:
 
 
 def _taken(stream: Any) -> int:
-    """Return a descriptor of a child's pipe, in place of ``stream``, which has no bytes in its buffer."""
+    """Return a descriptor of a child's pipe, in place of ``stream``.
+
+    Nothing was read from the stream, or written to it.
+    """
     with stream.detach() as raw:
         return os.dup(raw.fileno())
 
@@ -160,6 +163,10 @@ class LocalHost:
             forked = forks.start()
             if forked is not None:
                 return LocalProcess(forked, self.name)
+            if forks.relied_on:
+                raise ConnectionLostError(
+                    f"{self.name}: the process that starts programs has ended", "was it short of memory? run it again"
+                )
         child = subprocess.Popen(
             list(argv),
             stdin=subprocess.PIPE,
@@ -178,7 +185,8 @@ class LocalHost:
             return frozenset()
         forks.prepare()  # beside the reading of the modules here
         names = _imported(forks.modules)
-        return names if forks.usable() else frozenset()
+        forks.relied_on = forks.usable()
+        return names if forks.relied_on else frozenset()
 
     def call(self, function: Callable[P, R], /, *, timeout: float | None = 60.0) -> Callable[P, R]:
         return remote_call.caller(self, function, timeout)

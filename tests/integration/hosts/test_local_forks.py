@@ -198,6 +198,25 @@ def test_program_of_a_stopped_server_is_closed(
     assert not closing.is_alive()
 
 
+def test_server_that_ends_before_a_call_is_replaced(
+    host: LocalHost, forks: LocalForks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No new interpreter gets the call, which is without the server's modules."""
+    monkeypatch.setattr(remote_call, "RETRY_INTERVAL", 0.0)
+    send, refused = forks._send, list[int]()
+    monkeypatch.setattr(forks, "_send", lambda *a: send(*a) if refused else refused.append(1))
+    assert host.call(run_state.list_runs)(root=host.root) == []
+    assert refused
+
+
+def test_program_killed_before_it_begins_has_lost_contact(host: LocalHost) -> None:
+    """A migration repeats its phase then, and does not return to the source."""
+    waiting = remote_call.open_interpreter(host, probe.main)
+    os.kill(waiting._child.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    with pytest.raises(ConnectionLostError, match="was ended by signal 9 before it began"):
+        remote_call._begun(host, waiting, FORKED[0], "probe.main", job("state"))
+
+
 def test_no_descriptor_is_left_where_there_are_too_few(
     host: LocalHost, forks: LocalForks, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -212,9 +212,9 @@ def test_answer_to_commit_is_read_whenever_it_arrives(
         late.cancel()
 
 
-@pytest.mark.parametrize("heard", [False, True])
+@pytest.mark.parametrize("in_survey", [False, True])
 def test_stream_that_ended_during_the_survey_is_replaced(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: bool
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_survey: bool
 ) -> None:
     """Its end is read while the target is surveyed, or when the objects are sent."""
     source, target = tmp_path / "source", tmp_path / "target"
@@ -241,11 +241,11 @@ def test_stream_that_ended_during_the_survey_is_replaced(
         return real(early)
 
     def session(*positional: Any, **named: Any) -> TargetSession:
-        while heard and not ended:
+        while in_survey and not ended:
             time.sleep(0.01)
         return TargetSession(*positional, **named)
 
-    monkeypatch.setattr(EarlyStream, "_open", open_and_end if heard else opened)
+    monkeypatch.setattr(EarlyStream, "_open", open_and_end if in_survey else opened)
     monkeypatch.setattr(EarlyStream, "take", take)
     monkeypatch.setattr(copy_tree_module, "TargetSession", session)
     copy_tree(Endpoint(pair[0], str(source)), Endpoint(pair[1], str(target)))

@@ -86,16 +86,21 @@ def test_failure_before_the_certificate_is_rolled_back(migration: Migration, mon
     assert (view.state, view.error) == (migration_state.ROLLED_BACK, "the disk is full (make room)")
 
 
-@pytest.mark.parametrize("error", [MidstreamError("the disk is full"), NeedsOperatorError("no contact", "--continue m")])
+@pytest.mark.parametrize(
+    "error", [MidstreamError("the disk is full"), NeedsOperatorError("no contact", "--continue m")]
+)
 def test_calls_prepared_by_a_failed_phase_are_closed(
     migration: Migration, monkeypatch: pytest.MonkeyPatch, error: MidstreamError
 ) -> None:
     host = migration.hosts.get("a")
     opened: Future[Process] = Future()
     opened.set_result(open_waiting_call(host, ownership.migration_lock))
-    calls = migration.prepared_calls
-    step = Step(phase_names.CUTOVER, lambda: calls._waiting.update({("a", ownership.migration_lock): opened}) or raising(error)())
-    assert carry_out(migration, monkeypatch, step) != Exit.DONE
+
+    def prepare_and_fail() -> None:
+        migration.prepared_calls._waiting["a", ownership.migration_lock] = opened
+        raise error
+
+    assert carry_out(migration, monkeypatch, Step(phase_names.CUTOVER, prepare_and_fail)) != Exit.DONE
     assert opened.result().stdin.closed
     assert opened.result().wait(60) == 0, "it has ended without arguments"
 
