@@ -289,7 +289,7 @@ def test_stream_that_leaves_out_its_last_object_ends_copy(
     there = records.RunPaths(str(pair.source.root), "m").checkpoints
     name = records.checkpoint_name(7, 1)
     write_checkpoint(Path(there, name), random.Random(1))
-    entries = json.loads(Path(there, name, records.MANIFEST).read_text())["objects"]
+    entries: list[Any] = json.loads(Path(there, name, records.MANIFEST).read_text())["objects"]
     last = next(each for each in entries if "array0/c/1" in each["path"])
     first = next(each for each in entries if "array0/c/2" in each["path"])
     pair.be_hostile("copy.stream.sender", LEAVES_OUT)
@@ -297,7 +297,8 @@ def test_stream_that_leaves_out_its_last_object_ends_copy(
     copy = IncrementalCopy(Endpoint(pair.one, there), Endpoint(here, str(pair.target.root / "checkpoints")), 10_000, 2)
     try:
         for entry in (first, last):
-            copy.add([{**entry, "path": f"{name}/{entry['path']}"}], last=entry is last)
+            added: Any = {**entry, "path": f"{name}/{entry['path']}"}
+            copy.add([added], last=entry is last)
         with pytest.raises(TransferError, match="ended before all that was requested had come"):
             assert not copy.wait(60), "it does not end"
     finally:
