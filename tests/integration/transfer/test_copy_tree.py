@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from midstream.errors import Exit
+from midstream.errors import ConnectionLostError, Exit
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost, LocalProcess
 from midstream.hosts.rpc.remote_call import start_program
@@ -251,6 +251,19 @@ def test_stream_that_ended_during_the_survey_is_replaced(
     copy_tree(Endpoint(pair[0], str(source)), Endpoint(pair[1], str(target)))
     assert ended[0].ended
     assert_same_tree(target, source)
+
+
+def test_killed_receiver_is_named(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the sender, which goes on and is silent."""
+    write_checkpoint(tmp_path / "source", random.Random(1))
+
+    def kill(stream: Stream, *_: Any, **__: Any) -> None:
+        cast(LocalProcess, stream._receiver)._child.kill()
+
+    monkeypatch.setattr(Stream, "send_items", kill)
+    monkeypatch.setattr("midstream.transfer.streams.stream.SHUTDOWN_TIMEOUT", 60.0)
+    with pytest.raises(ConnectionLostError, match=rf"for two:{tmp_path}/target was ended by signal 9"):
+        copy_tree(Endpoint(pair[0], str(tmp_path / "source")), Endpoint(pair[1], str(tmp_path / "target")))
 
 
 def test_cancelled_copy_has_complete_objects_and_resumes(pair: Pair, tmp_path: Path) -> None:

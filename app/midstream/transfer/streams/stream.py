@@ -208,6 +208,10 @@ class Stream:
                 return lost
             except TimeoutError:
                 return ConnectionLostError(f"{endpoint.host.name} no longer answers", RESUME_HINT)
+            if status < 0:  # the other program may wait for ever
+                return ConnectionLostError(
+                    f"the copy's program for {endpoint} was ended by signal {-status}", RESUME_HINT
+                )
             if status and process.stderr_text().strip():
                 return MidstreamError(f"copying to or from {endpoint} ended with {status}: {last_words(process)}")
         return ConnectionLostError(f"the stream from {self.source} to {self.target} broke", RESUME_HINT)
