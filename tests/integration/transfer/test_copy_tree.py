@@ -254,7 +254,7 @@ def test_stream_that_ended_during_the_survey_is_replaced(
 
 
 def test_killed_receiver_is_named(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the sender, which goes on and is silent."""
+    """Not the sender, which goes on."""
     write_checkpoint(tmp_path / "source", random.Random(1))
 
     def kill(stream: Stream, *_: Any, **__: Any) -> None:
