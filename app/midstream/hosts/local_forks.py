@@ -81,7 +81,15 @@ class ForkedChild:
         return self._code
 
     def kill(self) -> None:
-        """Kill it, if it still runs."""
+        """Kill it, if it still runs.
+
+        The server may have been stopped: one that is not forked within `SHUTDOWN_TIMEOUT` is not killed.
+        """
+        with self._reading:
+            while b"\n" not in self._lines and self._code is None:
+                if not select.select([self._status], [], [], SHUTDOWN_TIMEOUT)[0]:
+                    return
+                self._read()
         self._forks.kill(self.pid)
 
     def _read(self) -> None:
@@ -106,6 +114,7 @@ class LocalForks:
 
     Attributes:
         modules: The programs that it has imported.
+        relied_on: Whether the last job was written without them.
     """
 
     def __init__(self, flag: str = "-I", modules: Sequence[str] = IMPORTED) -> None:
@@ -116,6 +125,7 @@ class LocalForks:
             modules: Programs that it imports.
         """
         self.modules = tuple(modules)
+        self.relied_on = False
         self._flag = flag
         self._clients = list[str]()  # schemes
         self._lock = threading.Lock()
@@ -152,13 +162,13 @@ class LocalForks:
         """
         ours: list[int] = []
         theirs: list[int] = []
-        for child_reads in (True, False, False, False):  # stdin, stdout, stderr, status
-            reading, writing = os.pipe()
-            ours.append(writing if child_reads else reading)
-            theirs.append(reading if child_reads else writing)
         request = {"environment": dict(os.environ), "directory": _directory()}
         sent = False
         try:
+            for child_reads in (True, False, False, False):  # stdin, stdout, stderr, status
+                reading, writing = os.pipe()
+                ours.append(writing if child_reads else reading)
+                theirs.append(reading if child_reads else writing)
             sent = self._send(json.dumps(request).encode() + b"\n", theirs)
         finally:
             for descriptor in theirs if sent else ours + theirs:

@@ -7,7 +7,6 @@ import functools
 import io
 import os
 import platform
-import select
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from typing import Any, BinaryIO, cast
 
 from midstream.errors import ConnectionLostError, HostError
 from midstream.fleet.fleet import HostConfig
+from midstream.hosts.child_pipes import TimedPipe, WritingPipe
 from midstream.hosts.deadline import Deadline
 from midstream.hosts.host import ANSWER_LIMIT, Completed, P, Process, R
 from midstream.hosts.local_forks import CLIENT_FORKS, FORKED, FORKED_CLIENTS, FORKS, ForkedChild, LocalForks
@@ -25,37 +25,7 @@ from midstream.hosts.stderr_tail import StderrTail
 
 SHUTDOWN_TIMEOUT = 2.0  # seconds that a program may take to exit once its stdin is closed
 STDERR_TIMEOUT = 1.0  # seconds that the rest of stderr may take after the exit
-
-
-class _TimedPipe(io.FileIO):
-    """The reading end of a pipe.
-
-    A read raises TimeoutError after the deadline, and the errors of `check`.
-    """
-
-    deadline: Deadline | None = None
-    check: Callable[[], None] = staticmethod(lambda: None)
-
-    def end(self) -> None:
-        """Make reads return the end of the file, and the child's next write fail.
-
-        Another thread may be reading, so that the descriptor cannot be closed.
-        """
-        if self.closed:
-            return
-        empty = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(empty, self.fileno(), inheritable=False)
-        os.close(empty)
-
-    def readinto(self, buffer: Any) -> int | None:
-        while self.deadline is not None:
-            ready = select.select([self], [], [], self.deadline.step)[0]
-            self.check()
-            if self.deadline.count():
-                raise TimeoutError(f"no complete answer within {self.deadline.seconds:.0f} s")
-            if ready:
-                break
-        return super().readinto(buffer)
+READ_TIMEOUT = 2.0  # seconds that a read of another thread may take after the exit
 
 
 class LocalProcess:
@@ -65,20 +35,17 @@ class LocalProcess:
         self._child = child
         self._closing = threading.Lock()
         self.host = host
-        self.stdin = cast(BinaryIO, child.stdin)
-        raw = cast(io.BufferedReader, child.stdout).detach()
-        with raw:
-            self._pipe = _TimedPipe(os.dup(raw.fileno()))
-        self.stdout = cast(BinaryIO, io.BufferedReader(self._pipe, 1 << 16))
-        stderr = cast(io.BufferedReader, child.stderr)
-        self._stderr = StderrTail(lambda: stderr.read1(8192), "local-stderr")
+        self._writing, self._reading = WritingPipe(_taken(child.stdin)), TimedPipe(_taken(child.stdout))
+        self.stdin = cast(BinaryIO, io.BufferedWriter(self._writing))
+        self.stdout = cast(BinaryIO, io.BufferedReader(self._reading, 1 << 16))
+        self._stderr = StderrTail(cast(BinaryIO, child.stderr), "local-stderr")
 
     def limit_reading(self, deadline: Deadline | None, stderr: int = 0) -> None:
         def check() -> None:
             if stderr and self._stderr.size > stderr:
                 raise too_large(self.host, "a command, on stderr,", stderr)
 
-        self._pipe.deadline, self._pipe.check = deadline, check
+        self._reading.deadline, self._reading.check = deadline, check
 
     def wait(self, timeout: float | None = None) -> int:
         deadline = Deadline(timeout)
@@ -100,20 +67,32 @@ class LocalProcess:
             self._close()
 
     def _close(self) -> None:
+        # Not the buffered streams: another thread may have their locks, and a flush would block for ever if the child
+        # never reads.
+        self._writing.end()
         if self._child.poll() is None:
-            # Not the buffered stream: flushing it would block for ever if the child never reads.
-            cast(io.BufferedWriter, self.stdin).raw.close()
-            self._pipe.end()
+            self._reading.end(0.0)
             try:
                 self._child.wait(SHUTDOWN_TIMEOUT)
             except subprocess.TimeoutExpired:
                 self._child.kill()
-        self._child.wait()
-        self._stderr.join(STDERR_TIMEOUT)
-        with contextlib.suppress(OSError, ValueError):  # closed above, or its reader has exited
-            self.stdin.close()
-        self.stdout.close()
-        cast(io.BufferedReader, self._child.stderr).close()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk that hangs
+                    self._child.wait(SHUTDOWN_TIMEOUT)
+        self._stderr.close(STDERR_TIMEOUT)
+        self._writing.close()
+        if self._reading.end(READ_TIMEOUT):
+            self.stdout.close()
+        else:
+            self._reading.leave()
+
+
+def _taken(stream: Any) -> int:
+    """Return a descriptor of a child's pipe, in place of ``stream``.
+
+    Nothing was read from the stream, or written to it.
+    """
+    with stream.detach() as raw:
+        return os.dup(raw.fileno())
 
 
 class LocalHost:
@@ -184,6 +163,10 @@ class LocalHost:
             forked = forks.start()
             if forked is not None:
                 return LocalProcess(forked, self.name)
+            if forks.relied_on:
+                raise ConnectionLostError(
+                    f"{self.name}: the process that starts programs has ended", "was it short of memory? run it again"
+                )
         child = subprocess.Popen(
             list(argv),
             stdin=subprocess.PIPE,
@@ -202,7 +185,8 @@ class LocalHost:
             return frozenset()
         forks.prepare()  # beside the reading of the modules here
         names = _imported(forks.modules)
-        return names if forks.usable() else frozenset()
+        forks.relied_on = forks.usable()
+        return names if forks.relied_on else frozenset()
 
     def call(self, function: Callable[P, R], /, *, timeout: float | None = 60.0) -> Callable[P, R]:
         return remote_call.caller(self, function, timeout)

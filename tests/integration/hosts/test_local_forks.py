@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -52,6 +53,11 @@ def end():
     os.kill(os.getpid(), signal.SIGTERM)
 def wait():
     signal.pause()
+def leave_an_idle_thread():
+    global pool
+    from concurrent.futures import ThreadPoolExecutor
+    pool = ThreadPoolExecutor(1)
+    return pool.submit(int).result()
 """
 
 
@@ -170,6 +176,65 @@ def test_closed_program_is_ended_and_a_deaf_one_killed(host: LocalHost, monkeypa
     deaf.stdin.flush()
     deaf.close()
     assert deaf.wait(PATIENCE) == -signal.SIGKILL
+
+
+def test_forked_interpreter_ends_the_idle_threads_of_pools(host: LocalHost) -> None:
+    done = host.run(FORKED, stdin=job("leave_an_idle_thread"), timeout=PATIENCE)
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"value": 0})
+
+
+def test_program_of_a_stopped_server_is_closed(
+    host: LocalHost, forks: LocalForks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.run(FORKED, stdin=job("state"))
+    for module in ("local_host", "local_forks"):
+        monkeypatch.setattr(f"midstream.hosts.{module}.SHUTDOWN_TIMEOUT", 0.01)
+    os.kill(server_of(forks), signal.SIGSTOP)
+    process = host.open(FORKED)
+    closing = threading.Thread(target=process.close, daemon=True)
+    closing.start()
+    closing.join(PATIENCE)
+    os.kill(server_of(forks), signal.SIGCONT)
+    assert not closing.is_alive()
+
+
+def test_server_that_ends_before_a_call_is_replaced(
+    host: LocalHost, forks: LocalForks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No new interpreter gets the call, which is without the server's modules."""
+    monkeypatch.setattr(remote_call, "RETRY_INTERVAL", 0.0)
+    send, refused = forks._send, list[int]()
+    monkeypatch.setattr(forks, "_send", lambda *a: send(*a) if refused else refused.append(1))
+    assert host.call(run_state.list_runs)(root=host.root) == []
+    assert refused
+
+
+def test_program_killed_before_it_begins_has_lost_contact(host: LocalHost) -> None:
+    """A migration repeats its phase then, and does not return to the source."""
+    waiting = remote_call.open_interpreter(host, probe.main)
+    os.kill(waiting._child.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    with pytest.raises(ConnectionLostError, match="was ended by signal 9 before it began"):
+        remote_call._begun(host, waiting, FORKED[0], "probe.main", job("state"))
+
+
+def test_no_descriptor_is_left_where_there_are_too_few(
+    host: LocalHost, forks: LocalForks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.run(FORKED, stdin=job("state"))
+    before = len(os.listdir("/proc/self/fd"))
+    pipe, made = os.pipe, list[tuple[int, int]]()
+
+    def limited() -> tuple[int, int]:
+        if len(made) == 2:
+            raise OSError(errno.EMFILE, "Too many open files")
+        made.append(pipe())
+        return made[-1]
+
+    with monkeypatch.context() as few:
+        few.setattr("midstream.hosts.local_forks.os.pipe", limited)
+        with pytest.raises(OSError, match="Too many open files"):
+            forks.start()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_calls_work_after_the_server_was_killed(host: LocalHost, forks: LocalForks) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import stat
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import pytest
 
 from midstream.errors import HostError, RemoteError, UsageError
 from midstream.fleet.fleet import Fleet, LocalHostConfig
+from midstream.hosts.child_pipes import WritingPipe
 from midstream.hosts.host import Process
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
@@ -74,6 +77,41 @@ def test_close_ends_a_read_of_another_thread(host: LocalHost) -> None:
     reader.join(60)
     assert not reader.is_alive()
     assert set(b"".join(parts)) <= set(b"y\n")
+
+
+def test_close_does_not_wait_for_what_a_command_left(host: LocalHost) -> None:
+    """A process in the background has the command's stderr open, or its stdout while a thread reads that."""
+    done = host.run(["sh", "-c", "sleep 50 >/dev/null & echo $!"])
+    left = [int(done.stdout)]
+    process = host.open(["sh", "-c", "sleep 50 & echo $!"])
+    left.append(int(process.stdout.readline()))
+    rest: list[bytes] = []
+    reader = threading.Thread(target=lambda: rest.append(process.stdout.read()))
+    reader.start()
+    assert process.wait(60) == 0
+    process.close()
+    for pid in left:
+        assert Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z", "it still runs"
+        os.kill(pid, signal.SIGKILL)
+    reader.join(60)
+    assert rest == [b""]
+
+
+def test_what_is_written_after_the_end_goes_nowhere(tmp_path: Path) -> None:
+    """A thread that was about to write as the pipe was ended does not write to another file of that number."""
+    reading, descriptor = os.pipe()
+    pipe = WritingPipe(descriptor)
+    pipe.write(b"before")
+    pipe.end()
+    with (tmp_path / "other").open("wb", buffering=0) as other:
+        assert other.fileno() != descriptor, "the number is not free"
+        os.write(descriptor, b"after")
+    assert (os.read(reading, 100), os.read(reading, 100)) == (b"before", b"")
+    os.close(reading)
+    pipe.close()
+    pipe.end()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
 
 
 def test_close_ends_the_process(host: LocalHost) -> None:

@@ -15,6 +15,7 @@ from midstream.errors import MidstreamError
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.host_pool import open_host
 from midstream.hosts.local_host import LocalHost
+from midstream.remote.bucket import session
 from midstream.remote.files.object_files import INCOMING
 from midstream.remote.verify import objects
 from midstream.transfer import Access, CopySettings, Endpoint, Progress, TransferError, bucket_endpoint, copy_tree
@@ -323,3 +324,17 @@ def test_combined_crc32c_equals_crc32c_of_all_bytes() -> None:
         pieces = [rng.randbytes(rng.choice([0, 1, 7, 1000, 70_000])) for _ in range(rng.randrange(1, 6))]
         found = combined([(google_crc32c.value(piece), len(piece)) for piece in pieces])
         assert found == google_crc32c.value(b"".join(pieces))
+
+
+def test_unexpected_error_of_an_object_in_ranges_is_reported(
+    bucket: BucketServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The app waits for each object until a report of it arrives."""
+    client = open_bucket(URL, Access())
+    monkeypatch.setattr(client, "look", lambda path: 1 / 0)
+    gathering = session._Gathering(client)
+    gathering.landed({"path": "object", "size": 2, "sha256": "0" * 64}, 0, 2)
+    gathering._pool.shutdown(wait=True)
+    report = json.loads(capfd.readouterr().out)
+    assert (report["event"], report["kind"]) == ("problem", "system")
+    assert "division by zero" in report["message"]

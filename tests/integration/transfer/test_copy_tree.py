@@ -7,13 +7,15 @@ import random
 import shutil
 import subprocess
 import threading
+import time
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from midstream.errors import Exit
+from midstream.errors import ConnectionLostError, Exit
 from midstream.fleet.fleet import LocalHostConfig
-from midstream.hosts.local_host import LocalHost
+from midstream.hosts.local_host import LocalHost, LocalProcess
 from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.rpc.remote_program import Cancelled, reports
 from midstream.remote.copy.stream import tls_peer
@@ -29,9 +31,12 @@ from midstream.transfer import (
     copy_tree,
     verify_objects,
 )
+from midstream.transfer.copy import copy_tree as copy_tree_module
 from midstream.transfer.copy.send_files import send_files
 from midstream.transfer.copy.target_session import TargetSession
 from midstream.transfer.progress import Meter
+from midstream.transfer.streams.early_stream import EarlyStream
+from midstream.transfer.streams.stream import Stream
 from midstream.transfer.streams.tls_certificates import make_peers
 from midstream_engine import records
 from support.checkpoints.trees import (
@@ -205,6 +210,60 @@ def test_answer_to_commit_is_read_whenever_it_arrives(
             assert_same_tree(target, source)
     finally:
         late.cancel()
+
+
+@pytest.mark.parametrize("in_survey", [False, True])
+def test_stream_that_ended_during_the_survey_is_replaced(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_survey: bool
+) -> None:
+    """Its end is read while the target is surveyed, or when the objects are sent."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    write_checkpoint(source, random.Random(1))
+    ended: list[Stream] = []
+    opened = EarlyStream._open
+
+    def end(early: EarlyStream) -> None:
+        stream = early._opened.result()
+        assert stream is not None
+        cast(LocalProcess, stream._receiver)._child.kill()
+        stream._threads[-1].join(60)
+        ended.append(stream)
+
+    def open_and_end(early: EarlyStream) -> None:
+        opened(early)
+        end(early)
+
+    real = EarlyStream.take
+
+    def take(early: EarlyStream) -> Stream | None:
+        if not ended:
+            end(early)
+        return real(early)
+
+    def session(*positional: Any, **named: Any) -> TargetSession:
+        while in_survey and not ended:
+            time.sleep(0.01)
+        return TargetSession(*positional, **named)
+
+    monkeypatch.setattr(EarlyStream, "_open", open_and_end if in_survey else opened)
+    monkeypatch.setattr(EarlyStream, "take", take)
+    monkeypatch.setattr(copy_tree_module, "TargetSession", session)
+    copy_tree(Endpoint(pair[0], str(source)), Endpoint(pair[1], str(target)))
+    assert ended[0].ended
+    assert_same_tree(target, source)
+
+
+def test_killed_receiver_is_named(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the sender, which goes on."""
+    write_checkpoint(tmp_path / "source", random.Random(1))
+
+    def kill(stream: Stream, *_: Any, **__: Any) -> None:
+        cast(LocalProcess, stream._receiver)._child.kill()
+
+    monkeypatch.setattr(Stream, "send_items", kill)
+    monkeypatch.setattr("midstream.transfer.streams.stream.SHUTDOWN_TIMEOUT", 60.0)
+    with pytest.raises(ConnectionLostError, match=rf"for two:{tmp_path}/target was ended by signal 9"):
+        copy_tree(Endpoint(pair[0], str(tmp_path / "source")), Endpoint(pair[1], str(tmp_path / "target")))
 
 
 def test_cancelled_copy_has_complete_objects_and_resumes(pair: Pair, tmp_path: Path) -> None:

@@ -17,9 +17,13 @@ from typing import Any
 import pytest
 
 from midstream.errors import MidstreamError
+from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import open_host
-from midstream.transfer import CopySettings, Endpoint, copy_history, copy_tree
+from midstream.hosts.local_host import LocalHost
+from midstream.transfer import CopySettings, Endpoint, TransferError, copy_history, copy_tree
+from midstream.transfer.copy.incremental_copy import IncrementalCopy
+from midstream.transfer.streams import direct_streams
 from midstream_engine import records
 from simulators.sshd import Lab, SshServer
 from support.checkpoints.trees import files, paths_below, write_checkpoint
@@ -266,6 +270,39 @@ def test_unrequested_frames_end_copy(pair: Pair, canary: Path, route: str) -> No
         assert not [path for path, content in files(pair.target.root).items() if b"imported" in content], name
     assert "escaped.py" not in [path.name for path in paths_below(pair.target.directory)]
     assert not canary.exists()
+
+
+LEAVES_OUT = """
+_honest = Sender.item
+def _evil(self, item):
+    return "array0/c/1" in item["path"] or _honest(self, item)
+Sender.item = _evil
+"""
+
+
+@pytest.mark.parametrize("relayed", [True, False])
+def test_stream_that_leaves_out_its_last_object_ends_copy(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, relayed: bool
+) -> None:
+    """Without a session at the target, nothing else would end the copy."""
+    monkeypatch.setattr(direct_streams, "MIN_BYTES", 1 << 60 if relayed else 0)
+    there = records.RunPaths(str(pair.source.root), "m").checkpoints
+    name = records.checkpoint_name(7, 1)
+    write_checkpoint(Path(there, name), random.Random(1))
+    entries: list[Any] = json.loads(Path(there, name, records.MANIFEST).read_text())["objects"]
+    last = next(each for each in entries if "array0/c/1" in each["path"])
+    first = next(each for each in entries if "array0/c/2" in each["path"])
+    pair.be_hostile("copy.stream.sender", LEAVES_OUT)
+    here = LocalHost("here", LocalHostConfig(root=str(pair.target.root)))
+    copy = IncrementalCopy(Endpoint(pair.one, there), Endpoint(here, str(pair.target.root / "checkpoints")), 10_000, 2)
+    try:
+        for entry in (first, last):
+            added: Any = {**entry, "path": f"{name}/{entry['path']}"}
+            copy.add([added], last=entry is last)
+        with pytest.raises(TransferError, match="ended before all that was requested had come"):
+            assert not copy.wait(60), "it does not end"
+    finally:
+        copy.close()
 
 
 MANIFESTS: dict[str, Callable[[list[dict[str, Any]]], Any]] = {

@@ -19,11 +19,12 @@ from midstream.hosts.ssh.ssh_host import SshHost
 from midstream.remote.copy.stream import tls_peer
 from midstream.remote.copy.target import staging
 from midstream.remote.files.object_files import INCOMING
-from midstream.transfer import CopySettings, Progress, copy_tree, probe
+from midstream.transfer import CopySettings, Progress, TransferError, copy_tree, probe
 from midstream.transfer.copy.copy_tree import copy_contents
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.streams import stream_transport
 from midstream.transfer.streams.link import Link as CopyLink
+from midstream.transfer.streams.link import wait_listening
 from midstream.transfer.streams.tls_certificates import make_peers
 from midstream.transfer.tree_contents import read_contents
 from simulators.link import Link, through
@@ -52,6 +53,15 @@ def pair(lab: Lab) -> Iterator[tuple[SshHost, SshHost]]:
 
 
 Pair = tuple[SshHost, SshHost]
+
+
+def test_listener_that_reports_nonsense_is_closed(tmp_path: Path) -> None:
+    here = LocalHost("here", LocalHostConfig(root=str(tmp_path)))
+    process = here.open(["sh", "-c", """echo '{"event": "nonsense"}'; exec cat"""])
+    with pytest.raises(TransferError, match="wrote a line that is no report"):
+        wait_listening(process, here)
+    assert process.stdin.closed
+    assert process.wait(60) == 0
 
 
 @pytest.mark.parametrize("listener", ["source", "target"])

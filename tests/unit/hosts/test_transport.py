@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 
 from midstream.hosts.ssh.transport import Transport
 
@@ -18,3 +19,17 @@ def test_closed_transport_that_was_not_started_closes_its_socket() -> None:
         assert theirs.recv(1) == b""
         transport.close()
         assert not transport.is_alive()
+
+
+def test_keepalive_during_a_key_exchange_does_not_wait() -> None:
+    """The thread that sends it reads the server's part of the exchange."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        transport = Transport(ours)
+        transport.__dict__.update(active=True)
+        keepalive = threading.Thread(target=transport._keepalive, daemon=True)
+        keepalive.start()  # the keys were not exchanged yet
+        keepalive.join(10)
+        assert not keepalive.is_alive(), "a third of the time that paramiko waits"
+        transport.__dict__.update(active=False)
+        transport.close()

@@ -222,10 +222,7 @@ def _answer(host: Host, python: str, function: str, done: Completed) -> Any:
                 f"check which program answers on {host.name}",
             ) from None
         if done.returncode < 0:
-            raise ConnectionLostError(
-                f"{host.name}: {function} was ended by signal {-done.returncode} before it answered",
-                "was it short of memory? run the same again",
-            ) from None
+            raise _killed(host, function, done.returncode, "answered") from None
         raise _no_answer(host, python, function, done.returncode, done.stderr.decode(errors="replace")) from None
     return answer
 
@@ -303,6 +300,8 @@ def _begun(host: Host, process: Process, python: str, name: str, line: bytes) ->
             if printed >= PREAMBLE_LIMIT:
                 raise too_large(host.name, f"{name}, before it began,", PREAMBLE_LIMIT, FORCED)
         code = process.wait(EXIT_TIMEOUT)
+        if code < 0:
+            raise _killed(host, name, code, "began")
         raise _no_answer(host, python, name, code, process.stderr_text())
     except (OSError, EOFError) as error:  # a timeout is one, too
         process.close()
@@ -315,6 +314,14 @@ def _begun(host: Host, process: Process, python: str, name: str, line: bytes) ->
 def no_python(host: Host) -> HostError:
     """Return the error for a host without Python: it can only be watched."""
     return HostError(f"{host.name}: no Python 3.8 or newer there", "install python3, or name one with `python:`")
+
+
+def _killed(host: Host, function: str, code: int, before: str) -> ConnectionLostError:
+    """Return the error for an interpreter that a signal ended."""
+    return ConnectionLostError(
+        f"{host.name}: {function} was ended by signal {-code} before it {before}",
+        "was it short of memory? run the same again",
+    )
 
 
 def _no_answer(host: Host, python: str, function: str, code: int, stderr: str) -> RemoteError:

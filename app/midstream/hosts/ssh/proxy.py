@@ -6,11 +6,10 @@ paramiko the other.
 
 from __future__ import annotations
 
-import io
 import shlex
 import socket
 import subprocess
-from typing import cast
+from typing import BinaryIO, cast
 
 from midstream.hosts.ssh.settings import SshSettings, parse_address
 from midstream.hosts.stderr_tail import StderrTail
@@ -33,8 +32,7 @@ class Proxy:
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C at the terminal must not reach it
             )
-        stderr = cast(io.BufferedReader, self._child.stderr)
-        self._stderr = StderrTail(lambda: stderr.read1(8192), "ssh-proxy-stderr")
+        self._stderr = StderrTail(cast(BinaryIO, self._child.stderr), "ssh-proxy-stderr")
 
     def exit_message(self) -> str:
         """Return why it has exited, empty while it runs."""
@@ -58,8 +56,7 @@ class Proxy:
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
-        self._stderr.join(STDERR_TIMEOUT)
-        cast(io.BufferedReader, self._child.stderr).close()
+        self._stderr.close(STDERR_TIMEOUT)
 
 
 def jump_command(settings: SshSettings) -> str:

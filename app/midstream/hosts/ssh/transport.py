@@ -124,6 +124,8 @@ class Transport(paramiko.Transport):
         if self._unanswered > MAX_UNANSWERED:
             self.packetizer.close()  # its readers get the end of file
             return
+        if not self.clear_to_send.is_set():  # keys are exchanged, and this thread reads the server's part
+            return
         message = Message()
         message.add_byte(cMSG_GLOBAL_REQUEST)
         message.add_string("keepalive@openssh.com")

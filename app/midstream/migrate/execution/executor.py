@@ -38,6 +38,11 @@ RECONNECT_INTERVAL = 1.0  # seconds
 
 def execute(migration: Migration, *, rollback: bool = False) -> Exit:
     """Execute the migration from its journaled state to its end; return the exit code."""
+    with contextlib.closing(migration.prepared_calls):  # where it fails, some are left
+        return _execute(migration, rollback)
+
+
+def _execute(migration: Migration, rollback: bool) -> Exit:
     events = read_events(migration.directory.journal_file)
     state = outcome(events)
     if state.ended:  # another process has completed it
@@ -200,6 +205,7 @@ def _roll_back(migration: Migration, why: str, code: Exit) -> Exit:
     migration.journal.write(
         "phase", phase=phase_names.ROLLBACK, state=phase_names.STARTED, message=why, exit_code=int(code)
     )
+    migration.prepared_calls.close()  # what they would do is not done now
     plan, rollback = migration.plan, Rollback()
     line = plan.own_command("--rollback", plan.migration, "--yes")
     migration.log_own_command(f"return {plan.run_id} to {plan.source}", line)

@@ -172,7 +172,7 @@ class _Gathering:
                 return
             temporary = "{}/{}/joined".format(INCOMING, part_name(entry))
             self._bucket.join(entry["path"], parts, entry["size"], entry["sha256"], temporary)
-        except (StoreError, OSError) as error:
+        except Exception as error:  # noqa: BLE001  the app waits for this object
             report_problem(error, emit)
             return
         emit("placed", objects=[entry["path"]])

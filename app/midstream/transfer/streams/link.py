@@ -236,12 +236,14 @@ def wait_listening(process: Process, host: Host) -> Listening:
         HostError: It reports that it cannot listen.
         ConnectionLostError: It exited without a report.
     """
-    for report in checked_reports(process, Endpoint(host, "")):
-        if isinstance(report, report_types.Listening):
-            return Listening(process, report.port, tuple(report.addresses))
+    try:
+        for report in checked_reports(process, Endpoint(host, "")):
+            if isinstance(report, report_types.Listening):
+                return Listening(process, report.port, tuple(report.addresses))
+            why = report.message if isinstance(report, report_types.CopyProblem | report_types.Waiting) else ""
+            raise HostError(f"{host.name}: {why or 'it does not listen'}")
+        words = process.stderr_text().strip().splitlines()
+        raise ConnectionLostError(f"{host.name}: it does not listen: {words[-1] if words else 'no message'}")
+    except BaseException:
         process.close()
-        why = report.message if isinstance(report, report_types.CopyProblem | report_types.Waiting) else ""
-        raise HostError(f"{host.name}: {why or 'it does not listen'}")
-    words = process.stderr_text().strip().splitlines()
-    process.close()
-    raise ConnectionLostError(f"{host.name}: it does not listen: {words[-1] if words else 'no message'}")
+        raise

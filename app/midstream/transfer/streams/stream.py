@@ -110,6 +110,11 @@ class Stream:
         """
         return not self.ending and (self._items < 2 or (self._bytes < queued_bytes and self._items < MAX_QUEUED_ITEMS))
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether items were not written by the receiver, or may follow."""
+        return self._items > 0 or not self.ending
+
     def send_items(self, items: Sequence[CopyItem], rate: float, *, last: bool) -> None:
         """Request items at ``rate`` bytes per second (0: no limit).
 
@@ -203,6 +208,10 @@ class Stream:
                 return lost
             except TimeoutError:
                 return ConnectionLostError(f"{endpoint.host.name} no longer answers", RESUME_HINT)
+            if status < 0:  # the other program may wait for ever
+                return ConnectionLostError(
+                    f"the copy's program for {endpoint} was ended by signal {-status}", RESUME_HINT
+                )
             if status and process.stderr_text().strip():
                 return MidstreamError(f"copying to or from {endpoint} ended with {status}: {last_words(process)}")
         return ConnectionLostError(f"the stream from {self.source} to {self.target} broke", RESUME_HINT)

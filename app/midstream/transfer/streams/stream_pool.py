@@ -106,7 +106,8 @@ class StreamPool:
     def run(self, waiting: set[str], *, landed: Callable[[], None] | None = None) -> None:
         """Send everything; return once each path of ``waiting`` is verified at the target.
 
-        Reports that arrive afterwards stay in the queue of events. ``landed`` is called once, when all streams are done: the target may still verify what arrived in ranges.
+        Reports that arrive afterwards stay in the queue of events. ``landed`` is called once, when all streams are
+        done: the target may still verify what arrived in ranges.
 
         Raises:
             TransferError: An object is wrong, or the disk is full.
@@ -158,6 +159,9 @@ class StreamPool:
         def work(early: EarlyStream | None) -> None:
             try:
                 stream = None if early is None else early.take()
+                if stream is not None and stream.ended:  # while the target was surveyed, which may take hours
+                    stream.close()
+                    stream = None
                 stream = stream or queue.route.open(self._staging.generation, self._events, small=small)
             except Exception as error:  # noqa: BLE001  `run` raises it
                 self._events.put(Refused(queue, error))
@@ -193,9 +197,16 @@ class StreamPool:
             queue.more = not event.last
             waiting.update(item["path"] for item in event.items)
             self._share(queue)
+        elif isinstance(event, Reported | Ended) and isinstance(event.origin, Stream):
+            if event.origin not in self._opened:  # opened early, and not used
+                return
+            if isinstance(event, Reported):
+                self._reported(event.origin, event.report, waiting)
+            elif not event.origin.done:
+                raise event.origin.failure()
         elif isinstance(event, Reported):
             self._reported(event.origin, event.report, waiting)
-        elif isinstance(event, Ended) and not (isinstance(event.origin, Stream) and event.origin.done):
+        elif isinstance(event, Ended):
             raise event.origin.failure()
 
     def _reported(self, origin: Reporter, report: CopyLine, waiting: set[str]) -> None:
@@ -207,6 +218,11 @@ class StreamPool:
             self._landed(self._stream(origin), report, waiting)
         elif isinstance(report, Done):
             stream = self._stream(origin)
+            if stream.unfinished:
+                raise TransferError(
+                    f"the stream from {stream.source} to {stream.target} ended before all that was requested had come",
+                    f"check which program runs on {stream.source.host.name}",
+                )
             stream.done = True
             self._share(self._queue_of(stream))
 
@@ -238,7 +254,13 @@ class StreamPool:
                 self._meter.verified(path)
 
     def _queue_of(self, stream: Stream) -> SendQueue:
-        return next(queue for queue in self._queues if stream in queue.streams)
+        found = next((queue for queue in self._queues if stream in queue.streams), None)
+        if found is None:
+            name = stream.target.host.name
+            raise TransferError(
+                f"{stream.target} reports bytes before any were requested", f"check which program answers on {name}"
+            )
+        return found
 
     def _share(self, queue: SendQueue) -> None:
         """Send items to streams that need them; divide the bandwidth limit among all."""

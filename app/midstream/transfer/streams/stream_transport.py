@@ -202,5 +202,7 @@ class _WithConnection:
         return self._process.stderr_text()
 
     def close(self) -> None:
-        self._process.close()
-        self._connection.close()
+        try:
+            self._process.close()
+        finally:
+            self._connection.close()

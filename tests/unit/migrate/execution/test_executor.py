@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from midstream.errors import ConnectionLostError, Exit, HostError, MidstreamError, UsageError
 from midstream.fleet.fleet_file import load_fleet
+from midstream.hosts.host import Process
 from midstream.hosts.host_pool import HostPool
+from midstream.hosts.rpc.remote_call import open_waiting_call
 from midstream.migrate.execution import executor, migration_process
 from midstream.migrate.journal import migration_directory
 from midstream.migrate.journal.journal import Journal, JournalError
 from midstream.migrate.phases.certify import Certify, NotCertifiedError
-from midstream.migrate.phases.context.migration import Migration
+from midstream.migrate.phases.context.migration import Migration, NeedsOperatorError
 from midstream.migrate.proof import certificate_page
 from midstream.migrate.records import migration_state, phase_names
 from midstream.migrate.records.certificate import Certificate
@@ -82,6 +85,25 @@ def test_failure_before_the_certificate_is_rolled_back(migration: Migration, mon
     assert carry_out(migration, monkeypatch, failing) == Exit.FAILED
     view = migration.directory.view()
     assert (view.state, view.error) == (migration_state.ROLLED_BACK, "the disk is full (make room)")
+
+
+@pytest.mark.parametrize(
+    "error", [MidstreamError("the disk is full"), NeedsOperatorError("no contact", "--continue m")]
+)
+def test_calls_prepared_by_a_failed_phase_are_closed(
+    migration: Migration, monkeypatch: pytest.MonkeyPatch, error: MidstreamError
+) -> None:
+    host = migration.hosts.get("a")
+    opened: Future[Process] = Future()
+    opened.set_result(open_waiting_call(host, ownership.migration_lock))
+
+    def prepare_and_fail() -> None:
+        migration.prepared_calls._waiting["a", ownership.migration_lock] = opened
+        raise error
+
+    assert carry_out(migration, monkeypatch, Step(phase_names.CUTOVER, prepare_and_fail)) != Exit.DONE
+    assert opened.result().stdin.closed
+    assert opened.result().wait(60) == 0, "it has ended without arguments"
 
 
 def test_failure_after_the_certificate_interrupts(migration: Migration, monkeypatch: pytest.MonkeyPatch) -> None:

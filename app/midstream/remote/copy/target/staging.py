@@ -65,9 +65,14 @@ class Stage:
         with self._entering:
             if self._left:
                 raise OSError(errno.ECANCELED, "this copy has ended")
-            if self._lock < 0:
-                self._lock = self._opened()
-                fcntl.flock(self._lock, fcntl.LOCK_SH)
+            while self._lock < 0:
+                lock = self._opened()
+                fcntl.flock(lock, fcntl.LOCK_SH)
+                # The last program of this copy that left, or a later copy, may have removed the directory since.
+                if os.fstat(lock).st_nlink:
+                    self._lock = lock
+                else:
+                    os.close(lock)
 
     def _opened(self) -> int:
         while True:
