@@ -21,7 +21,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)[\s,]*")
 _UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0}
 _UNITS |= {"h": 3600.0, "hr": 3600.0, "hour": 3600.0, "d": 86400.0, "day": 86400.0, "w": 604800.0, "week": 604800.0}
 _ROUNDED = {"bfloat16": 512, "float16": 4096}  # a change below this part of a number is rounded away
-_JAX_MATMUL_PRECISION = "jax_default_matmul_precision"
+_JAX_MATMUL_PRECISION = "jax_default_matmul_precision"  # values with a counterpart are replaced while it is read
 # Axes of arrays and activations that may be sharded.
 AXES = ("batch", "embed", "head_size", "heads", "key_position", "kv_heads", "layers", "mlp", "position", "vocab")
 
@@ -157,8 +157,9 @@ class TrainerConfig:
             )
         if _JAX_MATMUL_PRECISION in self.jax_config:
             raise ConfigError(
-                f"trainer.jax_config.{_JAX_MATMUL_PRECISION}: remove it: trainer.matmul_precision (highest or default) "
-                "sets the precision of products"
+                f"trainer.jax_config.{_JAX_MATMUL_PRECISION}: {self.jax_config[_JAX_MATMUL_PRECISION]!r} has no exact "
+                f"counterpart with trainer.mp: {self.mp} (hint: remove it; trainer.matmul_precision, highest or "
+                "default, sets the precision of products of float32 numbers)"
             )
         self.batch_schedule()
         for name in ("per_device_parallelism", "per_device_eval_parallelism"):
