@@ -11,39 +11,32 @@ from typing import Any
 
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.reading import yaml_file
-from midstream_engine.shared.precision import DEFAULT, HIGHEST, precision_of
-
-OPTION = "jax_default_matmul_precision"
-# jax has two names for each of these members of ``jax.lax.Precision``. Those without a counterpart are ``high``, also
-# named ``tensorfloat32``, and the names of algorithms, such as ``BF16_BF16_F32_X6``.
-_COUNTERPARTS = {"highest": HIGHEST, "float32": HIGHEST, "default": DEFAULT, "bfloat16": DEFAULT, None: DEFAULT}
+from midstream_engine.shared.precision import JAX_OPTION, counterpart
 
 
 def with_counterpart(trainer: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the section ``trainer`` with ``matmul_precision`` in the place of jax's option.
 
-    It is returned as it is if the option is not in it, or has no counterpart. ``highest`` has none where ``mp``
-    computes in 16 bits: what is computed in float32 nevertheless, as with ``upcast_attn``, has the default precision.
+    It is returned as it is if the option is not in it, or has no counterpart.
 
     Raises:
         ConfigError: ``matmul_precision`` has another value.
     """
     options = trainer.get("jax_config")
-    if not isinstance(options, Mapping) or OPTION not in options:
+    if not isinstance(options, Mapping) or JAX_OPTION not in options:
         return trainer
-    value = options[OPTION]
-    chosen = _COUNTERPARTS.get(value) if value is None or isinstance(value, str) else None
-    if chosen is None or (chosen == HIGHEST and precision_of(trainer.get("mp")).compute != "float32"):
+    chosen = counterpart(options[JAX_OPTION], trainer.get("mp"))
+    if chosen is None:
         return trainer
-    place = getattr(options, "places", {}).get(OPTION, "")
+    place = getattr(options, "places", {}).get(JAX_OPTION, "")
     # The same value is accepted: a run that is started again has both, in run.yaml and in the flags of its launch.
     if trainer.get("matmul_precision") not in (None, chosen):
         where = f"{place}: " if place and not place.startswith("--") else ""
         raise ConfigError(
-            f"{where}trainer.jax_config.{OPTION} is an alias of trainer.matmul_precision: give one of them"
+            f"{where}trainer.jax_config.{JAX_OPTION} is an alias of trainer.matmul_precision: give one of them"
         )
     result = yaml_file.Mapping(trainer)
     result.places = dict(getattr(trainer, "places", {}))
-    result["jax_config"] = {name: item for name, item in options.items() if name != OPTION}
+    result["jax_config"] = {name: item for name, item in options.items() if name != JAX_OPTION}
     result["matmul_precision"], result.places["matmul_precision"] = chosen, place
     return result

@@ -14,12 +14,12 @@ from typing import Any
 
 from midstream_engine.arithmetic.learning_rate import LEVANTER_1_2, RULES, ScheduleError, rate_parts, rate_settings
 from midstream_engine.config.errors import ConfigError
-from midstream_engine.config.reading import jax_precision, levanter_fields, yaml_file
+from midstream_engine.config.reading import levanter_fields, yaml_file
 from midstream_engine.config.reading.load import from_mapping
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.levanter.data import USED
 from midstream_engine.interop.levanter.optimizer_state import MOMENTS, never_skips
-from midstream_engine.shared.precision import DEFAULT, precision_of
+from midstream_engine.shared.precision import JAX_OPTION, levanter_products, precision_of
 
 # Defaults of Levanter's code that differ from ours.
 _OPTIMIZER = {"learning_rate": 6e-4, "weight_decay": 0.1}
@@ -124,14 +124,14 @@ def translate(found: dict[str, Any], rows: int, notes: list[str], *, ordered: bo
 
 def _with_products(trainer: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     """Return the section with jax's default precision of products, which Levanter has, where nothing chooses one."""
-    chosen = "matmul_precision" in trainer or jax_precision.OPTION in dict(trainer.get("jax_config") or {})
+    chosen = "matmul_precision" in trainer or JAX_OPTION in dict(trainer.get("jax_config") or {})
     if chosen or precision_of(trainer.get("mp")).compute != "float32":
         return trainer
     notes.append(
         "trainer.matmul_precision: default, as in Levanter: products of float32 numbers are rounded to TF32 on NVIDIA "
         "GPUs and to bfloat16 on TPUs (hint: highest computes them in float32)"
     )
-    return {**trainer, "matmul_precision": DEFAULT}
+    return {**trainer, "matmul_precision": levanter_products(trainer)}
 
 
 def _schedule_notes(resolved: dict[str, Any]) -> list[str]:
