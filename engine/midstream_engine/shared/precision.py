@@ -96,7 +96,9 @@ def precision_of(mp: object) -> Precision:
 
 
 def counterpart(option: object, mp: object) -> str | None:
-    """Return the ``trainer.matmul_precision`` that computes as a value of ``JAX_OPTION``; None if none does.
+    """Return the ``trainer.matmul_precision`` that equals a value of ``JAX_OPTION``.
+
+    None if there is none.
 
     ``highest`` has no counterpart where ``mp`` computes in 16 bits: what is computed in float32 nevertheless, as with
     ``upcast_attn``, has the default precision here.

@@ -106,7 +106,8 @@ class StreamPool:
     def run(self, waiting: set[str], *, landed: Callable[[], None] | None = None) -> None:
         """Send everything; return once each path of ``waiting`` is verified at the target.
 
-        Reports that arrive afterwards stay in the queue of events. ``landed`` is called once, when all streams are done: the target may still verify what arrived in ranges.
+        Reports that arrive afterwards stay in the queue of events. ``landed`` is called once, when all streams are
+        done: the target may still verify what arrived in ranges.
 
         Raises:
             TransferError: An object is wrong, or the disk is full.

@@ -15,7 +15,7 @@ from midstream_engine.shared.precision import JAX_OPTION, counterpart
 
 
 def with_counterpart(trainer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the section ``trainer`` with ``matmul_precision`` in the place of jax's option.
+    """Return the section ``trainer`` with our key in the place of jax's option.
 
     It is returned as it is if the option is not in it, or has no counterpart.
 

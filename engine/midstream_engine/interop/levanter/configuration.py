@@ -123,7 +123,10 @@ def translate(found: dict[str, Any], rows: int, notes: list[str], *, ordered: bo
 
 
 def _with_products(trainer: dict[str, Any], notes: list[str]) -> dict[str, Any]:
-    """Return the section with jax's default precision of products, which Levanter has, where nothing chooses one."""
+    """Return the section with Levanter's precision of products.
+
+    That is jax's default where no key chooses one; ``notes`` then gets a line.
+    """
     chosen = "matmul_precision" in trainer or JAX_OPTION in dict(trainer.get("jax_config") or {})
     if chosen or precision_of(trainer.get("mp")).compute != "float32":
         return trainer

@@ -8,7 +8,9 @@ from midstream_engine.shared.precision import HIGHEST
 
 
 def peak(device_kind: str, compute: str, products: str | None) -> float | None:
-    """Return the peak FLOP/s of one device in the arithmetic of a run; None if it is unknown.
+    """Return the peak FLOP/s of one device in a run's arithmetic.
+
+    None if it is unknown.
 
     For float32 at ``highest`` it is the peak of float32 outside of the tensor cores of a GPU, and a sixth of the 16-bit
     peak of a TPU; at jax's default that of TF32, and the 16-bit peak (``shared/accelerators.py`` names the sources).
