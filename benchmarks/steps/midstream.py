@@ -112,7 +112,7 @@ def start(
         "parameters": plan.parameters,
         "utilisation": flops.utilisation_columns(config.model, shape.vocab),
         "device": jax.devices()[0].device_kind,
-        "peak": flops.peak(jax.devices()[0].device_kind),
+        "peak": flops.peak(jax.devices()[0].device_kind, shape.compute, shape.matmul_precision),
         "devices": plan.layout.mesh.size,
         "versions": {"jax": jax.__version__},
     }

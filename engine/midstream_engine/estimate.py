@@ -221,15 +221,16 @@ class _Compiler:
         from midstream_engine.compiled_program.collectives import collectives, total_bytes
         from midstream_engine.compiled_program.gpu_roofline import gpu_step_time
         from midstream_engine.compiled_program.roofline import step_time
-        from midstream_engine.trainer.loop.flops import flops_per_token
+        from midstream_engine.trainer.loop.flops import flops_per_token, peak
 
         analysis, text = compiled.memory_analysis(), compiled.as_text()
         found = collectives(text)
         per_token = flops_per_token(plan.config.model, plan.tokenizer.vocab_size)
         flops = per_token * self._cut(plan).examples * plan.config.model.seq_len / self.facts["devices"]
-        device = find_accelerator(self._accelerators.kind)
+        trainer = plan.config.trainer
+        device_peak = peak(self._accelerators.kind, trainer.precision().compute, trainer.precision_of_products())
         times = (step_time if self._accelerators.platform == TPU else gpu_step_time)(text, self._accelerators)
-        fastest = flops / device.peak_flops if device else 0.0
+        fastest = flops / device_peak if device_peak else 0.0
         return {
             "memory": {
                 "peak": int(analysis.peak_memory_in_bytes),

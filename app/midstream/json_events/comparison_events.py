@@ -43,7 +43,7 @@ COMPARISON_EVENTS = (
             "peak_memory": "bytes of a device at most, by the compiler; null: nothing fits",
             "needed": "bytes that the last refused program needs; null: none was refused",
             "compile_seconds": "seconds of all compilations on the host that compiled",
-            "mfu": "model FLOPs utilisation of the estimate, with all keys of attention",
+            "mfu": "model FLOPs utilisation of the estimate, computed as `throughput/mfu_full_attention` of a run",
             "step_seconds": "`value`, `low` and `high` of a step",
             "parts": "seconds of the uncorrected estimate: `compute`, attention `kernels`, `exposed` collectives",
             "tokens_per_second": "of all devices",

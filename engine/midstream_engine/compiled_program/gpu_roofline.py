@@ -131,8 +131,7 @@ def product_peak(device: Accelerator, dtype: str, text: str) -> float:
     """
     if dtype != "f32":
         return device.peak_flops
-    chosen = device.float32_flops if _HIGHEST.search(text) else device.tf32_flops
-    return chosen or device.peak_flops
+    return device.float32_flops if _HIGHEST.search(text) else device.default_flops
 
 
 def _attention_flops(kernel: Instruction) -> float:

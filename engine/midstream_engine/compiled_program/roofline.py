@@ -23,7 +23,7 @@ from midstream_engine.compiled_program.hlo_text import (
     run_counts,
 )
 from midstream_engine.shared.accelerator_types import AcceleratorType
-from midstream_engine.shared.accelerators import Accelerator, find_accelerator
+from midstream_engine.shared.accelerators import FLOAT32_PASSES, Accelerator, find_accelerator
 
 # Products of [positions, positions] by [positions, head_size] in a kernel of splash attention: forward; of the
 # derivatives, dkv computes the scores again, and the gradients of weights, values and keys; dq the first two, and one.
@@ -38,9 +38,6 @@ LINK_SHARE = (0.5, 0.8, 1.0)
 CYCLES_SHARE = (0.85, 1.0, 1.15)
 _WIDTH = 128  # of a product in the matrix units of TPU v4 and v5
 _WIDTHS = {"TPU v6 lite": 256, "TPU7x": 256}
-# A product of float32 numbers in float32 is six of their parts in bfloat16: for a product of [4096, 4096] the compiler
-# estimates 5.8 times the cycles of one pass on v5e, 5.9 on v6e.
-_FLOAT32_PASSES = 6
 _FLOAT32 = b"#tpu.contract_precision<fp32>"  # in a kernel's bytecode
 
 _OPERANDS = re.compile(r"operand_layout_constraints=\{(.*?\})\}", re.DOTALL)
@@ -125,7 +122,7 @@ def _splash_flops(kernel: Instruction, width: int, counts: Mapping[str, int]) ->
     computed = (1 + min(1.0, int(block[1]) / keys if block else 0.0)) / 2
     padded = math.ceil(head / width) * width
     body = _BODY.search(kernel.text)
-    passes = _FLOAT32_PASSES if body and _FLOAT32 in base64.b64decode(body[1]) else 1
+    passes = FLOAT32_PASSES if body and _FLOAT32 in base64.b64decode(body[1]) else 1
     return passes * products * 2.0 * math.prod(batch_and_heads) * positions * keys * padded * computed
 
 

@@ -56,8 +56,10 @@ Precision: where `trainer.mp` computes in float32, products are computed in floa
 (`trainer.matmul_precision: highest`). jax's default is TF32 on NVIDIA GPUs and bfloat16 on TPUs: several times faster,
 but a migration between them would change the arithmetic. `trainer.matmul_precision: default` chooses it;
 `trainer.mp: p=f32,c=bfloat16` is faster still and the same on both. On CPUs the key changes nothing. The variable
-JAX_DEFAULT_MATMUL_PRECISION has no effect, and `jax_default_matmul_precision` in `trainer.jax_config` is refused. With
-`trainer.mp: bfloat16` or `half`, parameters and activations have 2 bytes a number; the update is
+JAX_DEFAULT_MATMUL_PRECISION has no effect. In `trainer.jax_config`, `jax_default_matmul_precision` is read where it has
+an exact counterpart: `highest` and `float32` are `highest`, `default` and `bfloat16` are `default`; other values are
+refused. Levanter's default is jax's: an import of its checkpoint in float32 has `default`, unless the YAML has the
+option. With `trainer.mp: bfloat16` or `half`, parameters and activations have 2 bytes a number; the update is
 computed in float32, and Adam's moments and model averages are stored in float32. With `optimizer.mu_dtype` and
 `optimizer.nu_dtype` `bfloat16` the state has 6 bytes a parameter instead of 10. float16 has no loss scale.
 

@@ -68,7 +68,9 @@ DIFFERENCES = {
     "trainer.checkpointer.keep": "the last entry may omit until",
     "trainer.distributed": "the launcher sets it",
     "trainer.distributed.initialize_jax_distributed": "true where SLURM or the TPU pod provides the rest",
-    "trainer.jax_config": "without defaults of its own; jax_default_matmul_precision is trainer.matmul_precision",
+    "trainer.jax_config": "without defaults of its own; jax_default_matmul_precision becomes trainer.matmul_precision "
+    "where that has its value: highest or float32, default or bfloat16. Others are refused, and highest where mp "
+    "computes in 16 bits",
     "trainer.load_checkpoint": "false is refused where the run has checkpoints, which Levanter would replace",
     "trainer.load_checkpoint_path": "one path, until the run has a checkpoint of its own",
     "trainer.log_dir": "besides the log in the run directory",

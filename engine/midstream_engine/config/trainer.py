@@ -15,13 +15,12 @@ from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.keep_policy import KeepEvery, KeepPolicy
 from midstream_engine.config.tracker import TrackerConfig
 from midstream_engine.object_store.urls import FORMS
-from midstream_engine.shared.precision import DEFAULT, HIGHEST, Precision
+from midstream_engine.shared.precision import DEFAULT, HIGHEST, JAX_OPTION, Precision
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)[\s,]*")
 _UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0}
 _UNITS |= {"h": 3600.0, "hr": 3600.0, "hour": 3600.0, "d": 86400.0, "day": 86400.0, "w": 604800.0, "week": 604800.0}
 _ROUNDED = {"bfloat16": 512, "float16": 4096}  # a change below this part of a number is rounded away
-_JAX_MATMUL_PRECISION = "jax_default_matmul_precision"
 # Axes of arrays and activations that may be sharded.
 AXES = ("batch", "embed", "head_size", "heads", "key_position", "kv_heads", "layers", "mlp", "position", "vocab")
 
@@ -155,10 +154,11 @@ class TrainerConfig:
                 f"trainer.matmul_precision: {self.matmul_precision!r} is neither highest (float32) nor default (the "
                 "accelerator's)"
             )
-        if _JAX_MATMUL_PRECISION in self.jax_config:
+        if JAX_OPTION in self.jax_config:  # a value with a counterpart was replaced when it was read
             raise ConfigError(
-                f"trainer.jax_config.{_JAX_MATMUL_PRECISION}: remove it: trainer.matmul_precision (highest or default) "
-                "sets the precision of products"
+                f"trainer.jax_config.{JAX_OPTION}: {self.jax_config[JAX_OPTION]!r} has no exact "
+                f"counterpart with trainer.mp: {self.mp} (hint: remove it; trainer.matmul_precision, highest or "
+                "default, sets the precision of products of float32 numbers)"
             )
         self.batch_schedule()
         for name in ("per_device_parallelism", "per_device_eval_parallelism"):

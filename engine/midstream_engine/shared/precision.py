@@ -7,7 +7,9 @@ The engine computes with them and the planner predicts their memory. Standard li
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 _DTYPES = {
     "f32": "float32", "float32": "float32", "full": "float32",
@@ -17,6 +19,10 @@ _DTYPES = {
 _PARTS = {"p": "parameters", "params": "parameters", "c": "compute", "compute": "compute", "o": "output",
           "output": "output"}  # fmt: skip
 HIGHEST, DEFAULT = "highest", "default"  # values of ``trainer.matmul_precision``, by jax's names
+JAX_OPTION = "jax_default_matmul_precision"  # in ``trainer.jax_config``, which Levanter passes to jax
+# jax has two names for each of these members of ``jax.lax.Precision``. Those without a counterpart are ``high``, also
+# named ``tensorfloat32``, and the names of algorithms, such as ``BF16_BF16_F32_X6``.
+_COUNTERPARTS = {"highest": HIGHEST, "float32": HIGHEST, "default": DEFAULT, "bfloat16": DEFAULT, None: DEFAULT}
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,31 @@ def precision_of(mp: object) -> Precision:
         return Precision.parse(str(mp or "f32"))
     except ValueError:
         return Precision.parse("f32")
+
+
+def counterpart(option: object, mp: object) -> str | None:
+    """Return the ``trainer.matmul_precision`` that equals a value of ``JAX_OPTION``.
+
+    None if there is none.
+
+    ``highest`` has no counterpart where ``mp`` computes in 16 bits: what is computed in float32 nevertheless, as with
+    ``upcast_attn``, has the default precision here.
+    """
+    found = _COUNTERPARTS.get(option) if option is None or isinstance(option, str) else None
+    return None if found == HIGHEST and precision_of(mp).compute != "float32" else found
+
+
+def levanter_products(trainer: Mapping[str, Any]) -> str:
+    """Return the ``trainer.matmul_precision`` of an imported run of Levanter.
+
+    It is jax's default where its configuration has neither this key nor ``JAX_OPTION``.
+
+    Args:
+        trainer: The section of Levanter's configuration.
+    """
+    options = trainer.get("jax_config")
+    option = options.get(JAX_OPTION) if isinstance(options, Mapping) else None
+    return str(trainer.get("matmul_precision") or counterpart(option, trainer.get("mp")) or HIGHEST)
 
 
 def rounds_products(mp: object, chosen: object) -> bool:

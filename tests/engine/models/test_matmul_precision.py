@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
+from pathlib import Path
 from typing import Any
 
 import haliax as hax
 import jax
 import numpy as np
 import pytest
+import yaml
 
 from midstream_engine.config import ConfigError, load_config
 from midstream_engine.trainer.attempt.run_attempt import log_precision
@@ -25,6 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
 DEFAULT = ("--trainer.matmul_precision", "default")
+JAX = "--trainer.jax_config.jax_default_matmul_precision"
 # With all that computes products: blocks of the loss, rematerialisation, accumulation, and an update that has products.
 MUON = ("--optimizer.type", "muon", "--model.gradient_checkpointing", "true", "--trainer.per_device_parallelism", "2")
 
@@ -78,12 +81,40 @@ def test_variable_of_jax_has_no_effect(caplog: pytest.LogCaptureFixture, monkeyp
     ("flags", "message"),
     [
         (("--trainer.matmul_precision", "tensorfloat32"), "'tensorfloat32' is neither highest"),
-        (("--trainer.jax_config.jax_default_matmul_precision", "highest"), "remove it: trainer.matmul_precision"),
+        ((JAX, "high"), "'high' has no exact counterpart with trainer.mp: f32 .hint: remove it; trainer.matmul_prec"),
+        ((JAX, "tensorfloat32"), "'tensorfloat32' has no exact counterpart"),
+        ((JAX, "BF16_BF16_F32_X6"), "'BF16_BF16_F32_X6' has no exact counterpart"),
+        ((JAX, "[highest]"), "has no exact counterpart"),
+        ((JAX, "highest", "--trainer.mp", "p=f32,c=bfloat16"), "counterpart with trainer.mp: p=f32,c=bfloat16"),
+        ((JAX, "highest", *DEFAULT), "^trainer.jax_config.jax_default_matmul_precision is an alias of trainer.matmul_"),
+        (
+            (JAX, "default", "--trainer.matmul_precision", "highest"),
+            "is an alias of trainer.matmul_precision: give one",
+        ),
     ],
 )
 def test_other_precisions_are_refused(flags: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        plan(*flags)
+        load_config(["--config_path", str(CONFIGS / "llama_tiny.yaml"), "--trainer.mp", "f32", *flags])
+
+
+@pytest.mark.parametrize(
+    ("value", "products"),
+    [("highest", "highest"), ("float32", "highest"), ("default", None), ("bfloat16", None), ("null", None)],
+)
+def test_counterpart_of_the_option_of_jax_is_read(value: str, products: str | None, tmp_path: Path) -> None:
+    """Both names are the same member for jax. Other options remain, and run.yaml is read again with the flag."""
+    assert value == "null" or jax.lax.Precision(value) == jax.lax.Precision(products or "default")
+    file = tmp_path / "levanter.yaml"
+    option = f"jax_default_matmul_precision: {value}"
+    file.write_text(f"data: {{tokenizer: bytes}}\ntrainer: {{jax_config: {{{option}, jax_debug_nans: false}}}}\n")
+    config = load_config(["--config_path", str(file)]).config
+    assert config.trainer.precision_of_products() == products
+    assert config.trainer.jax_config == {"jax_debug_nans": False}
+    run = tmp_path / "run.yaml"
+    run.write_text(yaml.safe_dump(config.resolved()))
+    assert load_config(["--config_path", str(run), JAX, value]).config == config
+    assert precisions(plan(JAX, value)) == {"[HIGHEST, HIGHEST]" if products else "[DEFAULT, DEFAULT]"}
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from midstream_engine.models.attention.splash import block_size
 from midstream_engine.models.initialization import init_model
 from midstream_engine.models.layers import activation, dropout
 from midstream_engine.models.lm import segments_of, summed_loss, token_losses
+from midstream_engine.shared.precision import Precision
 from midstream_engine.trainer.loop import flops
 from midstream_engine.trainer.runtime.mesh import build_layout
 from support.paths import CONFIGS
@@ -314,15 +315,32 @@ def test_flops_equal_a_manual_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "peak"),
+    ("kind", "narrow", "highest", "default"),
     [
-        ("NVIDIA H100 80GB HBM3", 989.5e12),
-        ("NVIDIA H100 PCIe", 756.5e12),
-        ("NVIDIA A100-SXM4-40GB", 312e12),
-        ("TPU v5 lite", 197e12),
-        ("NVIDIA L40S", None),
-        ("cpu", None),
+        ("NVIDIA H100 80GB HBM3", 989.5e12, 67e12, 494.7e12),
+        ("NVIDIA H100 PCIe", 756.5e12, 51e12, 378e12),
+        ("NVIDIA A100-SXM4-40GB", 312e12, 19.5e12, 156e12),
+        ("Tesla V100-SXM2-16GB", 125e12, 15.7e12, 15.7e12),
+        ("TPU v5 lite", 197e12, 197e12 / 6, 197e12),
+        ("TPU v6 lite", 918e12, 153e12, 918e12),
     ],
 )
-def test_peak_flops_of_unknown_device_is_none(kind: str, peak: float | None) -> None:
-    assert flops.peak(kind) == peak
+def test_peak_flops_are_of_the_arithmetic(kind: str, narrow: float, highest: float, default: float) -> None:
+    for mp, chosen, wanted in [
+        ("p=f32,c=bfloat16", "highest", narrow),
+        ("half", "default", narrow),
+        ("f32", "highest", highest),
+        ("p=bf16,c=f32", "highest", highest),
+        ("f32", "default", default),
+    ]:
+        precision = Precision.parse(mp)
+        found = flops.peak(kind, precision.compute, precision.of_products(chosen))
+        assert found == pytest.approx(wanted), (mp, chosen)
+
+
+@pytest.mark.parametrize(
+    "kind", ["NVIDIA L40S", "cpu", "NVIDIA H100 NVL", "NVIDIA H200 NVL", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"]
+)
+def test_peak_flops_of_unknown_device_is_none(kind: str) -> None:
+    for compute, products in (("bfloat16", None), ("float32", "highest"), ("float32", None)):
+        assert flops.peak(kind, compute, products) is None

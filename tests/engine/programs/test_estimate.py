@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import base64
+import json
+import subprocess
+import sys
 
 import pytest
 
 from midstream_engine.compiled_program.collectives import Collective
 from midstream_engine.compiled_program.gpu_roofline import BANDWIDTH_SHARE, PRODUCT_SHARE, gpu_step_time
+from midstream_engine.compiled_program.gpu_topologies import gpu_compiler
 from midstream_engine.compiled_program.hlo_text import computations
 from midstream_engine.compiled_program.roofline import (
     KERNEL_SHARE,
@@ -17,10 +21,12 @@ from midstream_engine.compiled_program.roofline import (
     step_time,
     usable_links,
 )
+from midstream_engine.compiled_program.topologies import tpu_library
 from midstream_engine.config import ConfigError
 from midstream_engine.estimate import main, own_flag, refused
 from midstream_engine.shared.accelerators import find_accelerator
 from support.accelerator_types import known
+from support.paths import CONFIGS
 
 # A loop of 5 turns with a kernel of splash attention, and an exposed gather after it.
 PROGRAM = """
@@ -180,3 +186,26 @@ def test_gpu_kernels_within_documents_count_as_attention() -> None:
     first, second = (gpu_step_time(text, known("h100x8")) for text in (GPU_PROGRAM, ours))
     assert second.kernels == pytest.approx(2 * first.kernels)
     assert second.compute == pytest.approx(first.compute)
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize(
+    ("name", "flags", "peak"),
+    [
+        ("h100x1", ("--trainer.mp", "p=f32,c=bfloat16"), 989.5e12),
+        ("h100x1", ("--trainer.mp", "f32"), 67e12),
+        ("h100x1", ("--trainer.mp", "f32", "--trainer.matmul_precision", "default"), 494.7e12),
+        ("v5e-1", ("--trainer.mp", "f32"), 197e12 / 6),
+    ],
+)
+def test_utilisation_is_of_the_arithmetic(name: str, flags: tuple[str, ...], peak: float) -> None:
+    if (tpu_library() if name.startswith("v") else gpu_compiler()) is None:
+        pytest.skip("no compiler: make compilers compilers-cuda")
+    done = subprocess.run(
+        [sys.executable, "-m", "midstream_engine.estimate", "--config_path", str(CONFIGS / "llama_tiny.yaml"),
+         "--accelerators", name, "--as_configured", *flags],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["mfu"] * found["step_seconds"] == pytest.approx(found["model_flops"] / peak)

@@ -29,6 +29,10 @@ pytestmark = [
 LEVANTER = FIXTURES / "levanter"
 RELEASES = ["1.2", "0.2.20"]
 ONLY_A_NAME = "data.tokenizer: passthrough is no path here: ids:64 stands for it, and for text tokenized already"
+PRODUCTS = (
+    "trainer.matmul_precision: default, as in Levanter: products of float32 numbers are rounded to TF32 on NVIDIA GPUs "
+    "and to bfloat16 on TPUs (hint: highest computes them in float32)"
+)
 KEY = "the training key is imported, but dropout uses it differently here"
 
 
@@ -47,7 +51,7 @@ def test_dump_imports_with_its_checkpoint(release: str) -> None:
     assert config.trainer.tracker == [WandbConfig(project="p", tags=["a"]), TensorboardConfig(logdir="tb")]
     assert (config.model.attn_backend, getattr(config.model, "activation_function", "")) == ("jax_flash", "gelu_new")
     assert (config.optimizer.cycles, config.optimizer.skip_step()) == (None, None)
-    (data,) = set(run.notes) - {ONLY_A_NAME, KEY}
+    (data,) = set(run.notes) - {ONLY_A_NAME, KEY, PRODUCTS}
     assert "data.vocab_size: not carried over; neither is the order of the data" in data
     expected = json.loads((LEVANTER / "gpt2" / "expected.json").read_text())
     losses = imported_runs.continued(run, expected["tokens"])
@@ -109,10 +113,38 @@ def test_neutral_settings_are_not_mentioned() -> None:
     value = yaml.safe_load((LEVANTER / "gpt2" / "config.yaml").read_text())
     value["trainer"] |= {"quantization": None, "ray": {"auto_start_cluster": True}, "watch": {"interval": 10}}
     value |= {"z_loss_weight": 0.0, "epoch": 0, "adapter": {"type": "none"}, "hf_save_path": None}
+    value["trainer"]["jax_config"] = {"jax_default_matmul_precision": None}
     value["optimizer"] |= {"adamc_weight_decay": False, "clip_update_norm": None, "update_rms_clipping": None}
     notes: list[str] = []
     translate(value, 64, notes, ordered=False, rules="levanter-0.2")
     assert notes == [ONLY_A_NAME, "data.vocab_size: not carried over; neither is the order of the data"]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "chosen", "noted"),
+    [
+        ({}, "default", True),
+        ({"mp": "compute=float32,params=float32,output=float32", "jax_config": None}, "default", True),
+        ({"mp": "p=f32,c=bfloat16"}, "highest", False),
+        ({"jax_config": {"jax_default_matmul_precision": "float32"}}, "highest", False),
+        ({"jax_config": {"jax_default_matmul_precision": "bfloat16"}}, "default", False),
+        ({"jax_config": {"jax_default_matmul_precision": None}}, "default", False),
+    ],
+)
+def test_products_are_as_precise_as_in_levanter(trainer: dict[str, Any], chosen: str, noted: bool) -> None:
+    """Without the option jax's default; it has no effect where the computation has 16 bits."""
+    value = yaml.safe_load((LEVANTER / "gpt2" / "config.yaml").read_text())
+    value["trainer"] |= trainer
+    notes: list[str] = []
+    mapping = translate(value, 64, notes, ordered=False, rules="levanter-0.2")
+    assert mapping["trainer"]["matmul_precision"] == chosen
+    assert "jax_default_matmul_precision" not in mapping["trainer"]["jax_config"]
+    assert (PRODUCTS in notes) is noted
+
+
+def test_products_without_a_counterpart_are_refused() -> None:
+    option = "trainer.jax_config.jax_default_matmul_precision"
+    assert f"{option}: 'high' has no exact counterpart" in refusal({option: "high"})
 
 
 def test_ignored_token_is_imported_where_there_is_one() -> None:

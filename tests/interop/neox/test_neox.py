@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,16 @@ import yaml
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.config.reading.load import load_config
 from midstream_engine.convert import main
-from midstream_engine.interop.errors import ConversionError
-from midstream_engine.interop.neox.architecture import Choices
 from midstream_engine.interop.neox.directory import find
 from midstream_engine.interop.neox.importer import open_neox
 from midstream_engine.interop.neox.partitions import KINDS, Row
 from midstream_engine.interop.neox.reader import Read, read
 from midstream_engine.interop.neox.tensors import key_of
 from midstream_engine.interop.torchfile.archive import TorchFile
-from midstream_engine.interop.torchfile.calls import Record, Storage, Tensor
+from midstream_engine.interop.torchfile.calls import Storage, Tensor
 from midstream_engine.records import TRAIN
 from support.imports import imported_runs, torch_files
-from support.paths import FIXTURES
+from support.imports.neox_checkpoints import NEOX, PRESENT, choices_of, copy_of, filled, plain, rewrite
 
 pytestmark = [
     pytest.mark.drawn,
@@ -40,10 +37,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
-NEOX = FIXTURES / "neox"
 NAMES = sorted(path.name for path in NEOX.iterdir() if (path / "latest").exists())
-# Most fixtures are of present NeoX, without a record of it; one shows that it is of an old one.
-PRESENT = Choices(gqa_layout="blocked", rms_epsilon="inside")
 
 
 def expected_of(name: str) -> dict[str, Any]:
@@ -52,10 +46,6 @@ def expected_of(name: str) -> dict[str, Any]:
 
 def digest_of(array: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(array, "<f4").tobytes()).hexdigest()
-
-
-def choices_of(path: Path | str) -> Choices:
-    return Choices() if "old" in str(path) else PRESENT
 
 
 def digests_of(found: Read) -> dict[tuple[int, str, str, int], str]:
@@ -80,14 +70,6 @@ def test_masters_and_moments_equal_deepspeeds(name: str) -> None:
     assert f"global_step{found.iteration}" == (NEOX / name / "latest").read_text().strip()
     assert found.skipped == skipped
     assert found.steps == {found.iteration - skipped + (found.writer == "FP16_Optimizer")}
-
-
-def filled(path: Path | str) -> dict[str, np.ndarray]:
-    """Return every array that the imported checkpoint has."""
-    adopted = open_neox(str(path), choices_of(path))
-    found = {array.name: array.value() for array in adopted.arrays}
-    adopted.verify()
-    return found
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "fp32" in name])
@@ -126,9 +108,6 @@ def held(numbers: np.ndarray) -> Tensor:
     storage.dtype, storage.size = numbers.dtype, len(numbers)
     storage.stretch = lambda start, stop: numbers[start:stop]
     return Tensor(storage, 0, (len(numbers),), (1,))
-
-
-# -------------------------------------------------------------------------------------------- tensor parallelism
 
 
 def sliced(source: Path, target: Path, ranks: int, drift: float = 0.0) -> None:
@@ -195,17 +174,6 @@ def slice_of(name: str, array: np.ndarray, rank: int, ranks: int) -> np.ndarray:
     return array
 
 
-def plain(value: Any) -> Any:
-    """Return the value with tensors as arrays, without records."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(plain(item) for item in value)
-    if isinstance(value, Record):
-        return None
-    return np.array(value.read()) if isinstance(value, Tensor) else value
-
-
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_tensor_parallel_ranks_are_merged(ranks: int, tmp_path: Path) -> None:
     source = NEOX / "sequential-bf16-z0-dp1"
@@ -221,9 +189,6 @@ def test_drifted_ranks_are_averaged_and_reported(tmp_path: Path) -> None:
     assert run(tmp_path / "tp", tmp_path / "out", "--without-data") == 0
     assert "differed in parameters" in (tmp_path / "out" / "train.yaml").read_text()
     assert "input_layernorm" in (tmp_path / "out" / "train.yaml").read_text()
-
-
-# ------------------------------------------------------------------------------------------------- import
 
 
 def run(*arguments: str | Path) -> int:
@@ -246,103 +211,6 @@ def test_load_directory_is_recognized_and_continues(tmp_path: Path, capsys: pyte
 
     assert verify_checkpoint(str(tmp_path / "out" / "checkpoints" / "step-3-a000")).sound
     assert sorted(os.listdir(tmp_path)) == ["out"]
-
-
-def copy_of(name: str, target: Path) -> Path:
-    shutil.copytree(NEOX / name, target)
-    return target / "global_step3"
-
-
-def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    value = plain(TorchFile(str(path)).value)
-    change(value)
-    torch_files.save(path, value)
-
-
-def refusal(source: Path, *words: str) -> None:
-    with pytest.raises(ConversionError) as caught:
-        filled(source)
-    for word in words:
-        assert word in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_unsupported_checkpoints_are_refused_by_name(tmp_path: Path) -> None:
-    name, optimizer = "pythia-bf16-z1-dp3", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"
-
-    def state(change: Callable[[dict[str, Any]], None], *words: str) -> None:
-        shutil.rmtree(tmp_path / "c", ignore_errors=True)
-        rewrite(copy_of(name, tmp_path / "c") / optimizer, lambda value: change(value["optimizer_state_dict"]))
-        refusal(tmp_path / "c", *words)
-
-    state(lambda value: value.update(zero_stage=2), "ZeRO stage 2")
-    state(lambda value: value.update(zero_stage=3), "ZeRO stage 3")
-    state(lambda value: value.update(elastic_checkpoint=True), "elastic")
-    state(lambda value: value.update(base_optimizer_state=[{}]), "elastic")
-    state(lambda value: value.pop("single_partition_of_fp32_groups"), "not known")
-    state(lambda value: value["base_optimizer_state"]["state"][0].pop("exp_avg_sq"), "exp_avg_sq")
-    state(lambda value: value["base_optimizer_state"]["state"].clear(), "not trained with Adam")
-    universal = copy_of(name, tmp_path / "u")
-    (universal / "zero").mkdir()
-    refusal(tmp_path / "u", "universal")
-
-
-def test_extra_missing_and_misshapen_arrays_are_listed(tmp_path: Path) -> None:
-    name = "sequential-bf16-z0-dp1"
-    model = copy_of(name, tmp_path / "a") / "mp_rank_00_model_states.pt"
-
-    def without(value: dict[str, Any]) -> None:
-        value["module"].pop("sequential.3.attention.dense.bias")
-
-    rewrite(model, without)
-    refusal(tmp_path / "a", "3.attention.dense.bias")
-    model = copy_of(name, tmp_path / "b") / "mp_rank_00_model_states.pt"
-    rewrite(model, lambda value: value["module"].update({"sequential.3.attention.extra": np.ones(3, np.float32)}))
-    refusal(tmp_path / "b", "3.attention.extra")
-    model = copy_of(name, tmp_path / "c") / "mp_rank_00_model_states.pt"
-    rewrite(model, lambda value: value["module"].update({"sequential.5.norm.bias": np.ones(3, np.float32)}))
-    refusal(tmp_path / "c", "5.norm.bias", "shape")
-    folder = copy_of("pythia-bf16-z1-dp3", tmp_path / "d")
-    os.unlink(folder / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt")
-    refusal(tmp_path / "d", "zero_pp_rank_1_mp_rank_00", "missing")
-    folder = copy_of("sequential-bf16-z1-pp2-dp2", tmp_path / "e")
-    os.unlink(folder / "layer_03-model_00-model_states.pt")
-    refusal(tmp_path / "e", "3.")
-
-
-def test_files_of_different_states_are_refused(tmp_path: Path) -> None:
-    model = copy_of("pythia-bf16-z1-dp3", tmp_path / "a") / "mp_rank_00_model_states.pt"
-    rewrite(model, lambda value: value["module"]["sequential.5.norm.bias"].__iadd__(1))
-    refusal(tmp_path / "a", "5.norm.bias", "rounded master")
-    model = copy_of("pythia-bf16-z1-dp3", tmp_path / "b") / "mp_rank_00_model_states.pt"
-    rewrite(model, lambda value: value.update(iteration=4))
-    refusal(tmp_path / "b", "counted [3]", "4 iterations")
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"pos_emb": "alibi"}, "alibi"),
-        ({"hidden-dropout": 0.1}, "hidden-dropout"),
-        ({"num_layers": 3}, "2 layers"),
-        ({"optimizer": {"type": "Lion", "params": {"lr": 1e-3}}}, "Lion"),
-        ({"lr-decay-style": "exponential"}, ""),
-        ({"activation": "geglu"}, "geglu"),
-        ({"attention-config": [[["local"], 2]]}, "local"),
-        ({"no-weight-tying": False}, "no-weight-tying"),
-        ({"weight-decay": 0.2}, "decays by"),
-    ],
-)  # fmt: skip
-def test_unsupported_configurations_are_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
-    folder = copy_of("pythia-bf16-z1-dp3", tmp_path / "a")
-    (path,) = (folder / "configs").iterdir()
-    config = {key.replace("-", "_"): value for key, value in yaml.safe_load(path.read_text()).items()}
-    config |= {key.replace("-", "_"): value for key, value in change.items()}
-    path.write_text(yaml.safe_dump(config))
-    if words:
-        refusal(tmp_path / "a", words)
-    else:
-        assert open_neox(str(tmp_path / "a")).mapping["optimizer"]["lr_schedule"] == "cosine"  # from the checkpoint
 
 
 def test_deepspeeds_record_of_clipping_goes_first(tmp_path: Path) -> None:

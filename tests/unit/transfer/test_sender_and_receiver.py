@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import fcntl
 import json
 import os
@@ -15,8 +14,6 @@ from typing import Any
 
 import pytest
 
-import midstream.remote
-from midstream.hosts.rpc.remote_call import job_line
 from midstream.remote.copy.stream import frames, sender
 from midstream.remote.copy.stream.requested_items import RequestedItems, new_key
 from midstream.remote.copy.target import session, staging
@@ -30,18 +27,19 @@ from midstream_engine import records
 from support.checkpoints.trees import (
     assert_same_tree,
     cell,
-    far_output,
     far_program,
     files,
     random_contents,
     sha256,
-    write_checkpoint,
     write_tree,
 )
-from support.remote_functions import function_of
 
 GENERATION = "f00d"
+
+
 KEY = new_key()
+
+
 RECEIVING = {"generation": GENERATION, "kind": CHECKPOINT, "key": KEY}
 
 
@@ -338,70 +336,3 @@ def test_commit_refuses_manifest_with_missing_objects(tmp_path: Path) -> None:
         session.commit(stage, records.MANIFEST, "{}", entries)
     stage.leave()
     assert_same_tree(tmp_path / "target", {})
-
-
-def verified(directory: Path) -> list[dict[str, Any]]:
-    arguments = {"directory": str(directory), "manifest": records.MANIFEST}
-    return [json.loads(line) for line in far_output("verify.tree.verify", arguments).splitlines()]
-
-
-def test_verify_recomputes_the_root_digest(tmp_path: Path) -> None:
-    digest = write_checkpoint(tmp_path, random.Random(1))
-    reports = verified(tmp_path)
-    assert reports[-1]["recomputed"] == reports[-1]["recorded"] == digest
-    assert [report["wrong"] for report in reports if report["event"] == "checked"] == [None] * 13
-
-
-def test_verify_names_every_kind_of_damage(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, random.Random(1))
-    flipped, short, missing = (tmp_path / f"arrays/model/array{number}/c/0" for number in range(3))
-    flipped.write_bytes(bytes([flipped.read_bytes()[0] ^ 1]) + flipped.read_bytes()[1:])
-    short.write_bytes(short.read_bytes()[:-1])
-    missing.unlink()
-    (tmp_path / "stray").write_bytes(b"")
-    reports = verified(tmp_path)
-    wrong = {report["path"]: report["wrong"] for report in reports if report["event"] == "checked" and report["wrong"]}
-    assert wrong.keys() == {f"arrays/model/array{number}/c/0" for number in range(3)}
-    assert wrong["arrays/model/array0/c/0"].startswith("SHA-256 is")
-    assert wrong["arrays/model/array1/c/0"] == "4999 bytes, the manifest says 5000"
-    assert wrong["arrays/model/array2/c/0"] == "missing"
-    assert reports[-1]["extra"] == ["stray"]
-    assert reports[-1]["recomputed"] is None
-
-
-def test_verify_detects_edited_arrays_in_the_manifest(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, random.Random(1))
-    manifest = json.loads((tmp_path / records.MANIFEST).read_text())
-    manifest["arrays"][0]["dtype"] = "int32"
-    (tmp_path / records.MANIFEST).write_text(json.dumps(manifest))
-    [[path, what]] = verified(tmp_path)[-1]["problems"]
-    assert path == records.MANIFEST
-    assert what.startswith("root digest is")
-
-
-REMOTE = Path(midstream.remote.__file__).parent
-
-
-@pytest.mark.parametrize("path", sorted(path.relative_to(REMOTE).as_posix() for path in REMOTE.rglob("*.py")))
-def test_remote_modules_are_python_3_8(path: str) -> None:
-    ast.parse((REMOTE / path).read_text(), feature_version=(3, 8))
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        "copy.stream.sender.send",
-        "copy.stream.disk_receiver.receive",
-        "verify.objects.describe",
-        "copy.target.session.serve",
-    ],
-)
-def test_stream_programs_import_no_expensive_modules(function: str) -> None:
-    """Both ends of every stream start an interpreter with these imports."""
-    job = json.loads(job_line(function_of(function), {}, program=True))
-    names = [name for name, _ in job["modules"]]
-    assert not [name for name in names if "records" in name]
-    text = "\n".join(text for _, text in job["modules"] if text)
-    top = ast.parse(text.replace("from __future__ import annotations", "")).body
-    imported = {alias.name for node in top if isinstance(node, ast.Import) for alias in node.names}
-    assert not imported & {"ssl", "shutil", "tempfile", "dataclasses", "logging", "subprocess"}

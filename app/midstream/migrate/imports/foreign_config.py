@@ -21,7 +21,7 @@ from midstream.migrate.imports import model_arrays
 from midstream.migrate.records.json_values import section
 from midstream.remote.imports.checkpoint_survey import HUGGING_FACE, LEVANTER, NEOX, CheckpointSurvey
 from midstream_engine.records import ArrayEntry
-from midstream_engine.shared.precision import precision_of
+from midstream_engine.shared.precision import levanter_products, precision_of
 
 NAMES = {NEOX: "GPT-NeoX", LEVANTER: "Levanter", HUGGING_FACE: "Hugging Face"}
 # Defaults of Levanter's code that differ from the engine's, as the converter applies them.
@@ -207,6 +207,7 @@ def _levanter(survey: CheckpointSurvey) -> ForeignRun:
     model = {"type": kind, **_LEVANTER_MODELS.get(kind, {}), **given}
     optimizer = section(found, "optimizer")
     trainer = {**_LEVANTER_TRAINER, **section(found, "trainer")}
+    trainer["matmul_precision"] = levanter_products(trainer)
     config = _config(model, str(optimizer.get("type") or "adam"), trainer)
     warnings = ["the training key is imported, but dropout uses it differently"]
     data = section(found, "data")

@@ -43,7 +43,7 @@ def describe(plan: Plan) -> list[str]:
     for change in plan.shape.changes:
         arrow = f"{change.before} -> {change.after}" if change.changed else f"{change.after} (unchanged)"
         note = f"  {change.note}" if change.note and change.changed else ""
-        lines.append(f"{change.name:<10} {arrow}{note}")
+        lines.append(f"{change.label:<10} {arrow}{note}")
     if plan.shape.memory:
         lines.append(f"memory     {plan.shape.memory}")
     lines.append(f"downtime   {downtime_text(plan)}")

@@ -41,6 +41,11 @@ class Change:
     def changed(self) -> bool:
         return self.before != self.after
 
+    @property
+    def label(self) -> str:
+        """The name in the column of a plan's rows, which is ten cells wide."""
+        return "matmul" if self.name == MATMUL_PRECISION else self.name
+
 
 @dataclass(frozen=True)
 class Identity:

@@ -15,7 +15,7 @@ from typing import Any
 import draccus
 
 from midstream_engine.config.errors import ConfigError
-from midstream_engine.config.reading import levanter_dump, levanter_fields, mesh, yaml_file
+from midstream_engine.config.reading import jax_precision, levanter_dump, levanter_fields, mesh, yaml_file
 from midstream_engine.object_store.urls import FORMS, SCHEMES
 
 ALIASES = {
@@ -135,6 +135,8 @@ def _renamed(value: Mapping[str, Any], path: str) -> tuple[yaml_file.Mapping, di
 
 def _spread(value: Mapping[str, Any], notes: list[str], path: str) -> Mapping[str, Any]:
     """Return ``value`` with nested spellings of flat fields flattened."""
+    if path == "trainer":
+        value = jax_precision.with_counterpart(value)
     for key in _NESTED.get("data" if path.startswith("data.configs.") else path, ()):
         nested = value.get(key)
         if not isinstance(nested, Mapping):

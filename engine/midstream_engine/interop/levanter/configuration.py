@@ -19,6 +19,7 @@ from midstream_engine.config.reading.load import from_mapping
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.levanter.data import USED
 from midstream_engine.interop.levanter.optimizer_state import MOMENTS, never_skips
+from midstream_engine.shared.precision import JAX_OPTION, levanter_products, precision_of
 
 # Defaults of Levanter's code that differ from ours.
 _OPTIMIZER = {"learning_rate": 6e-4, "weight_decay": 0.1}
@@ -112,13 +113,28 @@ def translate(found: dict[str, Any], rows: int, notes: list[str], *, ordered: bo
         "data": {"tokenizer": tokenizer if local else f"ids:{rows}", **kept},
         "model": {"type": kind, **_MODELS[kind], **model, "pad_vocab_to_multiple": rows},
         "optimizer": {**defaults, "schedule_rules": rules, **optimizer},
-        "trainer": {**_TRAINER, **dict(found.get("trainer") or {})},
+        "trainer": _with_products({**_TRAINER, **dict(found.get("trainer") or {})}, notes),
     }
     for name in _OF_THE_START:
         _remove(mapping, name)
     resolved = _without_unknown(mapping, notes)
     notes += _schedule_notes(resolved)
     return resolved
+
+
+def _with_products(trainer: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Return the section with Levanter's precision of products.
+
+    That is jax's default where no key chooses one; ``notes`` then gets a line.
+    """
+    chosen = "matmul_precision" in trainer or JAX_OPTION in dict(trainer.get("jax_config") or {})
+    if chosen or precision_of(trainer.get("mp")).compute != "float32":
+        return trainer
+    notes.append(
+        "trainer.matmul_precision: default, as in Levanter: products of float32 numbers are rounded to TF32 on NVIDIA "
+        "GPUs and to bfloat16 on TPUs (hint: highest computes them in float32)"
+    )
+    return {**trainer, "matmul_precision": levanter_products(trainer)}
 
 
 def _schedule_notes(resolved: dict[str, Any]) -> list[str]:

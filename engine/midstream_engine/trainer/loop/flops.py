@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from midstream_engine.config.model import LmConfig
 from midstream_engine.shared.accelerators import find_accelerator
+from midstream_engine.shared.precision import HIGHEST
 
 
-def peak(device_kind: str) -> float | None:
-    """Return the peak FLOP/s of one device in 16-bit arithmetic.
+def peak(device_kind: str, compute: str, products: str | None) -> float | None:
+    """Return the peak FLOP/s of one device in a run's arithmetic.
 
     None if it is unknown.
+
+    For float32 at ``highest`` it is the peak of float32 outside of the tensor cores of a GPU, and a sixth of the 16-bit
+    peak of a TPU; at jax's default that of TF32, and the 16-bit peak (``shared/accelerators.py`` names the sources).
+
+    Args:
+        device_kind: jax's name of the device.
+        compute: Element type of the computation: ``float32``, ``bfloat16`` or ``float16``.
+        products: jax's precision for products of float32 numbers; None: the accelerator's default.
     """
     found = find_accelerator(device_kind)
-    return None if found is None else found.peak_flops
+    if found is None:
+        return None
+    if compute != "float32":
+        return found.peak_flops
+    return found.float32_flops if products == HIGHEST else found.default_flops
 
 
 def forward_flops_per_token(config: LmConfig, vocab_size: int, *, causal: bool = False) -> float:

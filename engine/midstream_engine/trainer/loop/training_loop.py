@@ -115,7 +115,9 @@ class Loop:
         profiled = self._trainer if self._leads else dataclasses.replace(self._trainer, profiler=False)
         self._profile = Profile(profiled, attempt, step)
         self._flops = flops.utilisation_columns(setup.config.model, setup.tokenizer.vocab_size)
-        device_peak = flops.peak(jax.devices()[0].device_kind) if "16" in str(setup.policy.compute_dtype) else None
+        device_peak = flops.peak(
+            jax.devices()[0].device_kind, self._trainer.precision().compute, self._trainer.precision_of_products()
+        )
         self._peak = None if device_peak is None else device_peak * setup.layout.mesh.size
 
     def run(self) -> str:

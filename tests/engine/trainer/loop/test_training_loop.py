@@ -195,22 +195,31 @@ def test_row_is_written_before_an_error_of_the_data(
     assert stage.events[-1] == ("row", 2)
 
 
-@pytest.mark.parametrize("precision", ["p=f32,c=bfloat16", "p=f32,c=f32"])
+@pytest.mark.parametrize(
+    ("flags", "arithmetic", "peak"),
+    [
+        (("--trainer.mp", "p=f32,c=bfloat16"), ("bfloat16", None), 4e12),
+        (("--trainer.mp", "p=f32,c=f32"), ("float32", "highest"), 1e12),
+        (("--trainer.mp", "f32", "--trainer.matmul_precision", "default"), ("float32", None), 2e12),
+        (("--trainer.mp", "f32"), None, None),
+    ],
+)
 def test_rows_have_utilisation_by_both_conventions(
-    precision: str, tmp_path: Path, setups: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In 16-bit computation alone: the known peaks are of that."""
-    monkeypatch.setattr(flops, "peak", lambda _kind: 1e12)
-    setup = setups("--trainer.mp", precision)
+    flags: tuple[str, ...], arithmetic: tuple[str, str | None] | None, peak: float | None, tmp_path: Path, setups: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """By the peak of the run's arithmetic; none where it is not known."""
+    monkeypatch.setattr(flops, "peak", lambda _kind, *given: {arithmetic: peak}.get(given))
+    setup = setups(*flags)
     stage = Stage(tmp_path, setup)
     assert stage.loop.run() == records.FINISHED
     names = {name for row in stage.rows for name in row if "mfu" in name}
-    if precision.endswith("f32"):
+    if peak is None:
         assert names == set()
         return
     assert names == {"throughput/mfu_full_attention", "throughput/mfu_causal_attention"}
     for row in stage.rows:
         for name, causal in (("full", False), ("causal", True)):
             each = flops.flops_per_token(setup.config.model, setup.tokenizer.vocab_size, causal=causal)
-            wanted = each * row["throughput/tokens_per_second"] / 1e12
+            wanted = each * row["throughput/tokens_per_second"] / peak
             assert row[f"throughput/mfu_{name}_attention"] == pytest.approx(wanted)

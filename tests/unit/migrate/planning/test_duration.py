@@ -26,7 +26,7 @@ from midstream.migrate.planning.measured_rates import PastMigration, Rates, rate
 from midstream.migrate.planning.plan_description import describe
 from midstream.migrate.records.facts import Facts
 from midstream.migrate.records.modes import COLD, LIVE, WARM
-from midstream.migrate.records.plan import Plan
+from midstream.migrate.records.plan import MATMUL_PRECISION, Change, Plan
 from midstream.tui.screens.migration import plan_text
 from midstream.tui.style.glyphs import UNICODE
 from support.migrations.sample_plan import PLAN, changed
@@ -182,6 +182,13 @@ def unsaved() -> Plan:
     known, unknown = plan_estimate.downtime_seconds(work, predicted, Rates())
     return changed(PLAN, mode=WARM, checkpoint_bytes=0, predicted_seconds=known, unknown=unknown,
                    duration=plan_estimate.durations(work, None, Rates()))  # fmt: skip
+
+
+def test_changed_products_are_in_the_columns_of_the_plan() -> None:
+    changes = (Change("batch", "16", "16"), Change(MATMUL_PRECISION, "highest", "default", "requested"))
+    plan = replace(PLAN, shape=replace(PLAN.shape, changes=changes))
+    assert "  matmul       highest → default  requested\n" in plan_text.describe(plan, UNICODE).plain
+    assert "matmul     highest -> default  requested" in describe(plan)
 
 
 def test_downtime_of_an_unsaved_run_is_unknown() -> None:

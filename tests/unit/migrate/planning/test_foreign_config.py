@@ -31,6 +31,20 @@ def test_config_of_levanter_is_read() -> None:
 
 
 @pytest.mark.parametrize(
+    ("trainer", "products"),
+    [
+        ("mp: f32", "default"),
+        ("jax_config: {jax_default_matmul_precision: float32}", "highest"),
+        ("jax_config: {jax_default_matmul_precision: bfloat16}", "default"),
+        ("jax_config: [x]", "default"),
+    ],
+)
+def test_plan_has_the_products_of_levanter(trainer: str, products: str) -> None:
+    found = foreign_run(survey(config(trainer=trainer)), "far", {})
+    assert found.config["trainer"]["matmul_precision"] == products
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         (

@@ -52,7 +52,7 @@ def describe(plan: Plan, glyphs: Glyphs, source_hardware: str = "", width: int =
         line(name, value, note)
     for change in plan.shape.changes:
         if change.changed:
-            line(change.name, f"{change.before} {glyphs.arrow} {change.after}", change.note, palette.ACCENT)
+            line(change.label, f"{change.before} {glyphs.arrow} {change.after}", change.note, palette.ACCENT)
     unchanged = ", ".join(f"{change.name} {change.after}" for change in plan.shape.changes if not change.changed)
     if unchanged:
         line("unchanged", unchanged)
