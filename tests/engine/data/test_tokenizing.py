@@ -255,6 +255,16 @@ def test_tokenizing_removes_only_abandoned_work(tmp_path: Path, corpus: list[str
     assert left == [".tokenizing-busy", ".tokenizing-young"]
 
 
+def test_tokenizing_abandoned_work_is_not_found_partly_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, removed = tmp_path / ".tokenizing-request", list[bool]()
+    directory.mkdir()
+    (directory / ".lock").touch()
+    os.utime(directory, (0, 0))
+    monkeypatch.setattr(tokenizing_directory.shutil, "rmtree", lambda *_, **__: removed.append(directory.exists()))
+    with tokenizing_directory.tokenizing_directory(str(tmp_path), "other"):
+        assert removed == [False]
+
+
 def test_tokenizing_directory_that_stays_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # As on NFS, where the directory of a file that is open somewhere cannot be removed.
     monkeypatch.setattr(tokenizing_directory.shutil, "rmtree", lambda *_, **__: None)
