@@ -255,20 +255,24 @@ class CoordinatorClient:
         reason = CONNECTION_LOST
         try:
             while (message := self._channel.receive()) is not None:
-                if message.kind == "message":
-                    with self._changed:
-                        key = str(message.fields["key"]), message.sender
-                        self._inbox.setdefault(key, deque()).append(message.payload)
-                        self._changed.notify_all()
-                elif message.kind == "failed":
-                    self._add_failure(int(message.fields["process"]), str(message.fields["reason"]))
-                elif message.kind == "stopped":
-                    self._add_stop(int(message.fields["process"]), str(message.fields["reason"]))
+                self.take(message)
         except TimeoutError:
             reason = no_heartbeat(self._timeout)
         except (OSError, FrameError) as error:
             log.debug("process 0: %s", error)
         self._add_failure(0, reason)
+
+    def take(self, message: Message) -> None:
+        """Accept one message of the coordinator."""
+        if message.kind == "message":
+            with self._changed:
+                key = str(message.fields["key"]), message.sender
+                self._inbox.setdefault(key, deque()).append(message.payload)
+                self._changed.notify_all()
+        elif message.kind == "failed":
+            self._add_failure(int(message.fields["process"]), str(message.fields["reason"]))
+        elif message.kind == "stopped":
+            self._add_stop(int(message.fields["process"]), str(message.fields["reason"]))
 
     def _add_failure(self, process: int, reason: str) -> None:
         if self._leaving.is_set():
@@ -332,12 +336,14 @@ def connect_to_coordinator(
     channel = _connect(address, process, count, join_timeout)
     client = CoordinatorClient(process, count, channel, coordinator, heartbeat_timeout)
     channel.set_timeout(join_timeout + 30)
+    early: list[Message] = []  # another process may fail before all have connected
     try:
         hello = {"count": count, "host": host, "pid": os.getpid(), "token": token}
         channel.send(Message("hello", process, hello))
         client.start_heartbeat()
         answer = channel.receive()
         while answer is not None and answer.kind not in ("welcome", "rejected"):
+            early.append(answer)
             answer = channel.receive()
     except (OSError, FrameError) as error:
         answer, reason = None, str(error)
@@ -352,6 +358,8 @@ def connect_to_coordinator(
         )
         raise EngineError(f"trainer.distributed: {why}")
     client.peers = [Peer(number, peer["host"], peer["pid"]) for number, peer in enumerate(answer.fields["peers"])]
+    for message in early:
+        client.take(message)
     client.start_receiving()
     return client, answer.fields
 
