@@ -130,9 +130,7 @@ def test_replica_checks_its_state_again_when_it_takes_over() -> None:
         replica._promoted()
 
 
-def test_end_of_the_attempt_ends_the_wait_for_the_sealed_checkpoint(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_end_of_an_attempt_ends_the_wait_for_a_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     attempt = open_attempt(str(tmp_path), "r", {})
     measurement = LateMeasurement(attempt, "step-7-a001", [])
     measurement.close()
