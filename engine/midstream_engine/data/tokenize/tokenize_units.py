@@ -174,8 +174,9 @@ class _Processes:
         before = units.finished(self._task.directory, unit.number)
         if before is not None:
             return before, True
-        process = self._idle.get() or self._start()
+        process = self._idle.get()
         try:
+            process = process or self._start()
             answer = self._exchange(process, json.dumps(unit.to_json()))
         finally:
             self._idle.put(process)
