@@ -41,6 +41,7 @@ class StatusFile:
         identity = records.this_process()
         self._path = path
         self._lock = threading.Lock()
+        self._writing = threading.Lock()  # another one, so that training does not wait for the disk at each step
         self._status = records.Status(
             state=records.STARTING, step=0, process=process, heartbeat=time.time(), run_id=run_id, attempt=attempt,
             epoch=epoch, num_train_steps=num_train_steps, processes=processes, host=host, progress=time.time(),
@@ -122,9 +123,10 @@ class StatusFile:
             log.warning("status not written: %s", error)
 
     def _write(self, *, durable: bool) -> None:
-        with self._lock:
-            self._status = dataclasses.replace(self._status, heartbeat=time.time())
-            self._status.write(self._path, durable=durable)
+        with self._writing:
+            with self._lock:
+                self._status = status = dataclasses.replace(self._status, heartbeat=time.time())
+            status.write(self._path, durable=durable)
 
 
 def describe_devices() -> list[dict[str, Any]]:

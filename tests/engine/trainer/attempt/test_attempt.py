@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -217,6 +218,30 @@ def test_status_of_a_process_that_exits_is_not_changed(tmp_path: Path) -> None:
     found = records.Status.read(path)
     assert (code, found.state) == (records.EXIT_DONE, records.STOPPED)
     assert found.message == "stopped by SIGTERM while compiling: there was no update to save"
+
+
+def test_training_does_not_wait_for_a_slow_disk_at_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status = StatusFile(str(tmp_path / "status.json"), run_id="r", attempt=1, epoch=1, num_train_steps=9)
+    writing, go_on, write = threading.Event(), threading.Event(), records.Status.write
+
+    def slow(record: records.Status, path: str, *, durable: bool = True) -> None:
+        writing.set()
+        assert go_on.wait(60)
+        write(record, path, durable=durable)
+
+    monkeypatch.setattr(records.Status, "write", slow)
+    saving = threading.Thread(target=status.try_write)
+    saving.start()
+    assert writing.wait(60)
+    step = threading.Thread(target=status.update, kwargs={"step": 3}, daemon=True)
+    step.start()
+    step.join(10)
+    assert status.value.step == 3
+    go_on.set()
+    saving.join(60)
+    status.write()
+    status.close()
+    assert records.Status.read(str(tmp_path / "status.json")).step == 3
 
 
 def test_second_interrupt_does_not_change_a_recorded_end(tmp_path: Path) -> None:
