@@ -383,8 +383,19 @@ def train(
         attempts.record_end(attempt, loop.step)
         if ended:  # before the trackers finish: a migration does not wait for them
             status.update(state=ended)
-        metrics.close()
+        close_metrics(metrics)
     return ended
+
+
+def close_metrics(metrics: Recorder) -> None:
+    """Close the metrics; an error replaces neither the end of training nor its reason.
+
+    Rows that cannot be written are of steps without a checkpoint, which are trained again.
+    """
+    try:
+        metrics.close()
+    except OSError as error:
+        log.error("the last rows of metrics are missing: %s", error)
 
 
 def promote(

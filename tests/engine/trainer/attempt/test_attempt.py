@@ -17,7 +17,10 @@ from midstream_engine.config import ConfigError, TrainLmConfig
 from midstream_engine.errors import EngineError, FencedError
 from midstream_engine.processes.rendezvous import ALONE
 from midstream_engine.signals import Signals
+from midstream_engine.tracking.metrics_file import MetricsFile
+from midstream_engine.tracking.metrics_recorder import Recorder
 from midstream_engine.trainer.attempt import attempt_process
+from midstream_engine.trainer.attempt.run_attempt import close_metrics
 from midstream_engine.trainer.loop.requests import CommandFile, Known, Requests
 from midstream_engine.trainer.runtime import attempt_record as attempts
 from midstream_engine.trainer.runtime.attempt_record import Attempt, open_attempt
@@ -266,6 +269,20 @@ def test_full_disk_at_the_end_is_no_failure_of_the_attempt(
     monkeypatch.setattr(records.Lineage, "write", full)
     attempts.record_end(attempt, 7)
     assert "end at step 7 is not in the lineage: [Errno 28] No space left on device" in caplog.text
+
+
+def test_metrics_on_a_full_disk_hide_no_reason(caplog: pytest.LogCaptureFixture) -> None:
+    def end_of_training() -> None:
+        metrics = Recorder(MetricsFile("/dev/full"))
+        try:
+            metrics.write({"global_step": 1})
+            raise FencedError("the run belongs to another host")
+        finally:
+            close_metrics(metrics)
+
+    with pytest.raises(FencedError):
+        end_of_training()
+    assert "the last rows of metrics are missing: " in caplog.text
 
 
 def test_initial_command_is_not_executed_again(tmp_path: Path) -> None:
