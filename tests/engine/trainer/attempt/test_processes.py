@@ -105,6 +105,27 @@ def test_coordinator_names_exited_process_with_last_message() -> None:
     assert len(failures) == 1
 
 
+def test_coordinator_client_that_closes_ends_its_waits() -> None:
+    """A save waits on a thread of its own."""
+    clients, errors = meet(2), list[str]()
+
+    def wait() -> None:
+        with pytest.raises(PeerLostError) as raised:
+            clients[1].receive("x", 0)
+        errors.append(str(raised.value))
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    clients[1].close()
+    thread.join(60)
+    assert errors == ["this process has disconnected from the others"]
+    with pytest.raises(PeerLostError, match="this process has disconnected"):
+        clients[1].receive_any("x")
+    with pytest.raises(PeerLostError, match="this process has disconnected"):
+        clients[1].send("x", b"")
+    clients[0].close()
+
+
 def test_coordinator_exit_message_reaches_all() -> None:
     clients = meet(3)
     clients[0].report_failure("the loss is NaN")
