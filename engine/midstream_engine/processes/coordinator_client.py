@@ -240,7 +240,10 @@ class CoordinatorClient:
         self.close()
 
     def close(self) -> None:
-        """Disconnect without waiting. A thread that waits for a message gets a PeerLostError."""
+        """Disconnect without waiting.
+
+        A thread that waits for a message gets a PeerLostError.
+        """
         self._leaving.set()
         with self._changed:
             self._closed = True

@@ -174,9 +174,13 @@ class _Processes:
         before = units.finished(self._task.directory, unit.number)
         if before is not None:
             return before, True
-        process = self._idle.get()
+        idle = self._idle.get()
         try:
-            process = process or self._start()
+            process = idle or self._start()
+        except BaseException:
+            self._idle.put(None)  # for the next unit
+            raise
+        try:
             answer = self._exchange(process, json.dumps(unit.to_json()))
         finally:
             self._idle.put(process)
