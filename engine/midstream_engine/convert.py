@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import secrets
 import shutil
 import sys
 import warnings
@@ -150,9 +151,10 @@ def _run(kind: str, source: str, final: str, options: argparse.Namespace) -> str
 
 def _model(kind: str, source: str, final: str, options: argparse.Namespace) -> str:
     """Convert a model without its optimizer; return the line for stdout."""
-    partial = f"{final}.partial-{os.getpid()}"
+    # Hosts that share the directory may have the same process ids.
+    partial = f"{final}.partial-{secrets.token_hex(8)}"
+    os.makedirs(partial)
     try:
-        os.makedirs(partial)
         with _quiet():
             from midstream_engine.interop.huggingface import exporter, importer
         if kind == "huggingface":

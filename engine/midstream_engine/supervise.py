@@ -85,7 +85,7 @@ class Supervisor:
         self._secrets = dict(secrets or {})
         self._progress = Progress(stall_timeout, time.monotonic())
         self._failed_peer = ""
-        self._peer_since = 0.0
+        self._peer_since = 0.0  # since when it counts as failed
         self._reason = ""  # why this supervisor ended the engine
         self._stalled = False
         self._notices, self._notice = PreemptionNotices(), ""
@@ -130,8 +130,9 @@ class Supervisor:
             self._stalled = True
             where = f"{status.state} at step {status.step}" if status else "before its first status"
             return f"no progress for {passed:.0f} s ({where})"
-        if not self._failed_peer:
-            self._failed_peer, self._peer_since = self._find_failed_peer(), time.monotonic()
+        failed = self._find_failed_peers()
+        if self._failed_peer not in failed:  # a peer that is started again removes the record of its last exit
+            self._failed_peer, self._peer_since = next(iter(failed), ""), time.monotonic()
         if self._failed_peer and time.monotonic() - self._peer_since > PEER_TIMEOUT:
             return f"{self._failed_peer} failed"
         return ""
@@ -144,18 +145,24 @@ class Supervisor:
         self._notice = self._notice or self._notices.take()
         status = self._status() if self._notice else None
         if status is not None and status.state == records.TRAINING:
-            print(f"midstream: this machine is about to be preempted ({self._notice}): requesting a save", flush=True)
-            self._notice = ""
             engine.send_signal(signal.SIGUSR1)
+            _print(f"this machine is about to be preempted ({self._notice}): requesting a save")
+            self._notice = ""
 
-    def _find_failed_peer(self) -> str:
-        for name in os.listdir(self._files.dir):
+    def _find_failed_peers(self) -> list[str]:
+        """Return the failed peers; the one found before where the disk does not answer."""
+        found: list[str] = []
+        try:
+            names = sorted(os.listdir(self._files.dir))
+        except OSError:
+            return [self._failed_peer] if self._failed_peer else []
+        for name in names:
             if name.startswith("exit-") and name.endswith(".json") and name != f"exit-{self._process}.json":
-                with contextlib.suppress(records.RecordError, FileNotFoundError):
+                with contextlib.suppress(records.RecordError, OSError):
                     ended = records.ProcessExit.read(os.path.join(self._files.dir, name))
                     if ended.failed:
-                        return f"process {ended.process}"
-        return ""
+                        found.append(f"process {ended.process}")
+        return found
 
     def _status(self) -> records.Status | None:
         try:
@@ -177,7 +184,7 @@ class Supervisor:
         if status is not None and status.pid == os.getpid():
             status = None
         name = "" if code >= 0 else signal.Signals(-code).name
-        records.ProcessExit(
+        ended = records.ProcessExit(
             process=self._process,
             code=code if code >= 0 else None,
             signal=name,
@@ -187,7 +194,11 @@ class Supervisor:
             step=status.step if status else 0,
             heartbeat=status.heartbeat if status else 0.0,
             message=self._reason or self._message(code, name, status),
-        ).write(self._files.exit(self._process))
+        )
+        try:
+            ended.write(self._files.exit(self._process))
+        except OSError as error:  # a full disk: the exit code remains the engine's
+            _print(f"the engine's end is not recorded: {error}")
 
     def _message(self, code: int, name: str, status: records.Status | None) -> str:
         if code == 0:
@@ -200,6 +211,12 @@ class Supervisor:
         if name == "SIGKILL":
             return "killed with SIGKILL, by a user or by the system (hint: dmesg shows whether memory was exhausted)"
         return f"{'ended by ' + name if name else f'exit code {code}'}{': ' + line if line else ''}"
+
+
+def _print(line: str) -> None:
+    """Print a line to the log; a log on a full disk must not end the engine."""
+    with contextlib.suppress(OSError):
+        print(f"midstream: {line}", flush=True)
 
 
 def last_line(path: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,15 @@ def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     """A fixture and its converted directory."""
     source = HUGGING_FACE / request.param
     return source, to_midstream(source, tmp_path_factory.mktemp(request.param) / "model")
+
+
+def test_conversion_does_not_remove_the_work_of_another(tmp_path: Path) -> None:
+    """Of a process with the same number, on a host that shares the directory."""
+    theirs = tmp_path / f"out.partial-{os.getpid()}"
+    theirs.mkdir()
+    (theirs / "model.safetensors").touch()
+    to_midstream(HUGGING_FACE / NAMES[0], tmp_path / "out")
+    assert [path.name for path in theirs.iterdir()] == ["model.safetensors"]
 
 
 def test_convert_logits_equal_hugging_face(converted: tuple[Path, Path]) -> None:

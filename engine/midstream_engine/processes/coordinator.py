@@ -56,7 +56,8 @@ class Coordinator:
         self._server = listen(address)
         self._channels: dict[int, Channel] = {}
         self._peers: dict[int, dict[str, object]] = {}
-        self._failed: set[int] = set()
+        self._failed: dict[int, str] = {}  # with the reason
+        self._refusal = ""  # why the processes cannot start together; also those that connect later get it
         self._disconnected: set[int] = set()
         self._stopping = False
         self._changed = threading.Condition()
@@ -69,24 +70,39 @@ class Coordinator:
     def gather(self, timeout: float, welcome: Callable[[], dict[str, object]]) -> None:
         """Wait for all processes, then answer each with ``welcome()`` and the list of all.
 
-        Where some are missing after ``timeout`` seconds, the others are rejected with a message that names them.
+        Where some are missing after ``timeout`` seconds, or one fails before, the others are rejected with a message
+        that names them.
         """
         deadline = time.monotonic() + timeout
         with self._changed:
-            while len(self._channels) < self._count and (left := deadline - time.monotonic()) > 0:
+            while not self._failed and len(self._channels) < self._count and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
-            missing = sorted(set(range(self._count)) - self._channels.keys())
-        if missing:
-            names, many = ", ".join(map(str, missing)), len(missing) > 1
-            reason = (
-                f"{'processes' if many else 'process'} {names} of {self._count} did not connect within {timeout:.0f} s "
-                f"(hint: read the log of {'each' if many else 'it'})"
-            )
-            self._forward(Message("rejected", 0, {"reason": reason}))
+            self._refusal = self._failed_early() or self._missing(timeout)
+        if self._refusal:
+            self._forward(Message("rejected", 0, {"reason": self._refusal}))
             return
         peers = [self._peers[process] for process in range(self._count)]
         self._forward(Message("welcome", 0, {**welcome(), "peers": peers}))
         self._start(self._send_heartbeats, "coordinator-heartbeat")
+
+    def _failed_early(self) -> str:
+        """Return why the processes cannot start together, if one has failed."""
+        for process, reason in self._failed.items():
+            peer = self._peers[process]
+            named = f"process {process} ({peer['host']}, pid {peer['pid']})"
+            return f"{named} failed before all had connected: {reason}"
+        return ""
+
+    def _missing(self, timeout: float) -> str:
+        """Return which processes did not connect in time; empty if all have."""
+        missing = sorted(set(range(self._count)) - self._channels.keys())
+        if not missing:
+            return ""
+        names, many = ", ".join(map(str, missing)), len(missing) > 1
+        return (
+            f"{'processes' if many else 'process'} {names} of {self._count} did not connect within {timeout:.0f} s "
+            f"(hint: read the log of {'each' if many else 'it'})"
+        )
 
     def fail(self, reason: str) -> None:
         """Report the failure of process 0 to the others before their connections end."""
@@ -162,8 +178,9 @@ class Coordinator:
             return None
         if hello is None or hello.kind != "hello":
             return None
-        process, rejection = hello.sender, ""
+        process, rejection, refusal = hello.sender, "", ""
         with self._changed:
+            refusal = self._refusal
             if hello.fields.get("token") != self._token:
                 rejection = f"it belongs to another attempt than {self._token!r}, that of process 0"
             elif hello.fields.get("count") != self._count:
@@ -172,12 +189,13 @@ class Coordinator:
                 rejection = f"process {process} is connected already"
             elif not 0 <= process < self._count:
                 rejection = f"there are {self._count} processes, numbered from 0"
-            else:
+            elif not refusal:
                 self._channels[process] = channel
                 self._peers[process] = {"host": hello.fields.get("host", ""), "pid": hello.fields.get("pid", 0)}
                 self._changed.notify_all()
-        if rejection:
-            self._send(channel, Message("rejected", 0, {"reason": f"process {process} was rejected: {rejection}"}))
+        if rejection or refusal:
+            reason = f"process {process} was rejected: {rejection}" if rejection else refusal
+            self._send(channel, Message("rejected", 0, {"reason": reason}))
             return None
         return process
 
@@ -198,7 +216,8 @@ class Coordinator:
         with self._changed:
             if process in self._failed:
                 return
-            self._failed.add(process)
+            self._failed[process] = reason
+            self._changed.notify_all()
         self._forward(Message("failed", 0, {"process": process, "reason": reason}))
 
     def _send_heartbeats(self) -> None:

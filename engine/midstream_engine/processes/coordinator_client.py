@@ -35,6 +35,7 @@ CONNECT_TIMEOUT = 10.0  # seconds of one try
 MESSAGE_TIMEOUT = 3600.0  # seconds that a running process may delay the others
 LEAVE_TIMEOUT = 600.0  # seconds to wait for the others at the orderly end
 LONGEST_REASON = 2000  # characters
+DISCONNECTED = "this process has disconnected from the others"
 
 
 class PeerLostError(EngineError):
@@ -72,6 +73,7 @@ class CoordinatorClient:
         self._failures: dict[int, str] = {}
         self._changed = threading.Condition()
         self._leaving = threading.Event()
+        self._closed = False
         self._on_failure: Callable[[str], None] | None = None
         self._stop = ""  # of another process; empty while none has stopped
         self._on_stop: Callable[[str], None] | None = None
@@ -87,7 +89,7 @@ class CoordinatorClient:
             self._channel.send(Message("message", self.process, {"key": key, "to": to}, value))
         except OSError:
             self._add_failure(0, CONNECTION_LOST)
-            raise PeerLostError(self.first_failure()) from None
+            raise PeerLostError(self.first_failure() or DISCONNECTED) from None
 
     def receive(self, key: str, sender: int, timeout: float = MESSAGE_TIMEOUT) -> bytes:
         """Wait for the next message of ``sender`` under ``key``.
@@ -99,6 +101,8 @@ class CoordinatorClient:
             while not (waiting := self._inbox.get((key, sender))):
                 if sender in self._failures or 0 in self._failures:
                     raise PeerLostError(self.first_failure())
+                if self._closed:
+                    raise PeerLostError(DISCONNECTED)
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise PeerLostError(f"{self.peers[sender]} did not send {key!r} within {timeout:.0f} s")
@@ -121,6 +125,8 @@ class CoordinatorClient:
                         return waiting[0]
                 if self._failures:
                     raise PeerLostError(self.first_failure())
+                if self._closed:
+                    raise PeerLostError(DISCONNECTED)
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise PeerLostError(f"no process sent {key!r} within {timeout:.0f} s")
@@ -234,8 +240,14 @@ class CoordinatorClient:
         self.close()
 
     def close(self) -> None:
-        """Disconnect without waiting."""
+        """Disconnect without waiting.
+
+        A thread that waits for a message gets a PeerLostError.
+        """
         self._leaving.set()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
         if self._coordinator is not None:
             self._coordinator.close()
         self._channel.close()
@@ -255,20 +267,24 @@ class CoordinatorClient:
         reason = CONNECTION_LOST
         try:
             while (message := self._channel.receive()) is not None:
-                if message.kind == "message":
-                    with self._changed:
-                        key = str(message.fields["key"]), message.sender
-                        self._inbox.setdefault(key, deque()).append(message.payload)
-                        self._changed.notify_all()
-                elif message.kind == "failed":
-                    self._add_failure(int(message.fields["process"]), str(message.fields["reason"]))
-                elif message.kind == "stopped":
-                    self._add_stop(int(message.fields["process"]), str(message.fields["reason"]))
+                self.take(message)
         except TimeoutError:
             reason = no_heartbeat(self._timeout)
         except (OSError, FrameError) as error:
             log.debug("process 0: %s", error)
         self._add_failure(0, reason)
+
+    def take(self, message: Message) -> None:
+        """Accept one message of the coordinator."""
+        if message.kind == "message":
+            with self._changed:
+                key = str(message.fields["key"]), message.sender
+                self._inbox.setdefault(key, deque()).append(message.payload)
+                self._changed.notify_all()
+        elif message.kind == "failed":
+            self._add_failure(int(message.fields["process"]), str(message.fields["reason"]))
+        elif message.kind == "stopped":
+            self._add_stop(int(message.fields["process"]), str(message.fields["reason"]))
 
     def _add_failure(self, process: int, reason: str) -> None:
         if self._leaving.is_set():
@@ -332,12 +348,14 @@ def connect_to_coordinator(
     channel = _connect(address, process, count, join_timeout)
     client = CoordinatorClient(process, count, channel, coordinator, heartbeat_timeout)
     channel.set_timeout(join_timeout + 30)
+    early: list[Message] = []  # another process may fail before all have connected
     try:
         hello = {"count": count, "host": host, "pid": os.getpid(), "token": token}
         channel.send(Message("hello", process, hello))
         client.start_heartbeat()
         answer = channel.receive()
         while answer is not None and answer.kind not in ("welcome", "rejected"):
+            early.append(answer)
             answer = channel.receive()
     except (OSError, FrameError) as error:
         answer, reason = None, str(error)
@@ -352,6 +370,8 @@ def connect_to_coordinator(
         )
         raise EngineError(f"trainer.distributed: {why}")
     client.peers = [Peer(number, peer["host"], peer["pid"]) for number, peer in enumerate(answer.fields["peers"])]
+    for message in early:
+        client.take(message)
     client.start_receiving()
     return client, answer.fields
 

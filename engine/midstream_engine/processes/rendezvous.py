@@ -97,10 +97,10 @@ class Processes:
             return
 
         def end(failure: str) -> None:
-            on_failure(failure)
             timer = threading.Timer(EXIT_TIMEOUT, os._exit, (records.EXIT_FAILED,))
             timer.daemon = True
             timer.start()
+            on_failure(failure)
 
         def stop(line: str) -> None:
             timer = threading.Timer(STOP_TIMEOUT, os._exit, (records.EXIT_DONE,))
@@ -154,13 +154,28 @@ def host_name(environment: Mapping[str, str]) -> str:
     return environment.get("MIDSTREAM_HOST") or socket.gethostname()
 
 
-def rendezvous(config: DistributedConfig, environment: Mapping[str, str], token: str) -> Processes:
+def rendezvous(
+    config: DistributedConfig,
+    environment: Mapping[str, str],
+    token: str,
+    connected: Callable[[Processes], None] = lambda _processes: None,
+) -> Processes:
     """Connect the processes, then start jax's service.
 
     Both come before jax is used for anything else.
 
     The coordinator listens at the configured port; jax's service at a free port of the same host, which process 0 sends
-    to the others. ``token`` is run and attempt, as far as they are determined. Raises EngineError in one line.
+    to the others.
+
+    Args:
+        config: ``trainer.distributed``.
+        environment: Completes it.
+        token: Run and attempt, as far as they are determined.
+        connected: Called with the processes before jax's service starts. That waits for all processes, also for one
+            that has failed: `Processes.watch` ends it.
+
+    Raises:
+        EngineError: In one line.
     """
     import jax
 
@@ -185,6 +200,10 @@ def rendezvous(config: DistributedConfig, environment: Mapping[str, str], token:
         heartbeat_timeout=config.heartbeat_timeout,
         welcome=lambda: {"service": _service_address(address)},
     )
+    processes = Processes(index, count, host, client, config.heartbeat_timeout)
+    connected(processes)
+    if failure := client.first_failure():
+        raise PeerLostError(failure)
     if (os.environ.get("JAX_PLATFORMS") or "").startswith("cpu"):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would replace the engine's handler of SIGTERM
@@ -202,7 +221,7 @@ def rendezvous(config: DistributedConfig, environment: Mapping[str, str], token:
     except (RuntimeError, ValueError) as error:
         raise EngineError(f"trainer.distributed: jax's service: {' '.join(str(error).split())}") from None
     log.info("process %d of %d: all processes have connected: %s", index, count, ", ".join(map(str, client.peers)))
-    return Processes(index, count, host, client, config.heartbeat_timeout)
+    return processes
 
 
 def complete(config: DistributedConfig, environment: Mapping[str, str]) -> DistributedConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,26 @@ def objects_of(paths: RunPaths, name: str) -> dict[str, str]:
     report = verify_checkpoint(paths.checkpoint(name), deep=True)
     assert report.sound
     return {each["path"]: each["sha256"] for each in report.manifest.objects if each["path"] != "train.json"}
+
+
+def test_end_waits_for_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process could crash at its exit while a thread is in jax."""
+    compiling, go_on, events = threading.Event(), threading.Event(), list[str]()
+
+    def compile_copy() -> None:
+        compiling.set()
+        assert go_on.wait(60)
+        events.append("compiled")
+
+    monkeypatch.setattr(device_memory, "device_bytes", lambda _: {"device": 1})
+    monkeypatch.setattr(device_memory, "prepare_device_copy", lambda _: compile_copy)
+    memory = DeviceMemory(lambda: 0)
+    memory.close()  # nothing was prepared
+    memory.prepare(None)
+    assert compiling.wait(60)
+    threading.Timer(0.1, go_on.set).start()
+    memory.close()
+    assert events == ["compiled"]
 
 
 def test_saver_copies_on_devices_and_training_goes_on(

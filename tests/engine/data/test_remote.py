@@ -323,6 +323,20 @@ def test_block_cache_refetches_after_power_loss(tmp_path: Path, left: bytes) -> 
     assert (tmp_path / entry_of(data).sha256).read_bytes() == data
 
 
+def test_block_cache_serves_what_another_process_evicts_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = os.replace
+
+    def replace_and_evict(source: str, target: str) -> None:
+        replace(source, target)
+        os.unlink(target)
+
+    monkeypatch.setattr(os, "replace", replace_and_evict)
+    data = b"x" * 1000
+    assert bytes(BlockCache(str(tmp_path), 5000).get(entry_of(data), source_of(data, []), "x")) == data
+
+
 def test_block_cache_full_disk_is_one_line_without_residue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -253,6 +254,31 @@ def test_tokenizing_removes_only_abandoned_work(tmp_path: Path, corpus: list[str
         os.close(descriptor)
     left = sorted(name for name in os.listdir(place) if name.startswith(".tokenizing"))
     assert left == [".tokenizing-busy", ".tokenizing-young"]
+
+
+def test_tokenizing_worker_that_cannot_start_leaves_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other units are submitted already: the thread of the next one would wait for a process for good."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(tokenize_units.subprocess, "Popen", refused)
+    pool = tokenize_units._Processes(tokenize_units.Task(str(tmp_path), ByteTokenizer(), "bytes", "", "text", None), 1)
+    with pytest.raises(OSError, match="Resource temporarily unavailable"):
+        pool._run(units.Unit(0, (), 0))
+    assert pool._idle.qsize() == 1
+    with pool:
+        pass
+
+
+def test_tokenizing_abandoned_work_is_not_found_partly_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, removed = tmp_path / ".tokenizing-request", list[bool]()
+    directory.mkdir()
+    (directory / ".lock").touch()
+    os.utime(directory, (0, 0))
+    monkeypatch.setattr(tokenizing_directory.shutil, "rmtree", lambda *_, **__: removed.append(directory.exists()))
+    with tokenizing_directory.tokenizing_directory(str(tmp_path), "other"):
+        assert removed == [False]
 
 
 def test_tokenizing_directory_that_stays_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,8 +216,8 @@ def _no_room(directory: str, needed: int, why: str) -> str:
 
 
 @contextlib.contextmanager
-def removed_on_failure(directory: str, needed: int) -> Iterator[None]:
-    """Context manager that removes what a failed save wrote.
+def removed_on_failure(directory: str, needed: int, stays: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Context manager that removes what a failed save wrote, unless ``stays()``.
 
     A process that is killed leaves a partial directory, and a bucket keeps what was written.
     """
@@ -225,6 +225,8 @@ def removed_on_failure(directory: str, needed: int) -> Iterator[None]:
         try:
             yield
         except BaseException:
+            if stays():
+                raise
             with contextlib.suppress(OSError, CheckpointError):  # the save's own error is raised
                 store = open_store(directory)
                 if not store.exists(MANIFEST):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ from midstream_engine.checkpoint.stores.hashed_objects import write_object
 from midstream_engine.checkpoint.stores.object_store import ObjectStore
 from midstream_engine.records import MANIFEST, TRAIN, ArrayEntry, Manifest, ObjectEntry, RunPaths, SpreadHost
 
+log = logging.getLogger(__name__)
 Pieces = list[tuple[str, Box, np.ndarray]]  # array, part, data
 
 
@@ -56,9 +58,11 @@ def finish_with_consensus(
         FenceRejectedError: The fence does not accept the epoch; raised on all.
     """
     rendezvous, needed = SaveRendezvous(directory, group), checkpoint_writer.stored_bytes(arrays)
-    handled = checkpoint_writer.removed_on_failure if group.leads_locally else checkpoint_writer.reported
+    handled = checkpoint_writer.reported(directory, needed)
+    if group.leads_locally:
+        handled = checkpoint_writer.removed_on_failure(directory, needed, lambda: rendezvous.may_be_committed)
     try:
-        with handled(directory, needed):
+        with handled:
             if not group.leads:
                 return _follow(directory, arrays, group, rendezvous)
             written, store = _lead(directory, arrays, document, group, rendezvous)
@@ -69,10 +73,18 @@ def finish_with_consensus(
             rendezvous.send_committed(manifest)
             return manifest
     except BaseException as error:
-        rendezvous.abort(error)
+        rendezvous.abort(error, committed=group.leads and _may_have_manifest(directory))
         raise
     finally:
         rendezvous.close()
+
+
+def _may_have_manifest(directory: str) -> bool:
+    """Return whether the checkpoint is committed, or that cannot be determined."""
+    try:
+        return open_store(directory).exists(MANIFEST)
+    except (OSError, CheckpointError):
+        return True
 
 
 def _lead(
@@ -126,7 +138,11 @@ def _follow(directory: str, arrays: list[HostArray], group: SaveGroup, rendezvou
     if group.leads_locally:
         assert group.file_systems is not None
         manifest = dataclasses.replace(manifest, host=group.file_systems.host)
-        store.commit(MANIFEST, manifest_text(manifest))
+        try:
+            store.commit(MANIFEST, manifest_text(manifest))
+        except OSError as error:
+            # Process 0 has committed the checkpoint, and the others go on as after every save.
+            log.error("%s: %s is not written here, the next start writes it: %s", directory, MANIFEST, error)
     store.close()
     return manifest
 

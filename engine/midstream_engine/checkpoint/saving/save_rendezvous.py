@@ -22,12 +22,17 @@ class SaveRendezvous:
     """The messages of one save of a group.
 
     A failure of one process is raised by all, with the number of that one.
+
+    Attributes:
+        may_be_committed: Process 0 may have committed the share of this file system: it is stored, and process 0 has
+            not reported that the checkpoint is not committed.
     """
 
     def __init__(self, directory: str, group: SaveGroup) -> None:
         self._directory, self._group, self._client = directory, group, group.client
         self._prefix = f"save-{group.sequence}-"
         self._failure_received = False
+        self.may_be_committed = False
 
     def send_ready(self) -> None:
         """Report that the directory of this file system is empty.
@@ -89,6 +94,7 @@ class SaveRendezvous:
 
     def send_stored(self) -> None:
         """Report to process 0 that the small objects are stored."""
+        self.may_be_committed = True
         self._send("stored", b"", 0)
 
     def send_committed(self, manifest: Manifest) -> None:
@@ -101,10 +107,11 @@ class SaveRendezvous:
         """Return the manifest that process 0 has committed."""
         return Manifest.from_json(json.loads(self._receive("outcome", 0)), "manifest from process 0")
 
-    def abort(self, error: BaseException) -> None:
+    def abort(self, error: BaseException, *, committed: bool = False) -> None:
         """Report that this process ends the save.
 
-        Process 0 reports to all, others to process 0 and to the processes that wait for them.
+        Process 0 reports to all, others to process 0 and to the processes that wait for them. ``committed``: process 0
+        may have committed the checkpoint, so the others keep their shares.
         """
         kind = "fenced" if isinstance(error, FenceRejectedError) else "failed"
         text = str(error).partition("\n")[0]
@@ -116,7 +123,8 @@ class SaveRendezvous:
         for process in set(others) - {group.process}:
             # Under every name, because the message that the other waits for is unknown.
             for name in ("ready", "part", "rest", "stored", "outcome"):
-                self._post(name, b"!" + json.dumps({"kind": kind, "message": message}).encode(), process)
+                failure = {"kind": kind, "message": message, "committed": committed}
+                self._post(name, b"!" + json.dumps(failure).encode(), process)
 
     def close(self) -> None:
         """Remove the messages of this save from the client."""
@@ -136,6 +144,7 @@ class SaveRendezvous:
             return payload[1:]
         self._failure_received = True
         failure = json.loads(payload[1:])
+        self.may_be_committed = self.may_be_committed and failure["committed"]
         raise (FenceRejectedError if failure["kind"] == "fenced" else CheckpointError)(failure["message"])
 
     @contextlib.contextmanager

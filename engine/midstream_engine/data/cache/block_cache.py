@@ -74,8 +74,7 @@ class BlockCache:
             with self._locked(entry.sha256[:2]):
                 mapped = self._open(entry)  # another process may have fetched it
                 if mapped is None:
-                    self._fetch(entry, source, name)
-                    mapped = np.memmap(self._path(entry), np.uint8, "r")
+                    mapped = self._fetch(entry, source, name)
         with self._lock:
             self._mapped[entry.sha256] = mapped, self._note(entry)
             while sum(len(array) for array, _ in self._mapped.values()) > self.limit:
@@ -115,7 +114,7 @@ class BlockCache:
             os.unlink(self._path(entry))
         return None
 
-    def _fetch(self, entry: ObjectEntry, source: Open, name: str) -> None:
+    def _fetch(self, entry: ObjectEntry, source: Open, name: str) -> np.memmap:
         try:
             with self._locked("room"):
                 self._make_room(entry.size)
@@ -132,7 +131,9 @@ class BlockCache:
                         f"{name}: {size} bytes with SHA-256 {digest.hexdigest()[:12]}, in the manifest "
                         f"{entry.size} with {entry.sha256[:12]}: this token cache is damaged (hint: remove it there)"
                     )
+                mapped = np.memmap(partial, np.uint8, "r")  # before others can find the file, and remove it
                 os.replace(partial, self._path(entry))
+                return mapped
             except BaseException:
                 os.unlink(partial)
                 raise

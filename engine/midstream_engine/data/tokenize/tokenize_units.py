@@ -174,7 +174,12 @@ class _Processes:
         before = units.finished(self._task.directory, unit.number)
         if before is not None:
             return before, True
-        process = self._idle.get() or self._start()
+        idle = self._idle.get()
+        try:
+            process = idle or self._start()
+        except BaseException:
+            self._idle.put(None)  # for the next unit
+            raise
         try:
             answer = self._exchange(process, json.dumps(unit.to_json()))
         finally:

@@ -48,10 +48,7 @@ def tokenizing_directory(data_root: str, name: str) -> Iterator[str]:
                 if left.endswith(".tmp"):
                     os.unlink(os.path.join(directory, left))
             yield directory
-            # Renamed first: no process finds it partly removed. Hosts that share the directory may have the same pids.
-            done = f"{directory}.{secrets.token_hex(8)}"
-            os.rename(directory, done)
-            shutil.rmtree(done, ignore_errors=True)
+            _remove(directory)
             return
         finally:
             os.close(descriptor)
@@ -72,6 +69,14 @@ def _still(directory: str, descriptor: int) -> bool:
         return False
 
 
+def _remove(directory: str) -> None:
+    """Remove a directory that this process has locked."""
+    # Renamed first: no process finds it partly removed. Hosts that share the directory may have the same pids.
+    done = f"{directory}.{secrets.token_hex(8)}"
+    os.rename(directory, done)
+    shutil.rmtree(done, ignore_errors=True)
+
+
 def _remove_abandoned(data_root: str) -> None:
     for name in os.listdir(data_root):
         if not name.startswith(_WORK):
@@ -85,7 +90,8 @@ def _remove_abandoned(data_root: str) -> None:
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(directory, ignore_errors=True)
+            if _still(directory, descriptor):
+                _remove(directory)
         except BlockingIOError:
             log.debug("%s is in use", directory)
         finally:

@@ -8,6 +8,7 @@ the unit finished. The units that a killed process had finished are reused.
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -147,7 +148,7 @@ def tokenize(unit: Unit, directory: str, tokenizer: Tokenizer, text_key: str, ma
     tokens = total = 0
     crc = 0
     path = os.path.join(directory, f"{unit.number}.tokens")
-    temporary = f"{path}.{os.getpid()}.tmp"
+    temporary = f"{path}.{secrets.token_hex(8)}.tmp"  # hosts that share the directory may have the same process ids
     with open(temporary, "wb", 1 << 20) as file:
         texts = (text for piece in unit.pieces for text in formats.documents(piece, text_key))
         for group in _groups(texts, max_bytes):

@@ -56,8 +56,7 @@ def run_process(arguments: Sequence[str], signals: Signals) -> int:
         signals: Installed already.
     """
     if not arguments or "--help" in arguments or "-h" in arguments:
-        print(f"usage: {USAGE}")
-        return records.EXIT_DONE if arguments else records.EXIT_CONFIG
+        return _print_usage(records.EXIT_DONE if arguments else records.EXIT_CONFIG)
     processes = Processes(host=host_name(os.environ))
     try:
         loaded = load_config(arguments)
@@ -66,7 +65,7 @@ def run_process(arguments: Sequence[str], signals: Signals) -> int:
         distributed = complete(loaded.config.trainer.distributed, os.environ)
         if distributed.wanted and not os.environ.get("MIDSTREAM_ATTEMPT"):
             # Started without a launcher: process 0 decides run and attempt, so the rendezvous comes first.
-            processes = rendezvous(distributed, os.environ, str(run_id or ""))
+            processes = rendezvous(distributed, os.environ, str(run_id or ""), _print_end_of_others)
             run_id = processes.broadcast("run", lambda: str(run_id or _random_id()).encode()).decode()
         loaded = load_config([*arguments, "--trainer.id", run_id or _random_id()])
         root = loaded.config.trainer.resolved_root()
@@ -97,6 +96,18 @@ def run_process(arguments: Sequence[str], signals: Signals) -> int:
     code, processes = _attempt(loaded, root, attempt, processes, status, signals)
     status.close()
     return _end(code, processes)
+
+
+def _print_usage(code: int) -> int:
+    """Print the usage; return ``code``, or EXIT_FAILED if it cannot be printed."""
+    try:
+        print(f"usage: {USAGE}", flush=True)
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            print(f"midstream: the output cannot be written: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter writes the rest at its exit
+        return records.EXIT_FAILED
+    return code
 
 
 def _end(code: int, processes: Processes) -> int:
@@ -137,11 +148,12 @@ def _attempt(
         distributed = complete(config.trainer.distributed, os.environ)
         if distributed.wanted and processes.client is None:
             status.update(message="waits for the other processes")
-            processes = rendezvous(distributed, os.environ, f"{attempt.paths.run_id}/{attempt.number}")
+            token = f"{attempt.paths.run_id}/{attempt.number}"
+            processes = rendezvous(distributed, os.environ, token, lambda found: _end_together(found, status, signals))
             status.update(message="")
+        elif processes.client is not None:
+            _end_together(processes, status, signals)
         if processes.client is not None:
-            signals.record_end_with(functools.partial(_record_signal, status, processes))
-            processes.watch(lambda failure: _report_failure(failure, status), lambda stop: _stop_too(stop, status))
             file_systems = find_shared_file_systems(processes.client, attempt.paths.dir)
             attempt = dataclasses.replace(attempt, processes=processes, file_systems=file_systems)
             if file_systems.spread:
@@ -196,6 +208,22 @@ def _import_run() -> Callable[..., str]:
     return run
 
 
+def _end_together(processes: Processes, status: StatusFile, signals: Signals) -> None:
+    """End the other processes with this one, and this one with them."""
+    signals.record_end_with(functools.partial(_record_signal, status, processes))
+    processes.watch(lambda failure: _report_failure(failure, status), lambda stop: _stop_too(stop, status))
+
+
+def _print_end_of_others(processes: Processes) -> None:
+    """Print why this process ends with another one, before the attempt has a status."""
+
+    def say(line: str) -> None:
+        with contextlib.suppress(OSError):  # stderr is a log on a full disk
+            print(f"midstream: {line}", file=sys.stderr, flush=True)
+
+    processes.watch(say, say)
+
+
 def _report_failure(failure: str, status: StatusFile) -> None:
     """Report the failure of another process, without which this one cannot continue.
 
@@ -209,18 +237,18 @@ def _report_failure(failure: str, status: StatusFile) -> None:
 def _record_signal(status: StatusFile, processes: Processes, name: str, updates_lost: bool) -> int:
     """Record that the signal ``name`` ends this process at once; return the exit code."""
     now = status.value
-    if now.state in records.ENDED:  # everything is recorded; only trackers or other processes were waited for
-        return records.EXIT_FAILED if now.state == records.FAILED else records.EXIT_DONE
+    line = f"stopped by {name} while {now.state}: there was no update to save"
     if updates_lost:
         line = f"ended by a second SIGINT at step {now.step}, not saved: a restart continues at "
         line += now.checkpoint or "its first step"
+    if not status.end(records.FAILED if updates_lost else records.STOPPED, line):
+        # Everything is recorded; only trackers or other processes were waited for.
+        return records.EXIT_FAILED if status.value.state == records.FAILED else records.EXIT_DONE
+    if updates_lost:
         log.error(line)
-        status.update(state=records.FAILED, message=line)
         processes.abandon(line)
         return records.EXIT_SIGNAL + signal.SIGINT
-    line = f"stopped by {name} while {now.state}: there was no update to save"
     log.info(line)
-    status.update(state=records.STOPPED, message=line)
     processes.stop(line)
     return records.EXIT_DONE
 
@@ -231,7 +259,7 @@ def _stop_too(stop: str, status: StatusFile) -> None:
     The main thread may be blocked.
     """
     log.info(stop)
-    status.update(state=records.STOPPED, message=stop)
+    status.end(records.STOPPED, stop)
 
 
 def _log_copy(config: TrainerConfig, attempt: Attempt, process: int) -> str | None:

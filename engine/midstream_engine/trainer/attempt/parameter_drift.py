@@ -27,6 +27,7 @@ from midstream_engine.trainer.runtime.attempt_record import Attempt
 log = logging.getLogger(__name__)
 POLL_INTERVAL = 0.5  # seconds
 CHECKPOINT_TIMEOUT = 6 * 3600.0  # seconds to wait for the sealed checkpoint
+END_TIMEOUT = 60.0  # seconds that the end of an attempt waits for a measurement
 CHECKSUM = 4  # bytes of crc32c at the end of a chunk's object
 
 
@@ -35,13 +36,17 @@ def keep(state: TrainState) -> list[HostArray]:
     return snapshot({"model": state.model}, Copy.HOST)
 
 
-def measure(directory: str, kept: list[HostArray]) -> records.ParameterDrift:
+class EndedError(Exception):
+    """The attempt ends before the measurement."""
+
+
+def measure(directory: str, kept: list[HostArray], given_up: threading.Event | None = None) -> records.ParameterDrift:
     """Measure the distance of ``kept`` from the checkpoint in ``directory``.
 
     It is relative to the checkpoint's norm.
 
     Euclidean norms in float64. Raises CheckpointError where the checkpoint is not complete, OSError where it cannot be
-    read.
+    read, EndedError once ``given_up`` is set.
     """
     manifest = read_manifest(directory)
     entries = {entry.name: entry for entry in manifest.array_entries}
@@ -56,6 +61,8 @@ def measure(directory: str, kept: list[HostArray]) -> records.ParameterDrift:
         difference = norm = 0.0
         if entry.grid:
             for index, box in chunks_of(array.shape, tuple(entry.grid)):
+                if given_up is not None and given_up.is_set():
+                    raise EndedError
                 path = os.path.join(directory, zarr.chunk_path(array.name, index))
                 raw = np.fromfile(path, np.uint8)[:-CHECKSUM]
                 theirs = raw.view(numpy_dtype(array.dtype)).reshape(extent(box))
@@ -80,28 +87,44 @@ def _squares(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
     return float(np.sum(np.square(a - b))), float(np.sum(np.square(b)))
 
 
-def measure_later(attempt: Attempt, checkpoint: str, kept: list[HostArray]) -> threading.Thread:
-    """Start a thread that writes ``parameter_drift.json``.
+class LateMeasurement:
+    """Thread that writes ``parameter_drift.json``, once the run's checkpoint is there."""
 
-    It does so once the run's ``checkpoint`` is complete.
-    """
+    def __init__(self, attempt: Attempt, checkpoint: str, kept: list[HostArray]) -> None:
+        """Start it."""
+        self._attempt, self._checkpoint, self._kept = attempt, checkpoint, kept
+        self._ended = threading.Event()
+        self._given_up = threading.Event()
+        self._thread = threading.Thread(target=self._wait_and_measure, name="parameter-drift", daemon=True)
+        self._thread.start()
 
-    def wait_and_measure() -> None:
-        directory = attempt.paths.checkpoint(checkpoint)
+    def close(self) -> None:
+        """End the thread, so that it does not write while the process exits.
+
+        It does not wait for the checkpoint any more; a measurement that has begun has ``END_TIMEOUT`` seconds.
+        """
+        self._ended.set()
+        self._thread.join(END_TIMEOUT)
+        self._given_up.set()
+        self._thread.join()
+
+    def _wait_and_measure(self) -> None:
+        directory = self._attempt.paths.checkpoint(self._checkpoint)
         deadline = time.monotonic() + CHECKPOINT_TIMEOUT
         while not os.path.exists(os.path.join(directory, records.MANIFEST)):
             if time.monotonic() >= deadline:
-                log.warning("parameter drift not measured: %s did not arrive", checkpoint)
+                log.warning("parameter drift not measured: %s did not arrive", self._checkpoint)
                 return
-            time.sleep(POLL_INTERVAL)
+            if self._ended.wait(POLL_INTERVAL):
+                log.warning("parameter drift not measured: the attempt ends before %s arrives", self._checkpoint)
+                return
         try:
-            found = measure(directory, kept)
-            found.write(attempt.files.parameter_drift)
+            found = measure(directory, self._kept, self._given_up)
+            found.write(self._attempt.files.parameter_drift)
+        except EndedError:
+            log.warning("parameter drift not measured: the attempt ends")
+            return
         except Exception as error:  # noqa: BLE001  training continues; the certificate reports that the file is missing
             log.error("parameter drift not measured: %s: %s", type(error).__name__, error)
             return
         log.info("parameter drift: %.2e (largest: %s, %.2e)", found.distance, found.worst_array, found.worst)
-
-    thread = threading.Thread(target=wait_and_measure, name="parameter-drift", daemon=True)
-    thread.start()
-    return thread

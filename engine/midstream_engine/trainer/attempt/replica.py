@@ -135,14 +135,14 @@ class Replay(Loop):
         if refusal:
             log.error("command %d (%s) rejected: %s", command.sequence, command.action, refusal)
             self._status.update(rejected=command.sequence, message=refusal)
-            self._status.write()
+            self._status.try_write()
             return None
         if command.action == records.STANDBY:
             self._keep_at = command.step
         elif command.action == records.PROMOTE:
             self._promotion = command
         self._status.update(acknowledged=command.sequence)
-        self._status.write()
+        self._status.try_write()
         return Outcome(command) if command.action == records.RESTORE else None
 
     def _unfit(self, command: records.Command) -> str:

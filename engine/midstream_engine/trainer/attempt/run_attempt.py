@@ -15,16 +15,18 @@ from midstream_engine import records
 from midstream_engine.base_directory import resolved_path
 from midstream_engine.checkpoint.loading.arrival import Arrival
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
+from midstream_engine.checkpoint.save_fence import FenceRejectedError
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.data.imported.imported_files import tokenizer_path
 from midstream_engine.data.tokenize.tokenizer import load_tokenizer
+from midstream_engine.errors import FencedError
 from midstream_engine.signals import Signals
 from midstream_engine.tracking.metrics_recorder import Recorder
 from midstream_engine.tracking.run_facts import RunFacts
 from midstream_engine.tracking.trackers import start_recorder
 from midstream_engine.trainer.attempt.consensus import agree_on_command, agree_on_origin, check_alike, in_turn
-from midstream_engine.trainer.attempt.parameter_drift import measure_later
+from midstream_engine.trainer.attempt.parameter_drift import LateMeasurement
 from midstream_engine.trainer.attempt.replica import Outcome, Replay
 from midstream_engine.trainer.attempt.restore_evidence import ModelLosses, prove
 from midstream_engine.trainer.attempt.resume import (
@@ -173,7 +175,7 @@ def _run(
         status.update(epoch=attempt.epoch)
         if outcome.state is not None:
             promoted = Beginning(outcome.state, outcome.step, origin, status.value.root_digest, outcome)
-            return train(config, attempt, status, ready, requests, promoted)
+            return train(config, attempt, status, ready, requests, promoted, threads)
         requests.answer_at_once()
         origin = origin_of(attempt, outcome.command)
         known, ready = ready, get_ready(config, root, attempt, origin, status, ready)
@@ -183,7 +185,7 @@ def _run(
     elif commands.command is not None and commands.command.action in records.STARTS:
         status.update(acknowledged=commands.command.sequence)
     beginning = begin(attempt, ready, origin, status, arrival)
-    return train(config, attempt, status, ready, requests, beginning)
+    return train(config, attempt, status, ready, requests, beginning, threads)
 
 
 def report_finished(config: TrainLmConfig, origin: Origin, status: StatusFile) -> str:
@@ -327,6 +329,7 @@ def train(
     ready: CompiledRun,
     requests: Requests,
     beginning: Beginning,
+    threads: contextlib.ExitStack,
 ) -> str:
     """Record the attempt in the lineage and train to its end.
 
@@ -339,6 +342,7 @@ def train(
         ready: Setup and programs.
         requests: Commands and signals.
         beginning: The first state.
+        threads: Ends threads after the attempt, when its last status is written.
 
     Raises:
         EngineError: Training failed; FencedError if another attempt owns the run.
@@ -347,6 +351,7 @@ def train(
     command = replayed.command if replayed is not None else None
     first = command.step if command is not None and command.step is not None else step
     programs, memory = ready.programs, DeviceMemory(ready.programs.working_bytes)
+    threads.callback(memory.close)
     memory.prepare(beginning.state)
     saver = Saver(ready.setup, attempt, status, programs.reference_losses, time.monotonic(), memory)
     if origin is not None and origin.own and replayed is None:
@@ -371,25 +376,44 @@ def train(
     ended = ""
     try:
         if replayed is not None:
-            promote(attempt, replayed, saver, metrics)
+            promote(attempt, replayed, saver, metrics, threads)
         ended = loop.run()
     finally:
         status.update(step=loop.step)
         attempts.record_end(attempt, loop.step)
         if ended:  # before the trackers finish: a migration does not wait for them
             status.update(state=ended)
-        metrics.close()
+        close_metrics(metrics)
     return ended
 
 
-def promote(attempt: Attempt, replayed: Outcome, saver: Saver, metrics: Recorder) -> None:
-    """Make a replica's results the run's: write its metric rows, save its state."""
+def close_metrics(metrics: Recorder) -> None:
+    """Close the metrics; an error replaces neither the end of training nor its reason.
+
+    Rows that cannot be written are of steps without a checkpoint, which are trained again.
+    """
+    try:
+        metrics.close()
+    except OSError as error:
+        log.error("the last rows of metrics are missing: %s", error)
+
+
+def promote(
+    attempt: Attempt, replayed: Outcome, saver: Saver, metrics: Recorder, threads: contextlib.ExitStack
+) -> None:
+    """Make a replica's results the run's: write its metric rows, save its state.
+
+    ``threads`` ends the measurement of its parameter drift.
+    """
     assert replayed.command is not None
     assert replayed.state is not None
     for row in replayed.rows:
         metrics.write(row)
     log.info("promoted: the run from step %s on; it is at step %d", replayed.command.step, replayed.step)
-    with contextlib.suppress(NotSavedError):  # the saver has reported it, and the next save may succeed
-        saver.save(replayed.state, replayed.step, "promoted")
+    try:
+        with contextlib.suppress(NotSavedError):  # the saver has reported it, and the next save may succeed
+            saver.save(replayed.state, replayed.step, "promoted")
+    except FenceRejectedError as error:
+        raise FencedError(str(error)) from None
     if replayed.kept is not None and replayed.command.checkpoint:
-        measure_later(attempt, replayed.command.checkpoint, replayed.kept)
+        threads.callback(LateMeasurement(attempt, replayed.command.checkpoint, replayed.kept).close)

@@ -28,7 +28,7 @@ from midstream_engine.trainer.attempt.standby_lease import Lease
 from midstream_engine.trainer.computation.programs import Programs
 from midstream_engine.trainer.computation.reference_losses import TOLERANCE, worst_error
 from midstream_engine.trainer.computation.setup import Setup
-from midstream_engine.trainer.loop.requests import Requests
+from midstream_engine.trainer.loop.requests import Known, Requests
 from midstream_engine.trainer.runtime.attempt_record import Attempt
 from midstream_engine.trainer.runtime.status_file import StatusFile
 
@@ -122,8 +122,9 @@ def wait_on_standby(
 def _command(attempt: Attempt, requests: Requests, status: StatusFile) -> records.Command | None:
     status.update(state=records.WAITING, message=f"waits for its state, epoch {attempt.epoch}")
     lease = Lease(attempt)
-    while jax.process_index() or not lease.over():
-        wanted = requests.look()
+    while True:
+        # Process 0 has the lease, and all processes leave at the same look: each look waits for all.
+        wanted = requests.look(Known(due=attempt.processes.leads and lease.over()))
         command = wanted.command
         if wanted.stop:
             status.update(acknowledged=status.value.acknowledged if command is None else command.sequence, message="")
@@ -136,7 +137,9 @@ def _command(attempt: Attempt, requests: Requests, status: StatusFile) -> record
                 return command
             log.error("command %d (%s) rejected: %s", command.sequence, command.action, refusal)
             status.update(rejected=command.sequence, message=refusal)
-            status.write()
+            status.try_write()
+        if wanted.known.due:
+            break
         check_not_passed(attempt)
         time.sleep(POLL_INTERVAL if jax.process_count() == 1 else 10 * POLL_INTERVAL)
     status.update(message=f"the standby's lease was not renewed for {lease.seconds:.0f} s")

@@ -41,6 +41,7 @@ class DeviceMemory:
         self._copied: dict[Any, int] = {}  # bytes of the newest copy, by device
         self._peak: dict[Any, int] = {}  # largest use without a copy, by device
         self._failed = self._said = ""
+        self._compiling: threading.Thread | None = None
 
     def prepare(self, state: Any) -> None:
         """Compile the copy of ``state`` on a thread: the first save does not wait for it."""
@@ -54,7 +55,16 @@ class DeviceMemory:
             except Exception as error:  # noqa: BLE001 (of any kind: the save tries again, or fetches the state)
                 log.warning("the copy of the state on the devices cannot be compiled: %s", first_line(error))
 
-        threading.Thread(target=work, name="compile-copy", daemon=True).start()
+        self._compiling = threading.Thread(target=work, name="compile-copy", daemon=True)
+        self._compiling.start()
+
+    def close(self) -> None:
+        """Wait until nothing is compiled any more.
+
+        A thread in jax could crash the process at its exit.
+        """
+        if self._compiling is not None:
+            self._compiling.join()
 
     def holds_copy(self, state: Any) -> bool:
         """Return whether ``state`` is on accelerators with room for a copy.

@@ -34,26 +34,47 @@ class CommandFile:
     """
 
     def __init__(self, path: str) -> None:
+        """Read the command that there is.
+
+        Raises OSError: an attempt starts with its command or not at all.
+        """
         self._path = path
         self._version: tuple[int, int] | None = None
+        self._failed = ""  # why the last call of `poll` could not read the file
         self.command: records.Command | None = None
-        self.poll()
+        self._look()
 
     def poll(self) -> records.Command | None:
-        """Return the newest command that could be read."""
+        """Return the newest command that could be read.
+
+        Training does not end with an error: on a network file system a file may be replaced while it is read, and the
+        next call reads the new one.
+        """
+        before, self._failed = self._failed, ""
+        try:
+            self._look()
+        except OSError as error:
+            self._failed = str(error)
+            if self._failed != before:
+                log.error("command.json cannot be read: %s", error)
+        return self.command
+
+    def _look(self) -> None:
         try:
             status = os.stat(self._path)
-        except FileNotFoundError:
-            return self.command
-        if (status.st_mtime_ns, status.st_ino) != self._version:
-            self._version = (status.st_mtime_ns, status.st_ino)
+            version = (status.st_mtime_ns, status.st_ino)
+            if version == self._version:
+                return
             try:
                 command = records.Command.read(self._path)
             except records.RecordError as error:
                 log.error("command.json cannot be read: %s", error)
-                return self.command
+                command = None
+        except FileNotFoundError:
+            return
+        self._version = version
+        if command is not None:
             self.take(command)
-        return self.command
 
     def take(self, command: records.Command) -> None:
         """Accept a command unless it is older than the present one.
@@ -84,6 +105,7 @@ class Wanted:
 
     save: bool = False
     stop: bool = False
+    signalled: bool = False  # a signal requests the stop
     command: records.Command | None = None  # to be carried out; returned by one boundary only
     known: Known = Known()  # the consensus of all processes
 
@@ -132,6 +154,7 @@ class Requests:
         return Wanted(
             save=bool(fresh[SAVES]) or action == records.SAVE,
             stop=bool(fresh[STOPS]) or action == records.STOP,
+            signalled=bool(fresh[STOPS]),
             command=new,
             known=Known(
                 int(agreed[EPOCH]),

@@ -288,7 +288,7 @@ class Loop:
             if command.action == records.STOP and command.step is not None and command.step > self._boundary:
                 log.info("command %d: stops at step %d", command.sequence, command.step)
                 self._later = wanted
-                return dataclasses.replace(wanted, stop=False, command=None)
+                return dataclasses.replace(wanted, stop=wanted.signalled, command=None)
         later = self._later
         if later is not None and later.command is not None and self._boundary >= (later.command.step or 0):
             self._later = None
@@ -318,8 +318,12 @@ class Loop:
         if command is None:
             self._save("stop", last=True)
             return True
-        if not self._try_save("stop", last=True):
+        try:
+            self._save("stop", last=True)
+        except NotSavedError:
             self._status.update(state=records.TRAINING, rejected=command.sequence)
+            if wanted.signalled:  # the command came at the same boundary
+                raise
             return False
         if command.epoch > self._attempt.epoch:
             try:
@@ -336,16 +340,13 @@ class Loop:
     def _acknowledge(self, command: records.Command, write: bool = True) -> None:
         self._status.update(acknowledged=command.sequence, message="")
         if write:
-            self._status.write()
+            self._status.try_write()
         log.info("command %d (%s) done at step %d", command.sequence, command.action, self.step)
 
-    def _try_save(self, reason: str, *, last: bool = False, callback: Callable[[], None] | None = None) -> bool:
-        """Save and return whether that succeeded; the saver reports a failure."""
-        try:
-            self._save(reason, last=last, callback=callback)
-        except NotSavedError:
-            return False
-        return True
+    def _try_save(self, reason: str, *, callback: Callable[[], None] | None = None) -> None:
+        """Save; the saver reports a failure."""
+        with contextlib.suppress(NotSavedError):
+            self._save(reason, callback=callback)
 
     def _save(self, reason: str, *, last: bool = False, callback: Callable[[], None] | None = None) -> None:
         with _fence_errors():

@@ -166,8 +166,8 @@ def record_end(attempt: Attempt, last_step: int) -> None:
         for entry in lineage.entries if lineage else []:
             if entry.attempt == attempt.number:
                 _edit_lineage(attempt, dataclasses.replace(entry, last_step=last_step))
-    except records.RecordError as error:
-        # The state is saved, and a repair of the lineage reads the last step from the attempt's status.
+    except (records.RecordError, OSError) as error:
+        # The state is saved, perhaps sealed, and a repair of the lineage reads the last step from the attempt's status.
         log.error("the attempt's end at step %d is not in the lineage: %s", last_step, error)
 
 

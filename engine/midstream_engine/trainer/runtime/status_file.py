@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from midstream_engine import records
@@ -40,11 +41,13 @@ class StatusFile:
         identity = records.this_process()
         self._path = path
         self._lock = threading.Lock()
+        self._writing = threading.Lock()  # another one, so that training does not wait for the disk at each step
         self._status = records.Status(
             state=records.STARTING, step=0, process=process, heartbeat=time.time(), run_id=run_id, attempt=attempt,
             epoch=epoch, num_train_steps=num_train_steps, processes=processes, host=host, progress=time.time(),
             **identity.to_json(),
         )  # fmt: skip
+        self._final = False  # no further change counts, even while other threads still run
         self._ended = threading.Event()
         self._write(durable=True)
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -62,13 +65,35 @@ class StatusFile:
         commands or ends without a failure cannot be written; a failure has its own error.
         """
         with self._lock:
-            before = self._status
-            if before.state == records.FAILED:  # final, even while other threads still run
+            if self._final:
                 return
-            self._status = dataclasses.replace(before, **changes)
-            if any(getattr(before, name) != getattr(self._status, name) for name in _PROGRESS):
-                self._status = dataclasses.replace(self._status, progress=time.time())
-            changed = self._status.state != before.state
+            changed = self._change(changes)
+            self._final = self._status.state == records.FAILED
+        self._write_change(changed, changes)
+
+    def end(self, state: str, message: str) -> bool:
+        """Set the last state: the process exits next, while its other threads still run.
+
+        Return false, and change nothing, where the process has ended before. Raises OSError as `update` does.
+        """
+        changes = {"state": state, "message": message}
+        with self._lock:
+            if self._final or self._status.state in records.ENDED:
+                return False
+            changed = self._change(changes)
+            self._final = True
+        self._write_change(changed, changes)
+        return True
+
+    def _change(self, changes: Mapping[str, Any]) -> bool:
+        """Change fields; return whether the state is another one. With the lock."""
+        before = self._status
+        self._status = dataclasses.replace(before, **changes)
+        if any(getattr(before, name) != getattr(self._status, name) for name in _PROGRESS):
+            self._status = dataclasses.replace(self._status, progress=time.time())
+        return self._status.state != before.state
+
+    def _write_change(self, changed: bool, changes: Mapping[str, Any]) -> None:
         if changed and changes["state"] in (*PASSING, records.FAILED):
             self._write_or_log(durable=True)
         elif changed:
@@ -98,9 +123,10 @@ class StatusFile:
             log.warning("status not written: %s", error)
 
     def _write(self, *, durable: bool) -> None:
-        with self._lock:
-            self._status = dataclasses.replace(self._status, heartbeat=time.time())
-            self._status.write(self._path, durable=durable)
+        with self._writing:
+            with self._lock:
+                self._status = status = dataclasses.replace(self._status, heartbeat=time.time())
+            status.write(self._path, durable=durable)
 
 
 def describe_devices() -> list[dict[str, Any]]:

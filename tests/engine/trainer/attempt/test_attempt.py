@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,8 +15,12 @@ import pytest
 from midstream_engine import records
 from midstream_engine.config import ConfigError, TrainLmConfig
 from midstream_engine.errors import EngineError, FencedError
+from midstream_engine.processes.rendezvous import ALONE
 from midstream_engine.signals import Signals
+from midstream_engine.tracking.metrics_file import MetricsFile
+from midstream_engine.tracking.metrics_recorder import Recorder
 from midstream_engine.trainer.attempt import attempt_process
+from midstream_engine.trainer.attempt.run_attempt import close_metrics
 from midstream_engine.trainer.loop.requests import CommandFile, Known, Requests
 from midstream_engine.trainer.runtime import attempt_record as attempts
 from midstream_engine.trainer.runtime.attempt_record import Attempt, open_attempt
@@ -128,6 +134,20 @@ def test_refusal_is_in_the_status_where_it_cannot_be_printed(tmp_path: Path, unw
     assert code == records.EXIT_CONFIG
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_help_on_a_full_disk_is_one_line(unbuffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "midstream_engine.train", "--help"],
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == records.EXIT_FAILED
+    assert done.stderr == "midstream: the output cannot be written: No space left on device\n"
+
+
 def test_lineage_has_one_entry_and_end_per_attempt(tmp_path: Path) -> None:
     for last in (10, 20):
         attempt = open_attempt(str(tmp_path), "r", {"MIDSTREAM_TARGET": "t"})
@@ -166,6 +186,103 @@ def test_commands_are_acknowledged_once_and_none_is_lost(tmp_path: Path) -> None
     assert wanted.stop
     assert wanted.command == records.Command(records.STOP, sequence=2, epoch=2)
     assert not requests.look().stop
+
+
+def test_command_that_is_replaced_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on NFS, where a file that another host has replaced cannot be read any more."""
+    path = str(tmp_path / "command.json")
+    requests = Requests(Signals(), CommandFile(path))
+    records.Command(records.SAVE, sequence=1).write(path)
+
+    def stale(_path: str) -> records.Command:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(records.Command, "read", stale)
+        assert not requests.look().save
+        assert not requests.look().save
+        with pytest.raises(OSError, match="Stale file handle"):
+            CommandFile(path)  # an attempt does not start without its command
+    assert caplog.text.count("Stale file handle") == 1
+    assert requests.look().save
+
+
+def test_status_of_a_process_that_exits_is_not_changed(tmp_path: Path) -> None:
+    """A signal ends the process on a thread, while the main thread compiles, restores and begins to train."""
+    path = str(tmp_path / "status.json")
+    status = StatusFile(path, run_id="r", attempt=1, epoch=1, num_train_steps=9)
+    status.update(state=records.COMPILING)
+    code = attempt_process._record_signal(status, ALONE, "SIGTERM", False)
+    for state in (records.RESTORING, records.TRAINING, records.FAILED):
+        status.update(state=state, message="of the main thread")
+    status.close()
+    found = records.Status.read(path)
+    assert (code, found.state) == (records.EXIT_DONE, records.STOPPED)
+    assert found.message == "stopped by SIGTERM while compiling: there was no update to save"
+
+
+def test_training_does_not_wait_for_a_slow_disk_at_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status = StatusFile(str(tmp_path / "status.json"), run_id="r", attempt=1, epoch=1, num_train_steps=9)
+    writing, go_on, write = threading.Event(), threading.Event(), records.Status.write
+
+    def slow(record: records.Status, path: str, *, durable: bool = True) -> None:
+        writing.set()
+        assert go_on.wait(60)
+        write(record, path, durable=durable)
+
+    monkeypatch.setattr(records.Status, "write", slow)
+    saving = threading.Thread(target=status.try_write)
+    saving.start()
+    assert writing.wait(60)
+    step = threading.Thread(target=status.update, kwargs={"step": 3}, daemon=True)
+    step.start()
+    step.join(10)
+    assert status.value.step == 3
+    go_on.set()
+    saving.join(60)
+    status.write()
+    status.close()
+    assert records.Status.read(str(tmp_path / "status.json")).step == 3
+
+
+def test_second_interrupt_does_not_change_a_recorded_end(tmp_path: Path) -> None:
+    path = str(tmp_path / "status.json")
+    status = StatusFile(path, run_id="r", attempt=1, epoch=1, num_train_steps=9)
+    status.update(state=records.STOPPED)
+    assert attempt_process._record_signal(status, ALONE, "SIGINT", True) == records.EXIT_DONE
+    status.close()
+    assert (records.Status.read(path).state, records.Status.read(path).message) == (records.STOPPED, "")
+
+
+def test_full_disk_at_the_end_is_no_failure_of_the_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    attempt = open_attempt(str(tmp_path), "r", {})
+    entry = attempts.lineage_entry(attempt, devices=[], first_step=0, checkpoint=None, root_digest=None, migration="")
+    attempts.record_start(attempt, entry)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(records.Lineage, "write", full)
+    attempts.record_end(attempt, 7)
+    assert "end at step 7 is not in the lineage: [Errno 28] No space left on device" in caplog.text
+
+
+def test_metrics_on_a_full_disk_hide_no_reason(caplog: pytest.LogCaptureFixture) -> None:
+    def end_of_training() -> None:
+        metrics = Recorder(MetricsFile("/dev/full"))
+        try:
+            metrics.write({"global_step": 1})
+            raise FencedError("the run belongs to another host")
+        finally:
+            close_metrics(metrics)
+
+    with pytest.raises(FencedError):
+        end_of_training()
+    assert "the last rows of metrics are missing: " in caplog.text
 
 
 def test_initial_command_is_not_executed_again(tmp_path: Path) -> None:

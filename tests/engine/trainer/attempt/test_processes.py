@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import threading
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from midstream_engine import records
@@ -16,7 +18,14 @@ from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.config.distributed import DistributedConfig
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.errors import EngineError
-from midstream_engine.processes.coordinator_client import CoordinatorClient, PeerLostError, connect_to_coordinator
+from midstream_engine.processes import rendezvous
+from midstream_engine.processes.coordinator_client import (
+    CoordinatorClient,
+    PeerLostError,
+    _connect,
+    connect_to_coordinator,
+)
+from midstream_engine.processes.frames import Channel, Message
 from midstream_engine.processes.rendezvous import Processes
 from midstream_engine.processes.shared_file_systems import find_shared_file_systems
 from support.engines.engine_processes import Together, free_port, rows
@@ -96,6 +105,27 @@ def test_coordinator_names_exited_process_with_last_message() -> None:
     assert len(failures) == 1
 
 
+def test_coordinator_client_that_closes_ends_its_waits() -> None:
+    """A save waits on a thread of its own."""
+    clients, errors = meet(2), list[str]()
+
+    def wait() -> None:
+        with pytest.raises(PeerLostError) as raised:
+            clients[1].receive("x", 0)
+        errors.append(str(raised.value))
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    clients[1].close()
+    thread.join(60)
+    assert errors == ["this process has disconnected from the others"]
+    with pytest.raises(PeerLostError, match="this process has disconnected"):
+        clients[1].receive_any("x")
+    with pytest.raises(PeerLostError, match="this process has disconnected"):
+        clients[1].send("x", b"")
+    clients[0].close()
+
+
 def test_coordinator_exit_message_reaches_all() -> None:
     clients = meet(3)
     clients[0].report_failure("the loss is NaN")
@@ -138,6 +168,70 @@ def test_coordinator_refuses_process_of_another_attempt() -> None:
         connect_to_coordinator(address, 1, 2, host="b", token="r/1", join_timeout=20, heartbeat_timeout=5, welcome=dict)
     thread.join()
     assert "process 1 of 2 did not connect" in said[0]
+
+
+def test_process_that_fails_before_all_connect_is_named_at_once() -> None:
+    address, ended = f"127.0.0.1:{free_port()}", list[str]()
+
+    def lead() -> None:
+        try:
+            connect_to_coordinator(
+                address, 0, 3, host="a", token="t", join_timeout=600, heartbeat_timeout=60, welcome=dict
+            )
+        except EngineError as error:
+            ended.append(str(error))
+
+    thread = threading.Thread(target=lead, daemon=True)
+    thread.start()
+    lost = _connect(address, 1, 3, 60)
+    lost.send(Message("hello", 1, {"count": 3, "host": "b", "pid": 7, "token": "t"}))
+    lost.close()
+    thread.join(60)
+    assert ended == [
+        "trainer.distributed: process 1 (b, pid 7) failed before all had connected: "
+        "connection lost: the process or its host ended"
+    ]
+
+
+def test_failure_that_is_reported_before_the_welcome_counts() -> None:
+    """A process may fail while the coordinator answers the others."""
+    failures = list[str]()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def coordinate() -> None:
+            channel = Channel(server.accept()[0])
+            assert channel.receive() is not None
+            channel.send(Message("failed", 0, {"process": 2, "reason": "its disk is full"}))
+            peers = [{"host": host, "pid": 7} for host in "abc"]
+            channel.send(Message("welcome", 0, {"peers": peers}))
+            while channel.receive() is not None:
+                pass
+            channel.close()
+
+        thread = threading.Thread(target=coordinate)
+        thread.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        client, _ = connect_to_coordinator(
+            address, 1, 3, host="b", token="t", join_timeout=60, heartbeat_timeout=60, welcome=dict
+        )
+        client.on_failure(failures.append)
+        client.close()
+        thread.join(60)
+    assert failures == ["process 2 (c, pid 7) failed: its disk is full"]
+
+
+def test_failure_before_jax_starts_is_not_waited_for_in_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients, events = meet(2), list[str]()
+    clients[1].report_failure("its disk is full")
+    clients[1].close()
+    assert clients[0].wait_for_failure(60)
+    monkeypatch.setattr(rendezvous, "connect_to_coordinator", lambda *_, **__: (clients[0], {"service": ""}))
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: events.append("jax"))
+    config = DistributedConfig("127.0.0.1:1", 2, 0)
+    with pytest.raises(PeerLostError, match=r"process 1 \(host-1, pid \d+\) failed: its disk is full"):
+        rendezvous.rendezvous(config, {}, "t", lambda processes: events.append(str(processes.count)))
+    assert events == ["2"], "the failure of another process can end this one while jax waits"
+    clients[0].close()
 
 
 @pytest.mark.parametrize(("names", "spread"), [(["a", "a", "a"], False), (["a", "b", "b"], True)])

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from midstream_engine import records
+from midstream_engine.checkpoint.saving.snapshot import Copy, snapshot
 from midstream_engine.errors import EngineError
+from midstream_engine.trainer.attempt import parameter_drift
+from midstream_engine.trainer.attempt.parameter_drift import LateMeasurement
 from midstream_engine.trainer.attempt.replica import Replay
 from midstream_engine.trainer.loop.finite_check import FiniteCheck
+from midstream_engine.trainer.runtime.attempt_record import open_attempt
+from support.checkpoints.checkpoint_states import save
 from support.engines.engine_process import train_all
 from support.engines.standby_engine import Held
 from support.paths import CONFIGS
@@ -121,3 +128,36 @@ def test_replica_checks_its_state_again_when_it_takes_over() -> None:
     replica._finite.reason = "NaN in model/head, since step 79"
     with pytest.raises(EngineError, match="not promoted: its state is not finite: NaN in model/head, since step 79"):
         replica._promoted()
+
+
+def test_end_of_an_attempt_ends_the_wait_for_a_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    attempt = open_attempt(str(tmp_path), "r", {})
+    measurement = LateMeasurement(attempt, "step-7-a001", [])
+    measurement.close()
+    assert not measurement._thread.is_alive()
+    assert "the attempt ends before step-7-a001 arrives" in caplog.text
+
+
+def test_measurement_that_takes_too_long_ends_with_the_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its thread would write while the process exits."""
+    attempt = open_attempt(str(tmp_path), "r", {})
+    array = np.ones((512, 2048), np.float32)
+    save(attempt.paths, {"model": {"wide": array}})
+    kept = snapshot({"model": {"wide": array}}, Copy.HOST)
+    monkeypatch.setattr(parameter_drift, "END_TIMEOUT", 0.0)
+    reading, squares = threading.Event(), parameter_drift._squares
+
+    def slow(*arrays: np.ndarray) -> tuple[float, float]:
+        reading.set()
+        assert measurement._given_up.wait(60)
+        return squares(*arrays)
+
+    monkeypatch.setattr(parameter_drift, "_squares", slow)
+    measurement = LateMeasurement(attempt, "step-7-a001", kept)
+    assert reading.wait(60)
+    measurement.close()
+    assert not measurement._thread.is_alive()
+    assert "parameter drift not measured: the attempt ends" in caplog.text
+    assert not Path(attempt.files.parameter_drift).exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,12 @@ from typing import Any
 import pytest
 
 from midstream_engine import records
+from midstream_engine.processes.rendezvous import Processes
 from midstream_engine.trainer.attempt import standby_lease
+from midstream_engine.trainer.attempt.standby import wait_on_standby
+from midstream_engine.trainer.loop.requests import Known, Wanted
+from midstream_engine.trainer.runtime.attempt_record import open_attempt
+from midstream_engine.trainer.runtime.status_file import StatusFile
 from support.engines.engine_process import train_all
 from support.engines.standby_engine import Held
 from support.paths import CONFIGS
@@ -171,6 +177,43 @@ def test_standby_without_lease_exits_and_frees_devices(trained: Path, tmp_path: 
     assert (code, status.state, status.epoch) == (0, "stopped", 0), log
     assert "lease was not renewed" in status.message
     assert not Path(held.paths.lineage).exists()
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_standby_processes_leave_together_without_a_lease(tmp_path: Path, process: int) -> None:
+    """Process 0 has the lease; the others would wait for it in the next consensus."""
+    offered = list[Known]()
+
+    def look(known: Known) -> Wanted:
+        offered.append(known)
+        assert len(offered) == 1
+        return Wanted(known=Known(due=True))
+
+    files: Any = SimpleNamespace(lease=str(tmp_path / "lease"))
+    attempt: Any = SimpleNamespace(files=files, epoch=2, processes=Processes(process, 2))
+    status = StatusFile(str(tmp_path / "status.json"), run_id="r", attempt=1, epoch=0, num_train_steps=9)
+    requests: Any = SimpleNamespace(look=look)
+    assert wait_on_standby(attempt, requests, status) is None
+    status.close()
+    assert "lease was not renewed" in status.value.message
+
+
+def test_full_disk_ends_no_standby(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status = StatusFile(str(tmp_path / "status.json"), run_id="r", attempt=1, epoch=0, num_train_steps=9)
+    commands = iter([records.Command(records.SAVE, sequence=1), records.Command(records.STOP, sequence=2)])
+
+    def look(_known: Known) -> Wanted:
+        command = next(commands)
+        full = OSError(errno.ENOSPC, "No space left on device")
+        monkeypatch.setattr(status, "_write", lambda **_: (_ for _ in ()).throw(full))
+        return Wanted(stop=command.action == records.STOP, command=command)
+
+    attempt = open_attempt(str(tmp_path), "r", {})
+    requests: Any = SimpleNamespace(look=look)
+    assert wait_on_standby(attempt, requests, status) is None
+    assert (status.value.rejected, status.value.acknowledged) == (1, 2)
+    monkeypatch.undo()
+    status.close()
 
 
 def test_standby_lease_expires_by_its_clock_unless_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import signal
@@ -10,6 +12,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -215,6 +219,71 @@ def test_kill_for_want_of_memory_is_named(tmp_path: Path) -> None:
     (group / "memory.events").write_text("oom 2\noom_kill 1\noom_group_kill 0\n")
     assert kills.evidence().startswith("out of memory (")
     assert MemoryKills(str(tmp_path / "none"), str(tmp_path / "none")).evidence() == ""
+
+
+def exit_of_peer(directory: Path) -> Path:
+    """Write the record of a process 1 that was killed."""
+    path = records.AttemptPaths(str(directory)).exit(1)
+    records.ProcessExit(1, None, 0.0, "SIGKILL", state=records.TRAINING).write(path)
+    return Path(path)
+
+
+def test_peer_that_is_started_again_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a requeue: its supervisor starts later than this one, and removes the record of the last exit."""
+    supervisor = supervise.Supervisor(str(tmp_path), 0, [])
+    record = exit_of_peer(tmp_path)
+    assert supervisor._reason_to_end() == ""
+    monkeypatch.setattr(supervise, "PEER_TIMEOUT", -1.0)  # the time has passed
+    assert supervisor._reason_to_end() == "process 1 failed"
+    record.unlink()
+    assert supervisor._reason_to_end() == ""
+
+
+def test_disk_that_does_not_answer_ends_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = supervise.Supervisor(str(tmp_path), 0, [])
+    exit_of_peer(tmp_path)
+
+    def stale(*_: object) -> list[str]:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", stale)
+        assert supervisor._reason_to_end() == ""
+    with monkeypatch.context() as patch:
+        patch.setattr(records.ProcessExit, "read", stale)
+        assert supervisor._reason_to_end() == ""
+    assert supervisor._reason_to_end() == ""
+    monkeypatch.setattr(supervise, "PEER_TIMEOUT", -1.0)
+    monkeypatch.setattr(os, "listdir", stale)
+    assert supervisor._reason_to_end() == "process 1 failed", "found before"
+
+
+def test_notice_on_a_full_disk_still_requests_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log is on the disk. The engine is killed when its supervisor ends."""
+    supervisor, sent = supervise.Supervisor(str(tmp_path), 0, []), []
+    engine: Any = SimpleNamespace(send_signal=sent.append)
+    supervisor._notices._new = ["maintenance"]
+    status(records.TRAINING, 3).write(supervisor._files.status(0))
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        for _ in range(2):
+            supervisor._save_before_preemption(engine)
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
+    assert sent == [signal.SIGUSR1]
+
+
+def test_exit_code_is_the_engines_where_it_cannot_be_recorded(tmp_path: Path) -> None:
+    attempt = tmp_path / "attempt"
+    attempt.mkdir()
+    code = f"import os, sys; os.rmdir({str(attempt)!r}); sys.exit(3)"
+    command = [*SUPERVISE, "--attempt", str(attempt), "--process", "0", "--", sys.executable, "-c", code]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3
+    assert "the engine's end is not recorded: " in done.stdout
+    assert done.stderr == ""
 
 
 def status(state: str, step: int) -> records.Status:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from midstream_engine.trainer.computation.setup import Setup, prepare
 from midstream_engine.trainer.computation.train_step import StepResult
 from midstream_engine.trainer.loop import flops
 from midstream_engine.trainer.loop.requests import CommandFile, Requests
+from midstream_engine.trainer.loop.saving import NotSavedError
 from midstream_engine.trainer.loop.training_loop import Loop
 from midstream_engine.trainer.runtime.attempt_record import Attempt
 from midstream_engine.trainer.runtime.status_file import StatusFile
@@ -58,13 +60,14 @@ class Stage:
         self.losses: dict[int, Loss] = {}
         self.during: dict[int, Callable[[], None]] = {}  # called while an update is dispatched
         self.bad: set[int] = set()  # updates after which the first array is infinite
+        self.full = False  # the last save fails
         self._saves, self._arrays = saves, len(float_names(setup.template))
         self.paths = records.RunPaths(str(root), "r")
         attempt = Attempt(self.paths, 1, 1, "here", launched=False)
         Path(attempt.files.dir).mkdir(parents=True)
         records.first_fence("here").write(self.paths.fence)
-        status = StatusFile(str(root / "status.json"), run_id="r", attempt=1, epoch=1, num_train_steps=STEPS)
-        status.close()
+        self.status = StatusFile(str(root / "status.json"), run_id="r", attempt=1, epoch=1, num_train_steps=STEPS)
+        self.status.close()
         evaluate = self._evaluate if evaluates else None
         compiled: Any = SimpleNamespace(setup=setup, programs=SimpleNamespace(step=self._step, evaluate=evaluate))
         saver: Any = SimpleNamespace(
@@ -74,7 +77,7 @@ class Stage:
         recorder: Any = SimpleNamespace(write=self._write)
         requests = Requests(self.signals, CommandFile(attempt.files.command_file))
         state: Any = 0
-        self.loop = Loop(compiled, saver, requests, attempt, status, recorder, state, 0)
+        self.loop = Loop(compiled, saver, requests, attempt, self.status, recorder, state, 0)
 
     def _step(self, state: int, number: Any, _tokens: Any, _mask: Any) -> tuple[int, StepResult]:
         index = int(number)
@@ -89,9 +92,25 @@ class Stage:
         self.events.append(("evaluate", state))
         return {"eval/loss": 1.0}
 
-    def _save(self, state: int, step: int, _reason: str, *, not_finite: str = "", **_: Any) -> None:
+    def _save(
+        self,
+        state: int,
+        step: int,
+        _reason: str,
+        *,
+        last: bool = False,
+        callback: Callable[[], None] | None = None,
+        not_finite: str = "",
+    ) -> None:
         assert state == step
         self.events.append(("refused" if not_finite else "save", not_finite or state))
+        if last and self.full:
+            raise NotSavedError("the disk is full")
+        if callback is not None:
+            callback()
+
+    def send(self, action: str, step: int | None = None) -> None:
+        records.Command(action, step=step).write(self.paths.attempt(1).command_file)
 
     def _write(self, row: dict[str, Any]) -> None:
         self.events.append(("row", row["global_step"]))
@@ -166,6 +185,48 @@ def test_request_during_a_long_update_acts_at_its_end(tmp_path: Path, setups: An
     stage.loop._duration = 1e5  # seconds, of the update before
     assert stage.loop.run() == records.STOPPED
     assert stage.events == [("dispatch", 0), ("row", 0), ("save", 1)]
+
+
+def test_signal_stops_although_a_command_says_a_later_step(tmp_path: Path, setups: Any) -> None:
+    """Both arrive at one boundary. The sender of the signal will not wait."""
+    stage = Stage(tmp_path, setups())
+
+    def both() -> None:
+        stage.send(records.STOP, STEPS - 1)
+        stage.signals.stops += 1
+
+    stage.during[1] = both
+    assert stage.loop.run() == records.STOPPED
+    assert stage.events[-1] == ("save", 2)
+
+
+def test_signal_ends_the_attempt_that_cannot_save_for_a_command(tmp_path: Path, setups: Any) -> None:
+    stage = Stage(tmp_path, setups())
+    stage.full = True
+
+    def both() -> None:
+        stage.send(records.STOP)
+        stage.signals.stops += 1
+
+    stage.during[1] = both
+    with pytest.raises(NotSavedError):
+        stage.loop.run()
+    assert stage.events[-1] == ("save", 2)
+
+
+def test_full_disk_after_a_save_on_command_ends_nothing(
+    tmp_path: Path, setups: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(tmp_path, setups())
+
+    def full(**_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    stage.during[1] = lambda: stage.send(records.SAVE)
+    monkeypatch.setattr(stage.status, "_write", full)
+    assert stage.loop.run() == records.FINISHED
+    assert stage.events.count(("save", 2)) == 1
+    assert stage.status.value.acknowledged == 1
 
 
 def test_row_of_the_running_update_is_written_before_the_end(tmp_path: Path, setups: Any) -> None:
