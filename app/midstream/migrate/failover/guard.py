@@ -251,13 +251,15 @@ class Guard:
             self.report(
                 {"event": "guard", "kind": "migrating", "run": self.run_id, "to": target, "migration": migration}
             )
+            rolled_back_as_requested = False
             for event in migration_process.follow(migration):
                 if event.event == "result":
-                    if event.detail.get("ok"):
+                    if event.detail.get("outcome") == migration_state.COMPLETED:
                         self._notify(
                             notify.FINISHED, f"migrated to {target} (migration {migration})", migration=migration
                         )
                         return
+                    rolled_back_as_requested = bool(event.detail.get("ok"))
                     refused.append(f"{target}: {event.message}")
                     if not self._has_open_migration():
                         guard_pods.delete(pods, self._report_pods)
@@ -266,6 +268,9 @@ class Guard:
                 and fleet_slices.host_slice_status(self.fleet, run.host)[0] == SliceStatus.PREEMPTED
             ):
                 return  # preempted during the migration: judge the run again
+            if rolled_back_as_requested:  # the evidence is still there: another migration would undo the rollback
+                hint = f"midstream --guard {self.run_id} guards it again"
+                break
             if any(view.facts.sealed or view.facts.relaunching or view.damage for view in self._open_migrations()):
                 # Its target may train the run: another migration would lose those steps.
                 hint = f"midstream --continue {migration}, or --rollback"
