@@ -122,7 +122,7 @@ def test_hosts_that_share_a_root_install_a_python(hosts: list[LocalHost], room: 
     assert len(list(Path(second).parents[2].iterdir())) == 1, "nothing else is left"
 
 
-def test_complete_python_takes_the_place_of_a_rest_once(
+def test_complete_python_is_not_removed_as_a_leftover(
     hosts: list[LocalHost], room: Path, pins: dict[str, Any], tmp_path: Path
 ) -> None:
     """The second host has it while the first one is about to remove what was there before."""
@@ -132,7 +132,7 @@ def test_complete_python_takes_the_place_of_a_rest_once(
         (room / name).touch()
     directory = tmp_path / "root" / "pythons" / python_build(os.uname().machine, pins).name
     (directory / "bin").mkdir(parents=True)
-    (directory / ".rest").touch()
+    (directory / "leftover").touch()
     with ThreadPoolExecutor() as pool:
         first = pool.submit(bring_python, hosts[0], {}, None, pins)
         try:
@@ -169,7 +169,7 @@ def test_signalled_installation_leaves_nothing(
     assert list((tmp_path / "root" / what).iterdir()) == []
 
 
-def test_rests_of_killed_installations_are_removed(
+def test_leftovers_of_killed_installations_are_removed(
     hosts: list[LocalHost], room: Path, pins: dict[str, Any], tmp_path: Path
 ) -> None:
     (room / "first-may-end").touch()
@@ -178,7 +178,7 @@ def test_rests_of_killed_installations_are_removed(
     def leave(name: str, age: float) -> Path:
         made = pythons / name
         (made / "bin").mkdir(parents=True)
-        os.utime(made, (time.time() - age,) * 2)
+        os.utime(made, (time.time() - age, time.time() - age))
         return made
 
     old, running = leave("midstream-3.0.0-0.part-11", 2 * DAY), leave("midstream-9.9.9-0.part-22", DAY / 2)

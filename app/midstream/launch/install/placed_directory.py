@@ -1,6 +1,7 @@
-"""Directories of a host that are installed once and appear complete, for hosts that share a file system.
+"""Directories of a host that are installed once, and appear complete.
 
-An installation fills a directory of its own, `NAME.part-RANDOM`, and renames it to `NAME` at its end.
+Hosts that share a file system may install the same one at the same time. Each fills a directory of its own,
+`NAME.part-RANDOM`, and renames it to `NAME` at its end.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from midstream.hosts.host import Host
 
 COMPLETE = '[ -f "$1/.complete" ]'  # shell: whether directory $1 is complete
 
-# A killed installation removes nothing. The directory of one that still runs has changed within a day.
+# A killed installation does not remove its directory. That of one that still runs has changed within a day.
 _REMOVE_PARTS = """\
 find "${1%/*}" -maxdepth 1 -name '*.part*' -mtime +0 -exec rm -rf -- {} + 2>/dev/null || :
 """
@@ -38,7 +39,9 @@ READY || { echo "$1 is not complete, and cannot be removed" >&2; exit 1; }
 
 
 def is_complete(host: Host, directory: str, complete: str = COMPLETE) -> bool:
-    """Return whether a directory is complete. Old rests of installations beside it are removed.
+    """Return whether a directory is complete.
+
+    What killed installations left beside it is removed, once it is a day old.
 
     Args:
         host: The host.

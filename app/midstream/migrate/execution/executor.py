@@ -90,9 +90,10 @@ def _execute(migration: Migration, rollback: bool) -> Exit:
 
 
 def _complete(migration: Migration) -> Exit:
-    """Write that the migration is completed. Rollbacks that were requested too late are withdrawn.
+    """Write that the migration is completed.
 
-    The command that requested one says so (`migration_process.refuse_finished`).
+    A rollback that was requested too late is withdrawn. The command that requested it says so
+    (`migration_process.refuse_finished`).
     """
     migration.directory.withdraw_request()  # before the result: a process killed after it leaves none behind
     code = _result(migration, Exit.DONE, migration_state.COMPLETED, "")

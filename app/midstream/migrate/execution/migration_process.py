@@ -143,9 +143,9 @@ def refuse_finished(directory: MigrationDirectory) -> None:
 
 
 def refuse_late_rollback(migration: str) -> None:
-    """Wait until the process of a migration has exited. Raise UsageError if it is finished.
+    """Wait for the exit of a migration's process, then call `refuse_finished`.
 
-    For a rollback that was requested with `rollback`, by a caller that does not `follow`.
+    For a caller of `rollback` that does not `follow` the migration.
     """
     directory = MigrationDirectory.find(migration)
     while directory.is_locked():

@@ -177,9 +177,7 @@ def test_rollback_requested_as_a_phase_gives_up_is_done(
 
 
 @pytest.mark.parametrize(("resumed", "last"), [(False, "result"), (True, "note")])
-def test_result_of_an_open_migration_is_the_last_event(
-    migration: MigrationDirectory, resumed: bool, last: str
-) -> None:
+def test_result_of_an_open_migration_is_the_last_event(migration: MigrationDirectory, resumed: bool, last: str) -> None:
     """A note of another thread may come after it; a process that resumes and is killed writes none."""
     write_result(migration, migration_state.INTERRUPTED, Exit.INTERRUPTED)
     journal = Journal(migration.journal_file)
