@@ -130,12 +130,15 @@ def _end_migrations(fleet: Fleet, chosen: str, output: Output) -> None:
     for view in list_migrations(fleet):
         if view.state != migration_state.RUNNING:
             continue
-        seen = MigrationDirectory(view.migration).journal_size()
+        directory = MigrationDirectory(view.migration)
+        seen = directory.journal_size()
         try:
             if chosen == ROLL_BACK:
                 migration_process.rollback(view.migration)
             output.message(f"the demo ends after the migration of {view.plan.run_id}; ctrl-c ends both now")
             follow(view.migration, output, seen, on_interrupt="the next midstream --demo continues the migration")
+            if chosen == ROLL_BACK:
+                migration_process.refuse_finished(directory)  # completed before its process read the request
         except MidstreamError as error:
             output.message(f"midstream: {error}")
 

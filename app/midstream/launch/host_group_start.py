@@ -124,7 +124,7 @@ def start(
         attempt = start_one(0)
         with ThreadPoolExecutor(CONCURRENCY) as pool:
             list(pool.map(start_one, range(1, len(members))))
-    except Exception:
+    except BaseException:  # also Ctrl-C: process 0 would hold its devices
         kill_ranks(hosts, ranks, launch.run_id, number)
         raise
     return attempt

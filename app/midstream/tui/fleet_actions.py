@@ -163,6 +163,7 @@ class FleetActions:
         from midstream.migrate.execution import migration_process
 
         migration_process.rollback(migration)
+        migration_process.refuse_late_rollback(migration)
 
     def continue_(self, migration: str) -> None:
         from midstream.migrate.execution import migration_process

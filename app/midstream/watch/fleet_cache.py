@@ -42,5 +42,8 @@ def write_entry(file: Path, fleet_path: str | Path, entry: Any) -> None:
     entries[key] = entry
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
-    temporary.write_text(json.dumps(dict(list(entries.items())[-FLEETS:]), indent=1) + "\n")
-    temporary.replace(file)
+    try:
+        temporary.write_text(json.dumps(dict(list(entries.items())[-FLEETS:]), indent=1) + "\n")
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)  # of a write that failed

@@ -57,6 +57,7 @@ class Watcher:
         self._poll_interval = PollInterval(interval, len(names))
         self._names, self._hosts = names, hosts
         self._feeds: list[HostFeed] = []
+        self._failing: set[str] = set()  # names of the feeds whose last check failed
         self._start_lock = threading.Lock()
         self._tick = min(interval, MAX_TICK)
         self._batch_time = min(interval, MAX_BATCH_TIME)
@@ -175,9 +176,15 @@ class Watcher:
         """Detect unreachable hosts, and adapt the interval between two polls."""
         changed = self._poll_interval.measure()
         for feed in self._feeds:
-            feed.tick()
-            if changed:
-                feed.set_interval(self._poll_interval.seconds)
+            try:
+                if changed:
+                    feed.set_interval(self._poll_interval.seconds)
+                feed.tick()
+                self._failing.discard(feed.name)
+            except Exception:  # noqa: BLE001 (the other feeds must still be checked)
+                if feed.name not in self._failing:  # logged once, not at each tick
+                    self._failing.add(feed.name)
+                    _log.exception("the check of %s failed; it is repeated", feed.name)
 
 
 def take_snapshot(

@@ -17,6 +17,7 @@ import pytest
 from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet, HostsTarget
 from midstream.fleet.fleet_file import load_fleet, parse_fleet
+from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.launch import host_group_start
 from midstream.launch.attempt_monitor import look_at_ranks, stop_ranks, verdict, wait_ranks
@@ -155,6 +156,24 @@ def test_failed_start_of_process_leaves_none_running(
     with pytest.raises(Exception, match="b: /no/such/python cannot be started"):
         start()
     assert not any(rank.running or rank.supervised for rank in look_at_ranks(hosts, [Rank(0, "a")], "run", 1))
+
+
+def test_interrupted_start_leaves_none_running(
+    hosts: HostPool, start: Callable[..., Attempt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C after process 0 was started."""
+    real = host_group_start.start_process
+
+    def start_process(host: Host, *rest: Any) -> Attempt:
+        if host.name == "b":
+            raise KeyboardInterrupt
+        return real(host, *rest)
+
+    monkeypatch.setattr(host_group_start, "start_process", start_process)
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    [rank] = look_at_ranks(hosts, [Rank(0, "a")], "run", 1)
+    assert (rank.running, rank.supervised) == (False, False)
 
 
 def test_missing_secret_of_a_process_leaves_none_running(

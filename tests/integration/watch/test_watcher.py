@@ -311,6 +311,23 @@ def test_failing_subscriber_is_logged_and_removed(
     assert versions == sorted(set(versions))
 
 
+def test_hosts_after_a_failing_check_are_checked(
+    tmp_path: Path, watching: Watching, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ticks: list[str] = []
+
+    def tick(feed: HostFeed) -> None:
+        ticks.append(feed.name)
+        if feed.name == "a":
+            raise LookupError("no such ping")
+
+    monkeypatch.setattr(HostFeed, "tick", tick)
+    watch = watching(**{name: LocalHostConfig(root=str(tmp_path)) for name in ("a", "b")})
+    seen(watch, lambda _: ticks.count("a") > 2)
+    assert ticks[:4] == ["a", "b", "a", "b"]
+    assert caplog.text.count("the check of a failed") == 1, "it is logged once"
+
+
 def test_snapshot_never_mixes_two_polls(tmp_path: Path, watching: Watching) -> None:
     """An engine writes log, metrics, status: a status implies all lines before it."""
     run = RunDirectory(tmp_path)

@@ -188,6 +188,13 @@ def test_damaged_layout_has_defaults_and_a_problem(tmp_path: Path, text: str, wo
     assert layout.list_of("runs").sort == ""
 
 
+def test_failed_save_leaves_no_file(tmp_path: Path) -> None:
+    file = tmp_path / "screen.json"
+    file.mkdir()  # cannot be replaced by a file
+    SavedLayout(file=file).save()
+    assert list(tmp_path.iterdir()) == [file]
+
+
 async def test_damaged_layout_is_ignored_with_a_notice(tmp_path: Path) -> None:
     file = tmp_path / "screen.json"
     file.write_text('{"view": 5, "fleets": {"": {"runs": {"filter": "zzz:1"}}}}')

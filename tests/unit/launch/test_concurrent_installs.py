@@ -1,4 +1,4 @@
-"""Installations at the same time, for hosts that share a root. The order of events is forced."""
+"""Installations at the same time, for hosts that share a root, and killed ones. The order of events is forced."""
 
 from __future__ import annotations
 
@@ -6,33 +6,46 @@ import hashlib
 import io
 import os
 import shutil
+import signal
 import sys
 import tarfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from midstream.errors import HostError
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
+from midstream.launch.errors import LaunchError
 from midstream.launch.install import interpreter, wheelhouse
 from midstream.launch.install.interpreter import bring_python, python_build, python_tarball
 from midstream.launch.install.wheelhouse import collect_wheels, send_wheels
 from support.wheels import write_wheel
 
 TIMEOUT = 60.0  # seconds
+DAY = 86400.0  # seconds
 # Program in the place of tar: the first one waits, once it has unpacked, the second one before it does.
 TAR = """#!/bin/sh
 wait_for() {{ while [ ! -e "{room}/$1" ]; do sleep 0.02; done; }}
 if mkdir {room}/first 2>/dev/null; then
+    echo $PPID > {room}/shell
     {tar} "$@" && touch {room}/unpacked && wait_for first-may-end
 else
     touch {room}/second
     wait_for second-may-begin
     {tar} "$@"
 fi
+"""
+# Program in the place of rm: the first one waits before it removes anything.
+RM = """#!/bin/sh
+if mkdir {room}/removing 2>/dev/null; then
+    while [ ! -e {room}/rm-may-begin ]; do sleep 0.02; done
+fi
+exec {rm} "$@"
 """
 # Program in the place of pip: it finds out whether another one runs at the same time.
 PIP = """
@@ -107,6 +120,73 @@ def test_hosts_that_share_a_root_install_a_python(hosts: list[LocalHost], room: 
         assert first.result(TIMEOUT) == second
     assert hosts[0].run([second]).returncode == 0
     assert len(list(Path(second).parents[2].iterdir())) == 1, "nothing else is left"
+
+
+def test_complete_python_is_not_removed_as_a_leftover(
+    hosts: list[LocalHost], room: Path, pins: dict[str, Any], tmp_path: Path
+) -> None:
+    """The second host has it while the first one is about to remove what was there before."""
+    (room / "rm").write_text(RM.format(rm=shutil.which("rm"), room=room))
+    (room / "rm").chmod(0o755)
+    for name in ("first-may-end", "second-may-begin"):
+        (room / name).touch()
+    directory = tmp_path / "root" / "pythons" / python_build(os.uname().machine, pins).name
+    (directory / "bin").mkdir(parents=True)
+    (directory / "leftover").touch()
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(bring_python, hosts[0], {}, None, pins)
+        try:
+            wait_for(room / "removing")
+            second = bring_python(hosts[1], {}, None, pins)
+            installed = directory.stat().st_ino
+        finally:
+            (room / "rm-may-begin").touch()
+        assert first.result(TIMEOUT) == second
+    assert directory.stat().st_ino == installed, "the second host uses it"
+    assert sorted(path.name for path in directory.iterdir()) == [".complete", "bin"]
+    assert list(directory.parent.iterdir()) == [directory], "nothing else is left"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("what", ["pythons", "wheels"])
+def test_signalled_installation_leaves_nothing(
+    hosts: list[LocalHost], room: Path, pins: dict[str, Any], tmp_path: Path, what: str, number: signal.Signals
+) -> None:
+    write_wheel(tmp_path / "index")
+    wheels = list((tmp_path / "index").glob("*.whl"))
+    with ThreadPoolExecutor() as pool:
+        if what == "pythons":
+            found = pool.submit(bring_python, hosts[0], {}, None, pins)
+        else:
+            found = pool.submit(send_wheels, hosts[0], "lock", wheels)
+        try:
+            wait_for(room / "unpacked")
+            os.kill(int((room / "shell").read_text()), number)
+        finally:
+            (room / "first-may-end").touch()
+        with pytest.raises((LaunchError, HostError)):
+            found.result(TIMEOUT)
+    assert list((tmp_path / "root" / what).iterdir()) == []
+
+
+def test_leftovers_of_killed_installations_are_removed(
+    hosts: list[LocalHost], room: Path, pins: dict[str, Any], tmp_path: Path
+) -> None:
+    (room / "first-may-end").touch()
+    pythons = tmp_path / "root" / "pythons"
+
+    def leave(name: str, age: float) -> Path:
+        made = pythons / name
+        (made / "bin").mkdir(parents=True)
+        os.utime(made, (time.time() - age, time.time() - age))
+        return made
+
+    old, running = leave("midstream-3.0.0-0.part-11", 2 * DAY), leave("midstream-9.9.9-0.part-22", DAY / 2)
+    python = Path(bring_python(hosts[0], {}, None, pins))
+    assert (old.exists(), running.exists()) == (False, True)
+    older = leave("midstream-3.0.0-0.part", 9 * DAY)
+    assert Path(bring_python(hosts[0], {}, None, pins)) == python, "it is there already"
+    assert (older.exists(), python.exists()) == (False, True)
 
 
 def test_python_is_downloaded_for_two_hosts_at_once(

@@ -79,3 +79,10 @@ def test_last_read_fleets_are_kept(file: Path) -> None:
         each.write_text(HOSTS)
         remember_fleet(load_fleet(each))
     assert [hosts_of_file(each) is None for each in files] == [True] + [False] * fleet_cache.FLEETS
+
+
+def test_failed_write_leaves_no_file(file: Path) -> None:
+    fleets_file().mkdir(parents=True)  # cannot be replaced by a file
+    with pytest.raises(OSError, match="directory"):
+        fleet_cache.write_entry(fleets_file(), file, {})
+    assert list(fleets_file().parent.iterdir()) == [fleets_file()]

@@ -24,6 +24,7 @@ from typing import Any
 from midstream.bundled_files import shipped
 from midstream.hosts.host import Host
 from midstream.launch.errors import LaunchError
+from midstream.launch.install.placed_directory import install_command, is_complete
 
 INSTALL_TIMEOUT = 600.0  # seconds for the host to download or unpack
 DOWNLOAD_TIMEOUT = 60.0  # seconds without a byte
@@ -35,19 +36,10 @@ for each in uv "$HOME/.local/bin/uv" "$HOME/.cargo/bin/uv"; do
 done
 echo
 """
-_READY = '[ -f "$1/.complete" ] && [ -x "$1/bin/python3" ]'
-# $2 is a directory of this installation alone: hosts that share the root may install at the same time.
-_UNPACK = f"""\
-set -e
-trap 'rm -rf -- "$2"' EXIT
-mkdir -p -- "$2"
+_COMPLETE = '[ -f "$1/.complete" ] && [ -x "$1/bin/python3" ]'
+_UNPACK = """\
 tar -xzf - -C "$2" --strip-components=1
-"$2/bin/python3" -I -c 'import encodings, hashlib, ssl, zlib' || {{ echo it does not run here >&2; exit 1; }}
-: > "$2/.complete"
-if {_READY}; then exit 0; fi
-[ ! -e "$1" ] || rm -rf -- "$1"
-mv -- "$2" "$1"
-rm -rf -- "$1/${{2##*/}}" # another one was moved there in between
+"$2/bin/python3" -I -c 'import encodings, hashlib, ssl, zlib' || { echo it does not run here >&2; exit 1; }
 """
 _UV = """\
 set -e
@@ -115,7 +107,7 @@ def bring_python(
         raise LaunchError(f"{host.name}: jax has no build for musl", "a system with glibc 2.27 or newer")
     build = python_build(machine, pins)
     directory = f"{host.root}/pythons/{build.name}"
-    if host.run(["sh", "-c", _READY, "sh", directory]).returncode == 0:
+    if is_complete(host, directory, _COMPLETE):
         return f"{directory}/bin/python3"
     if uv:
         say(f"{host.name}: uv python install {build.version}")
@@ -127,8 +119,7 @@ def bring_python(
         say(f"{host.name}: uv failed ({words[-1].strip() if words else done.returncode}); a tarball is sent instead")
     tarball = python_tarball(build)
     say(f"{host.name}: Python {build.version} is sent ({tarball.stat().st_size / 1e6:.0f} MB)")
-    words = ["sh", "-c", _UNPACK, "sh", directory, f"{directory}.part-{secrets.token_hex(8)}"]
-    done = host.run(words, stdin=tarball.read_bytes(), timeout=INSTALL_TIMEOUT)
+    done = host.run(install_command(directory, _UNPACK, _COMPLETE), stdin=tarball.read_bytes(), timeout=INSTALL_TIMEOUT)
     if done.returncode:
         words = done.stderr.decode(errors="replace").strip().splitlines()
         raise LaunchError(

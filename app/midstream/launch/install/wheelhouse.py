@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import secrets
 import subprocess
 import sys
 import tarfile
@@ -17,22 +16,10 @@ from pathlib import Path
 from midstream.errors import HostError
 from midstream.hosts.host import Host
 from midstream.launch.errors import LaunchError
+from midstream.launch.install.placed_directory import install_command, is_complete
 from midstream_engine import records
 
 ENDING = 60.0
-# $2 is a directory of this transfer alone: hosts that share the root may receive at the same time.
-_RECEIVE = """\
-set -e
-if [ -f "$1/.complete" ]; then cat >/dev/null; exit 0; fi
-trap 'rm -rf -- "$2"' EXIT
-mkdir -p -- "$2"
-tar -xf - -C "$2"
-: > "$2/.complete"
-if [ -f "$1/.complete" ]; then exit 0; fi
-[ ! -e "$1" ] || rm -rf -- "$1"
-mv -- "$2" "$1"
-rm -rf -- "$1/${2##*/}" # another one was moved there in between
-"""
 
 
 def glibc_version(libc: str) -> tuple[int, int] | None:
@@ -148,12 +135,12 @@ def _pip() -> list[str]:
 def send_wheels(host: Host, lock: str, wheels: Sequence[Path], progress: Callable[[str], None] | None = None) -> str:
     """Copy missing wheels to the host's ``<root>/wheels/<lock>/``, and return it."""
     directory = f"{host.root}/wheels/{hashlib.sha256(lock.encode()).hexdigest()[:16]}"
-    if host.run(["test", "-f", f"{directory}/.complete"]).returncode == 0:
+    if is_complete(host, directory):
         return directory
     if progress is not None:
         size = sum(path.stat().st_size for path in wheels)
         progress(f"{host.name}: {len(wheels)} wheels are sent ({size / 1e6:.0f} MB)")
-    process = host.open(["sh", "-c", _RECEIVE, "sh", directory, f"{directory}.part-{secrets.token_hex(8)}"])
+    process = host.open(install_command(directory, 'tar -xf - -C "$2"'))
     try:
         with tarfile.open(fileobj=process.stdin, mode="w|") as archive:
             for path in wheels:

@@ -86,7 +86,19 @@ def _execute(migration: Migration, rollback: bool) -> Exit:
             certified = getattr(error, "code", Exit.FAILED) != Exit.NOT_CERTIFIED
             return _roll_back(migration, message, Exit.FAILED if certified else Exit.NOT_CERTIFIED)
         done.add(phase.name)
-    return _result(migration, Exit.DONE, migration_state.COMPLETED, "")
+    return _complete(migration)
+
+
+def _complete(migration: Migration) -> Exit:
+    """Write that the migration is completed.
+
+    A rollback that was requested too late is withdrawn. The command that requested it says so
+    (`migration_process.refuse_finished`).
+    """
+    migration.directory.withdraw_request()  # before the result: a process killed after it leaves none behind
+    code = _result(migration, Exit.DONE, migration_state.COMPLETED, "")
+    migration.directory.withdraw_request()  # one that came in between
+    return code
 
 
 def _needs_rerun(migration: Migration, phase: Phase) -> bool:

@@ -48,6 +48,7 @@ MAX_TRACE_CHARS = 1 << 15  # of a traceback in the journal
 WATCH_INTERVAL = 0.25  # seconds; each poll during the cutover adds to the downtime
 EXIT_TIMEOUT = 120.0  # seconds that a process may take to exit after its result: it notifies the user
 EXIT_POLL = 0.05  # seconds
+ROLLBACK_POLL = 0.5  # seconds
 
 
 def start(fleet: Fleet, plan: Plan) -> str:
@@ -141,6 +142,17 @@ def refuse_finished(directory: MigrationDirectory) -> None:
         )
 
 
+def refuse_late_rollback(migration: str) -> None:
+    """Wait for the exit of a migration's process, then call `refuse_finished`.
+
+    For a caller of `rollback` that does not `follow` the migration.
+    """
+    directory = MigrationDirectory.find(migration)
+    while directory.is_locked():
+        time.sleep(ROLLBACK_POLL)
+    refuse_finished(directory)
+
+
 def _executes(directory: MigrationDirectory) -> bool:
     """Return whether a process executes the migration, and reads requests.
 
@@ -166,7 +178,8 @@ def _executes(directory: MigrationDirectory) -> bool:
 def follow(migration: str, offset: int = 0) -> Iterator[Event]:
     """Yield events from byte ``offset`` on until the migration's process exits.
 
-    The events are the journal's.
+    The events are the journal's. The result is the last one: of an open migration it is yielded at the end, or never if
+    the migration goes on.
     """
     directory = MigrationDirectory.find(migration)
     ended = threading.Event()
@@ -179,8 +192,17 @@ def follow(migration: str, offset: int = 0) -> Iterator[Event]:
 
     watcher = threading.Thread(target=watch, name="migration-process", daemon=True)
     watcher.start()
+    result: Event | None = None
     try:
-        yield from follow_events(directory.journal_file, until=ended, offset=offset)
+        for event in follow_events(directory.journal_file, until=ended, offset=offset):
+            if event.event == "result" and not outcome([event]).ended:
+                result = event
+                continue
+            if event.event == "result" or (event.event == "note" and event.state == "resumed"):
+                result = None
+            yield event
+        if result is not None:
+            yield result
     finally:
         stopped.set()
 

@@ -251,21 +251,23 @@ class Guard:
             self.report(
                 {"event": "guard", "kind": "migrating", "run": self.run_id, "to": target, "migration": migration}
             )
-            for event in migration_process.follow(migration):
-                if event.event == "result":
-                    if event.detail.get("ok"):
-                        self._notify(
-                            notify.FINISHED, f"migrated to {target} (migration {migration})", migration=migration
-                        )
-                        return
-                    refused.append(f"{target}: {event.message}")
-                    if not self._has_open_migration():
-                        guard_pods.delete(pods, self._report_pods)
+            results = [event for event in migration_process.follow(migration) if event.event == "result"]
+            detail: dict[str, Any] = dict(results[-1].detail) if results else {}
+            if detail.get("outcome") == migration_state.COMPLETED:
+                self._notify(notify.FINISHED, f"migrated to {target} (migration {migration})", migration=migration)
+                return
+            if results:
+                refused.append(f"{target}: {results[-1].message}")
+                if not self._has_open_migration():
+                    guard_pods.delete(pods, self._report_pods)
             if (
                 verdict.kind == TERMINATING
                 and fleet_slices.host_slice_status(self.fleet, run.host)[0] == SliceStatus.PREEMPTED
             ):
                 return  # preempted during the migration: judge the run again
+            if detail.get("ok"):  # its user has rolled it back: another migration would undo that
+                hint = f"midstream --guard {self.run_id} guards it again"
+                break
             if any(view.facts.sealed or view.facts.relaunching or view.damage for view in self._open_migrations()):
                 # Its target may train the run: another migration would lose those steps.
                 hint = f"midstream --continue {migration}, or --rollback"

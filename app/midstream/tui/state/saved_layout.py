@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -93,12 +94,13 @@ class SavedLayout:
         values = {name: value for name, value in asdict(self).items() if name not in UNSAVED}
         values["fleets"] = {path: asdict_views(views) for path, views in list(self.fleets.items())[-MAX_FLEETS:]}
         temporary = self.file.with_name(f"{self.file.name}.{secrets.token_hex(8)}")
-        try:
+        with suppress(OSError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-            temporary.replace(self.file)
-        except OSError:
-            return
+            try:
+                temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+                temporary.replace(self.file)
+            finally:
+                temporary.unlink(missing_ok=True)  # of a write that failed
 
 
 def asdict_views(views: Mapping[str, ListLayout]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import errno
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,6 +105,25 @@ def test_calls_prepared_by_a_failed_phase_are_closed(
     assert carry_out(migration, monkeypatch, Step(phase_names.CUTOVER, prepare_and_fail)) != Exit.DONE
     assert opened.result().stdin.closed
     assert opened.result().wait(60) == 0, "it has ended without arguments"
+
+
+@pytest.mark.parametrize("before_the_result", [True, False])
+def test_completed_migration_keeps_no_late_rollback(
+    migration: Migration, monkeypatch: pytest.MonkeyPatch, before_the_result: bool
+) -> None:
+    """It would be carried out if the journal were damaged later."""
+    real, seen = executor._result, []
+
+    def result(*arguments: Any) -> Exit:
+        seen.append(migration.directory.rollback_requested())
+        if not before_the_result:
+            migration.directory.request_rollback()
+        return real(*arguments)
+
+    monkeypatch.setattr(executor, "_result", result)
+    last = Step(phase_names.FINISH, migration.directory.request_rollback if before_the_result else lambda: None)
+    assert carry_out(migration, monkeypatch, last) == Exit.DONE
+    assert (seen, migration.directory.rollback_requested()) == ([False], False)
 
 
 def test_failure_after_the_certificate_interrupts(migration: Migration, monkeypatch: pytest.MonkeyPatch) -> None:

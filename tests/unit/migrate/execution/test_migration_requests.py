@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from midstream.demo import run_demo
 from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.headless.migration import migrate_run
+from midstream.hosts.host_pool import HostPool
 from midstream.migrate.execution import executor, migration_process
 from midstream.migrate.journal import migration_directory
 from midstream.migrate.journal.journal import Journal, read_events
@@ -22,6 +24,8 @@ from midstream.migrate.journal.migration_directory import MigrationDirectory
 from midstream.migrate.phases.context.migration import Migration, NeedsOperatorError
 from midstream.migrate.records import migration_state, phase_names
 from midstream.output import Output
+from midstream.tui.fleet_actions import FleetActions
+from midstream.tui.screens.dialogs.quit import ROLL_BACK
 from support.migrations.sample_plan import PLAN
 from support.run_directory import RunDirectory
 
@@ -115,6 +119,36 @@ def test_rollback_after_the_last_look_is_no_success(
     assert (spawned, migration.rollback_requested()) == ([], False)
 
 
+def answer_of_screen(migration: MigrationDirectory) -> None:
+    fleet = migration.fleet()
+    FleetActions(fleet, HostPool(fleet)).rollback("m")
+
+
+def answer_of_demo(migration: MigrationDirectory) -> None:
+    talk = io.StringIO()
+    run_demo._end_migrations(migration.fleet(), ROLL_BACK, Output(False, io.StringIO(), talk))
+    raise UsageError(talk.getvalue())
+
+
+@pytest.mark.parametrize("answer_of", [answer_of_screen, answer_of_demo])
+def test_late_rollback_is_answered_on_a_screen(
+    migration: MigrationDirectory,
+    looked: threading.Event,
+    spawned: list[tuple[str, ...]],
+    answer_of: Callable[[MigrationDirectory], None],
+) -> None:
+    with ThreadPoolExecutor() as pool:
+        with migration.locked():
+            answer = pool.submit(answer_of, migration)
+            while not migration.rollback_requested():
+                assert not answer.done()
+            assert looked.wait(TIMEOUT)
+            write_result(migration, migration_state.COMPLETED, Exit.DONE)
+        with pytest.raises(UsageError, match="m is finished: a is retired"):
+            answer.result(TIMEOUT)
+    assert (spawned, migration.rollback_requested()) == ([], False)
+
+
 def test_rollback_requested_as_a_phase_gives_up_is_done(
     migration: MigrationDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +171,20 @@ def test_rollback_requested_as_a_phase_gives_up_is_done(
     results = [event.detail["outcome"] for event in read_events(migration.journal_file) if event.event == "result"]
     assert results == [migration_state.INTERRUPTED, migration_state.ROLLED_BACK]
     assert sent == ["finished: rolled back, locked"]
+    followed = list(migration_process.follow("m"))
+    assert [event.detail["outcome"] for event in followed if event.event == "result"] == [migration_state.ROLLED_BACK]
+    assert followed[-1].event == "result"
+
+
+@pytest.mark.parametrize(("resumed", "last"), [(False, "result"), (True, "note")])
+def test_result_of_an_open_migration_is_the_last_event(migration: MigrationDirectory, resumed: bool, last: str) -> None:
+    """A note of another thread may come after it; a process that resumes and is killed writes none."""
+    write_result(migration, migration_state.INTERRUPTED, Exit.INTERRUPTED)
+    journal = Journal(migration.journal_file)
+    journal.write("note", state="resumed" if resumed else "", message="a note")
+    journal.close()
+    found = [event.event for event in migration_process.follow("m")]
+    assert (found[-1], found.count("result")) == (last, int(not resumed))
 
 
 def test_user_who_is_needed_can_continue_at_once(

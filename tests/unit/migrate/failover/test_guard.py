@@ -25,6 +25,7 @@ from midstream.migrate.failover import guard, run_verdict
 from midstream.migrate.journal import migration_directory
 from midstream.migrate.journal.journal import Journal
 from midstream.migrate.notifications.notify import notify
+from midstream.migrate.records import migration_state
 from midstream.migrate.records.event import Event
 from midstream.migrate.records.facts import Facts
 from midstream.migrate.records.plan import Plan
@@ -374,3 +375,16 @@ def test_guard_starts_no_migration_beside_one_that_has_begun(
         watching.run()
     assert planned == expected
     assert ("midstream --continue m-other" in found.value.hint) == begun
+
+
+def test_guard_does_not_undo_the_rollback_of_its_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watching, events = cluster_guard(tmp_path, monkeypatch, [on_cluster()], ["other", "b"], tries=3)
+    detail = {"ok": True, "exit_code": 0, "outcome": migration_state.ROLLED_BACK}
+    result = Event("result", 0.0, message="rolled back as requested", detail=detail)
+    monkeypatch.setattr(watching, "_plan", lambda request, _store: changed(PLAN, migration=f"m-{request.target}"))
+    monkeypatch.setattr(guard.migration_process, "start", lambda _fleet, plan: plan.migration)
+    monkeypatch.setattr(guard.migration_process, "follow", lambda _: iter([result]))
+    with pytest.raises(MidstreamError, match="other: rolled back as requested") as found:
+        watching.run()
+    assert found.value.hint == "midstream --guard r guards it again"
+    assert [event["kind"] for event in events] == ["lost", "migrating", "needs you"], events
