@@ -131,12 +131,11 @@ def test_source_is_named_where_its_stream_ends_at_once(copies: Copies) -> None:
 
 
 @pytest.mark.usefixtures("late")
-def test_target_is_named_where_its_stream_is_done_at_once(copies: Copies) -> None:
-    evil = (
-        "def received(stream, write, report):\n    report('done')\n    return True\ndef processors():\n    return 1\n"
-    )
+def test_stream_that_is_done_at_once_is_named(copies: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct_streams, "MIN_BYTES", 1 << 40)
+    evil = "def received(stream, write, report):\n    report('done')\n    return True\n"
     with pytest.raises(TransferError, match="ended before all that was requested had come"):
-        copies.copy(evil)
+        copies.copy(evil, "copy.stream.receiver")
 
 
 class Server:

@@ -49,7 +49,7 @@ RETRY_INTERVAL = 1.0  # seconds
 
 @runtime_checkable
 class ImportingHost(Protocol):
-    """A host on which an interpreter may have modules imported before it reads its job."""
+    """A host with interpreters that may have modules before they read a job."""
 
     def run_job(self, argv: Sequence[str], job: Job, *, timeout: float | None, limit: int, what: str) -> Completed:
         """Run an interpreter to its end, as `Host.run` does.
@@ -61,7 +61,10 @@ class ImportingHost(Protocol):
 
 @runtime_checkable
 class ImportingProcess(Protocol):
-    """An interpreter on such a host. ``imported``: the names of the modules that it has."""
+    """An interpreter on such a host.
+
+    ``imported``: the names of the modules that it has.
+    """
 
     imported: frozenset[str]
 
