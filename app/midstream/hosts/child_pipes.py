@@ -14,18 +14,16 @@ from typing import Any
 
 from midstream.hosts.deadline import Deadline
 
-
-def end_reading(descriptor: int) -> None:
-    """Make reads return the end of the file, and the writes at the other end fail."""
-    _replace(descriptor, os.O_RDONLY)
+# Open before it is needed: a pipe has to be ended also where there are too many open files.
+_EMPTY = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
 
 
-def _replace(descriptor: int, flags: int) -> None:
-    empty = os.open(os.devnull, flags | os.O_CLOEXEC)
-    try:
-        os.dup2(empty, descriptor, inheritable=False)
-    finally:
-        os.close(empty)
+def end_pipe(descriptor: int) -> None:
+    """Close an end of a pipe, and let its number stay in use.
+
+    Reads return the end of the file, and what is written goes nowhere.
+    """
+    os.dup2(_EMPTY, descriptor, inheritable=False)
 
 
 class WritingPipe(io.FileIO):
@@ -42,7 +40,7 @@ class WritingPipe(io.FileIO):
         """
         with self._closing:
             if not self.closed:
-                _replace(self.fileno(), os.O_WRONLY)
+                end_pipe(self.fileno())
 
     def close(self) -> None:
         with self._closing:
@@ -59,6 +57,7 @@ class TimedPipe(io.FileIO):
     check: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, descriptor: int) -> None:
+        self._closing = threading.Lock()
         super().__init__(descriptor)
         self._reading = threading.Lock()
         self._left = False  # to the thread that reads
@@ -68,32 +67,46 @@ class TimedPipe(io.FileIO):
 
         Returns False where it goes on after ``seconds``: a process that the child has left holds the other end open.
         """
-        if self.closed:
-            return True
-        end_reading(self.fileno())
+        with self._closing:  # the thread that reads may close it: the number is that of another file afterwards
+            if self.closed:
+                return True
+            end_pipe(self.fileno())
         if not self._reading.acquire(timeout=seconds):
             return False
         self._reading.release()
         return True
 
     def leave(self) -> None:
-        """Let the read that goes on close the pipe."""
+        """Close the pipe after the read that goes on; at once if it has just returned."""
         self._left = True
+        if self._reading.acquire(blocking=False):  # otherwise the thread that reads calls this, after it has released
+            try:
+                self.close()
+            finally:
+                self._reading.release()
+
+    def close(self) -> None:
+        with self._closing:
+            super().close()
 
     def readinto(self, buffer: Any) -> int | None:
-        with self._reading:
-            while self.deadline is not None:
-                ready = select.select([self], [], [], self.deadline.step)[0]
-                self.check()
-                if self.deadline.count():
-                    raise TimeoutError(f"no complete answer within {self.deadline.seconds:.0f} s")
-                if ready:
-                    break
-            count = super().readinto(buffer)
+        try:
+            with self._reading:
+                count = 0 if self._left else self._read_in_time(buffer)
+        finally:
             if self._left:
-                self.close()
-                return 0
-            return count
+                self.leave()
+        return 0 if self._left else count
+
+    def _read_in_time(self, buffer: Any) -> int | None:
+        while self.deadline is not None:
+            ready = select.select([self], [], [], self.deadline.step)[0]
+            self.check()
+            if self.deadline.count():
+                raise TimeoutError(f"no complete answer within {self.deadline.seconds:.0f} s")
+            if ready:
+                break
+        return super().readinto(buffer)
 
     def read(self, size: int | None = -1, /) -> bytes | Any:
         return io.RawIOBase.read(self, -1 if size is None else size)  # by `readinto`

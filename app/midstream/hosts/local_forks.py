@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from typing import BinaryIO
 
@@ -49,6 +50,8 @@ class ForkedChild:
         self.stdout: BinaryIO = os.fdopen(stdout, "rb")
         self.stderr: BinaryIO = os.fdopen(stderr, "rb")
         self._status = status
+        # A child that never ends may never have a code.
+        self._close_status = weakref.finalize(self, os.close, status)
         self._lines = b""  # of the status, so far
         self._code: int | None = None
         self._reading = threading.Lock()
@@ -104,7 +107,7 @@ class ForkedChild:
         elif not data:
             self._code = -signal.SIGKILL
         if self._code is not None:
-            os.close(self._status)
+            self._close_status()
 
 
 class LocalForks:
@@ -114,7 +117,6 @@ class LocalForks:
 
     Attributes:
         modules: The programs that it has imported.
-        relied_on: Whether the last job was written without them.
     """
 
     def __init__(self, flag: str = "-I", modules: Sequence[str] = IMPORTED) -> None:
@@ -125,7 +127,6 @@ class LocalForks:
             modules: Programs that it imports.
         """
         self.modules = tuple(modules)
-        self.relied_on = False
         self._flag = flag
         self._clients = list[str]()  # schemes
         self._lock = threading.Lock()

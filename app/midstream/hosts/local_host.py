@@ -21,6 +21,7 @@ from midstream.hosts.host import ANSWER_LIMIT, Completed, P, Process, R
 from midstream.hosts.local_forks import CLIENT_FORKS, FORKED, FORKED_CLIENTS, FORKS, ForkedChild, LocalForks
 from midstream.hosts.rpc import remote_call
 from midstream.hosts.rpc.answer_limits import run_to_end, too_large
+from midstream.hosts.rpc.remote_call import Job
 from midstream.hosts.stderr_tail import StderrTail
 
 SHUTDOWN_TIMEOUT = 2.0  # seconds that a program may take to exit once its stdin is closed
@@ -29,16 +30,26 @@ READ_TIMEOUT = 2.0  # seconds that a read of another thread may take after the e
 
 
 class LocalProcess:
-    """A child process with open pipes. ``host`` is its host's name in messages."""
+    """A child process with open pipes. ``host`` is its host's name in messages.
 
-    def __init__(self, child: subprocess.Popen[bytes] | ForkedChild, host: str) -> None:
+    ``imported``: modules that the child has, if it is an interpreter that waits for its job.
+    """
+
+    def __init__(
+        self, child: subprocess.Popen[bytes] | ForkedChild, host: str, imported: frozenset[str] = frozenset()
+    ) -> None:
         self._child = child
+        self.imported = imported
         self._closing = threading.Lock()
         self.host = host
-        self._writing, self._reading = WritingPipe(_taken(child.stdin)), TimedPipe(_taken(child.stdout))
-        self.stdin = cast(BinaryIO, io.BufferedWriter(self._writing))
-        self.stdout = cast(BinaryIO, io.BufferedReader(self._reading, 1 << 16))
-        self._stderr = StderrTail(cast(BinaryIO, child.stderr), "local-stderr")
+        with contextlib.ExitStack() as started:
+            started.callback(_abandon, child)  # where there are too many open files, or threads
+            self._writing = started.enter_context(WritingPipe(_taken(child.stdin)))
+            self._reading = started.enter_context(TimedPipe(_taken(child.stdout)))
+            self.stdin = cast(BinaryIO, io.BufferedWriter(self._writing))
+            self.stdout = cast(BinaryIO, io.BufferedReader(self._reading, 1 << 16))
+            self._stderr = StderrTail(cast(BinaryIO, child.stderr), "local-stderr")
+            started.pop_all()
 
     def limit_reading(self, deadline: Deadline | None, stderr: int = 0) -> None:
         def check() -> None:
@@ -86,6 +97,16 @@ class LocalProcess:
             self._reading.leave()
 
 
+def _abandon(child: subprocess.Popen[bytes] | ForkedChild) -> None:
+    """End a child, of which not all pipes could be taken."""
+    child.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(SHUTDOWN_TIMEOUT)
+    for pipe in (child.stdout, child.stderr):
+        with contextlib.suppress(ValueError):  # it was taken
+            cast(BinaryIO, pipe).close()
+
+
 def _taken(stream: Any) -> int:
     """Return a descriptor of a child's pipe, in place of ``stream``.
 
@@ -127,7 +148,7 @@ class LocalHost:
         self,
         argv: Sequence[str],
         *,
-        stdin: bytes = b"",
+        stdin: bytes | Job = b"",
         env: Mapping[str, str] | None = None,
         timeout: float | None = 60.0,
         limit: int = ANSWER_LIMIT,
@@ -140,7 +161,8 @@ class LocalHost:
         except PermissionError:
             return Completed(126, b"", f"{argv[0]}: cannot be executed\n".encode())
         try:
-            return run_to_end(process, what or argv[0], stdin, timeout, limit)
+            data = stdin if isinstance(stdin, bytes) else stdin(process.imported)
+            return run_to_end(process, what or argv[0], data, timeout, limit)
         except TimeoutError as error:
             raise ConnectionLostError(
                 f"{self.name}: {argv[0]} did not end within {timeout:.0f} s",
@@ -160,13 +182,11 @@ class LocalHost:
         self._check_platform()
         forks = _forks_of(argv)
         if env is None and forks is not None:
+            forks.prepare()  # beside the reading of the modules here
+            names = _imported(forks.modules)
             forked = forks.start()
             if forked is not None:
-                return LocalProcess(forked, self.name)
-            if forks.relied_on:
-                raise ConnectionLostError(
-                    f"{self.name}: the process that starts programs has ended", "was it short of memory? run it again"
-                )
+                return LocalProcess(forked, self.name, names)
         child = subprocess.Popen(
             list(argv),
             stdin=subprocess.PIPE,
@@ -178,15 +198,8 @@ class LocalHost:
         )
         return LocalProcess(child, self.name)
 
-    def imported(self, argv: Sequence[str]) -> frozenset[str]:
-        """Return the modules of an interpreter that ``argv`` starts."""
-        forks = _forks_of(argv)
-        if forks is None:
-            return frozenset()
-        forks.prepare()  # beside the reading of the modules here
-        names = _imported(forks.modules)
-        forks.relied_on = forks.usable()
-        return names if forks.relied_on else frozenset()
+    def run_job(self, argv: Sequence[str], job: Job, *, timeout: float | None, limit: int, what: str) -> Completed:
+        return self.run(argv, stdin=job, timeout=timeout, limit=limit, what=what)
 
     def call(self, function: Callable[P, R], /, *, timeout: float | None = 60.0) -> Callable[P, R]:
         return remote_call.caller(self, function, timeout)

@@ -9,7 +9,7 @@ import contextlib
 import threading
 from typing import Any, BinaryIO, cast
 
-from midstream.hosts.child_pipes import end_reading
+from midstream.hosts.child_pipes import end_pipe
 
 TAIL_SIZE = 64 * 1024  # bytes
 READ_SIZE = 8192  # bytes
@@ -49,7 +49,7 @@ class StderrTail:
         self.join(timeout)
         with self._lock:
             if not self._pipe.closed:
-                end_reading(self._pipe.fileno())
+                end_pipe(self._pipe.fileno())
 
     def text(self) -> str:
         """Return the end of stderr as text."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import gc
 import json
 import os
 import resource
@@ -24,7 +26,7 @@ import midstream_engine
 from midstream.errors import ConnectionLostError, RemoteError
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.fork_server import CLIENT_PROGRAMS
-from midstream.hosts.local_forks import FORKED, FORKED_CLIENTS, LocalForks
+from midstream.hosts.local_forks import FORKED, FORKED_CLIENTS, ForkedChild, LocalForks
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc import remote_call
 from midstream.remote.bucket import tree as bucket_tree
@@ -183,6 +185,15 @@ def test_forked_interpreter_ends_the_idle_threads_of_pools(host: LocalHost) -> N
     assert (done.returncode, json.loads(done.stdout)) == (0, {"value": 0})
 
 
+def open_files() -> set[str]:
+    """Return the names of this process's open files."""
+    found: set[str] = set()
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of the folder itself
+            found.add(os.readlink(each))
+    return found
+
+
 def test_program_of_a_stopped_server_is_closed(
     host: LocalHost, forks: LocalForks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,22 +202,51 @@ def test_program_of_a_stopped_server_is_closed(
         monkeypatch.setattr(f"midstream.hosts.{module}.SHUTDOWN_TIMEOUT", 0.01)
     os.kill(server_of(forks), signal.SIGSTOP)
     process = host.open(FORKED)
+    status = os.readlink(f"/proc/self/fd/{process._child._status}")  # type: ignore[attr-defined]
+    assert status in open_files()
     closing = threading.Thread(target=process.close, daemon=True)
     closing.start()
     closing.join(PATIENCE)
-    os.kill(server_of(forks), signal.SIGCONT)
     assert not closing.is_alive()
+    del process, closing
+    gc.collect()
+    left = open_files()
+    os.kill(server_of(forks), signal.SIGCONT)
+    assert status not in left
 
 
-def test_server_that_ends_before_a_call_is_replaced(
+def test_new_interpreter_gets_all_modules(host: LocalHost, forks: LocalForks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server of one thread's call fails, and then another thread calls."""
+    start, refused = forks.start, list[int]()
+    others: list[list[str]] = []
+
+    def failing() -> ForkedChild | None:
+        if refused:
+            return start()
+        refused.append(1)
+        forks._failed = True
+        other = threading.Thread(target=lambda: others.append(host.call(run_state.list_runs)(root=host.root)))
+        other.start()
+        other.join()
+        return None
+
+    monkeypatch.setattr(forks, "start", failing)
+    assert host.call(run_state.claim_attempt)(root=host.root, run_id="run") == 1, "a call that is not repeated"
+    assert (refused, others) == ([1], [[]])
+
+
+def test_waiting_new_interpreter_gets_all_modules(
     host: LocalHost, forks: LocalForks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No new interpreter gets the call, which is without the server's modules."""
-    monkeypatch.setattr(remote_call, "RETRY_INTERVAL", 0.0)
-    send, refused = forks._send, list[int]()
-    monkeypatch.setattr(forks, "_send", lambda *a: send(*a) if refused else refused.append(1))
     assert host.call(run_state.list_runs)(root=host.root) == []
-    assert refused
+    with monkeypatch.context() as ended:
+        ended.setattr(forks, "_send", lambda *_: False)
+        waiting = remote_call.open_interpreter(host, probe.main)
+    process = remote_call.start_program(host, probe.main, waiting=waiting)(root=host.root, devices=1)
+    assert process is waiting
+    assert not isinstance(process._child, ForkedChild)  # type: ignore[attr-defined]
+    assert process.stdout.readline().startswith(b'{"hostname"')
+    process.close()
 
 
 def test_program_killed_before_it_begins_has_lost_contact(host: LocalHost) -> None:
@@ -214,7 +254,7 @@ def test_program_killed_before_it_begins_has_lost_contact(host: LocalHost) -> No
     waiting = remote_call.open_interpreter(host, probe.main)
     os.kill(waiting._child.pid, signal.SIGKILL)  # type: ignore[attr-defined]
     with pytest.raises(ConnectionLostError, match="was ended by signal 9 before it began"):
-        remote_call._begun(host, waiting, FORKED[0], "probe.main", job("state"))
+        remote_call._begun(host, waiting, FORKED[0], "probe.main", lambda _: job("state"))
 
 
 def test_no_descriptor_is_left_where_there_are_too_few(

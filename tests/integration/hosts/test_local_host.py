@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ import pytest
 
 from midstream.errors import HostError, RemoteError, UsageError
 from midstream.fleet.fleet import Fleet, LocalHostConfig
-from midstream.hosts.child_pipes import WritingPipe
+from midstream.hosts import local_host
 from midstream.hosts.host import Process
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
@@ -32,6 +35,24 @@ def host(tmp_path: Path) -> LocalHost:
     made = LocalHost("here", LocalHostConfig(root=str(tmp_path)))
     made.connect()
     return made
+
+
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """This process has as many open files as it may have."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, limits[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for each in taken:
+            os.close(each)
 
 
 def test_run_passes_arguments_unchanged(host: LocalHost) -> None:
@@ -89,6 +110,8 @@ def test_close_does_not_wait_for_what_a_command_left(host: LocalHost) -> None:
     reader = threading.Thread(target=lambda: rest.append(process.stdout.read()))
     reader.start()
     assert process.wait(60) == 0
+    while not process._reading._reading.locked():  # type: ignore[attr-defined]
+        time.sleep(0.01)
     process.close()
     for pid in left:
         assert Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z", "it still runs"
@@ -97,21 +120,34 @@ def test_close_does_not_wait_for_what_a_command_left(host: LocalHost) -> None:
     assert rest == [b""]
 
 
-def test_what_is_written_after_the_end_goes_nowhere(tmp_path: Path) -> None:
-    """A thread that was about to write as the pipe was ended does not write to another file of that number."""
-    reading, descriptor = os.pipe()
-    pipe = WritingPipe(descriptor)
-    pipe.write(b"before")
-    pipe.end()
-    with (tmp_path / "other").open("wb", buffering=0) as other:
-        assert other.fileno() != descriptor, "the number is not free"
-        os.write(descriptor, b"after")
-    assert (os.read(reading, 100), os.read(reading, 100)) == (b"before", b"")
-    os.close(reading)
-    pipe.close()
-    pipe.end()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(descriptor)
+def test_close_ends_a_process_despite_many_files(host: LocalHost) -> None:
+    process = host.open(["cat"])
+    with no_descriptor_left():
+        process.close()
+    assert process.wait(1) == 0
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_process_is_ended_where_pipes_are_missing(host: LocalHost, monkeypatch: pytest.MonkeyPatch, taken: int) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    take, start, streams = local_host._taken, subprocess.Popen, list[Any]()
+    started: list[subprocess.Popen[bytes]] = []
+
+    def limited(stream: Any) -> int:
+        streams.append(stream)
+        with no_descriptor_left() if len(streams) > taken else contextlib.nullcontext():
+            return take(stream)
+
+    def observed(*positional: Any, **named: Any) -> subprocess.Popen[bytes]:
+        started.append(start(*positional, **named))
+        return started[-1]
+
+    monkeypatch.setattr(local_host, "_taken", limited)
+    monkeypatch.setattr(local_host.subprocess, "Popen", observed)
+    with pytest.raises(OSError, match="Too many open files"):
+        host.open(["sleep", "50"])
+    assert started[0].poll() == -signal.SIGKILL
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_close_ends_the_process(host: LocalHost) -> None:

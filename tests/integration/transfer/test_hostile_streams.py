@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -23,13 +24,16 @@ from midstream.remote.copy.stream import stream_server, tls_context
 from midstream.remote.copy.stream.requested_items import new_key
 from midstream.remote.copy.stream.tls_peer import NUMBER
 from midstream.remote.files.allowlist import CHECKPOINT
-from midstream.transfer import Endpoint, copy_tree
+from midstream.transfer import Endpoint, TransferError, copy_tree
 from midstream.transfer.streams import direct_streams
+from midstream.transfer.streams.route import Route
+from midstream.transfer.streams.stream import Stream
 from midstream.transfer.streams.tls_certificates import make_peers
 from simulators.sshd import Lab
 from support.checkpoints.trees import assert_same_tree, paths_below, random_contents, write_tree
 
 MIB = 1 << 20
+PATIENCE = 60.0  # seconds
 REPORTS = """
 _honest_emit = emit
 def emit(event, **fields):
@@ -100,6 +104,38 @@ def test_forged_items_of_a_direct_source_are_refused(copies: Copies) -> None:
     with pytest.raises(MidstreamError, match=r"sent bytes of object .* that were not requested"):
         copies.copy(evil, "copy.stream.sender", to_host=False)
     assert not [path for path in paths_below(copies.room / "target") if "forged" in str(path)]
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy learns that a stream is open after all reports of the stream were read, and their events handled."""
+    open_stream = Route.open
+
+    def opened(*positional: Any, **named: Any) -> Stream:
+        stream = open_stream(*positional, **named)
+        reading = stream._threads[-1]
+        reading.join(PATIENCE)
+        assert not reading.is_alive()
+        while not stream._events.empty():
+            time.sleep(0.01)
+        return stream
+
+    monkeypatch.setattr(Route, "open", opened)
+
+
+@pytest.mark.usefixtures("late")
+def test_source_is_named_where_its_stream_ends_at_once(copies: Copies) -> None:
+    evil = "def feed(wait, sender, take):\n    sender.frame(99)\n    sender.flush()\n    return True\n"
+    with pytest.raises(TransferError, match=r"the bytes that evil:.* sent to here:.* are malformed"):
+        copies.copy(evil, "copy.stream.sender", to_host=False)
+
+
+@pytest.mark.usefixtures("late")
+def test_stream_that_is_done_at_once_is_named(copies: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct_streams, "MIN_BYTES", 1 << 40)
+    evil = "def received(stream, write, report):\n    report('done')\n    return True\n"
+    with pytest.raises(TransferError, match="ended before all that was requested had come"):
+        copies.copy(evil, "copy.stream.receiver")
 
 
 class Server:

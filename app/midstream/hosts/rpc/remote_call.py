@@ -37,6 +37,7 @@ from midstream.remote.declarations import Declaration, declaration_of
 P = ParamSpec("P")
 R = TypeVar("R")
 Remote = Callable[..., Any]  # a declared function of `midstream.remote`
+Job = Callable[[frozenset[str]], bytes]  # names of modules that an interpreter has -> the line that it reads
 
 RECORDS = "midstream_engine.records"  # a package: its modules are sent before it
 BEGIN = b"\0midstream\n"  # what a program's stdout begins with
@@ -48,11 +49,24 @@ RETRY_INTERVAL = 1.0  # seconds
 
 @runtime_checkable
 class ImportingHost(Protocol):
-    """A host whose interpreters may have modules imported before they read a job."""
+    """A host with interpreters that may have modules before they read a job."""
 
-    def imported(self, argv: Sequence[str]) -> frozenset[str]:
-        """Return the names of the modules of an interpreter that ``argv`` starts."""
+    def run_job(self, argv: Sequence[str], job: Job, *, timeout: float | None, limit: int, what: str) -> Completed:
+        """Run an interpreter to its end, as `Host.run` does.
+
+        Its stdin is the result of ``job``, which is called with the modules that this interpreter has.
+        """
         ...
+
+
+@runtime_checkable
+class ImportingProcess(Protocol):
+    """An interpreter on such a host.
+
+    ``imported``: the names of the modules that it has.
+    """
+
+    imported: frozenset[str]
 
 
 def _declaration(function: Remote) -> Declaration:
@@ -179,10 +193,10 @@ def caller(
             if answer is not None:
                 return result_of(host.name, function, arguments, answer)
             # It has ended, or did not answer: the function may have run, and is repeated.
+        job = functools.partial(_line_for, function, arguments, False)
         for tries_left in reversed(range(TRIES if declaration.repeatable else 1)):
-            line = job_line(function, arguments, program=False, imported=_imported(host, argv))
             try:
-                answer = _call_once(host, argv, name, line, timeout, declaration.answer_limit)
+                answer = _call_once(host, argv, name, job, timeout, declaration.answer_limit)
                 return result_of(host.name, function, arguments, answer)
             except ConnectionLostError:
                 if not tries_left:
@@ -199,12 +213,16 @@ def _argv(python: str, function: str) -> list[str]:
     return [python, *isolation(function), "-c", BOOTSTRAP]
 
 
-def _imported(host: Host, argv: Sequence[str]) -> frozenset[str]:
-    return host.imported(argv) if isinstance(host, ImportingHost) else frozenset()
+def _line_for(function: Remote, arguments: Mapping[str, Any], program: bool, imported: frozenset[str]) -> bytes:
+    return job_line(function, arguments, program=program, imported=imported)
 
 
-def _call_once(host: Host, argv: Sequence[str], function: str, line: bytes, timeout: float | None, limit: int) -> Any:
-    return _answer(host, argv[0], function, host.run(argv, stdin=line, timeout=timeout, limit=limit, what=function))
+def _call_once(host: Host, argv: Sequence[str], function: str, job: Job, timeout: float | None, limit: int) -> Any:
+    if isinstance(host, ImportingHost):
+        done = host.run_job(argv, job, timeout=timeout, limit=limit, what=function)
+    else:
+        done = host.run(argv, stdin=job(frozenset()), timeout=timeout, limit=limit, what=function)
+    return _answer(host, argv[0], function, done)
 
 
 def _answer(host: Host, python: str, function: str, done: Completed) -> Any:
@@ -273,18 +291,23 @@ def start_program(
             raise no_python(host)
         name = name_of(function)
         argv = _argv(host.remote_python, name)
-        line = job_line(function, arguments, program=True, imported=_imported(host, argv))
+        job = functools.partial(_line_for, function, arguments, True)
         if waiting is not None:
             with contextlib.suppress(HostError):  # it has ended while it waited
-                return _begun(host, waiting, argv[0], name, line)
+                return _begun(host, waiting, argv[0], name, job)
         process = host.open(argv) if window is None else host.open(argv, window=window)
-        return _begun(host, process, argv[0], name, line)
+        return _begun(host, process, argv[0], name, job)
 
     return start
 
 
-def _begun(host: Host, process: Process, python: str, name: str, line: bytes) -> Process:
+def _begun(host: Host, process: Process, python: str, name: str, job: Job) -> Process:
     """Send the job to an interpreter, and wait until its program has begun."""
+    try:
+        line = job(process.imported if isinstance(process, ImportingProcess) else frozenset())
+    except BaseException:
+        process.close()
+        raise
     try:
         with contextlib.suppress(BrokenPipeError):  # it has exited already; its stderr shows why
             process.stdin.write(line)

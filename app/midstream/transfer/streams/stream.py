@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Protocol
 from midstream.errors import ConnectionLostError, MidstreamError
 from midstream.hosts.host import Process
 from midstream.hosts.rpc.remote_program import last_words
-from midstream.hosts.rpc.report_types import CopyLine
+from midstream.hosts.rpc.report_types import CopyLine, CopyProblem, Done
 from midstream.remote.copy.stream.requested_items import RequestedItems
 from midstream.remote.files.copy_items import CopyItem
 from midstream.transfer.copy_reports import checked_reports
@@ -58,6 +58,9 @@ class Stream:
     """A sender and a receiver that run.
 
     Puts the receiver's lines on ``events``, each as `Reported`, and `Ended` at the end.
+
+    Attributes:
+        last_report: The report with which the receiver has ended the stream, as soon as it is read.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class Stream:
         self._target_error: Exception | None = None
         self._bytes = self._items = 0  # sent to the sender, not written by the receiver yet
         self.ending = self.done = self.ended = False
+        self.last_report: CopyProblem | Done | None = None
         self._pipes = _duplicate_descriptors(sender.stdout, receiver.stdin) if relayed else (None, None)
         self._threads = [
             threading.Thread(target=work, name=f"copy-{work.__name__.strip('_')}", daemon=True)
@@ -185,6 +189,8 @@ class Stream:
     def _read_reports(self) -> None:
         try:
             for report in self._reports or checked_reports(self._receiver, self.target):
+                if self.last_report is None and isinstance(report, CopyProblem | Done):
+                    self.last_report = report
                 self._events.put(Reported(self, report))
         except (OSError, ValueError, MidstreamError) as error:
             self._target_error = error

@@ -159,7 +159,8 @@ class StreamPool:
         def work(early: EarlyStream | None) -> None:
             try:
                 stream = None if early is None else early.take()
-                if stream is not None and stream.ended:  # while the target was surveyed, which may take hours
+                # While the target was surveyed, which may take hours.
+                if stream is not None and (stream.ended or stream.last_report is not None):
                     stream.close()
                     stream = None
                 stream = stream or queue.route.open(self._staging.generation, self._events, small=small)
@@ -182,6 +183,8 @@ class StreamPool:
             queue = event.queue
             queue.opening -= 1
             queue.streams.append(event.stream)
+            if event.stream.last_report is not None:  # its event may have been read before this one, and ignored
+                self._reported(event.stream, event.stream.last_report, waiting)
             if event.stream.ended:  # before its event was read
                 raise event.stream.failure()
             self._share(queue)
