@@ -6,6 +6,7 @@ Such a pipe cannot be closed at once: its number may be that of another file bef
 from __future__ import annotations
 
 import io
+import math
 import os
 import select
 import threading
@@ -24,6 +25,16 @@ def end_pipe(descriptor: int) -> None:
     Reads return the end of the file, and what is written goes nowhere.
     """
     os.dup2(_EMPTY, descriptor, inheritable=False)
+
+
+def is_readable(descriptor: int, seconds: float | None) -> bool:
+    """Wait until a read would return at once, at most ``seconds``; None: as long as it takes.
+
+    `select.select` rejects numbers from 1024 on, which a process that watches a large fleet has.
+    """
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    return bool(waiting.poll(None if seconds is None else math.ceil(seconds * 1000)))
 
 
 class WritingPipe(io.FileIO):
@@ -100,7 +111,7 @@ class TimedPipe(io.FileIO):
 
     def _read_in_time(self, buffer: Any) -> int | None:
         while self.deadline is not None:
-            ready = select.select([self], [], [], self.deadline.step)[0]
+            ready = is_readable(self.fileno(), self.deadline.step)
             self.check()
             if self.deadline.count():
                 raise TimeoutError(f"no complete answer within {self.deadline.seconds:.0f} s")

@@ -12,7 +12,6 @@ import functools
 import json
 import logging
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -24,6 +23,7 @@ from collections.abc import Sequence
 from typing import BinaryIO
 
 from midstream.hosts import fork_server
+from midstream.hosts.child_pipes import is_readable
 from midstream.hosts.fork_server import CLIENT_PROGRAMS, IMPORTED, READ_SIZE
 from midstream.hosts.rpc.bootstrap import BOOTSTRAP
 from midstream.printable import printable
@@ -67,7 +67,7 @@ class ForkedChild:
     def poll(self) -> int | None:
         """Return the exit code; None while it runs."""
         with self._reading:
-            while self._code is None and select.select([self._status], [], [], 0)[0]:
+            while self._code is None and is_readable(self._status, 0.0):
                 self._read()
             return self._code
 
@@ -78,7 +78,7 @@ class ForkedChild:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             with self._reading:
                 if self._code is None:
-                    if not select.select([self._status], [], [], left)[0]:
+                    if not is_readable(self._status, left):
                         raise subprocess.TimeoutExpired("a forked interpreter", timeout or 0.0)
                     self._read()
         return self._code
@@ -90,7 +90,7 @@ class ForkedChild:
         """
         with self._reading:
             while b"\n" not in self._lines and self._code is None:
-                if not select.select([self._status], [], [], SHUTDOWN_TIMEOUT)[0]:
+                if not is_readable(self._status, SHUTDOWN_TIMEOUT):
                     return
                 self._read()
         self._forks.kill(self.pid)
@@ -275,7 +275,7 @@ class _Server:
         line, deadline = b"", time.monotonic() + START_TIMEOUT
         with contextlib.suppress(OSError, ValueError):  # it has ended with requests unread, or was closed
             while not line.endswith(b"\n"):
-                if not select.select([self._control], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                if not is_readable(self._control.fileno(), max(0.0, deadline - time.monotonic())):
                     self._process.kill()
                     return f"their server did not start within {START_TIMEOUT:.0f} s"
                 data = self._control.recv(READ_SIZE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from midstream.hosts import child_pipes
-from midstream.hosts.child_pipes import TimedPipe, WritingPipe
+from midstream.hosts.child_pipes import TimedPipe, WritingPipe, is_readable
 from midstream.hosts.deadline import Deadline
 
 
@@ -117,3 +118,24 @@ def test_read_of_a_pipe_that_was_left_is_at_its_end(pipe: TimedPipe, writing: li
     os.write(writing[0], b"data")
     pipe.leave()
     assert pipe.readall() == b""
+
+
+def test_pipes_with_high_numbers_are_read_in_time() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip(f"at most {hard} open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
+    try:
+        low, other = os.pipe()
+        high = fcntl.fcntl(low, fcntl.F_DUPFD, 1100)
+        os.close(low)
+        with TimedPipe(high) as pipe:
+            assert not is_readable(high, 0.0)
+            os.write(other, b"an answer")
+            pipe.deadline = Deadline(30.0)
+            assert pipe.read(100) == b"an answer"
+            os.close(other)
+            assert is_readable(high, None)
+            assert pipe.read(100) == b""
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
