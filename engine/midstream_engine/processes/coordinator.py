@@ -60,7 +60,7 @@ class Coordinator:
         self._channels: dict[int, Channel] = {}
         self._peers: dict[int, dict[str, object]] = {}
         self._failed: dict[int, str] = {}  # with the reason
-        self._refusal = ""  # why the processes cannot start together; one that connects meanwhile gets it, too
+        self._refusal = ""  # why the processes cannot start together; one that connects during this time gets it, too
         self._disconnected: set[int] = set()
         self._stopping = False
         self._changed = threading.Condition()
@@ -93,7 +93,10 @@ class Coordinator:
         self._start(self._send_heartbeats, "coordinator-heartbeat")
 
     def _refuse_all(self) -> None:
-        """Send all why they cannot start together; process 0 last, because it closes the coordinator then."""
+        """Send all why they cannot start together.
+
+        Process 0 gets it last, because it closes the coordinator then.
+        """
         message = Message("rejected", 0, {"reason": self._refusal})
         for process, channel in sorted(self._channels.items(), reverse=True):
             if process not in self._failed:

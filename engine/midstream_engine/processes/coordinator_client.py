@@ -363,7 +363,7 @@ def connect_to_coordinator(
     else:
         reason = "the connection ended"
     if answer is None and process != 0:
-        time.sleep(SIGNAL_TIMEOUT)
+        time.sleep(SIGNAL_TIMEOUT)  # a stop of all processes may have reached process 0 first
     if answer is None or answer.kind == "rejected":
         client.close()
         why = (

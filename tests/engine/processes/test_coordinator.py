@@ -191,7 +191,7 @@ def lose_process(address: str, process: int, count: int) -> None:
     lost.close()
 
 
-def test_all_that_connect_are_told_which_process_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_connect_get_the_name_of_the_failed_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Process 0 closes the coordinator as soon as it is refused."""
     address, said = f"127.0.0.1:{free_port()}", dict[int, str]()
     led, both = threading.Event(), threading.Event()
@@ -248,15 +248,15 @@ def test_stop_of_one_process_is_no_failure_of_those_that_connect() -> None:
     first = _connect(address, 0, 3, 60)
     first.send(Message("hello", 0, {"count": 3, "host": "a", "pid": 6, "token": "t"}))
     lose_process(address, 1, 3)
-    told = first.receive()
-    assert told is not None
-    assert told.kind == "failed"
+    answer = first.receive()
+    assert answer is not None
+    assert answer.kind == "failed"
     assert clock.waited.wait(60), "process 0 is refused at once"
     assert not meeting._refusal
     clock.passed.set()
-    told = first.receive()
-    assert told is not None
-    assert (told.kind, told.fields["reason"]) == ("rejected", meeting._refusal)
+    answer = first.receive()
+    assert answer is not None
+    assert (answer.kind, answer.fields["reason"]) == ("rejected", meeting._refusal)
     gather.join(60)
     first.close()
     meeting.close()

@@ -121,7 +121,10 @@ class Replay(Loop):
             close_metrics(self._recorder)
 
     def _known(self, step: int) -> Known:  # noqa: ARG002
-        """Return what the consensus needs: process 0 has the lease, and all leave at the same boundary."""
+        """Return what the consensus needs.
+
+        Process 0 has the lease, and all leave at the same boundary.
+        """
         return Known(due=self._leads and self._lease.over())
 
     def _acts(self, wanted: Wanted) -> bool:
