@@ -101,8 +101,8 @@ def rehearse(config: TrainLmConfig, limit: int | None, search: bool) -> dict[str
         ConfigError: The configuration cannot be laid out on the devices, or ``search`` has no limit.
     """
     # jax is imported only here, so that an invalid flag is reported without its start-up time.
-    from midstream_engine.trainer.attempt.run_attempt import configure_jax
     from midstream_engine.trainer.computation.setup import make_plan
+    from midstream_engine.trainer.runtime.jax_settings import configure_jax
     from midstream_engine.trainer.runtime.status_file import describe_devices
 
     cache = configure_jax(config, config.trainer.resolved_root())

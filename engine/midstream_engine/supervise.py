@@ -214,9 +214,12 @@ class Supervisor:
 
 
 def _print(line: str) -> None:
-    """Print a line to the log; a log on a full disk must not end the engine."""
+    """Print a line to the log; a log on a full disk must not end the engine.
+
+    It is not buffered: the interpreter would write the rest at its exit, and replace the exit code where it cannot.
+    """
     with contextlib.suppress(OSError):
-        print(f"midstream: {line}", flush=True)
+        os.write(sys.stdout.fileno(), f"midstream: {line}\n".encode())
 
 
 def last_line(path: str) -> str:

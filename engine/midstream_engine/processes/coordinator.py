@@ -36,6 +36,9 @@ from midstream_engine.processes.frames import Channel, FrameError, Message
 log = logging.getLogger(__name__)
 HEARTBEATS_PER_TIMEOUT = 6
 STOP_TIMEOUT = 0.7  # seconds for the other processes to record a stop; jax aborts them when process 0 exits
+# Seconds for a stop of all processes to reach each: they get their signals one after another, and the first to end has
+# not failed. A process that still connects then ends by its own signal, and not because of the first.
+SIGNAL_TIMEOUT = 5.0
 CONNECTION_LOST = "connection lost: the process or its host ended"
 
 
@@ -57,7 +60,7 @@ class Coordinator:
         self._channels: dict[int, Channel] = {}
         self._peers: dict[int, dict[str, object]] = {}
         self._failed: dict[int, str] = {}  # with the reason
-        self._refusal = ""  # why the processes cannot start together; also those that connect later get it
+        self._refusal = ""  # why the processes cannot start together; one that connects during this time gets it, too
         self._disconnected: set[int] = set()
         self._stopping = False
         self._changed = threading.Condition()
@@ -77,13 +80,27 @@ class Coordinator:
         with self._changed:
             while not self._failed and len(self._channels) < self._count and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
+            failed = bool(self._failed)
+        if failed:
+            self._closed.wait(SIGNAL_TIMEOUT)
+        with self._changed:
             self._refusal = self._failed_early() or self._missing(timeout)
         if self._refusal:
-            self._forward(Message("rejected", 0, {"reason": self._refusal}))
+            self._refuse_all()
             return
         peers = [self._peers[process] for process in range(self._count)]
         self._forward(Message("welcome", 0, {**welcome(), "peers": peers}))
         self._start(self._send_heartbeats, "coordinator-heartbeat")
+
+    def _refuse_all(self) -> None:
+        """Send all why they cannot start together.
+
+        Process 0 gets it last, because it closes the coordinator then.
+        """
+        message = Message("rejected", 0, {"reason": self._refusal})
+        for process, channel in sorted(self._channels.items(), reverse=True):
+            if process not in self._failed:
+                self._send(channel, message)
 
     def _failed_early(self) -> str:
         """Return why the processes cannot start together, if one has failed."""

@@ -23,6 +23,7 @@ from midstream_engine.errors import EngineError
 from midstream_engine.processes.coordinator import (
     CONNECTION_LOST,
     HEARTBEATS_PER_TIMEOUT,
+    SIGNAL_TIMEOUT,
     Coordinator,
     no_heartbeat,
     split_address,
@@ -361,6 +362,8 @@ def connect_to_coordinator(
         answer, reason = None, str(error)
     else:
         reason = "the connection ended"
+    if answer is None and process != 0:
+        time.sleep(SIGNAL_TIMEOUT)  # a stop of all processes may have reached process 0 first
     if answer is None or answer.kind == "rejected":
         client.close()
         why = (

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from midstream_engine.tracking.background_tracker import BackgroundTracker
 from midstream_engine.tracking.metrics_file import MetricsFile
+
+log = logging.getLogger(__name__)
 
 
 class Recorder:
@@ -39,3 +42,15 @@ class Recorder:
         finally:
             for tracker in self._trackers:
                 tracker.finish()
+
+
+def close_metrics(metrics: Recorder) -> None:
+    """Close the metrics; an error replaces neither the end of training nor its reason.
+
+    Rows that cannot be written are of steps without a checkpoint, which are trained again. With several processes a
+    checkpoint may have been committed without them, because the others continue a save; the log then has an error.
+    """
+    try:
+        metrics.close()
+    except OSError as error:
+        log.error("the last rows of metrics are missing: %s", error)

@@ -147,6 +147,10 @@ def test_products_without_a_counterpart_are_refused() -> None:
     assert f"{option}: 'high' has no exact counterpart" in refusal({option: "high"})
 
 
+def test_options_of_jax_that_are_no_section_are_refused_by_name() -> None:
+    assert refusal({"trainer.jax_config": ["x"]}) == "trainer.jax_config: expected keys and values, found ['x']"
+
+
 def test_ignored_token_is_imported_where_there_is_one() -> None:
     def ignored(item: int | None) -> Any:
         value = yaml.safe_load((LEVANTER / "gpt2" / "config.yaml").read_text())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -127,7 +128,8 @@ def _with_products(trainer: dict[str, Any], notes: list[str]) -> dict[str, Any]:
 
     That is jax's default where no key chooses one; ``notes`` then gets a line.
     """
-    chosen = "matmul_precision" in trainer or JAX_OPTION in dict(trainer.get("jax_config") or {})
+    options = trainer.get("jax_config")
+    chosen = "matmul_precision" in trainer or (isinstance(options, Mapping) and JAX_OPTION in options)
     if chosen or precision_of(trainer.get("mp")).compute != "float32":
         return trainer
     notes.append(

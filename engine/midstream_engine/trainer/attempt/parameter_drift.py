@@ -27,7 +27,9 @@ from midstream_engine.trainer.runtime.attempt_record import Attempt
 log = logging.getLogger(__name__)
 POLL_INTERVAL = 0.5  # seconds
 CHECKPOINT_TIMEOUT = 6 * 3600.0  # seconds to wait for the sealed checkpoint
-END_TIMEOUT = 60.0  # seconds that the end of an attempt waits for a measurement
+# Seconds that the end of an attempt waits for a measurement: the next start waits half a minute for that end.
+END_TIMEOUT = 10.0
+READ_TIMEOUT = 1.0  # seconds for a measurement that was given up to notice it after its present read
 CHECKSUM = 4  # bytes of crc32c at the end of a chunk's object
 
 
@@ -98,15 +100,16 @@ class LateMeasurement:
         self._thread = threading.Thread(target=self._wait_and_measure, name="parameter-drift", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
+    def close(self, timeout: float) -> None:
         """End the thread, so that it does not write while the process exits.
 
-        It does not wait for the checkpoint any more; a measurement that has begun has ``END_TIMEOUT`` seconds.
+        It does not wait for the checkpoint any more; a measurement that has begun has ``timeout`` seconds. A read that
+        hangs is left behind.
         """
         self._ended.set()
-        self._thread.join(END_TIMEOUT)
+        self._thread.join(timeout)
         self._given_up.set()
-        self._thread.join()
+        self._thread.join(READ_TIMEOUT)
 
     def _wait_and_measure(self) -> None:
         directory = self._attempt.paths.checkpoint(self._checkpoint)
@@ -120,6 +123,8 @@ class LateMeasurement:
                 return
         try:
             found = measure(directory, self._kept, self._given_up)
+            if self._given_up.is_set():
+                raise EndedError
             found.write(self._attempt.files.parameter_drift)
         except EndedError:
             log.warning("parameter drift not measured: the attempt ends")

@@ -18,13 +18,13 @@ from midstream_engine.checkpoint.saving.snapshot import HostArray
 from midstream_engine.data.batches.prefetch import Prefetch
 from midstream_engine.errors import EngineError
 from midstream_engine.tracking.metrics_file import MetricsFile
-from midstream_engine.tracking.metrics_recorder import Recorder
+from midstream_engine.tracking.metrics_recorder import Recorder, close_metrics
 from midstream_engine.trainer.attempt.parameter_drift import keep
-from midstream_engine.trainer.attempt.standby import POLL_INTERVAL, check_not_passed, unfit, unowned
+from midstream_engine.trainer.attempt.standby import POLL_INTERVAL, agreed, check_not_passed, unfit, unowned
 from midstream_engine.trainer.attempt.standby_lease import Lease
 from midstream_engine.trainer.computation.programs import CompiledRun
 from midstream_engine.trainer.computation.train_state import TrainState
-from midstream_engine.trainer.loop.requests import Requests, Wanted
+from midstream_engine.trainer.loop.requests import Known, Requests, Wanted
 from midstream_engine.trainer.loop.training_loop import Loop
 from midstream_engine.trainer.runtime.attempt_record import Attempt
 from midstream_engine.trainer.runtime.status_file import StatusFile
@@ -74,7 +74,7 @@ class Replay(Loop):
         metrics = Recorder(MetricsFile(attempt.files.replay))
         unsaved: Any = _Unsaved()
         super().__init__(compiled, unsaved, requests, attempt, status, metrics, state, step)
-        self._recorder = metrics
+        self._recorder, self._lease = metrics, Lease(attempt)
         self._kept: tuple[int, list[HostArray]] | None = None
         self._keep_at: int | None = None
         self._promotion: records.Command | None = None
@@ -86,12 +86,11 @@ class Replay(Loop):
         Raises FencedError where the run has passed this attempt's epoch, EngineError as training does.
         """
         source = Prefetch(self._prepare, self.step)
-        lease = Lease(self._attempt)
         self._status.update(state=records.REPLAYING, step=self.step, message="replays as a replica")
         try:
             while True:
                 self._wait_for_boundary(source)
-                wanted = self._requests.look()
+                wanted = self._requests.look(self._known(self._boundary))
                 if self._acts(wanted) or not source.ready:
                     self._settle()
                 if wanted.stop:
@@ -107,8 +106,8 @@ class Replay(Loop):
                 promoted = self._promoted()
                 if promoted is not None:
                     return promoted
-                if self._leads and lease.over():
-                    self._status.update(message=f"the replica's lease was not renewed for {lease.seconds:.0f} s")
+                if wanted.known.due:
+                    self._status.update(message=f"the replica's lease was not renewed for {self._lease.seconds:.0f} s")
                     return Outcome(None)
                 if time.monotonic() - self._fence_read > FENCE_INTERVAL:
                     self._fence_read = time.monotonic()
@@ -119,7 +118,14 @@ class Replay(Loop):
                     time.sleep(POLL_INTERVAL)
         finally:
             source.close()
-            self._recorder.close()
+            close_metrics(self._recorder)
+
+    def _known(self, step: int) -> Known:  # noqa: ARG002
+        """Return what the consensus needs.
+
+        Process 0 has the lease, and all leave at the same boundary.
+        """
+        return Known(due=self._leads and self._lease.over())
 
     def _acts(self, wanted: Wanted) -> bool:
         promotion = self._promotion.step if self._promotion is not None else None
@@ -131,7 +137,7 @@ class Replay(Loop):
         command = wanted.command
         if command is None:
             return None
-        refusal = self._unfit(command)
+        refusal = agreed(self._attempt, command.sequence, self._unfit(command))
         if refusal:
             log.error("command %d (%s) rejected: %s", command.sequence, command.action, refusal)
             self._status.update(rejected=command.sequence, message=refusal)
@@ -162,13 +168,15 @@ class Replay(Loop):
     def _promoted(self) -> Outcome | None:
         """Return the outcome once the step of the promotion is reached; None before.
 
-        Raises EngineError where an update after the command has made the state not finite: the migration rolls back.
+        Raises EngineError where an update after the command has made the state not finite, OSError where rows wait for
+        room on a full disk: the migration rolls back.
         """
         command = self._promotion
         if command is None or command.step is None or self.step < command.step:
             return None
         if self._finite.reason:
             raise EngineError(f"the replica is not promoted: its state is not finite: {self._finite.reason}")
+        self._recorder.settle()
         with open(self._attempt.files.replay, encoding="utf-8") as file:
             rows = [row for row in records.parse_metrics(file) if row["global_step"] >= command.step]
         kept = self._kept[1] if self._kept is not None and self._kept[0] == command.step else None

@@ -12,21 +12,19 @@ from dataclasses import dataclass
 import jax
 
 from midstream_engine import records
-from midstream_engine.base_directory import resolved_path
 from midstream_engine.checkpoint.loading.arrival import Arrival
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.checkpoint.save_fence import FenceRejectedError
-from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.data.imported.imported_files import tokenizer_path
 from midstream_engine.data.tokenize.tokenizer import load_tokenizer
 from midstream_engine.errors import FencedError
 from midstream_engine.signals import Signals
-from midstream_engine.tracking.metrics_recorder import Recorder
+from midstream_engine.tracking.metrics_recorder import Recorder, close_metrics
 from midstream_engine.tracking.run_facts import RunFacts
 from midstream_engine.tracking.trackers import start_recorder
 from midstream_engine.trainer.attempt.consensus import agree_on_command, agree_on_origin, check_alike, in_turn
-from midstream_engine.trainer.attempt.parameter_drift import LateMeasurement
+from midstream_engine.trainer.attempt.parameter_drift import END_TIMEOUT, LateMeasurement
 from midstream_engine.trainer.attempt.replica import Outcome, Replay
 from midstream_engine.trainer.attempt.restore_evidence import ModelLosses, prove
 from midstream_engine.trainer.attempt.resume import (
@@ -48,64 +46,10 @@ from midstream_engine.trainer.loop.saving import NotSavedError, Saver
 from midstream_engine.trainer.loop.training_loop import Loop
 from midstream_engine.trainer.runtime import attempt_record as attempts
 from midstream_engine.trainer.runtime.attempt_record import Attempt
-from midstream_engine.trainer.runtime.compile_cache import SharedCache, is_shared
+from midstream_engine.trainer.runtime.jax_settings import configure_jax, log_precision
 from midstream_engine.trainer.runtime.status_file import StatusFile, describe_devices, versions
 
 log = logging.getLogger(__name__)
-
-
-def configure_jax(config: TrainLmConfig, root: str) -> str:
-    """Configure jax: the compile cache and the options in ``trainer.jax_config``.
-
-    Returns:
-        The directory of the compile cache.
-
-    Raises:
-        ConfigError: An option or its value is unknown to jax, or a required accelerator is missing.
-    """
-    trainer = config.trainer
-    chosen = trainer.jax_compilation_cache_dir or os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    directory = chosen or os.path.join(root, "compile-cache")
-    directory = directory if is_shared(directory) else resolved_path(directory)
-    if is_shared(directory):
-        url, directory = directory, os.path.join(root, "compile-cache")
-        SharedCache(url, directory).start()
-    jax.config.update("jax_compilation_cache_dir", directory)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    for name, value in trainer.jax_config.items():
-        try:
-            jax.config.update(name, value)
-        except (AttributeError, TypeError, ValueError) as error:
-            raise ConfigError(f"trainer.jax_config.{name}: {value!r}: {' '.join(str(error).split())}") from None
-    if trainer.require_accelerator and jax.default_backend() == "cpu":
-        raise ConfigError("trainer.require_accelerator is true, but jax finds no accelerator on this host")
-    return directory
-
-
-def log_precision(config: TrainLmConfig, platform: str) -> None:
-    """Log how products of float32 numbers are computed, if on accelerators.
-
-    Also warn of jax's variable for it, which has no effect.
-    """
-    trainer = config.trainer
-    if variable := os.environ.get("JAX_DEFAULT_MATMUL_PRECISION"):
-        log.warning(
-            "JAX_DEFAULT_MATMUL_PRECISION=%s has no effect: trainer.matmul_precision is %s",
-            variable, trainer.matmul_precision,
-        )  # fmt: skip
-    if platform == "cpu" or trainer.precision().compute != "float32":
-        return
-    if trainer.precision_of_products() is None:
-        log.info(
-            "float32 products are computed in the accelerator's default precision (TF32, bfloat16), which other "
-            "accelerators do not have: losses after a migration are compared within 2e-2"
-        )
-        return
-    log.info(
-        "float32 products are computed in float32; trainer.mp: %s or trainer.matmul_precision: default is faster",
-        "p=f32,c=bfloat16" if trainer.precision().parameters == "float32" else trainer.precision().parameters,
-    )
 
 
 @dataclass(frozen=True)
@@ -387,17 +331,6 @@ def train(
     return ended
 
 
-def close_metrics(metrics: Recorder) -> None:
-    """Close the metrics; an error replaces neither the end of training nor its reason.
-
-    Rows that cannot be written are of steps without a checkpoint, which are trained again.
-    """
-    try:
-        metrics.close()
-    except OSError as error:
-        log.error("the last rows of metrics are missing: %s", error)
-
-
 def promote(
     attempt: Attempt, replayed: Outcome, saver: Saver, metrics: Recorder, threads: contextlib.ExitStack
 ) -> None:
@@ -416,4 +349,6 @@ def promote(
     except FenceRejectedError as error:
         raise FencedError(str(error)) from None
     if replayed.kept is not None and replayed.command.checkpoint:
-        threads.callback(LateMeasurement(attempt, replayed.command.checkpoint, replayed.kept).close)
+        measurement = LateMeasurement(attempt, replayed.command.checkpoint, replayed.kept)
+        # After an error the others wait in a collective for this process to report it.
+        threads.push(lambda kind, *_: measurement.close(END_TIMEOUT if kind is None else 0.0))

@@ -131,7 +131,7 @@ def _command(attempt: Attempt, requests: Requests, status: StatusFile) -> record
             log.info("stopped while on standby")
             return None
         if command is not None:
-            refusal = _agreed(attempt, command.sequence, unfit(attempt, command))
+            refusal = agreed(attempt, command.sequence, unfit(attempt, command))
             if not refusal:
                 status.update(acknowledged=command.sequence, message="")
                 return command
@@ -146,7 +146,7 @@ def _command(attempt: Attempt, requests: Requests, status: StatusFile) -> record
     return None
 
 
-def _agreed(attempt: Attempt, sequence: int, refusal: str) -> str:
+def agreed(attempt: Attempt, sequence: int, refusal: str) -> str:
     """Return the reason of the first process that rejects.
 
     Hosts may lack files, and all go on or none does.

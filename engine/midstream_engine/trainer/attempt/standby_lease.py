@@ -28,20 +28,21 @@ class Lease:
         self.seconds = float(os.environ.get("MIDSTREAM_STANDBY_SECONDS") or SECONDS)
         self._renewed = self._looked = time.monotonic()
         self._version = self._read_version()
+        self._over = False
 
     def over(self) -> bool:
-        """Report whether the lease has expired."""
+        """Report whether the lease has expired, as of the last look at the file."""
         now = time.monotonic()
         if now - self._looked < POLL_INTERVAL:
-            return False
+            return self._over
         self._looked = now
         version = self._read_version()
         if version != self._version:
             self._version, self._renewed = version, now
-        if now - self._renewed < self.seconds:
-            return False
-        log.error("the lease was not renewed for %.0f s: this attempt exits and frees its devices", self.seconds)
-        return True
+        before, self._over = self._over, now - self._renewed >= self.seconds
+        if self._over and not before:
+            log.error("the lease was not renewed for %.0f s: this attempt exits and frees its devices", self.seconds)
+        return self._over
 
     def _read_version(self) -> tuple[int, int] | None:
         try:

@@ -332,7 +332,7 @@ class Loop:
                 raise FencedError(str(error)) from None
             except FenceUnreadableError as error:
                 self._status.update(state=records.TRAINING, rejected=command.sequence, message=str(error))
-                return False
+                return wanted.signalled  # the state is saved, and the signal comes only once
             log.info("sealed at step %d: epoch %d belongs to %s", self.step, fence.epoch, fence.owner)
         self._acknowledge(command, write=False)
         return True

@@ -12,7 +12,9 @@ from typing import Any
 from midstream_engine import records
 
 log = logging.getLogger(__name__)
-PASSING = frozenset({records.COMPILING, records.RESTORING, records.TRAINING, records.REPLAYING, records.SAVING})
+PASSING = frozenset(
+    {records.COMPILING, records.RESTORING, records.TRAINING, records.REPLAYING, records.SAVING, records.STOPPING}
+)
 HEARTBEAT = 1.5  # seconds; readers expect one at least every two
 _PROGRESS = ("state", "step", "checkpoint", "acknowledged")
 

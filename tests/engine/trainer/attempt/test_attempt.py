@@ -18,9 +18,8 @@ from midstream_engine.errors import EngineError, FencedError
 from midstream_engine.processes.rendezvous import ALONE
 from midstream_engine.signals import Signals
 from midstream_engine.tracking.metrics_file import MetricsFile
-from midstream_engine.tracking.metrics_recorder import Recorder
+from midstream_engine.tracking.metrics_recorder import Recorder, close_metrics
 from midstream_engine.trainer.attempt import attempt_process
-from midstream_engine.trainer.attempt.run_attempt import close_metrics
 from midstream_engine.trainer.loop.requests import CommandFile, Known, Requests
 from midstream_engine.trainer.runtime import attempt_record as attempts
 from midstream_engine.trainer.runtime.attempt_record import Attempt, open_attempt

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import errno
 import json
 import tempfile
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
+from midstream.remote.runs.attempts import EXIT_TIMEOUT
 from midstream_engine import records
-from midstream_engine.checkpoint.saving.snapshot import Copy, snapshot
-from midstream_engine.errors import EngineError
-from midstream_engine.trainer.attempt import parameter_drift
+from midstream_engine.checkpoint.saving.snapshot import Copy, HostArray, snapshot
+from midstream_engine.config import load_config
+from midstream_engine.errors import EngineError, FencedError
+from midstream_engine.processes.rendezvous import Processes
+from midstream_engine.tracking.metrics_file import MetricsFile
+from midstream_engine.tracking.metrics_recorder import Recorder
+from midstream_engine.trainer.attempt import parameter_drift, standby_lease
 from midstream_engine.trainer.attempt.parameter_drift import LateMeasurement
-from midstream_engine.trainer.attempt.replica import Replay
+from midstream_engine.trainer.attempt.replica import Outcome, Replay
+from midstream_engine.trainer.attempt.run_attempt import promote
+from midstream_engine.trainer.computation.setup import prepare
 from midstream_engine.trainer.loop.finite_check import FiniteCheck
-from midstream_engine.trainer.runtime.attempt_record import open_attempt
+from midstream_engine.trainer.loop.requests import Known, Wanted
+from midstream_engine.trainer.runtime.attempt_record import Attempt, open_attempt
+from midstream_engine.trainer.runtime.status_file import StatusFile
 from support.checkpoints.checkpoint_states import save
 from support.engines.engine_process import train_all
 from support.engines.standby_engine import Held
@@ -130,23 +144,119 @@ def test_replica_checks_its_state_again_when_it_takes_over() -> None:
         replica._promoted()
 
 
+def test_rows_that_waited_for_room_are_rows_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replica, path = Replay.__new__(Replay), tmp_path / "replay.jsonl"
+    untyped: Any = replica
+    untyped.step, untyped.state, untyped._kept = 81, None, None
+    untyped._promotion = records.Command(records.PROMOTE, epoch=2, step=80)
+    untyped._finite = SimpleNamespace(reason="")
+    untyped._attempt = SimpleNamespace(files=SimpleNamespace(replay=str(path)))
+    untyped._status = SimpleNamespace(update=lambda **_: None)
+    untyped._recorder = Recorder(MetricsFile(str(path)))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "append_line", full)
+        untyped._recorder.write({"global_step": 80})
+        with pytest.raises(OSError, match="No space left"):
+            replica._promoted()
+    outcome = replica._promoted()
+    untyped._recorder.close()
+    assert outcome is not None
+    assert outcome.rows == ({"global_step": 80},)
+
+
+class Replaying:
+    """A replica whose requests are ``look``, before its first update."""
+
+    def __init__(self, root: Path, process: int, look: Any, client: Any = None) -> None:
+        flags = ["--config_path", str(CONFIGS / "gpt2_tiny.yaml"), "--trainer.num_train_steps", "4"]
+        setup = prepare(load_config(flags).config, str(root), None, jax.devices()[:1])
+        self.attempt = open_attempt(str(root), "r", {})
+        self.attempt = dataclasses.replace(self.attempt, processes=Processes(process, 2, client=client))
+        self.status = StatusFile(str(root / "status.json"), run_id="r", attempt=1, epoch=0, num_train_steps=4)
+        compiled: Any = SimpleNamespace(setup=setup, programs=None)
+        requests: Any = SimpleNamespace(look=look)
+        state: Any = 0
+        self.replay = Replay(compiled, requests, self.attempt, self.status, state, 0)
+
+    def run(self) -> Outcome:
+        try:
+            return self.replay.replay()
+        finally:
+            self.status.close()
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_replica_processes_leave_together_without_a_lease(
+    tmp_path: Path, process: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Process 0 has the lease; the others would wait for it in the next consensus."""
+    offered = list[Known]()
+    monkeypatch.setenv("MIDSTREAM_STANDBY_SECONDS", "0")
+    monkeypatch.setattr(standby_lease, "POLL_INTERVAL", 0.0)
+
+    def look(known: Known | None = None) -> Wanted:
+        offered.append(known or Known())
+        assert len(offered) == 1
+        return Wanted(known=Known(due=True))
+
+    replaying = Replaying(tmp_path, process, look)
+    assert replaying.run() == Outcome(None)
+    assert offered[0].due == (process == 0)
+    assert replaying.replay._known(1).due == (process == 0), "at each boundary"
+    assert "lease was not renewed" in replaying.status.value.message
+
+
+def test_replica_processes_reject_a_command_together(tmp_path: Path) -> None:
+    """One host may lack the fence that another one has."""
+    client: Any = SimpleNamespace(peers=["process 0", "process 1"])
+    client.exchange = lambda _key, value: [value, b"there is no fence"]
+    replaying = Replaying(tmp_path, 0, Wanted, client)
+    command = records.Command(records.STANDBY, epoch=replaying.attempt.epoch, step=2, sequence=3)
+    assert replaying.replay._unfit(command) == ""
+    assert replaying.replay._take(Wanted(command=command)) is None
+    replaying.replay._recorder.close()
+    replaying.status.close()
+    assert (replaying.status.value.rejected, replaying.status.value.message) == (3, "process 1: there is no fence")
+
+
+def test_metrics_on_a_full_disk_hide_no_reason_of_a_replica(tmp_path: Path) -> None:
+    def look(_known: Known | None = None) -> Wanted:
+        raise FencedError("the run has passed to three")
+
+    replaying = Replaying(tmp_path, 0, look)
+    replaying.replay._recorder.close()
+    replaying.replay._recorder = Recorder(MetricsFile("/dev/full"))
+    replaying.replay._recorder.write({"global_step": 1})
+    with pytest.raises(FencedError, match="passed to three"):
+        replaying.run()
+
+
 def test_end_of_an_attempt_ends_the_wait_for_a_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     attempt = open_attempt(str(tmp_path), "r", {})
     measurement = LateMeasurement(attempt, "step-7-a001", [])
-    measurement.close()
+    measurement.close(60)
     assert not measurement._thread.is_alive()
     assert "the attempt ends before step-7-a001 arrives" in caplog.text
 
 
-def test_measurement_that_takes_too_long_ends_with_the_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its thread would write while the process exits."""
+@pytest.fixture
+def wide(tmp_path: Path) -> tuple[Attempt, list[HostArray]]:
+    """An attempt with a checkpoint of one large array, and that array."""
     attempt = open_attempt(str(tmp_path), "r", {})
     array = np.ones((512, 2048), np.float32)
     save(attempt.paths, {"model": {"wide": array}})
-    kept = snapshot({"model": {"wide": array}}, Copy.HOST)
-    monkeypatch.setattr(parameter_drift, "END_TIMEOUT", 0.0)
+    return attempt, snapshot({"model": {"wide": array}}, Copy.HOST)
+
+
+def test_measurement_that_takes_too_long_ends_with_the_attempt(
+    wide: tuple[Attempt, list[HostArray]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its thread would write while the process exits."""
+    attempt, kept = wide
     reading, squares = threading.Event(), parameter_drift._squares
 
     def slow(*arrays: np.ndarray) -> tuple[float, float]:
@@ -155,9 +265,51 @@ def test_measurement_that_takes_too_long_ends_with_the_attempt(
         return squares(*arrays)
 
     monkeypatch.setattr(parameter_drift, "_squares", slow)
+    monkeypatch.setattr(parameter_drift, "READ_TIMEOUT", 60.0)
     measurement = LateMeasurement(attempt, "step-7-a001", kept)
     assert reading.wait(60)
-    measurement.close()
+    measurement.close(0.0)
     assert not measurement._thread.is_alive()
     assert "parameter drift not measured: the attempt ends" in caplog.text
     assert not Path(attempt.files.parameter_drift).exists()
+
+
+def test_read_that_hangs_does_not_hold_the_end_of_the_attempt(
+    wide: tuple[Attempt, list[HostArray]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt, kept = wide
+    reading, ended = threading.Event(), threading.Event()
+
+    def hang(*_: np.ndarray) -> tuple[float, float]:
+        reading.set()
+        assert ended.wait(60)
+        return 0.0, 1.0
+
+    monkeypatch.setattr(parameter_drift, "_squares", hang)
+    monkeypatch.setattr(parameter_drift, "READ_TIMEOUT", 0.0)
+    measurement = LateMeasurement(attempt, "step-7-a001", kept)
+    assert reading.wait(60)
+    measurement.close(0.0)
+    assert measurement._thread.is_alive()
+    ended.set()
+    measurement._thread.join(60)
+    assert not Path(attempt.files.parameter_drift).exists(), "nothing is written after the end"
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_failure_of_a_promoted_replica_waits_for_no_measurement(
+    fails: bool, wide: tuple[Attempt, list[HostArray]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other processes wait in a collective until it is reported; the end of training waits a little."""
+    attempt, kept = wide
+    offered = list[float]()
+    monkeypatch.setattr(LateMeasurement, "close", lambda _self, timeout: offered.append(timeout))
+    command = records.Command(records.PROMOTE, checkpoint="step-7-a001", step=7)
+    saver: Any = SimpleNamespace(save=lambda *_: None)
+    metrics: Any = SimpleNamespace(write=lambda _row: None)
+    with contextlib.suppress(EngineError), contextlib.ExitStack() as threads:
+        promote(attempt, Outcome(command, SimpleNamespace(), 7, (), kept), saver, metrics, threads)  # pyright: ignore
+        if fails:
+            raise EngineError("a collective has failed")
+    assert offered == [0.0 if fails else parameter_drift.END_TIMEOUT]
+    assert parameter_drift.END_TIMEOUT + parameter_drift.READ_TIMEOUT < EXIT_TIMEOUT / 2, "the next start waits"

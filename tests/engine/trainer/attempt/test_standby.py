@@ -180,9 +180,13 @@ def test_standby_without_lease_exits_and_frees_devices(trained: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("process", [0, 1])
-def test_standby_processes_leave_together_without_a_lease(tmp_path: Path, process: int) -> None:
+def test_standby_processes_leave_together_without_a_lease(
+    tmp_path: Path, process: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Process 0 has the lease; the others would wait for it in the next consensus."""
     offered = list[Known]()
+    monkeypatch.setenv("MIDSTREAM_STANDBY_SECONDS", "0")
+    monkeypatch.setattr(standby_lease, "POLL_INTERVAL", 0.0)
 
     def look(known: Known) -> Wanted:
         offered.append(known)
@@ -195,6 +199,7 @@ def test_standby_processes_leave_together_without_a_lease(tmp_path: Path, proces
     requests: Any = SimpleNamespace(look=look)
     assert wait_on_standby(attempt, requests, status) is None
     status.close()
+    assert offered[0].due == (process == 0)
     assert "lease was not renewed" in status.value.message
 
 
@@ -231,3 +236,7 @@ def test_standby_lease_expires_by_its_clock_unless_renewed(tmp_path: Path, monke
     assert not found.over()
     now += 2.0
     assert found.over()
+    assert found.over(), "the file is not read again so soon"
+    records.write_bytes(str(path), b"")
+    now += standby_lease.POLL_INTERVAL
+    assert not found.over()

@@ -286,6 +286,19 @@ def test_exit_code_is_the_engines_where_it_cannot_be_recorded(tmp_path: Path) ->
     assert done.stderr == ""
 
 
+def test_exit_code_is_the_engines_on_a_full_log(tmp_path: Path) -> None:
+    """Without PYTHONUNBUFFERED, the interpreter writes what is buffered at its exit."""
+    attempt = tmp_path / "attempt"
+    attempt.mkdir()
+    code = f"import os, sys; os.rmdir({str(attempt)!r}); sys.exit(3)"
+    command = [*SUPERVISE, "--attempt", str(attempt), "--process", "0", "--", sys.executable, "-c", code]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES)}
+    environment.pop("PYTHONUNBUFFERED", None)
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (3, "")
+
+
 def status(state: str, step: int) -> records.Status:
     return records.Status(state, step, 0, "boot", 1, 1, 0.0)
 

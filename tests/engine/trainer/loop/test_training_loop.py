@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import pytest
 
 from midstream_engine import records
+from midstream_engine.checkpoint.save_fence import FenceUnreadableError
 from midstream_engine.config import load_config
 from midstream_engine.errors import EngineError, FencedError
 from midstream_engine.signals import Signals
 from midstream_engine.trainer.computation.finiteness import FINITE, INFINITE, float_names
 from midstream_engine.trainer.computation.setup import Setup, prepare
 from midstream_engine.trainer.computation.train_step import StepResult
-from midstream_engine.trainer.loop import flops
+from midstream_engine.trainer.loop import flops, training_loop
 from midstream_engine.trainer.loop.requests import CommandFile, Requests
 from midstream_engine.trainer.loop.saving import NotSavedError
 from midstream_engine.trainer.loop.training_loop import Loop
@@ -227,6 +228,55 @@ def test_full_disk_after_a_save_on_command_ends_nothing(
     assert stage.loop.run() == records.FINISHED
     assert stage.events.count(("save", 2)) == 1
     assert stage.status.value.acknowledged == 1
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_stop_on_a_full_disk_tries_to_save(
+    saves: bool, tmp_path: Path, setups: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoints may be on another disk, or in a bucket. A command that cannot be carried out is rejected."""
+    stage = Stage(tmp_path, setups())
+    stage.full = not saves
+
+    def full(**_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def stop() -> None:
+        if saves:
+            stage.signals.stops += 1
+        else:
+            stage.send(records.STOP)
+
+    stage.during[1] = stop
+    monkeypatch.setattr(stage.status, "_write", full)
+    if saves:
+        assert stage.loop.run() == records.STOPPED
+        assert stage.events[-1] == ("save", 2)
+        return
+    with pytest.raises(NotSavedError):  # of the last save
+        stage.loop.run()
+    assert stage.status.value.rejected == 1
+    assert stage.events[-1] == ("save", STEPS)
+
+
+def test_signal_stops_although_the_fence_cannot_be_sealed(
+    tmp_path: Path, setups: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command comes at the same boundary, and the signal only once."""
+    stage = Stage(tmp_path, setups())
+
+    def unreadable(*_: Any, **__: Any) -> None:
+        raise FenceUnreadableError("fence.json cannot be read")
+
+    def both() -> None:
+        records.Command(records.STOP, epoch=2, owner="there").write(stage.paths.attempt(1).command_file)
+        stage.signals.stops += 1
+
+    stage.during[1] = both
+    monkeypatch.setattr(training_loop, "seal", unreadable)
+    assert stage.loop.run() == records.STOPPED
+    assert stage.events[-1] == ("save", 2)
+    assert (stage.status.value.rejected, stage.status.value.message) == (1, "fence.json cannot be read")
 
 
 def test_row_of_the_running_update_is_written_before_the_end(tmp_path: Path, setups: Any) -> None:

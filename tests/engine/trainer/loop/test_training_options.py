@@ -266,7 +266,7 @@ def test_profile_and_log_copy_are_in_log_directory(left: Attempts) -> None:
 def test_jax_config_numbers_reach_jax_as_numbers(tmp_path: Path) -> None:
     script = (
         "import sys, jax\nfrom midstream_engine.config import load_config\n"
-        "from midstream_engine.trainer.attempt.run_attempt import configure_jax\n"
+        "from midstream_engine.trainer.runtime.jax_settings import configure_jax\n"
         "config = load_config(sys.argv[1:]).config\nprint(configure_jax(config, '/nowhere'))\n"
         "for name in ('min_compile_time_secs', 'min_entry_size_bytes', 'enable_xla_caches'):\n"
         "    print(repr(getattr(jax.config, f'jax_persistent_cache_{name}')))"
