@@ -100,7 +100,10 @@ def find_origin(attempt: Attempt, config: TrainLmConfig, command: records.Comman
                 f"run {attempt.paths.run_id} has passed to {fence.owner} (epoch {fence.epoch}, sealed at step "
                 f"{fence.sealed_step}) by the fence in {attempt.paths.store}; epoch {attempt.epoch} may not continue it"
             )
-    name = newest_complete(attempt.paths, fence)
+    try:
+        name = newest_complete(attempt.paths, fence)
+    except OSError as error:
+        raise EngineError(f"the checkpoints of run {attempt.paths.run_id} cannot be read: {error}") from error
     wish = config.trainer.load_checkpoint
     if name is not None:
         if wish is False:
