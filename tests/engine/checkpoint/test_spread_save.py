@@ -255,8 +255,8 @@ def test_start_removes_no_share_whose_process_0_may_run(hosts: Hosts, monkeypatc
     status.write(files.status())
     assert hosts.start("ab") == [None, None]
     assert (hosts.share("b") / SHARE).exists()
-    gone = records.ProcessIdentity(identity.boot_id, identity.pid, identity.start_ticks - 1)
-    records.Status(records.TRAINING, 7, 0, heartbeat=time.time(), **gone.to_json()).write(files.status())
+    ended = records.ProcessIdentity(identity.boot_id, identity.pid, identity.start_ticks - 1)
+    records.Status(records.TRAINING, 7, 0, heartbeat=time.time(), **ended.to_json()).write(files.status())
     assert hosts.start("ab") == [None, None]
     assert not hosts.share("b").exists()
 

@@ -142,7 +142,10 @@ def _reason(paths: records.RunPaths, path: str, kind: str, running: Dict[int, st
 
 
 def _share(directory: str) -> str:
-    """Why a directory may be a share of a checkpoint that another host has committed; empty if it is none."""
+    """The reason to keep a host's share of a spread checkpoint.
+
+    Another host may have committed the checkpoint. Empty if the directory is no share.
+    """
     try:
         os.lstat(posixpath.join(directory, records.SHARE))
     except (FileNotFoundError, NotADirectoryError):

@@ -162,7 +162,7 @@ def _follow(directory: str, arrays: list[HostArray], group: SaveGroup, rendezvou
 
 
 def complete_share(directory: str, manifest: Manifest) -> None:
-    """Write the manifest of this host's share of a committed checkpoint, unless it exists.
+    """Write the missing manifest of this host's share of a checkpoint.
 
     An error is logged: process 0 has committed the checkpoint, and the others go on as after every save.
     """

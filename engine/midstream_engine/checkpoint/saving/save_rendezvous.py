@@ -57,7 +57,10 @@ class SaveRendezvous:
         self._receive("ready", self._group.local_processes[0])
 
     def await_leader(self) -> None:
-        """Wait until process 0 has found that it has committed no earlier save of this step."""
+        """Wait until process 0 is ready.
+
+        It has then found that it has committed no earlier save of this step.
+        """
         self._receive("ready", 0)
 
     def send_part(self, objects: Sequence[ObjectEntry], pieces: Sequence[tuple[str, Box, np.ndarray]]) -> None:

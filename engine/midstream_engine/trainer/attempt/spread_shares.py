@@ -1,10 +1,10 @@
-"""Shares of spread checkpoints without a manifest: completed or removed at the start of an attempt.
+"""Completion and removal of shares of spread checkpoints without a manifest.
 
-A host that was interrupted after it had stored its share, or on which the disk was full, has no manifest. The share has
-a `records.Share`. If a host of this attempt has the manifest, the share is completed. It is removed only if it is
-certain that it is not committed: the directory that process 0 would have committed to belongs to a host of this
-attempt and has no manifest, and no process of the earlier attempt runs. Otherwise it stays, because the manifest may be
-on a host that is not in this attempt.
+It is done at the start of an attempt. A host that was interrupted once its share was stored, or on which the disk was
+full, has no manifest; the share has a `records.Share`. If a host of this attempt has the manifest, the share is
+completed. It is removed only if it is certain that it is not committed: the directory that process 0 would have
+committed to belongs to a host of this attempt and has no manifest, and no process of the earlier attempt runs.
+Otherwise it stays, because the manifest may be on a host that is not in this attempt.
 """
 
 from __future__ import annotations
@@ -97,7 +97,10 @@ def _attempt(name: str) -> int:
 
 
 def _running(paths: records.RunPaths, numbers: set[int]) -> list[int]:
-    """Return those attempts of which a process on this host may still run, and so commit."""
+    """Return those attempts of which a process may still run here.
+
+    It could commit a checkpoint.
+    """
     return [number for number in sorted(numbers) if _may_run(paths.attempt(number).dir)]
 
 
@@ -122,7 +125,10 @@ def _may_run(directory: str) -> bool:
 
 
 def _manifest(directory: str) -> bytes:
-    """Return the bytes of a manifest; empty, with a line in the log, if it cannot be read."""
+    """Return the bytes of a manifest; empty if it cannot be read.
+
+    The error is logged.
+    """
     try:
         return open_store(directory).get(records.MANIFEST)
     except OSError as error:
@@ -131,11 +137,11 @@ def _manifest(directory: str) -> bytes:
 
 
 def complete_from(directory: str, manifest: bytes) -> None:
-    """Write the manifest of this host's share, if it has all objects that ``manifest`` says it has.
+    """Write the manifest of this host's share, if its objects are complete.
 
     Args:
         directory: Directory of the share, without a manifest.
-        manifest: That of another host.
+        manifest: That of another host, which lists the objects.
     """
     try:
         share = records.Share.read(os.path.join(directory, records.SHARE))
@@ -154,7 +160,10 @@ def complete_from(directory: str, manifest: bytes) -> None:
 
 
 def _remove(paths: records.RunPaths, name: str, leaders: set[str]) -> None:
-    """Remove a share if one of ``leaders`` is the directory that its process 0 would have committed to."""
+    """Remove a share that process 0 has not committed.
+
+    It stays unless one of ``leaders`` is the directory that process 0 would have committed to.
+    """
     directory, checkpoints = paths.checkpoint(name), open_checkpoints(paths.checkpoints)
     try:
         leader = records.Share.read(os.path.join(directory, records.SHARE)).leader

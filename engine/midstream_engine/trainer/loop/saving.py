@@ -295,7 +295,8 @@ class Saver:
         if not self._processes.leads:
             if manifest.hosts:
                 self._remove_pruned_shares()
-                self._complete_share(manifest)
+                if self._file_systems is not None and self._file_systems.leads:  # the disk may have been full before
+                    complete_share(self._attempt.paths.checkpoint(manifest.name), manifest)
             return
         log.info(
             "saved %s (%s): %.1f MB in %.2f s, training waited %.2f s, root digest %s",
@@ -341,11 +342,6 @@ class Saver:
                 store.empty(name)
         except OSError as error:
             log.error("old checkpoints not removed: %s", error)
-
-    def _complete_share(self, manifest: records.Manifest) -> None:
-        """Write the manifest of this host's share where the disk was full before older checkpoints were removed."""
-        if self._file_systems is not None and self._file_systems.leads:
-            complete_share(self._attempt.paths.checkpoint(manifest.name), manifest)
 
     def _group(self) -> SaveGroup | None:
         client = self._processes.client
