@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 
 from midstream_engine.processes.coordinator_client import CoordinatorClient
-from midstream_engine.records import write_bytes
+from midstream_engine.records import locked, read_bytes, write_bytes
 
 VISIBILITY_TIMEOUT = 3.0  # seconds until a file of another host must be visible: network file systems cache names
 POLL_INTERVAL = 0.1
@@ -26,6 +26,7 @@ class SharedFileSystems:
     first: tuple[int, ...]  # of each process, the leader of its group
     hosts: tuple[str, ...]  # of each process, the name of its group: that of the leader's host, made unique
     directories: tuple[str, ...]  # of each process, the run's directory
+    ids: tuple[str, ...] = ()  # of each process, the id of its directory of checkpoints; empty if all share one
 
     @property
     def spread(self) -> bool:
@@ -70,12 +71,34 @@ def find_shared_file_systems(client: CoordinatorClient, directory: str) -> Share
     names = {leader: client.peers[leader].host for leader in set(firsts)}
     twice = {name for name in names.values() if list(names.values()).count(name) > 1}
     unique = {leader: f"{name}#{leader}" if name in twice else name for leader, name in names.items()}
+    ids: tuple[str, ...] = ()
+    if len(names) > 1:
+        found = client.exchange("place-id", _directory_id(os.path.join(directory, "checkpoints")).encode())
+        ids = tuple(text.decode() for text in found)
     return SharedFileSystems(
         client.process,
         tuple(firsts),
         tuple(unique[first] for first in firsts),
         tuple(other["directory"] for other in others),
+        ids,
     )
+
+
+def _directory_id(directory: str) -> str:
+    """Return the random id of a directory, which is stored in it.
+
+    Another disk that is mounted there has another id. Empty if there is no such directory.
+    """
+    if not os.path.isdir(directory):
+        return ""
+    path = os.path.join(directory, ".id")
+    with locked(os.path.join(os.path.dirname(directory), ".lock")):
+        try:
+            return read_bytes(path, 64).decode("ascii", "replace")
+        except FileNotFoundError:
+            identity = secrets.token_hex(16)
+            write_bytes(path, identity.encode())
+            return identity
 
 
 def _first_visible(directory: str, files: list[str], process: int) -> int:

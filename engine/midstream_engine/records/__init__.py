@@ -146,6 +146,7 @@ if TYPE_CHECKING:
         checkpoint_name,
         parse_checkpoint_name,
     )
+    from midstream_engine.records.share import SHARE, Share
 
 __all__ = [
     "CHECKPOINT_NAME",
@@ -178,6 +179,7 @@ __all__ = [
     "RUN_ID_OR_EMPTY",
     "SAVE",
     "SAVING",
+    "SHARE",
     "STANDBY",
     "STARTING",
     "STARTS",
@@ -208,6 +210,7 @@ __all__ = [
     "Restore",
     "RunPaths",
     "Seal",
+    "Share",
     "SpreadHost",
     "Status",
     "Store",
@@ -311,6 +314,7 @@ _NAMES = {  # module -> its names; a module is loaded with the first use of one 
         "checkpoint_name",
         "parse_checkpoint_name",
     ),
+    "share": ("SHARE", "Share"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -1,156 +1,296 @@
-"""A save of two processes without a shared file system, of which one fails around the commit."""
+"""A save of two hosts without a shared file system, of which one fails around the commit, and the next start."""
 
 from __future__ import annotations
 
-import dataclasses
 import errno
-import threading
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
+from midstream.remote.runs import leftovers
+from midstream_engine import records
 from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.checkpoint.format.boxes import full_box
-from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.checkpoint.save_fence import FenceRejectedError
 from midstream_engine.checkpoint.saving import consensus
-from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
 from midstream_engine.checkpoint.saving.save_group import SaveGroup
-from midstream_engine.checkpoint.saving.snapshot import HostArray
+from midstream_engine.checkpoint.saving.save_rendezvous import abort_save
 from midstream_engine.checkpoint.stores.directory_objects import DirectoryObjects
-from midstream_engine.processes.coordinator_client import CoordinatorClient, connect_to_coordinator
-from midstream_engine.processes.shared_file_systems import SharedFileSystems
-from midstream_engine.records import MANIFEST, Fence, Manifest, RunPaths
-from support.checkpoints.checkpoint_states import PROVENANCE, STATE
-from support.loopback import free_port
-
-NAME = "step-7-a001"
-SHAPE = (512, 2048)
+from midstream_engine.processes import shared_file_systems
+from midstream_engine.records import MANIFEST, SHARE, Fence, Manifest
+from midstream_engine.trainer.attempt.resume import Origin
+from support.checkpoints.spread_hosts import NAME, Hosts
 
 
-class Hosts:
-    """Two hosts, each with a process (a thread here) that has one array completely."""
-
-    def __init__(self, root: Path) -> None:
-        self.paths = [RunPaths(str(root / host), "run") for host in "ab"]
-        for paths in self.paths:
-            Path(paths.dir).mkdir(parents=True)
-        self.clients: dict[int, CoordinatorClient] = {}
-        self.ended: dict[int, Manifest | BaseException] = {}
-        self._address = f"127.0.0.1:{free_port()}"
-
-    def save(self) -> list[Manifest | BaseException]:
-        """Save on both; return the manifest or the error of each."""
-        for work in (self._connect, self._save):
-            threads = [threading.Thread(target=work, args=(process,)) for process in (0, 1)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(120)
-        for client in self.clients.values():
-            client.close()
-        return [self.ended[0], self.ended[1]]
-
-    def share(self, process: int) -> Path:
-        return Path(self.paths[process].checkpoint(NAME))
-
-    def _connect(self, process: int) -> None:
-        self.clients[process], _ = connect_to_coordinator(
-            self._address, process, 2, host="ab"[process], token="", join_timeout=60, heartbeat_timeout=60, welcome=dict
-        )
-
-    def _save(self, process: int) -> None:
-        paths, box = self.paths[process], full_box(SHAPE)
-        values = np.arange(np.prod(SHAPE), dtype=np.float32).reshape(SHAPE)
-        small, short = np.arange(3, dtype=np.float32), full_box((3,))
-        arrays = [
-            HostArray("large", ("mlp", "embed"), SHAPE, "float32", [(box, values)], {0: [box], 1: [box]}),
-            HostArray("small", ("embed",), (3,), "float32", [(short, small)], {0: [short], 1: [short]}),
-        ]
-        systems = SharedFileSystems(process, (0, 1), ("a", "b"), tuple(paths.dir for paths in self.paths))
-        group = SaveGroup(self.clients[process], 1, systems, timeout=60)
-        document = train_document(STATE, PROVENANCE, None)
-        try:
-            self.ended[process] = consensus.finish_with_consensus(
-                paths, paths.checkpoint(NAME), arrays, document, group, step=7, attempt=1, epoch=1
-            )
-        except BaseException as error:  # noqa: BLE001 (returned by `save`)
-            self.ended[process] = error
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_file_systems, "VISIBILITY_TIMEOUT", 0.3)
 
 
-def assert_share_is_complete(hosts: Hosts) -> None:
-    """Assert that the share of the second host has all that the manifest of the first says."""
-    manifest = read_manifest(str(hosts.share(0)))
-    assert [entry.host for entry in manifest.spread_hosts] == ["a", "b"]
-    dataclasses.replace(manifest, host="b").write(str(hosts.share(1) / MANIFEST))  # as the next start does
-    for process in (0, 1):
-        report = verify_checkpoint(str(hosts.share(process)), deep=True)
-        assert (report.flaws, report.unlisted) == ([], [])
+@pytest.fixture
+def hosts(tmp_path: Path) -> Hosts:
+    return Hosts(tmp_path)
 
 
-def after_commit(monkeypatch: pytest.MonkeyPatch, then: Callable[[], None]) -> None:
+def assert_start_completes_share(hosts: Hosts, processes: str = "ab") -> None:
+    """Assert that ``--clean`` does not remove the share of host b, and that the next start completes it."""
+    (entry,) = leftovers.leftovers(hosts.paths("b").root, "run", quiet=0.0)
+    assert (entry.path, entry.kind) == (f"checkpoints/{NAME}", "partial")
+    assert "the next start" in entry.kept
+    assert leftovers.remove(hosts.paths("b").root, "run", [entry.path], quiet=0.0) == []
+    found = hosts.start(processes)
+    assert [origin.name for origin in found if isinstance(origin, Origin)] == [NAME, NAME], found
+    assert_complete(hosts)
+
+
+def assert_complete(hosts: Hosts) -> None:
+    for host in "ab":
+        report = verify_checkpoint(str(hosts.share(host)), deep=True)
+        assert (report.manifest.host, report.flaws, report.unlisted) == (host, [], [])
+        assert [entry.host for entry in report.manifest.spread_hosts] == ["a", "b"]
+
+
+def change_commit(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    before: Callable[[], None] | None = None,
+    after: Callable[[], None] | None = None,
+) -> None:
+    """Call a function before or after the commit of process 0."""
     commit = consensus.commit
 
-    def commit_and(*arguments: Any, **named: Any) -> Manifest:
+    def changed(*arguments: Any, **named: Any) -> Manifest:
+        if before is not None:
+            before()
         manifest = commit(*arguments, **named)
-        then()
+        if after is not None:
+            after()
         return manifest
 
-    monkeypatch.setattr(consensus, "commit", commit_and)
+    monkeypatch.setattr(consensus, "commit", changed)
 
 
-def test_share_stays_where_process_0_exits_after_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts = Hosts(tmp_path)
+def fail() -> None:
+    raise OSError(errno.EIO, "Input/output error")  # as of the directory's sync, after the rename
 
+
+def exit_process_0(hosts: Hosts) -> Callable[[], None]:
     def exit_now() -> None:
         hosts.clients[0].close()
+        os.rename(hosts.paths("a").checkpoints, hosts.paths("a").checkpoints + "-then")  # it removes nothing more
         raise SystemExit
 
-    after_commit(monkeypatch, exit_now)
+    return exit_now
+
+
+def bring_back(hosts: Hosts) -> None:
+    os.rename(hosts.paths("a").checkpoints + "-then", hosts.paths("a").checkpoints)
+
+
+# ---------------------------------------------------------------------------------------------- a save that may be
+
+
+@pytest.mark.parametrize("processes", ["ab", "ba"])
+def test_share_stays_where_process_0_exits_after_its_commit(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, processes: str
+) -> None:
+    change_commit(monkeypatch, after=exit_process_0(hosts))
     _, error = hosts.save()
     assert isinstance(error, CheckpointError)
     assert "process 0 (a, pid" in str(error)
-    assert_share_is_complete(hosts)
+    bring_back(hosts)
+    assert_start_completes_share(hosts, processes)
 
 
-def test_share_stays_where_the_commit_fails_after_its_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts = Hosts(tmp_path)
-
-    def fail() -> None:
-        raise OSError(errno.EIO, "Input/output error")  # as of the directory's sync
-
-    after_commit(monkeypatch, fail)
+def test_share_stays_where_the_commit_fails_after_its_rename(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    change_commit(monkeypatch, after=fail)
     assert [type(ended) for ended in hosts.save()] == [CheckpointError, CheckpointError]
-    assert_share_is_complete(hosts)
+    assert_start_completes_share(hosts)
+
+
+def test_share_stays_where_a_manifest_cannot_be_examined(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One failing stat after the commit."""
+    stat, failing = os.stat, list[str]()
+
+    def fail_once(path: Any, **named: Any) -> os.stat_result:
+        if path in failing:
+            failing.remove(path)
+            fail()
+        return stat(path, **named)
+
+    def fail_next() -> None:
+        failing.append(str(hosts.share("a") / MANIFEST))
+        fail()
+
+    monkeypatch.setattr(os, "stat", fail_once)
+    change_commit(monkeypatch, after=fail_next)
+    assert [type(ended) for ended in hosts.save()] == [CheckpointError, CheckpointError]
+    assert failing == []
+    assert_start_completes_share(hosts)
 
 
 def test_share_stays_where_its_manifest_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Process 0 has committed, and removes older checkpoints next."""
-    hosts, commit = Hosts(tmp_path), DirectoryObjects.commit
+    commit = DirectoryObjects.commit
 
     def full(store: DirectoryObjects, path: str, data: bytes) -> None:
-        if store.where == str(hosts.share(1)):
+        if store.where == str(hosts.share("b")):
             raise OSError(errno.ENOSPC, "No space left on device")
         commit(store, path, data)
 
-    monkeypatch.setattr(DirectoryObjects, "commit", full)
-    first, second = hosts.save()
+    with monkeypatch.context() as patched:
+        patched.setattr(DirectoryObjects, "commit", full)
+        first, second = hosts.save()
     assert isinstance(first, Manifest)
     assert isinstance(second, Manifest)
     assert first.root_digest == second.root_digest
     assert "No space left on device" in caplog.text
-    assert not (hosts.share(1) / MANIFEST).exists()
-    assert_share_is_complete(hosts)
+    assert not (hosts.share("b") / MANIFEST).exists()
+    assert_start_completes_share(hosts)
 
 
-def test_share_is_removed_where_the_commit_is_rejected(tmp_path: Path) -> None:
-    hosts = Hosts(tmp_path)
-    Fence(1, "here").sealed(2, "there", 5).write(hosts.paths[0].fence)
+def test_share_without_all_its_objects_is_never_completed(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    change_commit(monkeypatch, after=fail)
+    hosts.save()
+    next(path for path in (hosts.share("b") / "arrays/large").rglob("0") if path.is_file()).unlink()
+    hosts.start("ab")
+    assert not (hosts.share("b") / MANIFEST).exists()
+    assert (hosts.share("b") / SHARE).exists()
+
+
+# ---------------------------------------------------------------------------------------- the same step saved again
+
+
+def test_share_stays_where_the_same_step_is_saved_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host b has two processes: the second waits for the first, which waits for process 0."""
+    hosts = Hosts(tmp_path, "abb")
+    with monkeypatch.context() as patched:
+        change_commit(patched, after=fail)
+        hosts.save()
+    errors = hosts.save()
+    assert ["is complete: a checkpoint is never overwritten" in str(error) for error in errors] == [True] * 3, errors
+    assert_start_completes_share(hosts)
+
+
+def test_share_stays_where_process_0_cannot_save_again(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        change_commit(patched, after=fail)
+        hosts.save()
+
+    def begin(group: SaveGroup) -> None:
+        if group.leads:
+            abort_save(group, CheckpointError("the fence cannot be read"))
+
+    errors = hosts.save(begin)
+    assert ["the fence cannot be read" in str(error) for error in errors] == [True, True], errors
+    assert_start_completes_share(hosts)
+
+
+def test_share_that_is_not_committed_is_saved_again(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    change_commit(monkeypatch, before=exit_process_0(hosts))
+    hosts.save()
+    assert (hosts.share("b") / SHARE).exists()
+    bring_back(hosts)
+    monkeypatch.undo()
+    assert [type(ended) for ended in hosts.save()] == [Manifest, Manifest]
+    assert_complete(hosts)
+
+
+# ---------------------------------------------------------------------------------------- a save that certainly is not
+
+
+def test_share_is_removed_where_the_commit_is_rejected(hosts: Hosts) -> None:
+    Fence(1, "here").sealed(2, "there", 5).write(hosts.paths("a").fence)
     assert [type(ended) for ended in hosts.save()] == [FenceRejectedError, FenceRejectedError]
-    assert [hosts.share(process).exists() for process in (0, 1)] == [False, False]
+    assert [hosts.share(host).exists() for host in "ab"] == [False, False]
+
+
+def uncommitted(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """End process 0 right before its commit."""
+    with monkeypatch.context() as patched:
+        change_commit(patched, before=exit_process_0(hosts))
+        hosts.save()
+    assert (hosts.share("b") / SHARE).exists()
+
+
+@pytest.mark.parametrize("processes", ["ab", "ba"])
+def test_start_removes_a_share_without_a_commit(hosts: Hosts, monkeypatch: pytest.MonkeyPatch, processes: str) -> None:
+    uncommitted(hosts, monkeypatch)
+    bring_back(hosts)
+    assert hosts.start(processes) == [None, None]
+    assert [path.name for path in Path(hosts.paths("b").checkpoints).iterdir()] == [".id"]
+
+
+def test_start_without_the_host_of_process_0_removes_nothing(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its manifest may exist; so it may where another disk is mounted there."""
+    uncommitted(hosts, monkeypatch)
+    assert hosts.start("bc") == [None, None]
+    assert (hosts.share("b") / SHARE).exists()
+    Path(hosts.paths("a").checkpoints).mkdir()
+    assert hosts.start("ab") == [None, None]
+    assert (hosts.share("b") / SHARE).exists()
+
+
+def test_start_of_a_standby_removes_no_share(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    uncommitted(hosts, monkeypatch)
+    bring_back(hosts)
+    assert hosts.start("ab", standby=True) == [None, None]
+    assert (hosts.share("b") / SHARE).exists()
+
+
+def test_start_removes_no_share_whose_process_0_may_run(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has recorded its end, and is still saving."""
+    uncommitted(hosts, monkeypatch)
+    bring_back(hosts)
+    files = hosts.paths("a").attempt(1)
+    Path(files.dir).mkdir()
+    identity = records.this_process()
+    status = records.Status(records.FAILED, 7, 0, heartbeat=time.time() - 3600, **identity.to_json())
+    status.write(files.status())
+    assert hosts.start("ab") == [None, None]
+    assert (hosts.share("b") / SHARE).exists()
+    ended = records.ProcessIdentity(identity.boot_id, identity.pid, identity.start_ticks - 1)
+    records.Status(records.TRAINING, 7, 0, heartbeat=time.time(), **ended.to_json()).write(files.status())
+    assert hosts.start("ab") == [None, None]
+    assert not hosts.share("b").exists()
+
+
+def test_start_removes_no_share_of_a_checkpoint_in_the_trash(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pin may bring the checkpoint back."""
+    change_commit(monkeypatch, after=fail)
+    hosts.save()
+    share = hosts.share("a")
+    share.rename(share.with_name(f".trash-{NAME}"))
+    assert hosts.start("ab") == [None, None]
+    assert (hosts.share("b") / SHARE).exists()
+
+
+# ------------------------------------------------------------------------------------------------------------ others
+
+
+def test_failed_save_on_one_file_system_examines_no_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a bucket that is repeated for minutes, and the other processes wait."""
+    looks = list[str]()
+    monkeypatch.setattr(consensus, "_may_have_manifest", looks.append)
+    change_commit(monkeypatch, before=fail)
+    errors = Hosts(tmp_path, "aa").save()
+    assert ["Input/output error" in str(error) for error in errors] == [True, True], errors
+    assert looks == []
+
+
+def test_object_that_cannot_be_examined_is_not_absent(tmp_path: Path) -> None:
+    store = DirectoryObjects(str(tmp_path))
+    (tmp_path / "file").touch()
+    (tmp_path / MANIFEST).symlink_to(MANIFEST)
+    assert [store.exists("absent"), store.exists("file/absent"), store.exists("file")] == [False, False, True]
+    with pytest.raises(OSError, match="symbolic links"):
+        store.exists(MANIFEST)
+    with pytest.raises(OSError, match="symbolic links"):
+        store.commit(MANIFEST, b"{}")
+    assert (tmp_path / MANIFEST).is_symlink()

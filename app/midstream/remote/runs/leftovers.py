@@ -128,7 +128,8 @@ def _reason(paths: records.RunPaths, path: str, kind: str, running: Dict[int, st
     name = posixpath.basename(path)
     if kind == "partial":
         parsed = records.parse_checkpoint_name(name)
-        return running.get(parsed[1], "") if parsed else ""
+        why = running.get(parsed[1], "") if parsed else ""
+        return why or _share(posixpath.join(paths.dir, path))
     if kind == "trash":
         pinned = name[len(TRASH) :] in run_checkpoints.pinned(paths)
         if pinned and os.path.exists(posixpath.join(paths.dir, path, records.MANIFEST)):
@@ -138,6 +139,20 @@ def _reason(paths: records.RunPaths, path: str, kind: str, running: Dict[int, st
     if match and os.path.exists("/proc/{}".format(match.group(1))):
         return "process {} may be writing it".format(match.group(1))
     return ""
+
+
+def _share(directory: str) -> str:
+    """The reason to keep a host's share of a spread checkpoint.
+
+    Another host may have committed the checkpoint. Empty if the directory is no share.
+    """
+    try:
+        os.lstat(posixpath.join(directory, records.SHARE))
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError:
+        pass  # unknown: it is kept
+    return "another host may have the rest of this checkpoint: the next start on all its hosts completes or removes it"
 
 
 @reads()

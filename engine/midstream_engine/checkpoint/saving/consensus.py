@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +24,18 @@ from midstream_engine.checkpoint.saving.snapshot import HostArray, release
 from midstream_engine.checkpoint.stores import open_store
 from midstream_engine.checkpoint.stores.hashed_objects import write_object
 from midstream_engine.checkpoint.stores.object_store import ObjectStore
-from midstream_engine.records import MANIFEST, TRAIN, ArrayEntry, Manifest, ObjectEntry, RunPaths, SpreadHost
+from midstream_engine.records import (
+    MANIFEST,
+    SHARE,
+    TRAIN,
+    ArrayEntry,
+    Manifest,
+    ObjectEntry,
+    RunPaths,
+    Share,
+    SpreadHost,
+    canonical_json,
+)
 
 log = logging.getLogger(__name__)
 Pieces = list[tuple[str, Box, np.ndarray]]  # array, part, data
@@ -60,7 +73,7 @@ def finish_with_consensus(
     rendezvous, needed = SaveRendezvous(directory, group), checkpoint_writer.stored_bytes(arrays)
     handled = checkpoint_writer.reported(directory, needed)
     if group.leads_locally:
-        handled = checkpoint_writer.removed_on_failure(directory, needed, lambda: rendezvous.may_be_committed)
+        handled = checkpoint_writer.removed_on_failure(directory, needed, lambda: rendezvous.share_stays)
     try:
         with handled:
             if not group.leads:
@@ -73,7 +86,8 @@ def finish_with_consensus(
             rendezvous.send_committed(manifest)
             return manifest
     except BaseException as error:
-        rendezvous.abort(error, committed=group.leads and _may_have_manifest(directory))
+        # Without a spread no other process removes anything, and a bucket might repeat the request for minutes.
+        rendezvous.abort(error, committed=group.leads and group.spread and _may_have_manifest(directory))
         raise
     finally:
         rendezvous.close()
@@ -132,19 +146,34 @@ def _follow(directory: str, arrays: list[HostArray], group: SaveGroup, rendezvou
     if group.leads_locally:
         for path, data in rendezvous.receive_shared().items():
             write_object(store, path, memoryview(data))
+        systems = group.file_systems
+        assert systems is not None
+        share = Share(systems.host, systems.ids[0] if systems.ids else "")
+        store.write(SHARE, [memoryview(canonical_json(share.to_json()))])
         store.sync()
         rendezvous.send_stored()
     manifest = rendezvous.receive_committed()
     if group.leads_locally:
         assert group.file_systems is not None
         manifest = dataclasses.replace(manifest, host=group.file_systems.host)
-        try:
-            store.commit(MANIFEST, manifest_text(manifest))
-        except OSError as error:
-            # Process 0 has committed the checkpoint, and the others go on as after every save.
-            log.error("%s: %s is not written here, the next start writes it: %s", directory, MANIFEST, error)
+        complete_share(directory, manifest)
     store.close()
     return manifest
+
+
+def complete_share(directory: str, manifest: Manifest) -> None:
+    """Write the missing manifest of this host's share of a checkpoint.
+
+    An error is logged: process 0 has committed the checkpoint, and the others go on as after every save.
+    """
+    store = open_store(directory)
+    try:
+        if not store.exists(MANIFEST):
+            store.commit(MANIFEST, manifest_text(manifest))
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(directory, SHARE))
+    except OSError as error:
+        log.error("%s: %s is not written here, the next start writes it: %s", directory, MANIFEST, error)
 
 
 def _prepared(directory: str, arrays: list[HostArray], group: SaveGroup, rendezvous: SaveRendezvous) -> ObjectStore:
@@ -152,6 +181,10 @@ def _prepared(directory: str, arrays: list[HostArray], group: SaveGroup, rendezv
     store = open_store(directory)
     if store.exists(MANIFEST):
         raise CheckpointError(f"{directory} is complete: a checkpoint is never overwritten")
+    if not group.leads and store.exists(SHARE):
+        # The share of an earlier save of this step, which process 0 may have committed.
+        rendezvous.await_leader()
+    rendezvous.prepared = True
     needed = checkpoint_writer.stored_bytes(arrays)
     store.prepare(int(needed * len(group.local_processes) / group.count) if group.spread else needed)
     rendezvous.send_ready()

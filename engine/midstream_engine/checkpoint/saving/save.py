@@ -16,6 +16,7 @@ from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.checkpoint.saving.checkpoint_writer import (
     Document,
     removed_on_failure,
+    reported,
     stored_bytes,
     write,
     write_objects,
@@ -87,7 +88,9 @@ class PendingSave:
                 self._paths, directory, arrays, document, self._group,
                 step=self.step, attempt=self._attempt, epoch=self._epoch,
             )  # fmt: skip
-        if open_store(directory).exists(MANIFEST):
+        with reported(directory, self.bytes):
+            exists = open_store(directory).exists(MANIFEST)
+        if exists:
             return _already_saved(directory, arrays, self._document)
         with removed_on_failure(directory, self.bytes):
             written = write(directory, arrays, self._document)

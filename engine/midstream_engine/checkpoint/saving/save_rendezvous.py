@@ -24,28 +24,44 @@ class SaveRendezvous:
     A failure of one process is raised by all, with the number of that one.
 
     Attributes:
-        may_be_committed: Process 0 may have committed the share of this file system: it is stored, and process 0 has
-            not reported that the checkpoint is not committed.
+        prepared: The directory of this file system is, or is being, emptied for this save. Before that it may have the
+            share of an earlier save of the same step, which process 0 may have committed.
+        may_be_committed: Process 0 may have committed the share of this save: it is stored, and process 0 has not
+            reported that the checkpoint is not committed.
     """
 
     def __init__(self, directory: str, group: SaveGroup) -> None:
         self._directory, self._group, self._client = directory, group, group.client
         self._prefix = f"save-{group.sequence}-"
-        self._failure_received = False
-        self.may_be_committed = False
+        self._failure_received = self._ready_sent = False
+        self.prepared = self.may_be_committed = False
+
+    @property
+    def share_stays(self) -> bool:
+        """Whether a failed save removes nothing from this file system."""
+        return not self.prepared or self.may_be_committed
 
     def send_ready(self) -> None:
         """Report that the directory of this file system is empty.
 
-        The others may then write to it.
+        The processes that share it may then write to it. Process 0 reports to all, see `await_leader`.
         """
-        for process in self._group.local_processes:
-            if process != self._group.process:
+        group = self._group
+        for process in range(group.count) if group.leads else group.local_processes:
+            if process != group.process:
                 self._send("ready", b"", process)
+        self._ready_sent = True
 
     def await_ready(self) -> None:
         """Wait until the directory of this file system is empty."""
         self._receive("ready", self._group.local_processes[0])
+
+    def await_leader(self) -> None:
+        """Wait until process 0 is ready.
+
+        It has then found that it has committed no earlier save of this step.
+        """
+        self._receive("ready", 0)
 
     def send_part(self, objects: Sequence[ObjectEntry], pieces: Sequence[tuple[str, Box, np.ndarray]]) -> None:
         """Send process 0 the list of objects written here and pieces of other arrays."""
@@ -116,9 +132,10 @@ class SaveRendezvous:
         kind = "fenced" if isinstance(error, FenceRejectedError) else "failed"
         text = str(error).partition("\n")[0]
         message = text if text.startswith("process ") else f"process {self._group.process}: {text}"
-        if self._failure_received and not self._group.leads:
-            return  # the others have received it too
         group = self._group
+        awaited = group.leads_locally and not self._ready_sent  # by processes that do not receive from process 0 yet
+        if self._failure_received and not group.leads and not awaited:
+            return  # the others have received it too
         others = range(group.count) if group.leads else {0, *(group.local_processes if group.leads_locally else ())}
         for process in set(others) - {group.process}:
             # Under every name, because the message that the other waits for is unknown.
@@ -144,7 +161,7 @@ class SaveRendezvous:
             return payload[1:]
         self._failure_received = True
         failure = json.loads(payload[1:])
-        self.may_be_committed = self.may_be_committed and failure["committed"]
+        self.may_be_committed = self.may_be_committed and failure.get("committed", True)
         raise (FenceRejectedError if failure["kind"] == "fenced" else CheckpointError)(failure["message"])
 
     @contextlib.contextmanager

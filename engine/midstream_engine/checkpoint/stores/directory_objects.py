@@ -92,7 +92,7 @@ class DirectoryObjects:
 
         The caller has the run's lock, so that no process writes between check and rename.
         """
-        if os.path.exists(self._at(path)):
+        if self.exists(path):
             raise FileExistsError(self._at(path))
         write_bytes(self._at(path), data)
 
@@ -103,7 +103,11 @@ class DirectoryObjects:
         """Do nothing: the directory was empty when the save began."""
 
     def exists(self, path: str) -> bool:
-        return os.path.exists(self._at(path))
+        try:
+            os.stat(self._at(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True  # any other error is raised: the object may exist, and what is absent may be removed or replaced
 
     def size(self, path: str) -> int:
         return os.stat(self._at(path)).st_size

@@ -71,7 +71,10 @@ class ObjectStore(Protocol):
         ...
 
     def exists(self, path: str) -> bool:
-        """Return whether the object exists."""
+        """Return whether the object exists.
+
+        Raises OSError or CheckpointError where that cannot be determined.
+        """
         ...
 
     def size(self, path: str) -> int:

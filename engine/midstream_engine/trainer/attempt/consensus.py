@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from midstream_engine import records
-from midstream_engine.checkpoint.stores import in_bucket, open_store
+from midstream_engine.checkpoint.stores import in_bucket
 from midstream_engine.errors import EngineError
 from midstream_engine.processes.rendezvous import Processes
 from midstream_engine.trainer.attempt.resume import Origin
+from midstream_engine.trainer.attempt.spread_shares import settle_shares
 from midstream_engine.trainer.loop.requests import CommandFile
 from midstream_engine.trainer.runtime.attempt_record import Attempt
 
@@ -44,34 +44,21 @@ def agree_on_origin(attempt: Attempt, find: Callable[[], Origin | None]) -> Orig
     processes = attempt.processes
     if processes.client is None:
         return find()
+    settle_shares(attempt)
 
     def found() -> bytes:
         origin = find()
         if origin is None:
             return b"null"
-        manifest = json.loads(open_store(origin.directory).get(records.MANIFEST))
-        return json.dumps({"origin": dataclasses.asdict(origin), "manifest": manifest}).encode()
+        return json.dumps(dataclasses.asdict(origin)).encode()
 
     value: dict[str, Any] | None = json.loads(processes.broadcast("origin", found))
     if value is None:
         return None
-    origin = Origin(**value["origin"])
+    origin = Origin(**value)
     if origin.own and not in_bucket(attempt.paths.checkpoints):
         origin = dataclasses.replace(origin, directory=attempt.paths.checkpoint(origin.name))
-    _complete_share(attempt, origin, records.Manifest.from_json(value["manifest"], origin.name))
     return origin
-
-
-def _complete_share(attempt: Attempt, origin: Origin, manifest: records.Manifest) -> None:
-    """Write the missing manifest of this host's share of a spread checkpoint.
-
-    The host was interrupted right before it wrote it. Process 0 has committed, and all objects were written before.
-    """
-    file_systems, store = attempt.file_systems, open_store(origin.directory)
-    if not manifest.hosts or file_systems is None or not file_systems.leads or store.exists(records.MANIFEST):
-        return
-    if os.path.isdir(origin.directory) and file_systems.host in {entry.host for entry in manifest.spread_hosts}:
-        dataclasses.replace(manifest, host=file_systems.host).write(os.path.join(origin.directory, records.MANIFEST))
 
 
 def in_turn(attempt: Attempt, work: Callable[[], T]) -> T:

@@ -100,7 +100,10 @@ def find_origin(attempt: Attempt, config: TrainLmConfig, command: records.Comman
                 f"run {attempt.paths.run_id} has passed to {fence.owner} (epoch {fence.epoch}, sealed at step "
                 f"{fence.sealed_step}) by the fence in {attempt.paths.store}; epoch {attempt.epoch} may not continue it"
             )
-    name = newest_complete(attempt.paths, fence)
+    try:
+        name = newest_complete(attempt.paths, fence)
+    except OSError as error:
+        raise EngineError(f"the checkpoints of run {attempt.paths.run_id} cannot be read: {error}") from error
     wish = config.trainer.load_checkpoint
     if name is not None:
         if wish is False:
@@ -164,14 +167,17 @@ def _resolve(path: str, name: str) -> str:
     """
     path = path.rstrip("/") if in_bucket(path) else os.path.abspath(resolved_path(path))
     for folder in (path, os.path.join(path, "checkpoints")):
-        if open_store(folder).exists(records.MANIFEST):
-            return folder
-        complete = {
-            key: name
-            for name in open_checkpoints(folder).names()
-            if (key := records.parse_checkpoint_name(name))
-            and open_store(os.path.join(folder, name)).exists(records.MANIFEST)
-        }
+        try:
+            if open_store(folder).exists(records.MANIFEST):
+                return folder
+            complete = {
+                key: found
+                for found in open_checkpoints(folder).names()
+                if (key := records.parse_checkpoint_name(found))
+                and open_store(os.path.join(folder, found)).exists(records.MANIFEST)
+            }
+        except OSError as error:
+            raise EngineError(f"{name}: {folder} cannot be read: {error}") from error
         if complete:
             return os.path.join(folder, complete[max(complete)])
     raise EngineError(f"{name}: there is no complete checkpoint at {path}")

@@ -16,6 +16,7 @@ from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.checkpoint.save_fence import FenceRejectedError, FenceUnreadableError
 from midstream_engine.checkpoint.saving.background_task import BackgroundTask
 from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
+from midstream_engine.checkpoint.saving.consensus import complete_share
 from midstream_engine.checkpoint.saving.retention import Retention
 from midstream_engine.checkpoint.saving.save import PendingSave, begin_save
 from midstream_engine.checkpoint.saving.save_group import SaveGroup
@@ -294,6 +295,8 @@ class Saver:
         if not self._processes.leads:
             if manifest.hosts:
                 self._remove_pruned_shares()
+                if self._file_systems is not None and self._file_systems.leads:  # the disk may have been full before
+                    complete_share(self._attempt.paths.checkpoint(manifest.name), manifest)
             return
         log.info(
             "saved %s (%s): %.1f MB in %.2f s, training waited %.2f s, root digest %s",
