@@ -65,6 +65,23 @@ def test_transient_failure_of_a_read_is_repeated(
         assert server.faults[1].times == 0
 
 
+@pytest.mark.parametrize("kind", [503, "drop"])
+def test_check_for_the_bucket_is_repeated(
+    server: BucketServer | S3Server, client: BucketClient, kind: int | str
+) -> None:
+    """S3 gives the same answer for an object and a bucket that do not exist: a listing tells them apart."""
+    server.faults.append(Fault("GET", "list-type", kind, times=2))
+    with pytest.raises(FileNotFoundError):
+        client.get("absent")
+    assert server.faults[0].times == (0 if isinstance(server, S3Server) else 2)
+    server.faults[:] = [Fault("GET", "list-type", "drop", times=99)]
+    if isinstance(server, S3Server):
+        with pytest.MonkeyPatch.context() as patched, open_bucket("s3://runs/other", Access()) as other:
+            patched.setattr(retries, "RETRY_TIMEOUT", 0.0)
+            with pytest.raises(BusyError, match="s3://runs/other"):
+                other.get("absent")
+
+
 def test_rest_of_a_broken_body_is_read_by_range(server: BucketServer | S3Server, client: BucketClient) -> None:
     client.put("object", DATA)
     server.ranges.clear()

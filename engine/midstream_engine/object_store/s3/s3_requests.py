@@ -68,13 +68,8 @@ class S3Requests:
                 self._renew(opened)  # credentials that expired in the middle, and that a file has again
                 return once(self.client)
 
-        def is_transient(error: Exception) -> bool:
-            if isinstance(error, client_error):
-                return s3_errors.is_transient(error)
-            return isinstance(error, others)
-
         try:
-            result = repeated(renewing, is_transient)
+            result = repeated(renewing, self._is_transient)
         except client_error as error:
             error = self._with_words(error)
             translated = s3_errors.translated(error, where, self.bucket, conditional=conditional)
@@ -91,16 +86,28 @@ class S3Requests:
         self._exists = True
         return result
 
+    def _is_transient(self, error: Exception) -> bool:
+        client_error, others = self.failures
+        if isinstance(error, client_error):
+            return s3_errors.is_transient(error)
+        return isinstance(error, others)
+
     def _with_words(self, error: Any) -> Any:
         """Return the error of a listing instead of one of HEAD, which has no words."""
-        client_error, _ = self.failures
+        client_error, others = self.failures
         status, code, _ = s3_errors.fields(error)
         if code.isdecimal() and status in (400, 401, 403):
             try:
-                self.client.list_objects_v2(Bucket=self.bucket, MaxKeys=1)
+                self._list_one()
             except client_error as worded:
                 return worded
+            except others:
+                return error
         return error
+
+    def _list_one(self) -> None:
+        """Request a listing of one object; repeat transient failures. Raises botocore's errors."""
+        repeated(lambda: self.client.list_objects_v2(Bucket=self.bucket, MaxKeys=1), self._is_transient)
 
     def _renew(self, opened: int) -> None:
         """Open the session again, once for all threads that saw the same one."""
@@ -110,19 +117,21 @@ class S3Requests:
                 self._open()
 
     def _check_bucket(self) -> None:
-        """Raise BucketMissingError if the bucket does not exist.
+        """Raise BucketMissingError if the bucket does not exist, BusyError if the service does not answer.
 
         HEAD has the same answer for object and bucket.
         """
         if self._exists:
             return
-        client_error, _ = self.failures
+        client_error, others = self.failures
         try:
-            self.client.list_objects_v2(Bucket=self.bucket, MaxKeys=1)
+            self._list_one()
         except client_error as error:
             if s3_errors.fields(error)[1] == "NoSuchBucket":
                 raise s3_errors.translated(error, self.url, self.bucket) from None
             return  # an account that may read objects need not be allowed to list them
+        except others as error:
+            raise BusyError(f"{self.url}: {one_line(error)}", s3_errors.AGAIN) from None
         self._exists = True
 
     def checked(self, path: str, operation: str, parameters: dict[str, Any], sha256: str) -> str:
