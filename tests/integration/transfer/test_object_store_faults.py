@@ -69,7 +69,7 @@ def test_transient_failure_of_a_read_is_repeated(
 def test_check_for_the_bucket_is_repeated(
     server: BucketServer | S3Server, client: BucketClient, kind: int | str
 ) -> None:
-    """S3 gives the same answer for an object and a bucket that do not exist: a listing tells them apart."""
+    """S3 gives the same answer for an object and a bucket that do not exist: a listing shows which it is."""
     server.faults.append(Fault("GET", "list-type", kind, times=2))
     with pytest.raises(FileNotFoundError):
         client.get("absent")

@@ -117,9 +117,9 @@ class S3Requests:
                 self._open()
 
     def _check_bucket(self) -> None:
-        """Raise BucketMissingError if the bucket does not exist, BusyError if the service does not answer.
+        """Raise BucketMissingError if the bucket does not exist.
 
-        HEAD has the same answer for object and bucket.
+        HEAD has the same answer for object and bucket. Raises BusyError if the service does not answer.
         """
         if self._exists:
             return
