@@ -106,7 +106,10 @@ class S3Requests:
         return error
 
     def _list_one(self) -> None:
-        """Request a listing of one object; repeat transient failures. Raises botocore's errors."""
+        """Request a listing of one object; repeat transient failures.
+
+        Raises botocore's errors.
+        """
         repeated(lambda: self.client.list_objects_v2(Bucket=self.bucket, MaxKeys=1), self._is_transient)
 
     def _renew(self, opened: int) -> None:
