@@ -28,9 +28,10 @@ def end_pipe(descriptor: int) -> None:
 
 
 def is_readable(descriptor: int, seconds: float | None) -> bool:
-    """Wait until a read would return at once, at most ``seconds``; None: as long as it takes.
+    """Wait until a read would return at once, at most ``seconds``.
 
-    `select.select` rejects numbers from 1024 on, which a process that watches a large fleet has.
+    None: as long as it takes. `select.select` rejects numbers from 1024 on, which a process that watches a large fleet
+    has.
     """
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN)
