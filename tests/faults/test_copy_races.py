@@ -1,4 +1,4 @@
-"""Many small copies whose threads pause at random places.
+"""Many small copies; their threads pause at random places.
 
 Orders of events that are rare otherwise become frequent: the interpreter switches threads often, and a thread pauses
 before or after it starts, reports, or sets a result. Some copies are cancelled, or lose a program, at a random moment;

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 
 from midstream.charts.chart import Chart
 from midstream.errors import UsageError
+from midstream_engine import records
 
 SUFFIXES = (".csv", ".svg", ".png")
 
@@ -33,12 +33,9 @@ def write_chart(chart: Chart, path: Path) -> None:
         UsageError: It cannot be written, or PNG is not supported here.
     """
     data = _content(chart, path.suffix.lower())
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
+        records.write_bytes(str(path), data, durable=False)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise UsageError(f"{path} cannot be written: {error.strerror}", "choose another file") from error
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from pathlib import Path
 from typing import Any
+
+from midstream_engine import records
 
 FLEETS = 16  # fleet files that are kept, the last used ones
 _LARGEST = 4 << 20  # bytes of a file that is read
@@ -41,9 +42,5 @@ def write_entry(file: Path, fleet_path: str | Path, entry: Any) -> None:
         return
     entries[key] = entry
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
-    try:
-        temporary.write_text(json.dumps(dict(list(entries.items())[-FLEETS:]), indent=1) + "\n")
-        temporary.replace(file)
-    finally:
-        temporary.unlink(missing_ok=True)  # of a write that failed
+    text = json.dumps(dict(list(entries.items())[-FLEETS:]), indent=1) + "\n"
+    records.write_bytes(str(file), text.encode(), durable=False)

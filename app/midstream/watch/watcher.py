@@ -57,7 +57,7 @@ class Watcher:
         self._poll_interval = PollInterval(interval, len(names))
         self._names, self._hosts = names, hosts
         self._feeds: list[HostFeed] = []
-        self._failing: set[str] = set()  # names of the feeds whose last check failed
+        self._failing: set[str] = set()  # names of feeds; the last check of each failed
         self._start_lock = threading.Lock()
         self._tick = min(interval, MAX_TICK)
         self._batch_time = min(interval, MAX_BATCH_TIME)

@@ -280,7 +280,7 @@ def _run_migration(
 ) -> tuple[Exit, tuple[Fleet, dict[str, Any]] | None]:
     """Execute a locked migration. The journal's last line is a result in every case.
 
-    Returns the exit code; and the event for the user, with the fleet whose receivers get it.
+    Returns the exit code; and the event for the user, with the fleet of its receivers.
     """
     lost = directory.journal_lost()
     damaged_files.set_aside(directory.journal_file)

@@ -151,7 +151,7 @@ def _share(directory: str) -> str:
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except OSError:
-        pass  # unknown: it is kept
+        pass  # unknown: it stays
     return "another host may have the rest of this checkpoint: the next start on all its hosts completes or removes it"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -12,6 +11,7 @@ from typing import Any
 
 from midstream.charts.smoothing import DEFAULT_FACTOR
 from midstream.tui.style import palette
+from midstream_engine import records
 
 MAX_FLEETS = 20  # fleet files whose lists are remembered
 UNSAVED = ("file", "fleet", "problem", "fleets")
@@ -93,14 +93,10 @@ class SavedLayout:
             self.fleets[self.fleet] = self.fleets.pop(self.fleet)  # the last one is dropped last
         values = {name: value for name, value in asdict(self).items() if name not in UNSAVED}
         values["fleets"] = {path: asdict_views(views) for path, views in list(self.fleets.items())[-MAX_FLEETS:]}
-        temporary = self.file.with_name(f"{self.file.name}.{secrets.token_hex(8)}")
         with suppress(OSError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-                temporary.replace(self.file)
-            finally:
-                temporary.unlink(missing_ok=True)  # of a write that failed
+            text = json.dumps(values, indent=1) + "\n"
+            records.write_bytes(str(self.file), text.encode(), durable=False)
 
 
 def asdict_views(views: Mapping[str, ListLayout]) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+from midstream_engine import records
 from midstream_engine.object_store.bucket_client import ABSENT
 from midstream_engine.object_store.errors import ObjectExistsError, StoreError
 from midstream_engine.object_store.open_bucket import engine_bucket
@@ -59,11 +59,7 @@ class SharedCache:
         missing = sorted(self._uploaded - set(self._local()))
 
         def fetch(name: str) -> None:
-            # Hosts that share the directory may have the same process ids.
-            temporary = os.path.join(self.directory, f".{name}.{secrets.token_hex(8)}")
-            with open(temporary, "wb") as file:
-                file.write(client.get(name)[0])
-            os.replace(temporary, os.path.join(self.directory, name))
+            records.write_bytes(os.path.join(self.directory, name), client.get(name)[0], durable=False)
 
         with ThreadPoolExecutor(FETCHES, "compile-cache") as pool:
             list(pool.map(fetch, missing))

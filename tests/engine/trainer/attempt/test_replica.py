@@ -169,7 +169,7 @@ def test_rows_that_waited_for_room_are_rows_of_the_run(tmp_path: Path, monkeypat
 
 
 class Replaying:
-    """A replica whose requests are ``look``, before its first update."""
+    """A replica before its first update; ``look`` gives its requests."""
 
     def __init__(self, root: Path, process: int, look: Any, client: Any = None) -> None:
         flags = ["--config_path", str(CONFIGS / "gpt2_tiny.yaml"), "--trainer.num_train_steps", "4"]

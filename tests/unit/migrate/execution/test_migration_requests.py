@@ -149,22 +149,28 @@ def test_late_rollback_is_answered_on_a_screen(
     assert (spawned, migration.rollback_requested()) == ([], False)
 
 
+class GivesUp:
+    """A phase that needs the operator, after a call of ``first``."""
+
+    name = phase_names.PREPARE
+
+    def __init__(self, first: Callable[[], None] = lambda: None) -> None:
+        self._first = first
+
+    def run(self, _migration: Migration) -> None:
+        self._first()
+        raise NeedsOperatorError("the host does not answer", "midstream --continue m")
+
+
 def test_rollback_requested_as_a_phase_gives_up_is_done(
     migration: MigrationDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class GivesUp:
-        name = phase_names.PREPARE
-
-        def run(self, _migration: Migration) -> None:
-            migration.request_rollback()
-            raise NeedsOperatorError("the host does not answer", "midstream --continue m")
-
     sent: list[str] = []
 
     def notified(_fleet: object, event: dict[str, str]) -> None:
         sent.append(f"{event['kind']}: {event['outcome']}, {'locked' if migration.is_locked() else 'unlocked'}")
 
-    monkeypatch.setattr(executor, "phases", lambda: (GivesUp(),))
+    monkeypatch.setattr(executor, "phases", lambda: (GivesUp(migration.request_rollback),))
     monkeypatch.setattr(migration_process.notify, "notify_all", notified)
     assert migration_process.main(["m"]) == Exit.DONE
     assert migration.view().state == migration_state.ROLLED_BACK
@@ -190,12 +196,6 @@ def test_result_of_an_open_migration_is_the_last_event(migration: MigrationDirec
 def test_user_who_is_needed_can_continue_at_once(
     migration: MigrationDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class GivesUp:
-        name = phase_names.PREPARE
-
-        def run(self, _migration: Migration) -> None:
-            raise NeedsOperatorError("the host does not answer", "midstream --continue m")
-
     sent: list[tuple[str, bool]] = []
 
     def notified(_fleet: object, event: dict[str, str]) -> None:
