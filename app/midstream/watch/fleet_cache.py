@@ -10,8 +10,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from midstream_engine import records
-
 FLEETS = 16  # fleet files that are kept, the last used ones
 _LARGEST = 4 << 20  # bytes of a file that is read
 
@@ -37,6 +35,8 @@ def write_entry(file: Path, fleet_path: str | Path, entry: Any) -> None:
     Raises:
         OSError: The file cannot be written.
     """
+    from midstream_engine import records  # here, because completion reads entries and imports little
+
     entries, key = read_entries(file), fleet_key(fleet_path)
     if key in entries and entries.pop(key) == entry:
         return
