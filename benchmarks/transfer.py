@@ -2,7 +2,7 @@
 
     python benchmarks/transfer.py [--mib 512] [--small 4000] [--rounds 3] [--disk DIR] [--cases one large small]
         [--ways NAME ...]
-    python benchmarks/transfer.py --link [--mib 512] [--milliseconds 50] [--mbit 1000]
+    python benchmarks/transfer.py --link [--mib 512] [--mbit 1000] [--milliseconds 50 | --cable]
 
 Without ``--link`` the target is a real sshd on loopback, and two of them for copies between hosts. midstream hashes
 every object as it arrives, names it when its hash agrees, waits for the disk, and writes the manifest last; the other
@@ -15,8 +15,8 @@ says more on a machine that is busy with other things. ``socket`` is the bare wa
 connection into files, unencrypted, unverified.
 
 With ``--link`` the connections go over a link with a rate and a delay (`tests/simulators/link.py`, a proxy in a
-process of its
-own: many kernels come without netem), and ``of_link`` says how much of the rate arrived as objects.
+process of its own: many kernels come without netem), and ``of_link`` says how much of the rate arrived as objects.
+With ``--cable`` the kernel limits the rate, nearly for free and without a delay (`tests/simulators/cable.py`, as root).
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from midstream.hosts.host_pool import open_host
 from midstream.hosts.local_host import LocalHost
 from midstream.transfer import CopySettings, Endpoint, copy_tree
 from simulators import link
+from simulators.cable import cable
 from simulators.sshd import SSHD, Lab, SshServer
 from support.checkpoints.trees import cell, write_tree
 from support.loopback import free_port
@@ -233,14 +234,30 @@ def on_loopback(room: Path, options: argparse.Namespace) -> None:
             host.close()
 
 
-def on_a_link(room: Path, options: argparse.Namespace) -> None:
-    with contextlib.closing(Lab(room / "lab")) as lab, contextlib.ExitStack() as stack:
-        server = lab.host("far")
-        words = server.port, options.milliseconds, options.mbit, (copy_port := free_port())
-        argv = [sys.executable, link.__file__, *map(str, words)]
-        proxy = stack.enter_context(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+@contextlib.contextmanager
+def over_proxy(lab: Lab, options: argparse.Namespace) -> Iterator[SshServer]:
+    server = lab.host("far")
+    words = server.port, options.milliseconds, options.mbit, (copy_port := free_port())
+    argv = [sys.executable, link.__file__, *map(str, words)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as proxy:
         assert proxy.stdout is not None
-        server = link.through(server, int(proxy.stdout.readline()), copy_port)
+        try:
+            yield link.through(server, int(proxy.stdout.readline()), copy_port)
+        finally:
+            proxy.kill()
+
+
+@contextlib.contextmanager
+def over_cable(lab: Lab, options: argparse.Namespace) -> Iterator[SshServer]:
+    with cable() as made:
+        made.limit(options.mbit)
+        yield lab.host("far", address=made.there, space=made.space)
+
+
+def on_a_link(room: Path, options: argparse.Namespace) -> None:
+    with contextlib.ExitStack() as stack:
+        lab = stack.enter_context(contextlib.closing(Lab(room / "lab")))
+        server = stack.enter_context((over_cable if options.cable else over_proxy)(lab, options))
         here, far = LocalHost("here", LocalHostConfig(root=str(room / "root"))), open_host(server.name, server.config)
         far.connect()
         ways = {
@@ -260,7 +277,6 @@ def on_a_link(room: Path, options: argparse.Namespace) -> None:
                     print(json.dumps({"case": case, "way": name, "of_link": share}), flush=True)
                     shutil.rmtree(target)
         far.close()
-        proxy.kill()
 
 
 def main() -> None:
@@ -271,6 +287,9 @@ def main() -> None:
     flags.add_argument("--rounds", type=int, default=3)
     flags.add_argument("--disk", help="directory of the trees: by default with temporary files; /dev/shm is memory")
     flags.add_argument("--link", action="store_true")
+    flags.add_argument(
+        "--cable", action="store_true", help="with --link: the kernel limits the rate; no delay, as root"
+    )
     flags.add_argument("--ways", nargs="*", metavar="NAME", help="only these beside midstream; none: midstream alone")
     flags.add_argument("--milliseconds", type=float, default=50.0)
     flags.add_argument("--mbit", type=float, default=1000.0)
