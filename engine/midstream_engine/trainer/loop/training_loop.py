@@ -23,7 +23,7 @@ import numpy as np
 from haliax import NamedArray
 
 from midstream_engine import records
-from midstream_engine.checkpoint.save_fence import FenceRejectedError, FenceUnreadableError, seal
+from midstream_engine.checkpoint.save_fence import FenceRejectedError, FenceUnreadableError
 from midstream_engine.data.batches.batches import Batch
 from midstream_engine.data.batches.prefetch import Prefetch
 from midstream_engine.errors import FencedError
@@ -39,6 +39,7 @@ from midstream_engine.trainer.loop.finite_check import FiniteCheck
 from midstream_engine.trainer.loop.profile import Profile
 from midstream_engine.trainer.loop.requests import Known, Requests, Wanted
 from midstream_engine.trainer.loop.saving import NotSavedError, Saver
+from midstream_engine.trainer.loop.sealing import seal_together
 from midstream_engine.trainer.runtime.attempt_record import Attempt
 from midstream_engine.trainer.runtime.mesh import place
 from midstream_engine.trainer.runtime.status_file import StatusFile
@@ -327,7 +328,7 @@ class Loop:
             return False
         if command.epoch > self._attempt.epoch:
             try:
-                fence = seal(self._attempt.paths, epoch=command.epoch, owner=command.owner, step=self.step)
+                fence = seal_together(self._attempt.paths, command, self.step, self._attempt.processes)
             except FenceRejectedError as error:
                 raise FencedError(str(error)) from None
             except FenceUnreadableError as error:
