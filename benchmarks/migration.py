@@ -1,7 +1,7 @@
 """Downtime of each mode of a migration, beside the recipe by hand and the floor, over a shaped link.
 
     python benchmarks/migration.py [--mib 1024] [--mbit 1000] [--milliseconds 10 | --cable] [--rounds 1]
-        [--layers] [--only MODE ...]
+        [--layers] [--before 6] [--throttle 2] [--only MODE ...]
 
 The model is heavy in state and light in computation: a huge embedding, one small block, few tokens a step. With
 ``--layers`` it has many blocks and a moving average instead: beside the state a step then needs the least memory, a
@@ -50,8 +50,7 @@ MIB = 1 << 20
 MODES = ("warm", "cold", "live", "by hand")
 HIDDEN = 256
 WIDE = 1024  # of a layer
-PATIENCE = 400.0  # seconds for anything at all
-STEPS_BEFORE = 6  # that the source has done when the migration begins
+PATIENCE = 400.0  # seconds for anything at all, without the sleep of a throttled source
 
 
 class Bench:
@@ -59,6 +58,8 @@ class Bench:
 
     def __init__(self, room: Path, options: argparse.Namespace) -> None:
         self.room, self.options = room, options
+        self.saved = max(1, options.before - 2)  # step of the checkpoint that the migration finds
+        self.patience = PATIENCE + 4 * options.before * options.throttle
         self.lab = Lab(room / "lab")
         self.closing = contextlib.ExitStack()
         self.there = self._over_cable() if options.cable else self._over_proxy()
@@ -74,10 +75,11 @@ class Bench:
             file = self.lab.fleet_file(here=source, there=self.there.config)
             self.fleets[name] = file.rename(file.with_name(f"{name}.yaml"))
         self.roots = Path(here.root), Path(self.there.config.root)
+        keep = f"[{{every: {self.saved}, until: {self.saved}}}]"
         self.flags = (
             *(_layers(options.mib) if options.layers else _embedding(options.mib)),
             "--model.seq_len", "16", "--trainer.train_batch_size", "2", "--trainer.num_train_steps", "100000",
-            "--trainer.checkpointer.save_interval", "1h", "--trainer.checkpointer.keep", "[{every: 4, until: 4}]",
+            "--trainer.checkpointer.save_interval", "1h", "--trainer.checkpointer.keep", keep,
         )  # fmt: skip
 
     def _over_cable(self) -> SshServer:
@@ -109,8 +111,8 @@ class Bench:
         fleet = self.fleets["throttled" if mode == "live" else "even"]
         self._midstream("--fleet", fleet, "--launch", TINY, "--on", "here", "--run-id", run_id, "--", *self.flags)
         try:
-            source.wait(lambda run: "step-4-a001" in run.checkpoints(), "a checkpoint", PATIENCE)
-            source.wait_step(STEPS_BEFORE, PATIENCE)
+            source.wait(lambda run: f"step-{self.saved}-a001" in run.checkpoints(), "a checkpoint", self.patience)
+            source.wait_step(self.options.before, self.patience)
             if mode == "by hand":
                 return self._by_hand(source, target)
             printed = self._midstream(
@@ -135,7 +137,7 @@ class Bench:
 
     def _midstream(self, *arguments: str | Path) -> str:
         argv = [sys.executable, "-m", "midstream", *map(str, arguments)]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=self.patience, stdin=subprocess.DEVNULL)
         if done.returncode:
             raise SystemExit(f"{' '.join(argv[2:])}: {done.returncode}\n{done.stderr[-2000:]}{done.stdout[-2000:]}")
         return done.stdout
@@ -152,7 +154,7 @@ class Bench:
         status = source.status()
         assert status is not None
         os.kill(status.pid, signal.SIGTERM)
-        source.wait(lambda run: not run.running, "its end", PATIENCE)
+        source.wait(lambda run: not run.running, "its end", self.patience)
         saved = source.checkpoints()[-1]
         here = [source.paths.checkpoint(saved), target.paths.checkpoints], [source.paths.config, target.paths.dir]
         for what, where in here:
@@ -164,7 +166,7 @@ class Bench:
         said = " ".join(f"{key}={value}" for key, value in words.items())
         train = f"{sys.executable} -m midstream_engine.train --config_path {target.paths.config} --trainer.id {run_id}"
         subprocess.run([*ssh, f"{said} setsid {train} > {root}/log 2>&1 < /dev/null & true"], check=True)
-        target.wait(lambda run: bool(run.attempt and run.rows()), "the first step there", PATIENCE)
+        target.wait(lambda run: bool(run.attempt and run.rows()), "the first step there", self.patience)
         rows = target.rows()
         return {
             "downtime": rows[0]["time"] - source.rows(1)[-1]["time"],
@@ -201,6 +203,7 @@ def main() -> int:
     flags.add_argument(
         "--throttle", type=float, default=2.0, help="seconds that the source of a live migration sleeps per step"
     )
+    flags.add_argument("--before", type=int, default=6, help="steps of the source before the migration begins")
     flags.add_argument("--rounds", type=int, default=1)
     flags.add_argument("--only", nargs="*", choices=MODES, default=MODES)
     options = flags.parse_args()
