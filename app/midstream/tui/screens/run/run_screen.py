@@ -115,7 +115,7 @@ class RunScreen(RunLogScreen):
             self.show_log(run)
         elif self._view == CHECKPOINTS:
             self.query_one("#checkpoint-table", Table).show(
-                checkpoint_rows(run, screen_state, self.glyphs, self._verified),
+                checkpoint_rows(run, screen_state, self.glyphs, self.verified_in(run)),
                 empty=run_text.no_checkpoints(run),
             )
         else:
