@@ -9,6 +9,7 @@ from typing import Any
 
 from midstream.watch.log_errors import error_line
 from midstream.watch.run_order import RunOrder, RunsByHost
+from midstream.watch.runs.loss_curve import newest_value
 from midstream.watch.system.system_series import SystemSeries
 from midstream_engine import records
 
@@ -200,10 +201,7 @@ class RunView:
     @property
     def loss(self) -> float | None:
         """The last logged loss."""
-        for row in reversed(self.curve):
-            if "train/loss" in row:
-                return row["train/loss"]
-        return None
+        return newest_value(self.curve, "train/loss")
 
 
 @dataclass(frozen=True)
