@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -272,6 +273,23 @@ async def test_log_of_another_process_is_read_from_its_end() -> None:
         await pilot.press("enter")
         await settle(pilot, lambda: ">OSError: no disk" in screen_text(app))
         assert actions.calls[0] == ("read_log", 1, -PAGE, 1 << 62)
+
+
+async def test_log_after_a_move_to_fewer_processes_is_that_of_the_run() -> None:
+    def of_group(run: RunView, process: int, processes: int) -> RunView:
+        assert run.status is not None
+        status = replace(run.status, process=process, processes=processes)
+        return replace(run, status=status, log=(f"process {process} of {run.host}",), log_range=LogRange(0, 9, process))
+
+    group = [of_group(fleets.run("nano", host), number, 2) for number, host in enumerate(("small", "large"))]
+    app = app_over(fleets.small_fleet(*group), PreparedActions(), start_run="nano")
+    async with app.run_test(size=(110, 24), notifications=True) as pilot:
+        await pilot.press("2", "r", "j", "enter")
+        await settle(pilot, lambda: "process 1 of large" in screen_text(app))
+        assert isinstance(app.source, PreparedSnapshots)
+        moved = of_group(fleets.run("nano", "small", attempt=2), 0, 1)
+        app.source.set(fleets.small_fleet(moved, group[1]))
+        await settle(pilot, lambda: "process 0 of small" in screen_text(app))
 
 
 class Hostile:
