@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from textual.app import App, ComposeResult
 from textual.pilot import Pilot
 
 from midstream.errors import RemoteError
 from midstream.remote.runs.log_pages import LogMatches, LogPage
 from midstream.tui.app import MidstreamApp
+from midstream.tui.widgets import log_view
 from midstream.tui.widgets.log_pane import LogPane
 from midstream.tui.widgets.log_view import LogView, new_lines
 from midstream.tui.widgets.paged_log_view import PAGE, PagedLogView
@@ -319,3 +323,17 @@ def test_log_matches_outside_of_the_request_are_refused(matches: LogMatches) -> 
     host: Any = Hostile(matches)
     with pytest.raises(RemoteError, match=r"evil: runs\.log_pages"):
         host_log.search(host, "log", LogQuery.parse("a"), 50)
+
+
+@given(st.text(alphabet="aE_ 0.", max_size=3), st.sampled_from(["", "Error", "Warning", "WARN", "FATAL"]), st.text("x_ :."))
+def test_level_of_a_line_is_that_of_its_words(before: str, word: str, after: str) -> None:
+    line = f"{before}{word}{after}"
+    bad = re.search(r"\b(ERROR|CRITICAL|FATAL|Traceback|\w+Error)\b|Z [EC] ", line)
+    warn = re.search(r"\bWARN(ING)?\b|\w+Warning\b|Z W ", line)
+    assert log_view.level_of(line) == (log_view.ERRORS if bad else log_view.WARNINGS if warn else log_view.ALL)
+
+
+@pytest.mark.parametrize("pattern", [log_view._BAD, log_view._WARN])
+def test_level_reads_each_character_of_a_line_once(pattern: re.Pattern[str]) -> None:
+    """With a repetition, a word of 4096 characters is searched from each of them to its end."""
+    assert not set(pattern.pattern) & set("*+{")
