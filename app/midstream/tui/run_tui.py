@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from midstream.errors import MidstreamError
 from midstream.hosts.prompter import PROMPTS
 from midstream.migrate.records import migration_state
+from midstream.printable import printable
 from midstream.state_directory import state_directory
 from midstream.tui.app import MidstreamApp
 from midstream.tui.fleet_session import FleetSession, UnopenedFleet
@@ -90,6 +91,8 @@ def run_tui(
             session.close()
             if recorder:
                 recorder.close()
+    if recorder and recorder.problem:
+        print(printable(f"midstream: {recorder.problem}"), file=sys.stderr)
     if errors:
         raise errors[0]
     if app.return_code == 0 and not demo:
