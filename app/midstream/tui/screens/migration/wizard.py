@@ -337,7 +337,11 @@ class WizardScreen(MidstreamScreen):
             )
 
     def _chosen_target(self, name: str) -> None:
-        self.query_one(Table).select(name)
+        table = self.query_one(Table)
+        if name not in table.keys:  # another one would be planned for
+            self.notify(f"the run is on {name}", severity="warning", markup=False)
+            return
+        table.select(name)
         self._replan()
 
     def _choose(self, title: str, columns: Sequence[Column], rows: Sequence[Row], attribute: str) -> None:
