@@ -14,6 +14,7 @@ from midstream.tui.app import MidstreamApp
 from midstream.tui.fleet_session import FleetSession, UnopenedFleet
 from midstream.tui.screens.dialogs.dialog_prompter import DialogPrompter
 from midstream.tui.state.saved_layout import SavedLayout
+from midstream.tui.style.glyphs import UNICODE
 from midstream.tui.state.screen_state import ScreenState
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def run_tui(
         session,
         session.actions,
         readonly=readonly,
-        ascii_only=ascii_only,
+        ascii_only=ascii_only or not _has_signs(),
         start_run=start_run,
         request=request,
         demo=demo,
@@ -100,6 +101,19 @@ def run_tui(
     return UiResult(app.return_code or 0, app.request, app.quit_choice)
 
 
+def _has_signs() -> bool:
+    """Return True if the terminal's encoding has the signs that are drawn. Otherwise they would be six characters each.
+
+    Textual writes to stderr.
+    """
+    encoding = sys.__stderr__.encoding if sys.__stderr__ is not None else "ascii"
+    try:
+        "".join(map(str, vars(UNICODE).values())).encode(encoding)
+    except (LookupError, UnicodeEncodeError):
+        return False
+    return True
+
+
 def _recorder(file: str) -> Recorder:
     from midstream.tui.recording import Recorder
 
@@ -122,6 +136,7 @@ def replay_tui(file: str, *, ascii_only: bool = False, speed: float = 1.0) -> in
     from midstream.tui.recording import Replay
 
     replay = Replay.load(file, speed)
+    ascii_only = ascii_only or not _has_signs()
     app = MidstreamApp(replay, replay.actions, readonly=True, ascii_only=ascii_only, clock=replay.clock)
     replay.play()
     try:
