@@ -109,7 +109,10 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration: ``0.4s``, ``12s``, ``3m20``, ``2h05``, ``4d``; ``-`` if it is not finite."""
+    """Format a duration: ``0.4s``, ``12s``, ``3m20``, ``2h05``, ``4d``.
+
+    One that is not finite is ``-``.
+    """
     if not math.isfinite(seconds):
         return "-"
     if seconds < 9.95:

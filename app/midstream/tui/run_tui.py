@@ -14,8 +14,8 @@ from midstream.tui.app import MidstreamApp
 from midstream.tui.fleet_session import FleetSession, UnopenedFleet
 from midstream.tui.screens.dialogs.dialog_prompter import DialogPrompter
 from midstream.tui.state.saved_layout import SavedLayout
-from midstream.tui.style.glyphs import UNICODE
 from midstream.tui.state.screen_state import ScreenState
+from midstream.tui.style.glyphs import UNICODE
 
 if TYPE_CHECKING:
     from midstream.migrate.records.request import Request
@@ -102,9 +102,9 @@ def run_tui(
 
 
 def _has_signs() -> bool:
-    """Return True if the terminal's encoding has the signs that are drawn. Otherwise they would be six characters each.
+    """Return True if the terminal's encoding has the signs that are drawn.
 
-    Textual writes to stderr.
+    Without them each would be written as six characters. Textual writes to stderr.
     """
     encoding = sys.__stderr__.encoding if sys.__stderr__ is not None else "ascii"
     try:

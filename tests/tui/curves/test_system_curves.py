@@ -303,16 +303,16 @@ async def test_shares_are_drawn_from_0_to_100_percent() -> None:
         assert (labels[0], labels[-1]) == ("90", "80")
 
 
-async def test_host_screen_says_how_old_the_values_of_a_silent_host_are() -> None:
+async def test_host_screen_has_age_of_unreachable_hosts_report() -> None:
     before = one_host()
     app = app_over(before)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("1", "v")
         await settle(pilot, lambda: "system/utilization" in screen_text(app))
         assert "last report" not in screen_text(app)
-        silent = replace(before.hosts[0], link=STALE, last_seen=NOW - 3 * 3600)
+        unreachable = replace(before.hosts[0], link=STALE, last_seen=NOW - 3 * 3600)
         assert isinstance(app.source, PreparedSnapshots)
-        app.source.set(replace(before, version=2, hosts=(silent,)))
+        app.source.set(replace(before, version=2, hosts=(unreachable,)))
         await settle(pilot, lambda: "small ! last report 3h ago" in screen_text(app).splitlines()[0])
         screen = app.screen
         assert isinstance(screen, HostScreen)

@@ -1,4 +1,4 @@
-"""What the user confirms is what was shown: plans, rollbacks and stops of a fleet that changes meanwhile."""
+"""Plans, rollbacks, stops and starts: the user confirms what was shown, while the fleet changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 from midstream.tui.screens.dialogs.dialog_prompter import DialogPrompter
 from midstream.tui.screens.dialogs.prompts import PassphraseScreen
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
-from midstream.tui.screens.launch.launch_screen import LaunchScreen
 from midstream.tui.screens.migration.migration_screen import MigrationScreen
 from midstream.tui.screens.run.run_screen import RunScreen
 from midstream.watch.snapshot import RunView, Snapshot
@@ -82,7 +81,7 @@ async def test_late_plan_of_same_target_changes_nothing(keys: tuple[str, ...]) -
 
 
 async def rolled_back(before: Snapshot, now: RunView, view: MigrationView) -> list[str]:
-    """Ask for a rollback, confirm it after the target has reported ``now``, and return the texts that were asked."""
+    """Ask for a rollback, confirm it after the target has reported ``now``, and return the questions."""
     actions = PreparedActions(view)
     app, texts = app_over(before, actions), list[str]()
     async with app.run_test(size=(100, 30), notifications=True) as pilot:
@@ -119,13 +118,13 @@ async def test_rollback_without_loss_asks_again_once_steps_are_lost() -> None:
     assert calls == "[]", "nothing is discarded that the user has not read"
 
 
-@pytest.mark.parametrize(("now", "asked_again"), [(1260, False), (1700, True)])
-async def test_rollback_asks_again_where_far_more_steps_are_lost(now: int, asked_again: bool) -> None:
+@pytest.mark.parametrize(("now", "again"), [(1260, False), (1700, True)])
+async def test_rollback_asks_again_where_far_more_steps_are_lost(now: int, again: bool) -> None:
     before, _ = target_at(1240)
     shown, after, calls = await rolled_back(before, target_at(now)[1], prepared_migrations.certified())
     assert "36 steps of large are discarded." in shown
-    assert ("496 steps of large are discarded." in after) == asked_again
-    assert ("rollback" in calls) != asked_again
+    assert ("496 steps of large are discarded." in after) == again
+    assert ("rollback" in calls) != again
 
 
 async def test_stop_does_not_count_for_a_later_attempt() -> None:

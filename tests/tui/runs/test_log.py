@@ -325,7 +325,9 @@ def test_log_matches_outside_of_the_request_are_refused(matches: LogMatches) -> 
         host_log.search(host, "log", LogQuery.parse("a"), 50)
 
 
-@given(st.text(alphabet="aE_ 0.", max_size=3), st.sampled_from(["", "Error", "Warning", "WARN", "FATAL"]), st.text("x_ :."))
+@given(
+    st.text(alphabet="aE_ 0.", max_size=3), st.sampled_from(["", "Error", "Warning", "WARN", "FATAL"]), st.text("x_ :.")
+)
 def test_level_of_a_line_is_that_of_its_words(before: str, word: str, after: str) -> None:
     line = f"{before}{word}{after}"
     bad = re.search(r"\b(ERROR|CRITICAL|FATAL|Traceback|\w+Error)\b|Z [EC] ", line)

@@ -6,9 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from typing_extensions import override
 
-from midstream.errors import ConnectionLostError, DamagedError
 from midstream.tui.app import MidstreamApp
 from midstream.tui.screens.dialogs.choose import ChooseScreen
 from midstream.tui.screens.migration.wizard import WizardScreen
@@ -17,7 +15,6 @@ from midstream.tui.screens.run.run_text import metrics_of
 from midstream.tui.widgets.curve import CurveView
 from midstream.tui.widgets.log_view import LogView
 from midstream.watch.logs import resolved_config
-from midstream.watch.snapshot import RunView
 from midstream_engine import records
 from support.tui import fleets, prepared_migrations
 from support.tui.fleets import NOW
@@ -308,38 +305,6 @@ async def test_run_checkpoint_verification_names_damage() -> None:
         await settle(pilot, lambda: "✗ damaged" in screen_text(app))
         assert "params/wte/c/0: sha256 differs" in screen_text(app)
         assert actions.calls == [("verify", "step-1200-a001"), ("verify", "step-1000-a001")]
-
-
-async def test_verification_without_an_answer_proves_no_damage() -> None:
-    class Unreachable(PreparedActions):
-        @override
-        def verify(self, run: RunView, checkpoint: str) -> list[str]:
-            if checkpoint == "step-1000-a001":
-                raise DamagedError("its manifest cannot be read")
-            raise ConnectionLostError("small does not answer", "is the host up?")
-
-    app = app_over(fleets.small_fleet(), Unreachable(), start_run="nano")
-    async with app.run_test(size=(120, 30), notifications=True) as pilot:
-        await pilot.press("3", "V")
-        await settle(pilot, lambda: "! not checked" in screen_text(app))
-        assert "small does not answer" in screen_text(app)
-        assert "damaged" not in screen_text(app)
-        await pilot.press("j", "V")
-        await settle(pilot, lambda: "✗ damaged" in screen_text(app))
-        assert "its manifest cannot be read" in screen_text(app)
-
-
-async def test_verification_holds_for_the_copy_that_was_hashed() -> None:
-    app = app_over(fleets.small_fleet(), start_run="nano")
-    async with app.run_test(size=(120, 30)) as pilot:
-        await pilot.press("3", "V")
-        await settle(pilot, lambda: "✓ verified" in screen_text(app))
-        source = app.source
-        assert isinstance(source, PreparedSnapshots)
-        source.set(fleets.small_fleet(fleets.moved_run()))
-        await settle(pilot, lambda: "large 4×cpu" in screen_text(app))
-        assert "step-1200-a001" in screen_text(app)
-        assert "✓ verified" not in screen_text(app), "the copy on large was not hashed"
 
 
 async def test_run_screen_compares_two_checkpoints() -> None:

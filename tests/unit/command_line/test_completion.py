@@ -124,7 +124,7 @@ def test_names_of_the_last_fleet_files_are_kept(fleet: Fleet, tmp_path: Path) ->
     assert set(read_names(tmp_path / f"{FLEETS + 2}.yaml")["a"]) == {f"run-{FLEETS + 2}"}
 
 
-def test_thousands_of_runs_have_names_and_leave_those_of_other_fleets(fleet: Fleet, tmp_path: Path) -> None:
+def test_thousands_of_runs_have_names_beside_other_fleets(fleet: Fleet, tmp_path: Path) -> None:
     path = tmp_path / "large.yaml"
     path.write_text("")
     large = Fleet({name: SshHostConfig(root="~/m") for name in ("a", "b")}, path=str(path))

@@ -195,12 +195,14 @@ def test_rows_in_no_order_are_spliced_once(order: str, monkeypatch: pytest.Monke
     curve.extend(1, [{"global_step": 5, "train/loss": 9.0}])
     before = curve.rows()
     curve.extend(2, rows)
-    assert list(curve.rows()) == splice({1: [{"global_step": 5, "train/loss": 9.0}], 2: rows}, records.Lineage("r"), None)
+    assert list(curve.rows()) == splice(
+        {1: [{"global_step": 5, "train/loss": 9.0}], 2: rows}, records.Lineage("r"), None
+    )
     assert len(inserted) <= loss_curve.MOST_INSERTED, "each insertion takes the time of all rows after it"
     assert list(before) == [{"global_step": 5, "train/loss": 9.0, "attempt": 1}]
 
 
-def test_column_is_as_long_as_asked_while_a_value_is_added() -> None:
+def test_column_has_its_length_while_a_value_is_added() -> None:
     columns = MetricColumns()
     for step in range(100):
         columns.append({"global_step": step, **({"eval/loss": 1.0} if step < 10 else {})})

@@ -39,7 +39,15 @@ def reported(path: Path, losses: list[float]) -> RunView:
     for event in (
         {"event": "hello", "hostname": "small", "platform": "", "python": "3.11", "cpus": 1},
         {"event": "run", "run": "nano", "attempt": 1, "running": True, "status": status.to_json()},
-        {"event": "metrics", "run": "nano", "attempt": 1, "inode": 1, "offset": 0, "end": size, "text": path.read_text()},
+        {
+            "event": "metrics",
+            "run": "nano",
+            "attempt": 1,
+            "inode": 1,
+            "offset": 0,
+            "end": size,
+            "text": path.read_text(),
+        },
         {"event": "beat", "time": NOW, **beat},
     ):
         store.take("small", event)

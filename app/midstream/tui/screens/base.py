@@ -130,7 +130,7 @@ class MidstreamScreen(Screen[None]):
     def when_in_front(self, action: Callable[[], object]) -> None:
         """Call ``action`` when no dialog is in front: now, or once the user has closed it.
 
-        A dialog that another screen replaces would never be answered: the connection that asked waits for ever.
+        A dialog that another screen replaces has no answer: the connection that prompted would wait for ever.
         """
         if self.app.screen is self:
             action()

@@ -166,7 +166,7 @@ class CurveRows(Sequence[Row]):
 
         ``rows``: how many of the last rows are searched; None: all.
         """
-        if name != "attempt" and not any(each.knows(name) for each in tuple(self._splice.attempts.values())):
+        if name != "attempt" and not any(each.has_column(name) for each in tuple(self._splice.attempts.values())):
             return None  # without a look at each row: a trainer may log no loss at all
         for position in range(self._length - 1, max(-1, self._length - 1 - (rows or self._length)), -1):
             exists, value = self._splice.get(position, name)
@@ -298,9 +298,9 @@ class LossCurve:
         return step if self._fence is None or self._fence.accepts(epoch, step + 1) else None
 
     def _place(self, attempt: int, step: int, index: int) -> bool:
-        """Place a row of the newest attempt at a step before the end. Return True if it is inserted.
+        """Place a row of the newest attempt at a step before the end.
 
-        Rows of the newest attempt take precedence.
+        Rows of the newest attempt take precedence. The result is True if the row is inserted between others.
         """
         position = bisect_left(self._spliced.steps, step)
         if position < self._shared:

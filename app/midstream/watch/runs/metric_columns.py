@@ -194,7 +194,7 @@ class MetricColumns:
         found = {name: self._get(index, name) for name in names}
         return {name: value for name, (exists, value) in found.items() if exists}
 
-    def knows(self, name: str) -> bool:
+    def has_column(self, name: str) -> bool:
         """Return True if any row has the name."""
         columns = self._columns
         return name in (columns.names if isinstance(columns, _PackedColumns) else columns)

@@ -34,7 +34,10 @@ def parse_rows(text: str) -> Sequence[dict[str, Any]]:
 
 
 def _number(name: str, value: Any) -> Any:
-    """Return NaN for the null of a measured value: the engine writes it for one that is not finite."""
+    """Return NaN for the null of a measured value.
+
+    The engine writes null for a value that is not finite.
+    """
     return math.nan if value is None and "/" in name else value
 
 

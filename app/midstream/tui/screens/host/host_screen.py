@@ -49,7 +49,10 @@ class HostScreen(CurvesScreen):
         self.action_view(CURVES)
 
     def crumbs(self) -> tuple[str, ...]:
-        """Return the place of the screen, and how old the values are of a host that does not report."""
+        """Return the place of the screen.
+
+        Of a host that does not report, it has the age of the last report.
+        """
         host = self.screen_state.snapshot.host(self.host)
         if host is None or host.link == LIVE or host.last_seen is None:
             return ("Hosts", self.host)

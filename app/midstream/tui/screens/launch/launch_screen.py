@@ -183,7 +183,10 @@ class LaunchScreen(MidstreamScreen):
         self.refresh_state()
 
     def _start_failed(self, error: MidstreamError) -> None:
-        """Show why the run could not be started: here, or as a toast where the user has left the screen."""
+        """Show why the run could not be started.
+
+        It is a toast where the user has left the screen.
+        """
         if not self.is_attached:
             self.show_error(MidstreamError(f"{self._run_id} could not be started: {error.message}", error.hint))
             return

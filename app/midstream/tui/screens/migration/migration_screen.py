@@ -251,9 +251,9 @@ class MigrationScreen(MidstreamScreen):
             now = self.migration_view or view
             if not yes:
                 return
-            gone_on = (now.state, now.sealed_step) != (view.state, view.sealed_step)
-            if gone_on or self._steps_given_up(now) > 2 * discarded:
-                self.notify("the migration has gone on: confirm what is true now", severity="warning")
+            changed = (now.state, now.sealed_step) != (view.state, view.sealed_step)
+            if changed or self._steps_given_up(now) > 2 * discarded:
+                self.notify("the migration has proceeded: confirm what is true now", severity="warning")
                 self.action_rollback()
                 return
             self.notify(f"returning to {plan.source}", markup=False)

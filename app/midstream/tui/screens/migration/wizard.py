@@ -268,7 +268,10 @@ class WizardScreen(MidstreamScreen):
         self.post_message(self.Started(migration))
 
     def _start_failed(self, error: MidstreamError) -> None:
-        """Show why the migration could not be started; nothing has changed. The user may have left the screen."""
+        """Show why the migration could not be started; nothing has changed.
+
+        The user may have left the screen.
+        """
         self.show_error(error)
         if self.is_attached:
             self._stage = PREFLIGHT

@@ -73,7 +73,7 @@ class RunToolsScreen(CurvesScreen):
         return Selection(run.run_id, "run", documents.run_value(run))
 
     def verified_in(self, run: RunView) -> dict[str, str]:
-        """Return checkpoint -> state of its verification where this copy of the run has it."""
+        """Return checkpoint -> state of its verification, of this copy of the run."""
         return {name: state for (place, name), state in self._verified.items() if place == _place(run)}
 
     def action_verify(self) -> None:
