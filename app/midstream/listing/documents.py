@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from midstream.hosts.providers.provider import Slice
+from midstream.listing import run_facts
 from midstream.migrate.journal.migration_view import CERTIFIED, MigrationView
 from midstream.output import json_text
 from midstream.watch.runs.run_failure import failure_of
@@ -31,7 +32,7 @@ def run_value(run: RunView) -> dict[str, Any]:
         "state": run.state,
         "running": run.running,
         "step": run.step,
-        "loss": run.loss,
+        "loss": run_facts.loss(run),
         "epoch": run.epoch,
         "attempt": run.attempt,
         "fence": run.fence.to_json() if run.fence else None,

@@ -9,7 +9,6 @@ from typing import Any
 
 from midstream.watch.log_errors import error_line
 from midstream.watch.run_order import RunOrder, RunsByHost
-from midstream.watch.runs.loss_curve import newest_value
 from midstream.watch.system.system_series import SystemSeries
 from midstream_engine import records
 
@@ -197,11 +196,6 @@ class RunView:
         It is 0 for an empty log.
         """
         return error_line(self.log)
-
-    @property
-    def loss(self) -> float | None:
-        """The last logged loss."""
-        return newest_value(self.curve, "train/loss")
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstream.watch.runs import loss_curve, metric_columns
+from midstream.listing import run_facts
+from midstream.watch.runs import loss_curve
 from midstream.watch.runs.loss_curve import LossCurve
 from midstream.watch.runs.metric_columns import MetricColumns
 from midstream.watch.snapshot import RunView
@@ -206,8 +208,8 @@ def test_column_has_its_length_while_a_value_is_added() -> None:
     columns = MetricColumns()
     for step in range(100):
         columns.append({"global_step": step, **({"eval/loss": 1.0} if step < 10 else {})})
+    assert isinstance(columns._columns, dict)
     column = columns._columns["eval/loss"]
-    assert isinstance(column, metric_columns._Column)
     assert isinstance(column.kinds, bytearray)
     column.kinds += bytes(90) + b"\1"  # `put` of row 100, interrupted before its value is stored
     values, there = columns.numbers("eval/loss", 0, 100)
@@ -221,7 +223,7 @@ def test_absent_metric_is_found_out_without_reading_rows(monkeypatch: pytest.Mon
     run = RunView("nano", "small", None, None, 1, None, True, curve=curve.rows())
     monkeypatch.setattr(MetricColumns, "row", lambda *_: pytest.fail("a row was read"))
     monkeypatch.setattr(MetricColumns, "has", lambda *_: pytest.fail("a row was read"))
-    assert run.loss is None
+    assert run_facts.loss(run) is None
     curve.extend(1, [{"global_step": 1000, "train/loss": 2.5}])
     monkeypatch.undo()
-    assert RunView("nano", "small", None, None, 1, None, True, curve=curve.rows()).loss == 2.5
+    assert run_facts.loss(replace(run, curve=curve.rows())) == 2.5
