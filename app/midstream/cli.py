@@ -38,6 +38,7 @@ OPEN_FILES = 1024
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    _open_streams()
     try:
         return _run(words)
     except BrokenPipeError:
@@ -48,6 +49,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _report_full_disk(error)
         _drop_output()
     return int(Exit.FAILED)
+
+
+def _open_streams() -> None:
+    """Open the standard streams that the caller has closed, on /dev/null.
+
+    A file that is opened later would get the number of one, and with it what programs write there.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (as long as the process)
 
 
 def _run(words: Sequence[str]) -> int:

@@ -6,9 +6,11 @@ With --json each line of stdout is an object.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 from midstream.errors import Exit, MidstreamError
@@ -31,7 +33,7 @@ class Output:
         if self.as_json:
             if value.get("event") == "result":
                 value = {"exit_code": int(Exit.DONE if value["ok"] else Exit.FAILED), **value}
-            self._write(self._data, json.dumps(value, default=str).replace("\x7f", "\\u007f"))
+            self._write(self._data, json_text(value).replace("\x7f", "\\u007f"))
         else:
             for line in ([text] if text else []) if isinstance(text, str) else text:
                 self._write(self._data, line)
@@ -78,6 +80,25 @@ def has_screen() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()
 
 
+def json_text(value: Any, **options: Any) -> str:
+    """Return a value as JSON text; ``options`` are those of `json.dumps`.
+
+    Numbers that are not finite become null, because JSON has no form for them: many readers refuse the complete text.
+    """
+    try:
+        return json.dumps(value, default=str, allow_nan=False, **options)
+    except ValueError:
+        return json.dumps(_finite(value), default=str, allow_nan=False, **options)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def size(count: float) -> str:
     """Format bytes: ``4.2 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
@@ -88,7 +109,12 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration: ``0.4s``, ``12s``, ``3m20``, ``2h05``, ``4d``."""
+    """Format a duration: ``0.4s``, ``12s``, ``3m20``, ``2h05``, ``4d``.
+
+    One that is not finite is ``-``.
+    """
+    if not math.isfinite(seconds):
+        return "-"
     if seconds < 9.95:
         return f"{max(0.0, seconds):.1f}s"
     if seconds < 99.5:

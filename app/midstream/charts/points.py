@@ -38,7 +38,7 @@ def blocks(
     for attempt, x, y in _raw(rows, start, stop, metric, axis):
         if axis != STEP:
             for index, value in enumerate(x):
-                last = max(last, value - origin) if math.isfinite(value) else last
+                last = max(last, value - origin) if math.isfinite(value - origin) else last
                 x[index] = last
         yield attempt, x, y
 

@@ -227,6 +227,7 @@ def _headless(output: Output, *, verbose: bool) -> int:
 
 
 def _wait_for_step(watch: Watcher, run_id: str, step: int, output: Output) -> None:
+    from midstream.listing import run_facts
     from midstream_engine import records
 
     found: list[tuple[int, float | None]] = []
@@ -242,7 +243,7 @@ def _wait_for_step(watch: Watcher, run_id: str, step: int, output: Output) -> No
                     f"see its log under {run.host}'s root",
                 )
             if run.status.step >= step:
-                found.append((run.status.step, run.loss))
+                found.append((run.status.step, run_facts.loss(run)))
                 return True
         return False
 

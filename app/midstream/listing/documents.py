@@ -8,7 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from midstream.hosts.providers.provider import Slice
+from midstream.listing import run_facts
 from midstream.migrate.journal.migration_view import CERTIFIED, MigrationView
+from midstream.output import json_text
 from midstream.watch.runs.run_failure import failure_of
 from midstream.watch.snapshot import HostView, RunView
 
@@ -30,7 +32,7 @@ def run_value(run: RunView) -> dict[str, Any]:
         "state": run.state,
         "running": run.running,
         "step": run.step,
-        "loss": run.loss,
+        "loss": run_facts.loss(run),
         "epoch": run.epoch,
         "attempt": run.attempt,
         "fence": run.fence.to_json() if run.fence else None,
@@ -76,7 +78,7 @@ def slice_value(each: Slice, target: str = "") -> dict[str, Any]:
 
 def text_of(value: Mapping[str, Any], form: str) -> str:
     """Return a JSON value as indented text in one of `FORMATS`."""
-    text = json.dumps(value, indent=2, default=str, ensure_ascii=form == JSON)
+    text = json_text(value, indent=2, ensure_ascii=form == JSON)
     if form == JSON:
         return text + "\n"
     import yaml  # only where it is shown

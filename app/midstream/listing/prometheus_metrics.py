@@ -1,6 +1,7 @@
 """Metrics of a fleet for Prometheus: hosts, accelerators, runs and migrations.
 
-What a host reports is not trusted: names are printable and bounded, and so is their number.
+What a host reports is not trusted: names are printable and bounded, and so is their number. Of a host that does not
+answer, what it had reported is old: its gauges, and the state and speed of its runs, have no value.
 """
 
 from __future__ import annotations
@@ -10,30 +11,29 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from midstream.printable import printable
+from midstream.watch.snapshot import LIVE
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from midstream.migrate.journal.migration_view import MigrationView
-    from midstream.watch.snapshot import HostView, RunView, Snapshot
+    from midstream.watch.snapshot import HostView, Machine, RunView, Snapshot
 
 MAX_RUNS = 2000
 MAX_ACCELERATORS = 64  # of one host
 MAX_LABEL = 200  # characters
 MAX_MIGRATIONS = 1000
 
-# Metric, its help, and what reads it of a host. Sizes in bytes.
-_HOST: tuple[tuple[str, str, Callable[[HostView], float | None]], ...] = (
-    ("up", "1: the host answers", lambda host: float(host.link == "live")),
-    ("last_seen_timestamp_seconds", "when it last reported", lambda host: host.last_seen),
-    ("cpu_used_ratio", "of its CPUs", lambda host: host.machine and host.machine.cpu_used),
-    ("memory_total_bytes", "main memory", lambda host: host.machine and host.machine.memory_total),
-    ("memory_used_bytes", "main memory in use", lambda host: host.machine and host.machine.memory_used),
-    ("disk_total_bytes", "file system of its root", lambda host: host.machine and host.machine.disk_total),
-    ("disk_free_bytes", "free on it", lambda host: host.machine and host.machine.disk_free),
-    ("clock_skew_seconds", "its clock minus this machine's", lambda host: host.machine and host.machine.clock_skew),
-    ("accelerators", "their number", lambda host: host.machine and len(host.machine.accelerators)),
-)  # fmt: skip
+# Metric, its help, and what reads it of a host that answers. Sizes in bytes.
+_MACHINE: tuple[tuple[str, str, Callable[[Machine], float]], ...] = (
+    ("cpu_used_ratio", "of its CPUs", lambda machine: machine.cpu_used),
+    ("memory_total_bytes", "main memory", lambda machine: machine.memory_total),
+    ("memory_used_bytes", "main memory in use", lambda machine: machine.memory_used),
+    ("disk_total_bytes", "file system of its root", lambda machine: machine.disk_total),
+    ("disk_free_bytes", "free on it", lambda machine: machine.disk_free),
+    ("clock_skew_seconds", "its clock minus this machine's", lambda machine: machine.clock_skew),
+    ("accelerators", "their number", lambda machine: len(machine.accelerators)),
+)
 _ACCELERATOR = (
     ("utilization_ratio", "share of the time in which it was busy", "utilization"),
     ("memory_total_bytes", "its memory", "memory_total"),
@@ -43,7 +43,6 @@ _ACCELERATOR = (
 )
 # Metric, its help, and the column of a run's newest row that has it.
 _ROW = (
-    ("loss", "training loss of the newest row", "train/loss"),
     ("step_duration_seconds", "duration of the newest step", "throughput/duration"),
     ("tokens_per_second", "tokens of the newest step, divided by its duration", "throughput/tokens_per_second"),
 )
@@ -84,15 +83,20 @@ def _label(text: object) -> str:
 
 
 def _of_hosts(hosts: Sequence[HostView]) -> Iterator[Metric]:
-    for name, text, read in _HOST:
-        yield _gauge(f"host_{name}", text, ["host"], (((host.name,), read(host)) for host in hosts))
+    up = (((host.name,), float(host.link == LIVE)) for host in hosts)
+    yield _gauge("host_up", "1: the host answers", ["host"], up)
+    seen = (((host.name,), host.last_seen) for host in hosts)
+    yield _gauge("host_last_seen_timestamp_seconds", "when it last reported", ["host"], seen)
+    machines = [(host.name, host.machine) for host in hosts if host.link == LIVE and host.machine is not None]
+    for name, text, read in _MACHINE:
+        yield _gauge(f"host_{name}", text, ["host"], (((host,), read(machine)) for host, machine in machines))
 
 
 def _of_accelerators(hosts: Sequence[HostView]) -> Iterator[Metric]:
     known = [
         (host.name, each)
         for host in hosts
-        if host.machine is not None
+        if host.link == LIVE and host.machine is not None
         for each in host.machine.accelerators[:MAX_ACCELERATORS]
     ]
     for name, text, attribute in _ACCELERATOR:
@@ -103,18 +107,21 @@ def _of_accelerators(hosts: Sequence[HostView]) -> Iterator[Metric]:
 def _of_runs(at: Snapshot) -> Iterator[Metric]:
     current = at.current()
     runs, labels = current[:MAX_RUNS], ["run", "host"]
+    answering = {host.name for host in at.hosts if host.link == LIVE}
+    known = [run for run in runs if run.host in answering]
     yield _gauge("runs", "their number", [], [((), len(current))])
 
-    def each(name: str, text: str, read: Callable[[RunView], float | None]) -> Metric:
-        return _gauge(f"run_{name}", text, labels, (((run.run_id, run.host), read(run)) for run in runs))
+    def each(of: Iterable[RunView], name: str, text: str, read: Callable[[RunView], float | None]) -> Metric:
+        return _gauge(f"run_{name}", text, labels, (((run.run_id, run.host), read(run)) for run in of))
 
-    yield each("running", "1: its process runs", lambda run: float(run.running))
-    yield each("step", "its newest step", lambda run: run.step)
-    yield each("checkpoint_step", "step of its newest complete checkpoint", _newest_checkpoint)
-    states = (((run.run_id, run.host, run.state), 1.0) for run in runs)
+    yield each(known, "running", "1: its process runs", lambda run: float(run.running))
+    yield each(runs, "step", "its newest step", lambda run: run.step)
+    yield each(runs, "checkpoint_step", "step of its newest complete checkpoint", _newest_checkpoint)
+    states = (((run.run_id, run.host, run.state), 1.0) for run in known)
     yield _gauge("run_state", "1 for the state that it has", [*labels, "state"], states)
+    yield each(runs, "loss", "training loss of the newest row", lambda run: _newest(run, "train/loss"))
     for name, text, column in _ROW:
-        yield each(name, text, lambda run, column=column: _newest(run, column))
+        yield each(known, name, text, lambda run, column=column: _newest(run, column))
 
 
 def _newest_checkpoint(run: RunView) -> float | None:

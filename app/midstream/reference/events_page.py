@@ -21,8 +21,9 @@ midstream --status --json
 ```
 
 With `--json` each line of stdout is one object, in plain ASCII; its field `event` is the kind. Messages stay on stderr.
-A field that does not apply is missing or `null`. Ignore fields and events that you do not know: later versions add
-some. A command that fails ends with a line `result` whose `ok` is false.
+A field that does not apply is missing or `null`, and a number that is not finite (a loss that is NaN) is `null`. Ignore
+fields and events that you do not know: later versions add some. A command that fails ends with a line `result` whose
+`ok` is false.
 
 Lines are written as soon as they are known. `--status --json` writes a host, and then its runs, when that host has
 answered: the order is that of the answers, and a host that is down does not delay the others. Migrations and slices

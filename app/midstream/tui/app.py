@@ -133,12 +133,17 @@ class MidstreamApp(RefreshingApp, inherit_bindings=False):
         return FleetScreen()
 
     def on_mount(self) -> None:
+        self.app_resume_signal.subscribe(self, self._draw_again)
         self.follow()
         if self._start_run:
             from midstream.tui.screens.run.run_screen import RunScreen
 
             self.push_screen(RunScreen(self._start_run, guide=DEMO_GUIDE if self._demo else ""))
         self.call_after_refresh(self._begin)
+
+    def _draw_again(self, _: object) -> None:
+        """Draw all lines: after ctrl+z and fg the terminal has none of them."""
+        self.refresh(layout=True)
 
     def _begin(self) -> None:
         """Start what the first frame does without, in the background."""

@@ -14,6 +14,7 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -33,9 +34,13 @@ TICK_INTERVAL = 0.1  # seconds between checks for due entries
 
 
 class Recorder:
-    """Writes a session to a file. Thread-safe."""
+    """Writes a session to a file. Thread-safe.
+
+    It ends where the file cannot be written, for example on a full disk: ``problem`` then says why.
+    """
 
     def __init__(self, file: str) -> None:
+        self.problem = ""
         try:
             self._file = Path(file).expanduser().open("w", encoding="utf-8")
         except OSError as error:
@@ -46,9 +51,15 @@ class Recorder:
 
     def _put(self, entry: Mapping[str, Any]) -> None:
         with self._lock:
-            if not self._file.closed:
+            if self._file.closed:
+                return
+            try:
                 self._file.write(json.dumps({"at": time.time(), **entry}, default=list) + "\n")
                 self._file.flush()
+            except OSError as error:  # the session goes on: its hosts would count as lost
+                self.problem = f"{self._file.name} is not complete: {error.strerror}"
+                with suppress(OSError):  # it writes again what it could not write
+                    self._file.close()
 
     def record(self, what: str, *words: Any) -> None:
         """Record a call of the snapshot store and its arguments."""

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from midstream.errors import MidstreamError
 from midstream.hosts.prompter import PROMPTS
 from midstream.migrate.records import migration_state
+from midstream.printable import printable
 from midstream.state_directory import state_directory
 from midstream.tui.app import MidstreamApp
 from midstream.tui.fleet_session import FleetSession, UnopenedFleet
 from midstream.tui.screens.dialogs.dialog_prompter import DialogPrompter
 from midstream.tui.state.saved_layout import SavedLayout
 from midstream.tui.state.screen_state import ScreenState
+from midstream.tui.style.glyphs import UNICODE
 
 if TYPE_CHECKING:
     from midstream.migrate.records.request import Request
@@ -74,7 +76,7 @@ def run_tui(
         session,
         session.actions,
         readonly=readonly,
-        ascii_only=ascii_only,
+        ascii_only=ascii_only or not _has_signs(),
         start_run=start_run,
         request=request,
         demo=demo,
@@ -90,11 +92,26 @@ def run_tui(
             session.close()
             if recorder:
                 recorder.close()
+    if recorder and recorder.problem:
+        print(printable(f"midstream: {recorder.problem}"), file=sys.stderr)
     if errors:
         raise errors[0]
     if app.return_code == 0 and not demo:
         print(f"midstream: {_still_running(app.screen_state)}", file=sys.stderr)
     return UiResult(app.return_code or 0, app.request, app.quit_choice)
+
+
+def _has_signs() -> bool:
+    """Return True if the terminal's encoding has the signs that are drawn.
+
+    Without them each would be written as six characters. Textual writes to stderr.
+    """
+    encoding = sys.__stderr__.encoding if sys.__stderr__ is not None else "ascii"
+    try:
+        "".join(map(str, vars(UNICODE).values())).encode(encoding)
+    except (LookupError, UnicodeEncodeError):
+        return False
+    return True
 
 
 def _recorder(file: str) -> Recorder:
@@ -119,6 +136,7 @@ def replay_tui(file: str, *, ascii_only: bool = False, speed: float = 1.0) -> in
     from midstream.tui.recording import Replay
 
     replay = Replay.load(file, speed)
+    ascii_only = ascii_only or not _has_signs()
     app = MidstreamApp(replay, replay.actions, readonly=True, ascii_only=ascii_only, clock=replay.clock)
     replay.play()
     try:

@@ -32,6 +32,8 @@ def read_entries(file: Path) -> dict[str, Any]:
 def write_entry(file: Path, fleet_path: str | Path, entry: Any) -> None:
     """Replace the entry of a fleet file. Nothing is written if it is the same.
 
+    The entries that were written first are dropped where the file would have more than is read.
+
     Raises:
         OSError: The file cannot be written.
     """
@@ -42,5 +44,9 @@ def write_entry(file: Path, fleet_path: str | Path, entry: Any) -> None:
         return
     entries[key] = entry
     file.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(dict(list(entries.items())[-FLEETS:]), indent=1) + "\n"
+    kept = list(entries.items())[-FLEETS:]
+    text = json.dumps(dict(kept), indent=1) + "\n"
+    while len(text) > _LARGEST and len(kept) > 1:
+        del kept[0]
+        text = json.dumps(dict(kept), indent=1) + "\n"
     records.write_bytes(str(file), text.encode(), durable=False)

@@ -7,6 +7,7 @@ A cache: it may be deleted, and a damaged file counts as empty.
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from midstream.watch.snapshot import RunView, Snapshot
 
 CHECKPOINTS = 20  # of a run, the newest ones
+DETAILED_SIZE, NAMES_SIZE = 1 << 19, 1 << 20  # characters of runs with their checkpoints, and of further names
+OVERHEAD = 12  # characters of a name in the file, besides its own
 
 
 def names_file() -> Path:
@@ -47,14 +50,34 @@ def remember_names(fleet: Fleet, snapshot: Snapshot) -> None:
         return
     with suppress(OSError):
         known = read_entries(names_file()).get(fleet_key(fleet.path), {})
-        hosts = {}
+        hosts = _of_live_hosts(fleet, snapshot)
         for host in snapshot.hosts:
-            if host.link == "live":
-                hosts[host.name] = {run.run_id: _checkpoints(fleet, run) for run in snapshot.runs_on(host.name)}
-            elif isinstance(known, dict) and host.name in known:
+            if host.name not in hosts and isinstance(known, dict) and host.name in known:
                 hosts[host.name] = known[host.name]
         if hosts != known:
             write_entry(names_file(), fleet.path, hosts)
+
+
+def _of_live_hosts(fleet: Fleet, snapshot: Snapshot) -> dict[str, dict[str, Any]]:
+    """Return host -> run -> its checkpoints, of the hosts that answered.
+
+    With thousands of runs some have no checkpoints, and then some are left out, running ones last: a file that is too
+    large is not read.
+    """
+    hosts: dict[str, dict[str, Any]] = {host.name: {} for host in snapshot.hosts if host.link == "live"}
+    runs = [run for host in hosts for run in snapshot.runs_on(host)]
+    detailed, names = DETAILED_SIZE, NAMES_SIZE
+    for run in sorted(runs, key=lambda run: not run.running):
+        if detailed > 0:
+            found = _checkpoints(fleet, run)
+            detailed -= len(json.dumps({run.run_id: found}, indent=1))
+        elif names > 0:
+            found = {}
+            names -= len(run.run_id) + OVERHEAD
+        else:
+            break
+        hosts[run.host][run.run_id] = found
+    return hosts
 
 
 def _checkpoints(fleet: Fleet, run: RunView) -> dict[str, Any]:

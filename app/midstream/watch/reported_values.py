@@ -8,7 +8,7 @@ from typing import Any
 
 from midstream.watch.snapshot import AcceleratorUser, Disk, InfinibandPort
 
-MAX_LISTED = 256  # processes, disks and ports of a host that are shown
+MAX_LISTED = 256  # accelerators, processes, disks and ports of a host that are shown
 
 
 def inventory(line: Mapping[str, Any]) -> dict[str, Any]:

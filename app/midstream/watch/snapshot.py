@@ -197,14 +197,6 @@ class RunView:
         """
         return error_line(self.log)
 
-    @property
-    def loss(self) -> float | None:
-        """The last logged loss."""
-        for row in reversed(self.curve):
-            if "train/loss" in row:
-                return row["train/loss"]
-        return None
-
 
 @dataclass(frozen=True)
 class Snapshot:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from midstream.watch.reported_values import inventory, reported
+from midstream.watch.reported_values import MAX_LISTED, inventory, reported
 from midstream.watch.run_order import RunOrder, RunsByHost
 from midstream.watch.runs.metric_rows import parse_rows
 from midstream.watch.runs.run_copy import RunCopy
@@ -216,7 +216,7 @@ class SnapshotStore:
             disk_total=gauges["disk_total"],
             disk_free=gauges["disk_free"],
             clock_skew=skew,
-            accelerators=tuple(reported(Accelerator, each) for each in gauges["accelerators"]),
+            accelerators=tuple(reported(Accelerator, each) for each in gauges["accelerators"][:MAX_LISTED]),
             **self._inventory.get(host, {}),
         )
         self._hosts[host] = replace(view, link=LIVE, last_seen=now, error="", machine=machine)

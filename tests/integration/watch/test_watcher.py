@@ -17,6 +17,7 @@ import pytest
 from midstream.fleet.fleet import Fleet, HostConfig, LocalHostConfig, SshHostConfig
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.ssh import connection, transport
+from midstream.listing.run_facts import loss
 from midstream.watch.feeds.host_feed import HostFeed
 from midstream.watch.snapshot import DOWN, LIVE, STALE, Snapshot
 from midstream.watch.snapshot_store import SnapshotStore
@@ -79,7 +80,7 @@ def test_run_is_shown_as_it_grows(tmp_path: Path, watching: Watching) -> None:
     watch = watching(here=LocalHostConfig(root=str(tmp_path), devices=2))
     view = run_of(seen(watch, live))
     assert view is not None
-    assert (view.key, view.state, view.step, view.loss, view.epoch) == (("here", "run"), "training", 2, 0.5, 1)
+    assert (view.key, view.state, view.step, loss(view), view.epoch) == (("here", "run"), "training", 2, 0.5, 1)
     run.rows(1, 2)
     run.log(1, "hello\n")
     run.checkpoint(3)

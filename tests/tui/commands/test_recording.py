@@ -49,6 +49,18 @@ def record(file: Path) -> SnapshotStore:
     return store
 
 
+def test_recording_on_a_full_disk_ends_and_the_session_goes_on() -> None:
+    recorder = Recorder("/dev/full")
+    store = SnapshotStore({"here": "local"}, listener=recorder.record)
+    store.take("here", {"event": "hello", "hostname": "h", "platform": "Linux", "python": "3.11", "cpus": 4})
+    take_run(store, 10)
+    recorder.migrations((prepared_migrations.migration(),))
+    recorder.close()
+    assert len(store.snapshot().runs) == 1
+    assert store.snapshot().hosts[0].link == "live"
+    assert recorder.problem == "/dev/full is not complete: No space left on device"
+
+
 def test_replay_ends_with_recorded_snapshot(tmp_path: Path) -> None:
     store = record(tmp_path / "session")
     replay = Replay.load(str(tmp_path / "session"))

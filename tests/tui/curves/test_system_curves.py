@@ -13,7 +13,7 @@ from midstream.tui.state.series_cache import STEP, TIME, TOKENS, SeriesCache
 from midstream.tui.state.system_curves import SystemCurves
 from midstream.tui.widgets.curve import CurveView
 from midstream.watch.runs.run_hosts import hosts_of
-from midstream.watch.snapshot import AcceleratorUser, RunView, Snapshot
+from midstream.watch.snapshot import STALE, AcceleratorUser, RunView, Snapshot
 from midstream.watch.system.system_series import SystemSeries
 from support.tui import fleets
 from support.tui.fleets import NOW
@@ -301,3 +301,19 @@ async def test_shares_are_drawn_from_0_to_100_percent() -> None:
         await settle(pilot, lambda: "y 80:90" in screen_text(app))
         labels = [line.partition("┤")[0].strip() for line in screen_text(app).splitlines() if "┤" in line]
         assert (labels[0], labels[-1]) == ("90", "80")
+
+
+async def test_host_screen_has_age_of_unreachable_hosts_report() -> None:
+    before = one_host()
+    app = app_over(before)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("1", "v")
+        await settle(pilot, lambda: "system/utilization" in screen_text(app))
+        assert "last report" not in screen_text(app)
+        unreachable = replace(before.hosts[0], link=STALE, last_seen=NOW - 3 * 3600)
+        assert isinstance(app.source, PreparedSnapshots)
+        app.source.set(replace(before, version=2, hosts=(unreachable,)))
+        await settle(pilot, lambda: "small ! last report 3h ago" in screen_text(app).splitlines()[0])
+        screen = app.screen
+        assert isinstance(screen, HostScreen)
+        assert screen.chart_name() == "small"

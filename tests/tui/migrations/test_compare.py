@@ -72,3 +72,19 @@ async def test_closing_the_table_ends_the_compilation() -> None:
         await pilot.press("escape")
         await settle(pilot, lambda: isinstance(app.screen, WizardScreen))
         assert actions.cancel.is_set()
+
+
+async def test_place_of_the_run_is_not_taken_for_another_target() -> None:
+    actions = PreparedActions()
+    actions.estimated = (Row(Candidate("small", known("v5e-1"), "small"), ESTIMATE, "", Range(2.0, 1.6, 2.4), 1000),)
+    async with opened("m", actions, size=(140, 40)) as (app, pilot):
+        await settle(pilot, lambda: "downtime" in screen_text(app))
+        await pilot.press("a")
+        await settle(pilot)
+        await pilot.press("ctrl+u", *"small", "enter")
+        await settle(pilot, lambda: isinstance(app.screen, CompareScreen) and "16" in screen_text(app))
+        planned = [call for call in actions.calls if call[0] == "plan"]
+        await pilot.press("g", "m")
+        await settle(pilot, lambda: isinstance(app.screen, WizardScreen))
+        assert [call for call in actions.calls if call[0] == "plan"] == planned, "large was not chosen"
+        assert "the run is on small" in [note.message for note in app._notifications]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from textual.app import App, ComposeResult
 from textual.pilot import Pilot
 
 from midstream.errors import RemoteError
 from midstream.remote.runs.log_pages import LogMatches, LogPage
 from midstream.tui.app import MidstreamApp
+from midstream.tui.widgets import log_view
 from midstream.tui.widgets.log_pane import LogPane
 from midstream.tui.widgets.log_view import LogView, new_lines
 from midstream.tui.widgets.paged_log_view import PAGE, PagedLogView
@@ -274,6 +279,23 @@ async def test_log_of_another_process_is_read_from_its_end() -> None:
         assert actions.calls[0] == ("read_log", 1, -PAGE, 1 << 62)
 
 
+async def test_log_after_a_move_to_fewer_processes_is_that_of_the_run() -> None:
+    def of_group(run: RunView, process: int, processes: int) -> RunView:
+        assert run.status is not None
+        status = replace(run.status, process=process, processes=processes)
+        return replace(run, status=status, log=(f"process {process} of {run.host}",), log_range=LogRange(0, 9, process))
+
+    group = [of_group(fleets.run("nano", host), number, 2) for number, host in enumerate(("small", "large"))]
+    app = app_over(fleets.small_fleet(*group), PreparedActions(), start_run="nano")
+    async with app.run_test(size=(110, 24), notifications=True) as pilot:
+        await pilot.press("2", "r", "j", "enter")
+        await settle(pilot, lambda: "process 1 of large" in screen_text(app))
+        assert isinstance(app.source, PreparedSnapshots)
+        moved = of_group(fleets.run("nano", "small", attempt=2), 0, 1)
+        app.source.set(fleets.small_fleet(moved, group[1]))
+        await settle(pilot, lambda: "process 0 of small" in screen_text(app))
+
+
 class Hostile:
     """A host that gives a prepared answer to every call."""
 
@@ -301,3 +323,19 @@ def test_log_matches_outside_of_the_request_are_refused(matches: LogMatches) -> 
     host: Any = Hostile(matches)
     with pytest.raises(RemoteError, match=r"evil: runs\.log_pages"):
         host_log.search(host, "log", LogQuery.parse("a"), 50)
+
+
+@given(
+    st.text(alphabet="aE_ 0.", max_size=3), st.sampled_from(["", "Error", "Warning", "WARN", "FATAL"]), st.text("x_ :.")
+)
+def test_level_of_a_line_is_that_of_its_words(before: str, word: str, after: str) -> None:
+    line = f"{before}{word}{after}"
+    bad = re.search(r"\b(ERROR|CRITICAL|FATAL|Traceback|\w+Error)\b|Z [EC] ", line)
+    warn = re.search(r"\bWARN(ING)?\b|\w+Warning\b|Z W ", line)
+    assert log_view.level_of(line) == (log_view.ERRORS if bad else log_view.WARNINGS if warn else log_view.ALL)
+
+
+@pytest.mark.parametrize("pattern", [log_view._BAD, log_view._WARN])
+def test_level_reads_each_character_of_a_line_once(pattern: re.Pattern[str]) -> None:
+    """With a repetition, a word of 4096 characters is searched from each of them to its end."""
+    assert not set(pattern.pattern) & set("*+{")

@@ -200,3 +200,31 @@ def test_terminal_q_does_not_wait_for_unreachable_host(terminal: Terminal, state
             os.kill(pid, signal.SIGCONT)
     assert code == 0, terminal.screen
     assert "Traceback" not in terminal.screen
+
+
+def test_terminal_after_ctrl_z_has_all_lines_again(terminal: Terminal, state: Path, tmp_path: Path) -> None:
+    recorded_run(tmp_path / "root", "alpha")
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(f"hosts: {{here: {{type: local, root: {tmp_path / 'root'}}}}}\n")
+    terminal.start([*MIDSTREAM, "--fleet", str(fleet)], {"MIDSTREAM_STATE": str(state), "TERM": "screen-256color"})
+    lines = ("midstream › Runs", "1 Hosts 1", "alpha", "? Help")
+    terminal.wait(lambda screen: all(line in screen for line in lines), "the run")
+    terminal.press("C-z")
+    terminal.wait(lambda screen: "midstream" not in screen, "the shell's screen")
+    os.kill(terminal.pid, signal.SIGCONT)  # as fg does
+    terminal.wait(lambda screen: all(line in screen for line in lines), "all lines", 20.0)
+    terminal.press("q")
+    assert terminal.wait_exit(60)[0] == 0
+
+
+def test_terminal_without_utf_8_has_ascii_signs(terminal: Terminal, state: Path, tmp_path: Path) -> None:
+    recorded_run(tmp_path / "root", "alpha")
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(f"hosts: {{here: {{type: local, root: {tmp_path / 'root'}}}}}\n")
+    env = {"MIDSTREAM_STATE": str(state), "TERM": "screen-256color", "PYTHONIOENCODING": "latin-1"}
+    terminal.start([*MIDSTREAM, "--fleet", str(fleet)], env)
+    screen = terminal.wait(lambda screen: "alpha" in screen and "? Help" in screen, "the run")
+    assert screen.isascii()
+    assert "\\u" not in screen
+    terminal.press("q")
+    assert terminal.wait_exit(60)[0] == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from midstream.flags import SHELLS, parser
 from midstream.fleet.fleet import Fleet, LocalHostConfig, SshHostConfig
 from midstream.headless.checkpoints.checkpoint_argument import resolve_checkpoint
 from midstream.hosts.host_pool import HostPool
-from midstream.watch.fleet_cache import FLEETS
+from midstream.watch.fleet_cache import FLEETS, read_entries, write_entry
 from midstream.watch.known_names import names_file, read_names, remember_names
 from midstream.watch.snapshot import DOWN, LIVE, CheckpointView, HostView, RunView, Snapshot
 
@@ -121,6 +122,28 @@ def test_names_of_the_last_fleet_files_are_kept(fleet: Fleet, tmp_path: Path) ->
     assert len(json.loads(names_file().read_text())) == FLEETS
     assert read_names(fleet.path) == {}
     assert set(read_names(tmp_path / f"{FLEETS + 2}.yaml")["a"]) == {f"run-{FLEETS + 2}"}
+
+
+def test_thousands_of_runs_have_names_beside_other_fleets(fleet: Fleet, tmp_path: Path) -> None:
+    path = tmp_path / "large.yaml"
+    path.write_text("")
+    large = Fleet({name: SshHostConfig(root="~/m") for name in ("a", "b")}, path=str(path))
+    runs = [run_view(f"run-{number:05}", "a", *range(1, 21)) for number in range(6000)]
+    runs = [dataclasses.replace(run, running=False) for run in runs[:-1]] + runs[-1:]
+    remember_names(large, snapshot(*runs, run_view("other", "b", 1), a=LIVE, b=LIVE))
+    remember_names(large, snapshot(*runs, a=LIVE, b=DOWN))
+    words = ["--fleet", str(path)]
+    assert local_names("runs", words) == [*(run.run_id for run in runs), "other"]
+    offered = local_names("checkpoints", words)
+    assert "a:~/m/runs/run-05999/checkpoints/step-20-a001" in offered, "of running runs first"
+    assert set(read_names(fleet.path)) == {"here", "lab"}
+
+
+def test_entries_that_were_written_first_make_room(tmp_path: Path) -> None:
+    file = tmp_path / "entries.json"
+    for number in range(4):
+        write_entry(file, f"/{number}.yaml", ["x" * (1 << 20)] * 2)
+    assert list(read_entries(file)) == ["/3.yaml"]
 
 
 def test_names_that_cannot_be_written_are_ignored(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -50,3 +53,18 @@ def test_reader_that_has_exited_is_no_error_message(words: list[str], unbuffered
         assert midstream(words, unbuffered, writing) == (Exit.FAILED, "")
     finally:
         os.close(writing)
+
+
+@pytest.mark.parametrize("closed", ["0<&-", ">&-", "2>&-", "0<&- >&- 2>&-"])
+def test_closed_streams_are_no_error_and_get_no_file(closed: str, tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(f"hosts: {{here: {{type: local, root: {tmp_path}}}}}\n")
+    names = os.path.join(tmp_path, "state", "names.json")
+    for words, code in ((["--status", "--json"], Exit.DONE), (["--status", "--nonesuch"], Exit.USAGE)):
+        command = f"exec {shlex.join([sys.executable, '-m', 'midstream', '--fleet', str(fleet), *words])} {closed}"
+        env = {**os.environ, "MIDSTREAM_STATE": os.path.dirname(names)}
+        done = subprocess.run(["sh", "-c", command], env=env, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        assert (not done.stdout) == (">&-" in closed.split() or code == Exit.USAGE)
+    assert json.loads(Path(names).read_text()), "what is written is in its own file"

@@ -57,6 +57,20 @@ def test_hosts_accelerators_and_runs_are_metrics() -> None:
     assert found["midstream_runs", ()] == 1
 
 
+def test_host_that_does_not_answer_has_no_old_values() -> None:
+    hosts = (HostView("gpu1", "ssh", "stale", 1000.0, machine=MACHINE),)
+    found = samples(Snapshot(1, 0.0, hosts, (RUN,)))
+    assert {name for name, _ in found if name.startswith(("midstream_host", "midstream_accelerator"))} == {
+        "midstream_host_up",
+        "midstream_host_last_seen_timestamp_seconds",
+    }
+    assert found["midstream_host_up", ("gpu1",)] == 0
+    assert not [name for name, _ in found if name in ("midstream_run_running", "midstream_run_state")]
+    assert ("midstream_run_tokens_per_second", ("gpu1", "webtext")) not in found
+    assert found["midstream_run_loss", ("gpu1", "webtext")] == 3.25, "of the row that it has"
+    assert found["midstream_runs", ()] == 1
+
+
 def test_names_from_hosts_cannot_forge_metrics() -> None:
     found = samples(Snapshot(1, 0.0, (HostView("gpu1", "ssh", "live"),), (HOSTILE,)))
     assert [labels for name, labels in found if name == "midstream_host_up"] == [("gpu1",)]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from midstream.listing import run_facts
+from midstream.watch.runs import loss_curve
 from midstream.watch.runs.loss_curve import LossCurve
 from midstream.watch.runs.metric_columns import MetricColumns
+from midstream.watch.snapshot import RunView
 from midstream_engine import records
 from support.migrations.spliced_rows import splice
 
@@ -172,3 +177,53 @@ def test_column_is_read_while_the_feed_adds_rows() -> None:
     curve._splice.merged[0] = Interrupted(curve._splice.merged[0])
     assert list(curve.numbers("eval/loss", 0, 1)[0]) == [3.0]
     assert len(loss.rows()) == 2
+
+
+@pytest.mark.parametrize("order", ["descending", "shuffled"])
+def test_rows_in_no_order_are_spliced_once(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inserted: list[int] = []
+    insert = loss_curve._Splice.insert
+
+    def counted(self: Any, position: int, *arguments: int) -> None:
+        inserted.append(position)
+        insert(self, position, *arguments)
+
+    monkeypatch.setattr(loss_curve._Splice, "insert", counted)
+    steps = list(range(2000))[::-1]
+    if order == "shuffled":
+        random.Random(3).shuffle(steps)
+    rows = [{"global_step": step, "train/loss": float(step)} for step in steps]
+    curve = LossCurve()
+    curve.extend(1, [{"global_step": 5, "train/loss": 9.0}])
+    before = curve.rows()
+    curve.extend(2, rows)
+    assert list(curve.rows()) == splice(
+        {1: [{"global_step": 5, "train/loss": 9.0}], 2: rows}, records.Lineage("r"), None
+    )
+    assert len(inserted) <= loss_curve.MOST_INSERTED, "each insertion takes the time of all rows after it"
+    assert list(before) == [{"global_step": 5, "train/loss": 9.0, "attempt": 1}]
+
+
+def test_column_has_its_length_while_a_value_is_added() -> None:
+    columns = MetricColumns()
+    for step in range(100):
+        columns.append({"global_step": step, **({"eval/loss": 1.0} if step < 10 else {})})
+    assert isinstance(columns._columns, dict)
+    column = columns._columns["eval/loss"]
+    assert isinstance(column.kinds, bytearray)
+    column.kinds += bytes(90) + b"\1"  # `put` of row 100, interrupted before its value is stored
+    values, there = columns.numbers("eval/loss", 0, 100)
+    assert (len(values), len(there)) == (100, 100)
+    assert [bool(known) for known in there] == [step < 10 for step in range(100)]
+
+
+def test_absent_metric_is_found_out_without_reading_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    curve = LossCurve()
+    curve.extend(1, [{"global_step": step, "eval/loss": 1.0} for step in range(1000)])
+    run = RunView("nano", "small", None, None, 1, None, True, curve=curve.rows())
+    monkeypatch.setattr(MetricColumns, "row", lambda *_: pytest.fail("a row was read"))
+    monkeypatch.setattr(MetricColumns, "has", lambda *_: pytest.fail("a row was read"))
+    assert run_facts.loss(run) is None
+    curve.extend(1, [{"global_step": 1000, "train/loss": 2.5}])
+    monkeypatch.undo()
+    assert run_facts.loss(replace(run, curve=curve.rows())) == 2.5

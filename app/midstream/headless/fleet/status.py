@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from midstream.errors import Exit
 from midstream.headless.fleet_snapshot import fleet_snapshot
+from midstream.listing import run_facts
 from midstream.output import Output, age, size, table
 from midstream.printable import excerpt
 from midstream.watch.runs.run_failure import failure_of
@@ -120,7 +121,7 @@ def run_rows(snapshot: Snapshot, chosen: Container[RunView] | None = None) -> li
     """
     runs = [("RUN", "HOST", "STATE", "STEP", "LOSS", "EPOCH", "CHECKPOINT", "AGE", "REASON")]
     for run in snapshot.runs:
-        members = snapshot.members(run)
+        members, loss = snapshot.members(run), run_facts.loss(run)
         if run is not members[0] or (chosen is not None and run not in chosen):
             continue  # another process of the same attempt
         complete = [checkpoint for checkpoint in run.checkpoints if checkpoint.complete]
@@ -132,7 +133,7 @@ def run_rows(snapshot: Snapshot, chosen: Container[RunView] | None = None) -> li
                 "+".join(member.host for member in members),
                 _state(members) + current,
                 f"{run.step}/{run.status.num_train_steps}" if run.status else "-",
-                f"{run.loss:.4f}" if run.loss is not None else "-",
+                f"{loss:.4f}" if loss is not None else "-",
                 str(run.epoch),
                 newest.name if newest else "-",
                 age(newest.created) if newest else "-",

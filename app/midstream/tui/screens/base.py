@@ -39,6 +39,7 @@ class MidstreamScreen(Screen[None]):
     _ready = False  # its widgets are mounted
     _lines: dict[str, int]  # selector -> number of lines of its text
     _reading: Timer | None = None  # pending refresh of incomplete curves
+    _postponed: Callable[[], object] | None = None  # called once no dialog is in front
 
     @property
     def midstream(self) -> BaseApp:
@@ -120,7 +121,21 @@ class MidstreamScreen(Screen[None]):
         self.set_class(event.size.height < SHORT_SCREEN, "-short")
 
     def on_screen_resume(self) -> None:
-        self.refresh_state()
+        if self._postponed is not None and self.app.screen is self:
+            postponed, self._postponed = self._postponed, None
+            postponed()
+        else:
+            self.refresh_state()
+
+    def when_in_front(self, action: Callable[[], object]) -> None:
+        """Call ``action`` when no dialog is in front: now, or once the user has closed it.
+
+        A dialog that another screen replaces has no answer: the connection that prompted would wait for ever.
+        """
+        if self.app.screen is self:
+            action()
+        else:
+            self._postponed = action
 
     def action_back(self) -> None:
         self.app.pop_screen()

@@ -96,7 +96,10 @@ def downtime(glyphs: Glyphs, report: DowntimeReport | None, predicted: Mapping[s
 
 
 def spark(glyphs: Glyphs, shares: Sequence[float], width: int) -> str:
-    """Draw the last ``width`` values, each 0..1, as a sparkline."""
+    """Draw the last ``width`` values, each 0..1, as a sparkline.
+
+    Other values are drawn at the nearer end.
+    """
     signs = glyphs.columns
-    shown = list(shares)[-width:]
-    return "".join(signs[min(len(signs) - 1, max(0, round(share * (len(signs) - 1))))] for share in shown)
+    shown = (min(1.0, max(0.0, share)) for share in list(shares)[-width:])
+    return "".join(signs[round(share * (len(signs) - 1))] for share in shown)

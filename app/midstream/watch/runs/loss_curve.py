@@ -19,6 +19,7 @@ from midstream.watch.runs.metric_columns import MetricColumns
 from midstream_engine import records
 
 Row = Mapping[str, Any]
+MOST_INSERTED = 64  # rows of one report that are inserted between others; each takes the time of the rows after it
 
 
 class _Splice:
@@ -165,6 +166,8 @@ class CurveRows(Sequence[Row]):
 
         ``rows``: how many of the last rows are searched; None: all.
         """
+        if name != "attempt" and not any(each.has_column(name) for each in tuple(self._splice.attempts.values())):
+            return None  # without a look at each row: a trainer may log no loss at all
         for position in range(self._length - 1, max(-1, self._length - 1 - (rows or self._length)), -1):
             exists, value = self._splice.get(position, name)
             if exists:
@@ -272,7 +275,7 @@ class LossCurve:
             columns = self._attempts[attempt] = MetricColumns()
         begin = len(columns)
         columns.extend(rows)
-        newest = attempt == max(self._attempts)
+        newest, inserted = attempt == max(self._attempts), 0
         for index in range(begin, len(columns)):
             step = self._accepted(attempt, columns, index)
             if step is None:
@@ -280,9 +283,9 @@ class LossCurve:
             known = self._spliced.steps
             if not known or step > known[-1]:
                 self._spliced.append(step, attempt, index)
-            elif newest:
-                self._place(attempt, step, index)
-            else:  # late rows of an older attempt, below those of a newer one: rare
+            elif newest and inserted < MOST_INSERTED:
+                inserted += self._place(attempt, step, index)
+            else:  # late rows of an older attempt, or many in no order: rare
                 self._splice()
                 return
 
@@ -294,10 +297,10 @@ class LossCurve:
         epoch = self._epochs.get(attempt, 1)
         return step if self._fence is None or self._fence.accepts(epoch, step + 1) else None
 
-    def _place(self, attempt: int, step: int, index: int) -> None:
+    def _place(self, attempt: int, step: int, index: int) -> bool:
         """Place a row of the newest attempt at a step before the end.
 
-        Rows of the newest attempt take precedence.
+        Rows of the newest attempt take precedence. The result is True if the row is inserted between others.
         """
         position = bisect_left(self._spliced.steps, step)
         if position < self._shared:
@@ -306,10 +309,12 @@ class LossCurve:
         columns = self._attempts[attempt]
         if spliced.steps[position] != step:
             spliced.insert(position, step, attempt, index)
-        elif columns.has(index, "train/loss"):
+            return True
+        if columns.has(index, "train/loss"):
             spliced.put(position, attempt, index)
         else:
             spliced.merged[position] = _merged(spliced.row(position), columns.row(index))
+        return False
 
     def _splice(self) -> None:
         chosen: dict[int, tuple[int, int]] = {}

@@ -194,6 +194,11 @@ class MetricColumns:
         found = {name: self._get(index, name) for name in names}
         return {name: value for name, (exists, value) in found.items() if exists}
 
+    def has_column(self, name: str) -> bool:
+        """Return True if any row has the name."""
+        columns = self._columns
+        return name in (columns.names if isinstance(columns, _PackedColumns) else columns)
+
     def has(self, index: int, name: str) -> bool:
         """Return True if row ``index`` has the name."""
         return self._get(index, name)[0]
@@ -220,8 +225,8 @@ class MetricColumns:
         column = columns.column(name) if isinstance(columns, _PackedColumns) else columns.get(name)
         if column is None:
             return array("d", [math.nan]) * (stop - start), bytes(stop - start)
+        wanted = stop - start
+        # Each is as long as it is now: the thread of the host's feed may be adding a later value.
         values, kinds = column.values[start:stop], bytes(column.kinds[start:stop])
-        missing = stop - start - len(values)
-        if missing:
-            values.extend([math.nan] * missing)
-        return values, kinds + bytes(missing)
+        values.extend([math.nan] * (wanted - len(values)))
+        return values, kinds.ljust(wanted, bytes(1))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from midstream.listing import fleet_fields
+from midstream.listing import fleet_fields, run_facts
 from midstream.listing.field_type import Fields
 from midstream.listing.fleet_fields import NO_CERTIFICATE, certificate_state
 from midstream.listing.run_facts import (
@@ -298,7 +298,7 @@ def _run_row(run: RunView, screen_state: ScreenState, glyphs: Glyphs) -> Row:
         run.host,
         (f"{glyph} {run.state}", colour),
         step,
-        number_format.loss(run.loss),
+        number_format.loss(run_facts.loss(run)),
         number_format.short(tokens_per_second(run)),
         (age, palette.WAIT) if stale else age,
         hardware(run, glyphs.times),

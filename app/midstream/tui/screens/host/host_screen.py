@@ -15,11 +15,12 @@ from midstream.tui.screens.host.host_text import describe_host
 from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.state.selection import Selection
 from midstream.tui.state.series_cache import CLOCK
-from midstream.tui.style import palette
+from midstream.tui.style import number_format, palette
 from midstream.tui.widgets.chrome import Views
 from midstream.tui.widgets.frame import value_words
 from midstream.tui.widgets.pane import Pane
 from midstream.tui.widgets.plot import Drawn
+from midstream.watch.snapshot import LIVE
 
 MACHINE = "machine"
 
@@ -48,7 +49,18 @@ class HostScreen(CurvesScreen):
         self.action_view(CURVES)
 
     def crumbs(self) -> tuple[str, ...]:
-        return ("Hosts", self.host)
+        """Return the place of the screen.
+
+        Of a host that does not report, it has the age of the last report.
+        """
+        host = self.screen_state.snapshot.host(self.host)
+        if host is None or host.link == LIVE or host.last_seen is None:
+            return ("Hosts", self.host)
+        age = number_format.age(self.screen_state.host_age(host))
+        return ("Hosts", f"{self.host} {self.glyphs.stale} last report {age} ago")
+
+    def chart_name(self) -> str:
+        return self.host
 
     def show(self, screen_state: ScreenState) -> None:
         names = self.metric_names()

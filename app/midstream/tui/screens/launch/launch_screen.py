@@ -39,11 +39,11 @@ class LaunchScreen(MidstreamScreen):
             self.line, self.stays = line, stays
 
     class Started(Message):
-        """The run was started; None: it could not be, for ``error``."""
+        """The run was started."""
 
-        def __init__(self, run_id: str | None, error: MidstreamError | None = None) -> None:
+        def __init__(self, run_id: str) -> None:
             super().__init__()
-            self.run_id, self.error = run_id, error
+            self.run_id = run_id
 
     def __init__(self, request: LaunchRequest) -> None:
         super().__init__()
@@ -167,13 +167,13 @@ class LaunchScreen(MidstreamScreen):
             self.in_background(partial(self._start, request))
 
     def _start(self, request: LaunchRequest) -> None:
+        app = self.midstream
         try:
             run_id = self.midstream.actions.launch(request, _Reports(self))
         except MidstreamError as error:
-            self.post_message(self.Started(None, error))
+            app.call_later(self._start_failed, error)
             return
         self.post_message(self.Started(run_id))
-        app = self.midstream
         app.call_later(app.notify, f"{run_id} starts on {request.target}", markup=False)
 
     def on_launch_screen_progress(self, event: Progress) -> None:
@@ -182,15 +182,23 @@ class LaunchScreen(MidstreamScreen):
         self._state = "" if event.stays else event.line
         self.refresh_state()
 
-    def on_launch_screen_started(self, event: Started) -> None:
-        if event.run_id is None:
-            self._stage, self._error = FAILED, event.error
-            self.refresh_state()
+    def _start_failed(self, error: MidstreamError) -> None:
+        """Show why the run could not be started.
+
+        It is a toast where the user has left the screen.
+        """
+        if not self.is_attached:
+            self.show_error(MidstreamError(f"{self._run_id} could not be started: {error.message}", error.hint))
             return
-        while self.app.screen is not self:  # a dialog may be in front
-            self.app.pop_screen()
+        self._stage, self._error = FAILED, error
+        self.refresh_state()
+
+    def on_launch_screen_started(self, event: Started) -> None:
+        self.when_in_front(partial(self._open_run, event.run_id))
+
+    def _open_run(self, run_id: str) -> None:
         self.app.pop_screen()
-        self.midstream.open_run(event.run_id, started=self._since)
+        self.midstream.open_run(run_id, started=self._since)
 
     # ------------------------------------------------------------------------------------------ commands
 

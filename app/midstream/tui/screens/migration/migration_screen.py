@@ -239,8 +239,7 @@ class MigrationScreen(MidstreamScreen):
         if view.state == migration_state.ROLLED_BACK:
             self.notify(f"already rolled back: {plan.source} owns the run", markup=False)
             return
-        run = self.screen_state.run(plan.target_host, plan.run_id)
-        discarded = view.steps_given_up(run.step if run else None)
+        discarded = self._steps_given_up(view)
         lines = [f"{plan.run_id} returns to {plan.source} and continues from the sealed step."]
         if view.sealed_step is None:
             lines = [f"{plan.run_id} stays on {plan.source}. What was started for it on {plan.target} is ended."]
@@ -249,12 +248,24 @@ class MigrationScreen(MidstreamScreen):
         lines.append("Nothing is deleted.")
 
         def answered(yes: bool | None) -> None:
-            if yes:
-                self.notify(f"returning to {plan.source}", markup=False)
-                self._act(self.midstream.actions.rollback, view.migration)
+            now = self.migration_view or view
+            if not yes:
+                return
+            changed = (now.state, now.sealed_step) != (view.state, view.sealed_step)
+            if changed or self._steps_given_up(now) > 2 * discarded:
+                self.notify("the migration has proceeded: confirm what is true now", severity="warning")
+                self.action_rollback()
+                return
+            self.notify(f"returning to {plan.source}", markup=False)
+            self._act(self.midstream.actions.rollback, view.migration)
 
         title = f"Roll back {plan.run_id}"
         self.app.push_screen(ConfirmScreen(title, lines, word=plan.run_id if discarded else ""), answered)
+
+    def _steps_given_up(self, view: MigrationView) -> int:
+        """Return the steps that a rollback would discard, by what the target has reported."""
+        run = self.screen_state.run(view.plan.target_host, view.plan.run_id)
+        return view.steps_given_up(run.step if run else None)
 
     def action_continue(self) -> None:
         view = self.migration_view

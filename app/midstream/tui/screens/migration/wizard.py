@@ -68,13 +68,6 @@ class WizardScreen(MidstreamScreen):
             super().__init__()
             self.migration = migration
 
-    class StartFailed(Message):
-        """The migration could not be started; nothing has changed."""
-
-        def __init__(self, error: MidstreamError) -> None:
-            super().__init__()
-            self.error = error
-
     def __init__(self, run_id: str, targets: tuple[Target, ...], request: Request | None = None) -> None:
         """Create the wizard; ``request`` preselects target, mode and checkpoint."""
         super().__init__()
@@ -241,7 +234,7 @@ class WizardScreen(MidstreamScreen):
         self.post_message(self.Planned(request, plan, error))
 
     def on_wizard_screen_planned(self, event: Planned) -> None:
-        if event.request == self._request:  # results of older requests are dropped
+        if event.request is self._request and self._stage == PLAN:  # an older result may be of another moment
             self._plan, self._error = event.plan, event.error
             self._paint()
 
@@ -270,20 +263,23 @@ class WizardScreen(MidstreamScreen):
         try:
             migration = self.midstream.actions.start(plan)
         except MidstreamError as error:
-            self.post_message(self.StartFailed(error))
+            self.midstream.call_later(self._start_failed, error)
             return
         self.post_message(self.Started(migration))
 
-    def on_wizard_screen_start_failed(self, event: StartFailed) -> None:
-        self.show_error(event.error)
-        self._stage = PREFLIGHT
-        self._paint()
+    def _start_failed(self, error: MidstreamError) -> None:
+        """Show why the migration could not be started; nothing has changed.
+
+        The user may have left the screen.
+        """
+        self.show_error(error)
+        if self.is_attached:
+            self._stage = PREFLIGHT
+            self._paint()
 
     def on_wizard_screen_started(self, event: Started) -> None:
         self.midstream.read_migrations()
-        while self.app.screen is not self:  # a dialog may be in front
-            self.app.pop_screen()
-        self.app.switch_screen(MigrationScreen(event.migration))
+        self.when_in_front(lambda: self.app.switch_screen(MigrationScreen(event.migration)))
 
     # ------------------------------------------------------------------------------------------ commands
 
@@ -344,7 +340,11 @@ class WizardScreen(MidstreamScreen):
             )
 
     def _chosen_target(self, name: str) -> None:
-        self.query_one(Table).select(name)
+        table = self.query_one(Table)
+        if name not in table.keys:  # another one would be planned for
+            self.notify(f"the run is on {name}", severity="warning", markup=False)
+            return
+        table.select(name)
         self._replan()
 
     def _choose(self, title: str, columns: Sequence[Column], rows: Sequence[Row], attribute: str) -> None:

@@ -56,4 +56,6 @@ def _verified(state: str, glyphs: Glyphs) -> tuple[str, str]:
         return f"{glyphs.passed} verified", palette.GOOD
     if state == "damaged":
         return f"{glyphs.failed} damaged", palette.BAD
+    if state == "not checked":
+        return f"{glyphs.stale} not checked", palette.WAIT
     return (f"{glyphs.busy} {state}", palette.WAIT) if state else (f"{glyphs.passed} complete", palette.GOOD)

@@ -43,6 +43,7 @@ class RunLogScreen(RunToolsScreen):
     def __init__(self, run_id: str) -> None:
         super().__init__(run_id)
         self._process: int | None = None  # whose log is shown; None: that which the run's host reports
+        self._chosen_in = 0  # the attempt in which that process was chosen
         self._log_source: Source | None = None
         self._at_failure = False  # the next log read from its end is shown at the line that says why it failed
 
@@ -51,8 +52,13 @@ class RunLogScreen(RunToolsScreen):
         return self.query_one(PagedLogView)
 
     def _log_copy(self, run: RunView) -> tuple[RunView, int]:
-        """Return the copy of the run whose log is shown, and the number of its process."""
-        if self._process is None:
+        """Return the copy of the run whose log is shown, and the number of its process.
+
+        It is the one that was chosen, unless a later attempt has fewer processes.
+        """
+        processes = run.status.processes if run.status is not None else 0
+        missing = self._process is not None and run.attempt != self._chosen_in and self._process >= processes
+        if self._process is None or missing:
             return run, run.log_range.process
         members = self.screen_state.snapshot.members(run)
         known = next((each for each in members if each.log_range.process == self._process), None)
@@ -80,7 +86,7 @@ class RunLogScreen(RunToolsScreen):
         if run is None or failure is None:
             return
         if (failure.run.key, failure.process) != (run.key, run.log_range.process):
-            self._process = failure.process
+            self._process, self._chosen_in = failure.process, run.attempt
         self._at_failure = True
         self.show_log(run)
         copy = failure.run
@@ -106,7 +112,7 @@ class RunLogScreen(RunToolsScreen):
 
         def chosen(number: Hashable) -> None:
             if isinstance(number, int):
-                self._process = number
+                self._process, self._chosen_in = number, run.attempt
                 self.action_view(LOGS)
 
         columns = (Column("PROCESS", right=True), Column("HOST"))

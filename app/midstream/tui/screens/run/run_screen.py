@@ -10,6 +10,7 @@ from textual.widgets import Static
 
 from midstream.charts.chart import Line
 from midstream.charts.run_lines import lines_of
+from midstream.listing import run_facts
 from midstream.listing.run_facts import latest
 from midstream.tui import commands
 from midstream.tui.screens.dialogs.choose import ChooseScreen
@@ -115,7 +116,7 @@ class RunScreen(RunLogScreen):
             self.show_log(run)
         elif self._view == CHECKPOINTS:
             self.query_one("#checkpoint-table", Table).show(
-                checkpoint_rows(run, screen_state, self.glyphs, self._verified),
+                checkpoint_rows(run, screen_state, self.glyphs, self.verified_in(run)),
                 empty=run_text.no_checkpoints(run),
             )
         else:
@@ -244,7 +245,7 @@ class RunScreen(RunLogScreen):
         def row(index: int) -> Row:
             run = others[index]
             mark = self.glyphs.chosen if run.run_id in self._others else " "
-            step, loss = number_format.grouped(run.step), number_format.loss(run.loss)
+            step, loss = number_format.grouped(run.step), number_format.loss(run_facts.loss(run))
             return Row(run.run_id, (f"{mark} {run.run_id}", run.host, step, loss))
 
         rows = Rows([run.run_id for run in others], row)

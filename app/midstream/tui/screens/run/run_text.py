@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
+from midstream.listing import run_facts
 from midstream.listing.run_facts import hardware, latest, short_kind
 from midstream.tui.screens.run.failure_text import describe_failure
 from midstream.tui.state.screen_state import ScreenState, attempt_hues
@@ -94,7 +95,7 @@ def facts(run: RunView, screen_state: ScreenState, glyphs: Glyphs, width: int, s
     if not run.problem and (failure := screen_state.failure(run)) is not None:
         text.append(f"{failure.reason}  ", palette.BAD)
     for name, value in (
-        ("loss", number_format.loss(run.loss)),
+        ("loss", number_format.loss(run_facts.loss(run))),
         ("lr", number_format.small(latest(run, "optim/learning_rate"))),
         ("tok/s", number_format.short(latest(run, "throughput/tokens_per_second"))),
     ):

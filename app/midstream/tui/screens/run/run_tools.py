@@ -12,7 +12,7 @@ from functools import partial
 from textual.message import Message
 from textual.widgets import Static
 
-from midstream.errors import MidstreamError
+from midstream.errors import DamagedError
 from midstream.listing import documents
 from midstream.tui.screens.curves_screen import CURVES, CurvesScreen
 from midstream.tui.screens.dialogs.choose import ChooseScreen
@@ -32,11 +32,11 @@ class RunToolsScreen(CurvesScreen):
     """Run screen base class with its blocking tools."""
 
     class Verified(Message):
-        """A checkpoint was verified."""
+        """A checkpoint in a place was verified; None: it could not be."""
 
-        def __init__(self, checkpoint: str, problems: list[str]) -> None:
+        def __init__(self, place: str, checkpoint: str, problems: list[str] | None) -> None:
             super().__init__()
-            self.checkpoint, self.problems = checkpoint, problems
+            self.place, self.checkpoint, self.problems = place, checkpoint, problems
 
     class Compared(Message):
         """Two checkpoints, or the configurations of two attempts, were compared."""
@@ -49,7 +49,7 @@ class RunToolsScreen(CurvesScreen):
         super().__init__()
         self.run_id = run_id
         self._view = CURVES
-        self._verified: dict[str, str] = {}  # checkpoint -> state of its verification
+        self._verified: dict[tuple[str, str], str] = {}  # (place, checkpoint) -> state of its verification
         self._changes: list[str] | None = None  # configuration changes between two attempts
 
     @property
@@ -72,28 +72,35 @@ class RunToolsScreen(CurvesScreen):
                     return Selection(checkpoint.name, "checkpoint", {"run": run.run_id, **asdict(checkpoint)})
         return Selection(run.run_id, "run", documents.run_value(run))
 
+    def verified_in(self, run: RunView) -> dict[str, str]:
+        """Return checkpoint -> state of its verification, of this copy of the run."""
+        return {name: state for (place, name), state in self._verified.items() if place == _place(run)}
+
     def action_verify(self) -> None:
         run = self.run_view
         name = self.query_one("#checkpoint-table", Table).selected
         if run is None or self._view != CHECKPOINTS or name is None:
             self.notify("press 3 and select the checkpoint to verify")
             return
-        self._verified[str(name)] = "hashing"
+        self._verified[_place(run), str(name)] = "hashing"
         self.refresh_state()
         self.in_background(partial(self._verify, run, str(name)))
 
     def _verify(self, run: RunView, name: str) -> None:
+        problems = None
         try:
             problems = self.midstream.actions.verify(run, name)
-        except MidstreamError as error:
+        except DamagedError as error:
             problems = [error.message]
-        self.post_message(self.Verified(name, problems))
+        finally:  # another error is shown, and proves nothing about the checkpoint
+            self.post_message(self.Verified(_place(run), name, problems))
 
     def on_run_tools_screen_verified(self, event: Verified) -> None:
-        self._verified[event.checkpoint] = "damaged" if event.problems else "verified"
+        state = "not checked" if event.problems is None else "damaged" if event.problems else "verified"
+        self._verified[event.place, event.checkpoint] = state
         if event.problems:
             self._show_report(f"{event.checkpoint} is damaged", event.problems)
-        else:
+        elif event.problems is not None:
             self.notify(f"{event.checkpoint}: every object matches the manifest", markup=False)
         self.refresh_state()
 
@@ -162,3 +169,8 @@ class RunToolsScreen(CurvesScreen):
         pane = self.query_one("#checkpoint-report")
         pane.display = True
         pane.focus()
+
+
+def _place(run: RunView) -> str:
+    """Return where a copy of a run has its checkpoints: its store, or its host."""
+    return run.store or run.host

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from midstream.counts import count
 from midstream.errors import MidstreamError
 from midstream.tui.base_app import BaseApp
 from midstream.tui.screens.base import MidstreamScreen
@@ -21,7 +22,7 @@ def ask(screen: MidstreamScreen, run: RunView) -> None:
         return
 
     def answered(yes: bool | None) -> None:
-        if yes:
+        if yes and _as_shown(screen, run):
             screen.notify(f"stopping {run.run_id}: saving first", markup=False)
             screen.in_background(partial(_stop, screen.midstream, run))
 
@@ -41,9 +42,9 @@ def ask_many(screen: MidstreamScreen, runs: Sequence[RunView]) -> None:
         return
 
     def answered(yes: bool | None) -> None:
-        if yes:
-            screen.notify(f"stopping {len(running)} runs: each saves first", markup=False)
-            for run in running:
+        if yes and (still := [run for run in running if _as_shown(screen, run)]):
+            screen.notify(f"stopping {count(len(still), 'run')}: each saves first", markup=False)
+            for run in still:
                 screen.in_background(partial(_stop_one_of_many, screen.midstream, run))
 
     listed = [f"  {run.run_id} on {run.host}, step {run.step or 0:,}" for run in running[:MAX_LISTED]]
@@ -55,8 +56,21 @@ def ask_many(screen: MidstreamScreen, runs: Sequence[RunView]) -> None:
         *more,
         *left,
     )
-    count = f"{len(running)} runs" if len(running) > 1 else running[0].run_id
-    screen.app.push_screen(ConfirmScreen(f"Stop {count}", lines, word=f"stop {len(running)}"), answered)
+    what = count(len(running), "run") if len(running) > 1 else running[0].run_id
+    screen.app.push_screen(ConfirmScreen(f"Stop {what}", lines, word=f"stop {len(running)}"), answered)
+
+
+def _as_shown(screen: MidstreamScreen, run: RunView) -> bool:
+    """Return True if the run is still in the attempt that was confirmed.
+
+    An attempt that has ended needs no stop: the one after it, perhaps elsewhere, would go on and count as stopped.
+    """
+    now = next(iter(screen.screen_state.snapshot.copies(run.run_id)), run)
+    if (now.host, now.attempt) == (run.host, run.attempt):
+        return True
+    words = f"{run.run_id} is on {now.host} now, attempt {now.attempt}: press S again"
+    screen.notify(words, severity="warning", markup=False)
+    return False
 
 
 def _stop(app: BaseApp, run: RunView) -> None:
