@@ -72,6 +72,7 @@ class DrivenAttempt:
             EndedEarlyError: The trainer has ended by itself before the run was done.
             MismatchError: A checkpoint has other bytes than were recorded.
             RecordError: A record, or a template, cannot be used.
+            FenceUnreadableError: The fence cannot be read.
         """
         block_signals()  # before any thread
         place = self._place
@@ -191,7 +192,7 @@ class DrivenAttempt:
                 return self._stop_trainer(run)
             how = self._trainer.poll()
             if how is not None:
-                self._look(settle=True)
+                self._look(settle=True, ended_well=how == "exit code 0" or how.startswith("exit code unknown"))
                 return self._ended_by_itself(run, how)
             self._group.check()
             if self._group.was_left():
@@ -199,10 +200,11 @@ class DrivenAttempt:
                 self._trainer.end()
                 return self._ended(records.STOPPED)
 
-    def _look(self, *, settle: bool = False) -> None:
+    def _look(self, *, settle: bool = False, ended_well: bool = False) -> None:
         """Read new rows, record new checkpoints, and bring the status up to date.
 
-        ``settle``: the trainer has ended, so wait until its newest complete checkpoint is recorded.
+        ``settle``: the trainer has ended, so wait until its newest complete checkpoint is recorded. ``ended_well``: it
+        was not ended in the middle of a save.
         """
         if self._tail is None:
             self._look_at_first()
@@ -213,7 +215,7 @@ class DrivenAttempt:
         state = self.status.value.state
         if rows and state in (records.STARTING, records.RESTORING):
             state = records.TRAINING
-        recorded = self._watch.poll(settle=settle)
+        recorded = self._watch.poll(settle=settle, ended_well=ended_well)
         if recorded is not None:
             self._tail.sync()
             news.update(checkpoint=recorded.name, root_digest=recorded.root_digest, state_bytes=recorded.size)
@@ -287,7 +289,8 @@ class DrivenAttempt:
             raise EndedEarlyError("processes {} of the trainer cannot be ended".format(", ".join(map(str, left))))
         if self._group.is_first:
             self._group.wait_ended(policy.grace + END_TIMEOUT)
-        self._look(settle=True)  # what was complete before the end; exit codes prove nothing
+        # What was complete before the end; exit codes prove nothing.
+        self._look(settle=True, ended_well=policy.saves and not killed)
         newest = self._watch.newest_step
         if policy.saves and newest == before and self._group.is_first:
             self._note("{} saved nothing new on {}".format(run.trainer, policy.signal))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Optional, cast
 
-from midstream_engine.foreign.checkpoints.checkpoint import IncompleteError, SavedState
+from midstream_engine.foreign.checkpoints.checkpoint import Checkpoint, IncompleteError, SavedState
 from midstream_engine.foreign.checkpoints.checkpoint_tree import CheckpointTree, number_in
 from midstream_engine.foreign.checkpoints.sharded_files import METADATA, check_distributed
 
@@ -49,6 +49,17 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:  # noqa:
         if step is not None:
             return step
     return named_step(tree.name)
+
+
+def shows_end(found: Checkpoint) -> bool:
+    """Return whether a complete checkpoint shows that nothing more is written.
+
+    It is a distributed checkpoint, or one file with its size in it. Of other files, and of the number of files in a
+    directory, nothing says how many there will be.
+    """
+    if any(file.path == found.path for file in found.files):
+        return found.path.endswith(_CHECKED)
+    return any(file.path == "{}/{}".format(found.path, METADATA) for file in found.files)
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
