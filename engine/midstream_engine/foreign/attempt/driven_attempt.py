@@ -18,6 +18,7 @@ from midstream_engine.foreign.attempt.attempt_lineage import record_end, record_
 from midstream_engine.foreign.attempt.attempt_origin import find_origin, write_evidence
 from midstream_engine.foreign.attempt.attempt_place import AttemptPlace, EndedEarlyError, say
 from midstream_engine.foreign.attempt.attempt_trainer import AttemptTrainer
+from midstream_engine.foreign.attempt.output_lock import lock_output
 from midstream_engine.foreign.attempt.signals import STOPS, block_signals, wait_for_signal
 from midstream_engine.foreign.attempt.standby import Standby
 from midstream_engine.foreign.checkpoint_watch import CheckpointWatch
@@ -59,6 +60,7 @@ class DrivenAttempt:
         self._requested = 0  # requests to stop: a second one does not wait
         self._saves: List[int] = []  # sequences of commands to save that are not answered yet
         self._log_size = 0
+        self._lock: Optional[int] = None  # descriptor, open until this process exits
 
     # ------------------------------------------------------------------------------------------------ start
 
@@ -130,18 +132,22 @@ class DrivenAttempt:
         found = versions(self._python, tuple(dict.fromkeys([*PACKAGES, *run.environment.packages])), os.environ)
         name, digest = find_origin(place.paths, command)
         self.status.update(state=records.RESTORING if name else records.STARTING, epoch=place.epoch, versions=found)
+        # Before anything is moved: another trainer may be writing there.
+        if not attach:
+            refuse_adopted(place)
+        if run.directory and self._group.is_first:
+            self._lock = lock_output(place, setup)
         restored = None if attach else self._inputs(setup, name)
         step = restored.step if restored else 0
         if restored is not None and name is not None and self._group.is_first:
             write_evidence(place, restored, name, digest, self._world.size, time.monotonic() - began)
+        if self._group.is_first:
+            self._tail = self._launch.open_tail(setup, place.files.metrics, step, adopted=bool(attach))
+        self._watch = CheckpointWatch(setup, place.paths, place.number, place.epoch, found, first=step)
         if attach:
             self._trainer = adopt(place, attach, started)
         else:
-            refuse_adopted(place)
             self._trainer = self._launch.start(setup, restored.path if restored else "")
-        if self._group.is_first:
-            self._tail = self._launch.open_tail(setup, place.files.metrics, step)
-        self._watch = CheckpointWatch(setup, place.paths, place.number, place.epoch, found, first=step)
         self.status.update(
             state=records.STARTING,
             step=step,
