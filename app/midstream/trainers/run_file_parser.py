@@ -243,7 +243,9 @@ class _Parser:
             )
         if found.source not in ("regex", "trainer_state") and not found.path:
             raise self._error("metrics.path", f"missing for {found.source}", 'path: "{out}/metrics.jsonl"')
-        self._check_pattern("metrics.path", found.path.removeprefix("{out}/").lstrip("/"), 'path: "{out}/metrics.jsonl"')
+        self._check_pattern(
+            "metrics.path", found.path.removeprefix("{out}/").lstrip("/"), 'path: "{out}/metrics.jsonl"'
+        )
         return found
 
     def _check_pattern(self, key: str, pattern: str, hint: str) -> None:

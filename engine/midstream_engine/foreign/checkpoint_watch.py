@@ -111,9 +111,7 @@ class CheckpointWatch:
         if len(found.files) == 1 and not settle:
             return False
         try:
-            changed = max(
-                os.stat(posixpath.join(self._setup.checkpoints, file.path)).st_ctime for file in found.files
-            )
+            changed = max(os.stat(posixpath.join(self._setup.checkpoints, file.path)).st_ctime for file in found.files)
         except FileNotFoundError:
             return True
         return abs(time.time() - changed) < QUIET

@@ -135,9 +135,7 @@ def test_file_of_an_ended_trainer_may_be_partial(watched: Watched) -> None:
     assert watched.steps == [20, 40]
 
 
-def test_checkpoint_that_failed_once_is_recorded_at_the_end(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoint_that_failed_once_is_recorded_at_the_end(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk was full for a moment: without another try, a migration would give up the steps since step 20."""
     watched.write(20)
     assert watched.poll() is not None

@@ -1,4 +1,4 @@
-"""What earlier attempts wrote, of steps that were given up: it is neither recorded nor in the curve of a new attempt."""
+"""What earlier attempts wrote, of steps that were given up: a new attempt leaves it out."""
 
 from __future__ import annotations
 

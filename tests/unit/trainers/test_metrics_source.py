@@ -14,8 +14,10 @@ from midstream_engine.foreign.trainer_setup import Node, Setup
 
 @pytest.mark.parametrize(
     "path",
-    ["{out}/logs/a/m.jsonl", "{out}/**/m.jsonl", "out/logs/*/m.jsonl", "ROOT/out/logs/a/m.jsonl", "ROOT/out/*/a/m.jsonl",
-     "ROOT/out/**/[m].jsonl"],
+    [
+        "{out}/logs/a/m.jsonl", "{out}/**/m.jsonl", "out/logs/*/m.jsonl", "ROOT/out/logs/a/m.jsonl",
+        "ROOT/out/*/a/m.jsonl", "ROOT/out/**/[m].jsonl",
+    ],
 )  # fmt: skip
 def test_metrics_are_found_by_any_path(path: str, tmp_path: Path) -> None:
     """An absolute pattern may have wildcards in its folders too."""

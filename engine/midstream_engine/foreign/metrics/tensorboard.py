@@ -22,7 +22,7 @@ class TensorBoardParser(IndependentParts):
     over.
     """
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: Columns) -> None:  # noqa: ARG002
         """``columns`` are not needed: events have their step and their time."""
         self._left = 0  # bytes of a large record that are passed over
 

@@ -1,11 +1,16 @@
-"""The number of processes of a trainer that is adopted: its checkpoints have a file of each."""
+"""A trainer that is adopted: its number of processes, of which checkpoints have a file each, and its end."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
 
 import pytest
 
 from midstream.foreign.adopt_process import world_flags
 from midstream.remote.trainers.processes import TrainingProcess
+from midstream_engine import records
+from midstream_engine.foreign.trainer_process import Adopted
 
 
 def process(pid: int, parent: int, **distributed: str) -> TrainingProcess:
@@ -28,3 +33,12 @@ def test_workers_have_the_number_of_processes(
 ) -> None:
     first = process(7, 0, **launcher)
     assert world_flags(first, [first, process(8, 7, **worker)]) == expected
+
+
+def test_trainer_that_ends_before_its_signal_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as theirs:
+        identity = records.identify(theirs.pid)
+        assert identity is not None
+        theirs.communicate()
+    monkeypatch.setattr(records, "is_running", lambda _: True)  # it was, a moment ago
+    Adopted(identity).signal("SIGTERM")
