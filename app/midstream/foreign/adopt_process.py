@@ -81,7 +81,9 @@ def adopt_process(
 
 
 def world_flags(launcher: TrainingProcess, processes: Sequence[TrainingProcess]) -> tuple[str, ...]:
-    """Return the driver's flag for the number of processes; none where no environment has it.
+    """Return the driver's flag for the number of processes.
+
+    None where no environment has it.
 
     A launcher, such as torchrun, gives it to the processes that it starts: its own environment lacks it. Checkpoints
     have files of each of these processes.

@@ -249,7 +249,7 @@ class _Parser:
         return found
 
     def _check_pattern(self, key: str, pattern: str, hint: str) -> None:
-        """Check that a pattern can match: it is searched for below a directory, without placeholders."""
+        """Check that a pattern can match: a path below a directory."""
         if pattern and (PLACEHOLDER.search(pattern) or any(part in ("", ".", "..") for part in pattern.split("/"))):
             raise self._error(key, f"{pattern!r} is not a path below the directory that is searched", hint)
 

@@ -83,7 +83,7 @@ class CheckpointWatch:
         return recorded
 
     def _find(self, settle: bool, ended_well: bool) -> Optional[Found]:
-        """Return the newest complete checkpoint of the trainer that is not recorded; None without one."""
+        """Return the newest complete checkpoint that is not recorded; None without one."""
         above = -1 if self.newest is None else self.newest.step
         complete = [
             (each.step, each)
@@ -101,10 +101,11 @@ class CheckpointWatch:
         return Found(self._setup.checkpoints, newest.path, step, tuple(sorted(file.path for file in newest.files)))
 
     def _may_be_partial(self, found: Checkpoint, settle: bool) -> bool:
-        """Return whether the trainer may still be writing a checkpoint that does not show its end.
+        """Return whether the trainer may still be writing a checkpoint.
 
-        A single file is recorded at once while the trainer runs: one that grows is not, and is tried again. Where the
-        trainer was ended (``settle``), it may have been ended in the middle of that file.
+        It is one that does not show its end. A single file is recorded at once while the trainer runs: one that grows
+        is not, and is tried again. Where the trainer was ended (``settle``), it may have been ended in the middle of
+        that file.
         """
         if self._setup.run.checkpoints.rule != "glob" or glob.shows_end(found):
             return False
@@ -117,7 +118,7 @@ class CheckpointWatch:
         return abs(time.time() - changed) < QUIET
 
     def _fails_still(self, found: Found) -> bool:
-        """Return whether a checkpoint could not be recorded, and it is too early to try again."""
+        """Return whether a checkpoint failed so recently that it is not tried again."""
         return (found.path, found.step) == self._failed and time.monotonic() < self._again
 
     def _record(self, found: Found) -> None:

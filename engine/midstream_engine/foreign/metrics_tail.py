@@ -66,7 +66,10 @@ class MetricsTail:
             self._read()
 
     def _read(self) -> List[RowsOfPart]:
-        """Return the source's new rows; none where it cannot be read now: the trainer trains on."""
+        """Return the source's new rows.
+
+        None where it cannot be read now: the trainer trains on.
+        """
         try:
             return self._reader.poll()
         except (OSError, ValueError) as error:

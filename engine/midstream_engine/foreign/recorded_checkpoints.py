@@ -116,7 +116,10 @@ def record(paths: records.RunPaths, run: RunFile, found: Found, attempt: int, ep
 
 
 def _signature(found: Found) -> Set[Tuple[str, int, int]]:
-    """Return path, size and time of each file of a checkpoint; none where the trainer has removed it."""
+    """Return path, size and time of each file of a checkpoint.
+
+    None where the trainer has removed it. Raises RecordError.
+    """
     try:
         files = CheckpointTree(posixpath.join(found.directory, found.path)).signature
     except FileNotFoundError:

@@ -123,7 +123,7 @@ class Adopted:
 
     def signal(self, name: str) -> None:
         if records.is_running(self._identity):
-            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(self._identity.pid, signal.Signals[name].value)
 
     def end(self) -> List[int]:

@@ -84,7 +84,10 @@ def place_checkpoint(paths: records.RunPaths, name: str, directory: str) -> Rest
 
 
 def placed_checkpoint(paths: records.RunPaths, name: str, directory: str) -> Restored:
-    """Return what `place_checkpoint` has placed on another node. Raises RecordError, MismatchError."""
+    """Return what `place_checkpoint` has placed on another node.
+
+    Raises RecordError, MismatchError.
+    """
     source = paths.checkpoint(name)
     manifest = records.Manifest.read(posixpath.join(source, records.MANIFEST))
     state: Dict[str, Any] = records.read_json(posixpath.join(source, records.TRAIN))["state"]

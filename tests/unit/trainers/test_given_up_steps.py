@@ -1,4 +1,4 @@
-"""What earlier attempts wrote, of steps that were given up: a new attempt leaves it out."""
+"""Checkpoints and metrics of steps that were given up: a new attempt leaves them out."""
 
 from __future__ import annotations
 

@@ -88,7 +88,10 @@ class AttemptTrainer(NamedTuple):
 
 
 def _checkpoints_in(setup: Setup) -> List[str]:
-    """Return the checkpoints in a working directory that has other files too. Raises RecordError, OSError."""
+    """Return the checkpoints in a working directory that has other files too.
+
+    Raises RecordError, OSError.
+    """
     checkpoints = setup.run.checkpoints
     try:
         found = search(setup.checkpoints, checkpoints.pattern or rule_of(checkpoints.rule).PATTERN)

@@ -1,7 +1,8 @@
-"""Lock on the directory that a trainer writes to: two runs would mix their checkpoints and metrics.
+"""Lock on the directory that a trainer writes to.
 
-A run in a working directory of midstream's own has it alone. One whose run file names a ``directory:``, or that was
-adopted, may have it with another run, which was started or adopted there under another name.
+Two runs there would mix their checkpoints and metrics. A run in a working directory of midstream's own has it alone.
+One whose run file names a ``directory:``, or that was adopted, may have it with another run, which was started or
+adopted there under another name.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def lock_output(place: AttemptPlace, setup: Setup) -> Optional[int]:
-    """Lock a trainer's output for this process; return the descriptor that has the lock.
+    """Lock a trainer's output for this process.
 
-    None where the same run has it already, as the driver of an earlier attempt that is about to end, or where no file
-    can be created beside the output.
+    Returns the descriptor that has the lock. None where the same run has it already, as the driver of an earlier
+    attempt that is about to end, or where no file can be created beside the output.
 
     Raises:
         EndedEarlyError: Another run has it.

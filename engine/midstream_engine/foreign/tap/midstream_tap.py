@@ -25,7 +25,9 @@ class Tap:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) if path else -1
 
     def batch(self, step: int, batch: Any) -> None:
-        """Record what update ``step`` (from 0) consumes; called for each of its batches in turn.
+        """Record what update ``step`` (from 0) consumes.
+
+        Call it for each of its batches in turn.
 
         ``batch``: tensors, arrays, numbers, texts, lists or mappings of them.
         """
