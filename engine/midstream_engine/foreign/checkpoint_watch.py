@@ -90,7 +90,7 @@ class CheckpointWatch:
             for each in self._finder.find()
             if each.complete and each.step is not None and each.step > above
         ]
-        partial = [] if ended_well else [pair for pair in complete if self._may_be_partial(pair[1], settle)]
+        partial = [] if ended_well else [pair for pair in complete if self._may_be_partial(pair[1])]
         complete = [pair for pair in complete if pair not in partial]
         if partial and settle:
             what = "{} was written just before the trainer was ended, and nothing shows that it is complete"
@@ -100,16 +100,13 @@ class CheckpointWatch:
         step, newest = max(complete, key=lambda pair: pair[0])
         return Found(self._setup.checkpoints, newest.path, step, tuple(sorted(file.path for file in newest.files)))
 
-    def _may_be_partial(self, found: Checkpoint, settle: bool) -> bool:
+    def _may_be_partial(self, found: Checkpoint) -> bool:
         """Return whether the trainer may still be writing a checkpoint.
 
-        It is one that does not show its end. A single file is recorded at once while the trainer runs: one that grows
-        is not, and is tried again. Where the trainer was ended (``settle``), it may have been ended in the middle of
-        that file.
+        It is one that does not show its end, and changed a moment ago. A trainer that was ended may have been ended in
+        the middle of it.
         """
         if self._setup.run.checkpoints.rule != "glob" or glob.shows_end(found):
-            return False
-        if len(found.files) == 1 and not settle:
             return False
         try:
             changed = max(os.stat(posixpath.join(self._setup.checkpoints, file.path)).st_ctime for file in found.files)

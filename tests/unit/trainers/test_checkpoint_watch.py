@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,8 @@ class Watched:
         setup = Setup(run, World(), Node(), "python", str(root / "work"), "")
         self.watch = CheckpointWatch(setup, self.paths, 1, 1, {}, first=0)
 
-    def write(self, step: int, content: str = "x") -> Path:
-        path = self.directory / f"ckpt-{step}.json"
+    def write(self, step: int, content: str = "{}", suffix: str = ".json") -> Path:
+        path = self.directory / f"ckpt-{step}{suffix}"
         path.write_text(content)
         return path
 
@@ -83,15 +84,15 @@ def test_checkpoint_written_while_it_is_taken_is_not_recorded(
 ) -> None:
     """A file that is written again in place can be of two states; it is recorded once it stays as it is."""
     watched = Watched(tmp_path, rewritten=True)
-    path = watched.write(20, "old")
-    during(lambda: path.write_text("other"))
+    path = watched.write(20, '"old"')
+    during(lambda: path.write_text('"other"'))
     assert watched.poll() is None
     assert "changed while it was recorded" in watched.watch.problem
     assert watched.steps == []
     assert os.listdir(watched.paths.checkpoints) == []
     found = watched.poll(settle=True, ended_well=True)
     assert found is not None
-    assert Path(watched.paths.checkpoint(found.name), FILES, "ckpt-20.json").read_text() == "other"
+    assert Path(watched.paths.checkpoint(found.name), FILES, "ckpt-20.json").read_text() == '"other"'
 
 
 def test_file_added_while_a_checkpoint_is_taken_belongs_to_it(
@@ -100,7 +101,7 @@ def test_file_added_while_a_checkpoint_is_taken_belongs_to_it(
     """Accelerate writes registered objects after everything that a complete checkpoint is recognised by."""
     directory = watched.directory / "ckpt-20"
     directory.mkdir()
-    (directory / "model.bin.txt").write_text("model")
+    (directory / "model.txt").write_text("model")
     during(lambda: (directory / "optimizer.txt").write_text("optimizer"))
     watched.poll(settle=True, ended_well=True)
     assert watched.steps == []
@@ -123,16 +124,35 @@ def test_directory_is_recorded_once_nothing_more_is_written(watched: Watched, mo
     assert len(found.object_entries) == 4
 
 
-def test_file_of_an_ended_trainer_may_be_partial(watched: Watched) -> None:
-    """Where the trainer was killed, its last file may have been half written; one with its size in it is checked."""
+def test_file_of_unknown_form_may_be_partial(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has bytes, and nothing says how many there will be, also where its trainer was killed."""
     watched.write(20)
     assert watched.poll() is not None
-    watched.write(40, '{"weights": [1, 2')
+    watched.write(40, "a half", ".state")
+    assert watched.poll() is None
     assert watched.poll(settle=True) is None
-    assert "ckpt-40.json was written just before the trainer was ended" in watched.watch.problem
+    assert "ckpt-40.state was written just before the trainer was ended" in watched.watch.problem
     assert watched.steps == [20]
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_watch, "QUIET", 0.0)
+        assert watched.poll(settle=True) is not None
+    watched.write(60, "complete", ".state")
     assert watched.poll(settle=True, ended_well=True) is not None  # it ended by itself
-    assert watched.steps == [20, 40]
+    assert watched.steps == [40, 60]  # the newest two are not removed
+
+
+@pytest.mark.parametrize(("suffix", "content"), [(".json", b'{"weights": [1, 2'), (".npz", b"PK\x03\x04half")])
+def test_partial_file_of_known_form_is_not_recorded(watched: Watched, suffix: str, content: bytes) -> None:
+    path = watched.directory / f"ckpt-20{suffix}"
+    path.write_bytes(content)
+    assert watched.poll(settle=True, ended_well=True) is None
+    if suffix == ".npz":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("weights.npy", b"x")
+    else:
+        path.write_text("{}")
+    assert watched.poll() is not None
+    assert watched.steps == [20]
 
 
 def test_checkpoint_that_failed_once_is_recorded_at_the_end(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
