@@ -158,7 +158,9 @@ def _model(kind: str, source: str, final: str, options: argparse.Namespace) -> s
         with _quiet():
             from midstream_engine.interop.huggingface import exporter, importer
         if kind == "huggingface":
-            manifest = importer.import_model(source, partial, final, options.cast_parameters)
+            manifest, notes = importer.import_model(source, partial, final, options.cast_parameters)
+            for note in notes:
+                print(f"note: {note}", file=sys.stderr)
             line = f"{final}: root digest {manifest.root_digest}; start with --config_path {final}/{importer.CONFIG}"
         else:
             files = exporter.export_model(

@@ -2,8 +2,8 @@
 
 Python's own unpickler looks up callables and calls them. This one has no such step: a global is a name, and a call is
 what the vocabulary returns for that name. A hostile file can still be large or slow; therefore the memo is a dict (no
-slot numbers that allocate), keys are fast to hash (no nested tuples, whose hash takes exponential time), and nothing
-here compares or traverses the objects.
+slot numbers that allocate), keys are fast to hash (no nested tuples, whose hash takes exponential time), nothing here
+compares or traverses the objects, and the number of operations is limited: one byte makes an object of sixty.
 
 Both programs read files of torch. The source is streamed to hosts: standard library alone, Python 3.8.
 """
@@ -15,6 +15,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
+MOST_OPERATIONS = 1 << 24  # about 1 GB of empty lists; the pickle of a large checkpoint has some millions
 SCALARS = (str, int, float, bool, bytes, type(None))
 _MARK = object()
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
@@ -105,7 +106,9 @@ class _Machine:
         self._memo: dict[int, Any] = {}
 
     def run(self, data: bytes) -> Any:
-        for opcode, argument, position in pickletools.genops(data):
+        for number, (opcode, argument, position) in enumerate(pickletools.genops(data)):
+            if number >= MOST_OPERATIONS:
+                raise PickleError(f"a pickle of more than {MOST_OPERATIONS} operations")
             if opcode.name == "STOP":
                 if len(self._stack) != 1 or self._stack[0] is _MARK or position != len(data) - 1:
                     raise PickleError("broken pickle: something is left at its end")

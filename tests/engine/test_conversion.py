@@ -31,7 +31,16 @@ from midstream_engine.interop.huggingface.exporter import newest_checkpoint
 from midstream_engine.interop.tensor_files import read_tensors
 from midstream_engine.optim.optimizer import build_optimizer
 from midstream_engine.optim.schedule import learning_rate
-from midstream_engine.records import read_json
+from midstream_engine.records import (
+    FORMAT,
+    FORMAT_VERSION,
+    MANIFEST,
+    Manifest,
+    RunPaths,
+    checkpoint_name,
+    first_fence,
+    read_json,
+)
 from midstream_engine.trainer.computation.train_state import TrainState, abstract_state, initializer
 from support.engines.engine_process import train_all
 from support.paths import FIXTURES
@@ -307,3 +316,49 @@ def test_converted_run_is_exported_again(continued: Path, name: str) -> None:
         np.abs(logits["0"] - theirs).max() <= TOLERANCE
     )  # transformers' own, after twelve updates that change nothing
     assert np.abs(logits["1e-2"] - theirs).max() > 0.01
+
+
+def test_export_takes_no_checkpoint_of_steps_that_were_given_up(tmp_path: Path) -> None:
+    """The run was migrated at step 40 of its first epoch: what a lost host wrote after it is of another history."""
+    paths = RunPaths(str(tmp_path), "r")
+    for step, attempt, epoch in ((40, 1, 1), (60, 1, 1), (50, 2, 2)):
+        name = checkpoint_name(step, attempt)
+        Path(paths.checkpoint(name)).mkdir(parents=True)
+        manifest = Manifest(FORMAT, FORMAT_VERSION, "r", step, attempt, epoch, 1.0, "0" * 64, [], [])
+        manifest.write(os.path.join(paths.checkpoint(name), MANIFEST))
+    for place in (paths.dir, paths.checkpoints):
+        assert newest_checkpoint(place) == paths.checkpoint("step-60-a001")  # it was not migrated
+    first_fence("here").sealed(2, "there", 40).write(paths.fence)
+    for place in (paths.dir, paths.checkpoints):
+        assert newest_checkpoint(place) == paths.checkpoint("step-50-a002")
+
+
+def test_settings_that_are_not_carried_over_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    to_midstream(HUGGING_FACE / "gpt2", tmp_path / "model")
+    note = "resid_pdrop 0.1, attn_pdrop 0.1: not carried over"
+    assert note in capsys.readouterr().err
+    assert note in (tmp_path / "model" / "train.yaml").read_text()
+    shutil.copytree(HUGGING_FACE / "llama2", tmp_path / "checkpoint-5")  # of transformers' Trainer
+    for name in ("optimizer.pt", "trainer_state.json"):
+        (tmp_path / "checkpoint-5" / name).touch()
+    to_midstream(tmp_path / "checkpoint-5", tmp_path / "trained")
+    assert "optimizer.pt, trainer_state.json: not imported: the model begins at step 0" in capsys.readouterr().err
+    to_midstream(HUGGING_FACE / "llama2", tmp_path / "llama")
+    assert "not carried over" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "expected"),
+    [
+        ("llama2", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ("llama2", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary"),
+    ],
+)
+def test_settings_of_another_model_are_refused(
+    name: str, change: dict[str, Any], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(HUGGING_FACE / name, tmp_path / "model")
+    described = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**described, **change}))
+    assert run(tmp_path / "model", tmp_path / "out") == 1
+    assert expected in capsys.readouterr().err

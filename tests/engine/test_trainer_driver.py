@@ -319,6 +319,25 @@ def test_adopted_trainer_without_its_driver_is_not_doubled(make: Callable[..., D
         assert driver.ended() == records.EXIT_FAILED
         assert f"process {theirs.pid}, which attempt 1 had adopted, still runs" in driver.status.message
         assert theirs.poll() is None
+        assert not list(file.parent.rglob("given-up-by-attempt-*"))  # what it writes stays where it writes it
+
+
+def test_second_run_in_the_same_directory_is_refused(make: Callable[..., Driver], tmp_path: Path) -> None:
+    """It would take checkpoints and metrics of the first as its own."""
+    with their_trainer(tmp_path / "theirs") as (file, theirs):
+        first = make(file, {"directory": str(file.parent)})
+        first.start("--attach", str(theirs.pid))
+        first.wait("a checkpoint", first.checkpoints)
+        second = make(file, {"directory": str(file.parent)})
+        for flags in ((), ("--attach", str(theirs.pid))):
+            second.start(*flags)
+            assert second.ended() == records.EXIT_FAILED
+            assert second.status.message == f"{file.parent}/out: run r trains there already"
+        assert not second.checkpoints()
+        assert not list(file.parent.rglob("given-up-by-attempt-*"))
+        assert theirs.poll() is None
+        assert first.process is not None
+        assert first.process.poll() is None
 
 
 def test_adopted_trainer_whose_driver_is_killed_stays_fenced(make: Callable[..., Driver], tmp_path: Path) -> None:

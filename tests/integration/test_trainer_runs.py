@@ -181,6 +181,23 @@ def test_running_trainer_is_described_adopted_and_advised(
         theirs.wait()
 
 
+def test_run_in_a_directory_of_the_user_can_be_migrated(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
+    """``files:`` beside ``directory:`` are taken from that directory of the host, at the launch."""
+    here, there = lab.host("here"), lab.host("there")
+    fleet = lab.fleet_file(here=here.config, there=there.config)
+    directory = tmp_path / "theirs"
+    file = write_script(directory, steps=STEPS, every=25, more=f"directory: {directory}")
+    launched = midstream("--fleet", fleet, "--launch", file, "--on", "here", "--run-id", "r")
+    assert launched.code == 0, launched.stderr
+    runs(here.root, "r").wait(lambda run: bool(run.checkpoints()), "a checkpoint")
+    moved = midstream(
+        "--fleet", fleet, "--migrate", "r", "--to", "there", "--mode", "cold", "--yes", "--healthy-steps", "5", "--json"
+    )
+    assert moved.code == 0, moved.stderr
+    target = runs(there.root, "r")
+    assert Path(target.paths.dir, "work", "train.py").read_bytes() == (directory / "train.py").read_bytes()
+
+
 @pytest.mark.slow
 def test_guard_migrates_a_script_that_was_killed(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
     here, there = lab.host("here"), lab.host("there")

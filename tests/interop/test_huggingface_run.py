@@ -56,3 +56,33 @@ def test_model_without_data_or_vocabulary_is_refused(tmp_path: Path, capsys: pyt
     assert convert(tmp_path, "--data.train_urls", "[x.txt]", "--model.num_layers", "5") == 1
     assert "another model" in capsys.readouterr().err
     assert not (tmp_path / "root").exists()
+
+
+def test_killed_import_starts_again_with_other_moments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The moments' type is a flag: those of the first try would not be of the second's type."""
+    from midstream_engine.checkpoint.format import chunk_grid
+    from midstream_engine.interop import import_run, streamed_import
+
+    monkeypatch.setattr(chunk_grid, "PACK_BELOW", 64)
+    monkeypatch.setattr(streamed_import, "SYNC_BYTES", 0)
+    (tmp_path / "text.txt").write_text(" ".join(str(7 * number % 63) for number in range(3000)))
+    flags = [
+        "--data.train_urls", f"[{tmp_path}/text.txt]", "--data.tokenizer", str(TOKENIZER), "--data.eos_token", "<end>",
+        "--trainer.num_train_steps", "8", "--trainer.train_batch_size", "4",
+    ]  # fmt: skip
+    monkeypatch.setattr(import_run, "measure_reference_losses", lambda *_: None)
+
+    def kill(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(streamed_import, "write_rest", kill)
+        with pytest.raises(KeyboardInterrupt):
+            convert(tmp_path, *flags)
+    assert convert(tmp_path, *flags, "--optimizer.mu_dtype", "bfloat16") == 0
+    checkpoint = records.RunPaths(str(tmp_path / "root"), "tiny").checkpoint(records.checkpoint_name(0, 1))
+    report = verify_checkpoint(checkpoint)
+    assert report.flaws == []
+    assert {each.dtype for each in report.manifest.array_entries if "/mu/" in each.name} == {"bfloat16"}

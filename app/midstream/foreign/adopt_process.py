@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from midstream.errors import UsageError
@@ -76,11 +76,23 @@ def adopt_process(
     chosen = run_id or parsed.run_id or f"{Path(found.directory).name}-{secrets.token_hex(3)}"
     say(f"process {launcher.pid} on {host.name} is adopted: {' '.join(launcher.words)[:200]}")
     attach = ("--attach", str(launcher.pid), "--attach-started", str(launcher.started))
-    start = TrainerStart(run, (*_world_flags(launcher), *attach))
+    start = TrainerStart(run, (*world_flags(launcher, found.processes), *attach))
     return launch_run(hosts, fleet, host.name, None, chosen, (), say, start)
 
 
-def _world_flags(launcher: TrainingProcess) -> tuple[str, ...]:
-    """Return the number of processes, where the environment of the launcher has it."""
-    size = launcher.distributed.get("WORLD_SIZE") or launcher.distributed.get("NPROC_PER_NODE") or ""
-    return ("--devices", size) if size.isdecimal() else ()
+def world_flags(launcher: TrainingProcess, processes: Sequence[TrainingProcess]) -> tuple[str, ...]:
+    """Return the driver's flag for the number of processes.
+
+    None where no environment has it.
+
+    A launcher, such as torchrun, gives it to the processes that it starts: its own environment lacks it. Checkpoints
+    have files of each of these processes.
+
+    Args:
+        launcher: The process that is adopted.
+        processes: All of the directory.
+    """
+    started = [each.distributed.get("WORLD_SIZE", "") for each in processes if each.pid != launcher.pid]
+    own = [launcher.distributed.get(name, "") for name in ("WORLD_SIZE", "NPROC_PER_NODE")]
+    size = next((each for each in (*started, *own) if each.isdecimal() and int(each)), "")
+    return ("--devices", size) if size else ()

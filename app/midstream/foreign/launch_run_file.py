@@ -68,8 +68,11 @@ def launch_any(
     if checked.continues:
         return launch_run(hosts, fleet, target, None, chosen, (), say)
     run = parsed.run
-    if not run.directory:
-        run = with_local_files(run, path.resolve().parent, [hosts.get(name) for name in checked.target.hosts], say)
+    members = [hosts.get(name) for name in checked.target.hosts]
+    if run.directory:  # its files are there; a migration takes them from the first host
+        run = with_host_files(run, members[0], run.directory)
+    else:
+        run = with_local_files(run, path.resolve().parent, members, say)
     return launch_run(hosts, fleet, target, None, chosen, (), say, TrainerStart(run))
 
 

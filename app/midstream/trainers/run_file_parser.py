@@ -221,6 +221,7 @@ class _Parser:
             raise self._error("checkpoints.rule", f"{found.rule!r} is no rule", nearest(found.rule, RULES))
         if found.rule == "glob" and not found.pattern:
             raise self._error("checkpoints.pattern", "missing", 'pattern: "ckpt-*.pt"')
+        self._check_pattern("checkpoints.pattern", found.pattern, "checkpoints: {directory: ...} names the directory")
         return found
 
     def _metrics(self, defaults: TrainerDefaults) -> Metrics:
@@ -242,7 +243,15 @@ class _Parser:
             )
         if found.source not in ("regex", "trainer_state") and not found.path:
             raise self._error("metrics.path", f"missing for {found.source}", 'path: "{out}/metrics.jsonl"')
+        self._check_pattern(
+            "metrics.path", found.path.removeprefix("{out}/").lstrip("/"), 'path: "{out}/metrics.jsonl"'
+        )
         return found
+
+    def _check_pattern(self, key: str, pattern: str, hint: str) -> None:
+        """Check that a pattern can match: a path below a directory."""
+        if pattern and (PLACEHOLDER.search(pattern) or any(part in ("", ".", "..") for part in pattern.split("/"))):
+            raise self._error(key, f"{pattern!r} is not a path below the directory that is searched", hint)
 
     def _batch(self, command: list[str], defaults: TrainerDefaults) -> Batch:
         divides = any("{accumulation}" in word or "{per_device}" in word for word in command)

@@ -13,7 +13,7 @@ VARIABLE = "MIDSTREAM_TAP"  # environment variable of the trainer: the file that
 class BatchTap:
     """Reader of the tap's lines: ``{"step", "rank", "digest"}``.
 
-    A step's digest covers all ranks, in their order.
+    A step's digest covers all ranks, in their order, and all batches of each rank: those of gradient accumulation.
     """
 
     def __init__(self, path: str) -> None:
@@ -37,7 +37,8 @@ class BatchTap:
             except (ValueError, KeyError, TypeError):
                 continue
             if type(step) is int and type(rank) is int and isinstance(digest, str) and len(digest) <= 128:
-                self._digests.setdefault(step, {})[rank] = digest
+                ranks = self._digests.setdefault(step, {})
+                ranks[rank] = _joined(ranks[rank], digest) if rank in ranks else digest
 
     def digest(self, step: int) -> str:
         """Return the digest of a step's batches; empty without one."""
@@ -45,6 +46,10 @@ class BatchTap:
         if not ranks:
             return ""
         return hashlib.sha256("".join(ranks[rank] for rank in sorted(ranks)).encode()).hexdigest()
+
+
+def _joined(before: str, digest: str) -> str:
+    return hashlib.sha256("{}{}".format(before, digest).encode()).hexdigest()
 
 
 def remove(path: str) -> None:

@@ -9,15 +9,21 @@ import os
 import posixpath
 import threading
 import time
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, Optional
 
 from midstream_engine import records
+from midstream_engine.checkpoint.save_fence import FenceUnreadableError
 from midstream_engine.foreign import recorded_checkpoints
+from midstream_engine.foreign.checkpoints import glob
+from midstream_engine.foreign.checkpoints.checkpoint import Checkpoint
 from midstream_engine.foreign.checkpoints.checkpoint_finder import CheckpointFinder
 from midstream_engine.foreign.recorded_checkpoints import Found
 from midstream_engine.foreign.trainer_setup import Setup
 
 SCAN_INTERVAL = 0.5  # seconds
+RETRY_INTERVAL = 10.0  # seconds until a checkpoint that could not be recorded is tried again, doubled each time
+LONGEST_RETRY = 300.0
+QUIET = 5.0  # seconds without a change after which files that do not show their end count as complete
 
 
 class CheckpointWatch:
@@ -38,15 +44,19 @@ class CheckpointWatch:
         checkpoints = setup.run.checkpoints
         self._finder = CheckpointFinder(checkpoints.rule, setup.checkpoints, checkpoints.pattern, setup.world.size)
         self.problem = ""  # why the newest one is not recorded, in one line
+        self._failed = ("", -1)  # path and step of the one that could not be recorded
+        self._again, self._wait = 0.0, RETRY_INTERVAL  # when it is tried again, and how long later the next time
         self._scanned = 0.0
         self._thread: Optional[threading.Thread] = None
         self._done: Optional[records.Manifest] = None
         self._error: Optional[Exception] = None
 
-    def poll(self, *, settle: bool = False) -> Optional[records.Manifest]:
+    def poll(self, *, settle: bool = False, ended_well: bool = False) -> Optional[records.Manifest]:
         """Return a checkpoint that was recorded since the last call; None without one.
 
-        ``settle``: nothing is written any more; wait until the newest complete one is recorded.
+        Args:
+            settle: Nothing is written any more; wait until the newest complete one is recorded.
+            ended_well: The trainer has ended by itself, so that it wrote all files of its last checkpoint.
 
         Raises:
             FenceRejectedError: The run has passed to another epoch.
@@ -58,11 +68,11 @@ class CheckpointWatch:
             return recorded
         self._scanned = time.monotonic()
         try:
-            found = self._find()
+            found = self._find(settle, ended_well)
         except (OSError, ValueError) as error:
             self.problem = "checkpoints cannot be looked for: {}".format(error)[:300]
             return recorded
-        if found is None or (self.newest is not None and found.step <= self.newest.step):
+        if found is None or (not settle and self._fails_still(found)):
             return recorded
         self.newest_step = max(self.newest_step, found.step)
         self._thread = threading.Thread(target=self._record, args=(found,), name="recording", daemon=True)
@@ -72,42 +82,55 @@ class CheckpointWatch:
             recorded = self._collect() or recorded
         return recorded
 
-    def _find(self) -> Optional[Found]:
-        """Return the newest complete checkpoint of the trainer; None without one."""
-        above = self.newest_step - (self.newest is None)
+    def _find(self, settle: bool, ended_well: bool) -> Optional[Found]:
+        """Return the newest complete checkpoint that is not recorded; None without one."""
+        above = -1 if self.newest is None else self.newest.step
         complete = [
             (each.step, each)
             for each in self._finder.find()
             if each.complete and each.step is not None and each.step > above
         ]
+        partial = [] if ended_well else [pair for pair in complete if self._may_be_partial(pair[1])]
+        complete = [pair for pair in complete if pair not in partial]
+        if partial and settle:
+            what = "{} was written just before the trainer was ended, and nothing shows that it is complete"
+            self.problem = what.format(max(partial, key=lambda pair: pair[0])[1].path)[:300]
         if not complete:
             return None
         step, newest = max(complete, key=lambda pair: pair[0])
         return Found(self._setup.checkpoints, newest.path, step, tuple(sorted(file.path for file in newest.files)))
 
+    def _may_be_partial(self, found: Checkpoint) -> bool:
+        """Return whether the trainer may still be writing a checkpoint.
+
+        It is one that does not show its end, and changed a moment ago. A trainer that was ended may have been ended in
+        the middle of it.
+        """
+        if self._setup.run.checkpoints.rule != "glob" or glob.shows_end(found):
+            return False
+        try:
+            changed = max(os.stat(posixpath.join(self._setup.checkpoints, file.path)).st_ctime for file in found.files)
+        except FileNotFoundError:
+            return True
+        return abs(time.time() - changed) < QUIET
+
+    def _fails_still(self, found: Found) -> bool:
+        """Return whether a checkpoint failed so recently that it is not tried again."""
+        return (found.path, found.step) == self._failed and time.monotonic() < self._again
+
     def _record(self, found: Found) -> None:
         try:
-            before = self._marks(found)
-            done = recorded_checkpoints.record(
+            self._done = recorded_checkpoints.record(
                 self._paths, self._setup.run, found, self._attempt, self._epoch, self._versions, self._setup.world.size
             )
-            if done is not None and self._marks(found) not in (before, []):
-                raise records.RecordError("checkpoint of step {} changed while it was recorded".format(found.step))
-            if done is None and before and self._marks(found) == before:
-                raise records.RecordError("the copy of the checkpoint of step {} is not complete".format(found.step))
-            self._done = done
             recorded_checkpoints.prune(self._paths, self._attempt)
-        except Exception as error:  # noqa: BLE001  raised or reported by the driver's thread
+        except (OSError, records.RecordError, FenceUnreadableError) as error:
+            same = (found.path, found.step) == self._failed
+            self._wait = min(2 * self._wait, LONGEST_RETRY) if same else RETRY_INTERVAL
+            self._failed, self._again = (found.path, found.step), time.monotonic() + self._wait
             self._error = error
-
-    @staticmethod
-    def _marks(found: Found) -> List[Tuple[int, int]]:
-        """Return size and time of each file; empty where the trainer has removed one."""
-        try:
-            stats = [os.stat(posixpath.join(found.directory, path)) for path in found.files]
-        except FileNotFoundError:
-            return []
-        return [(each.st_size, each.st_mtime_ns) for each in stats]
+        except Exception as error:  # noqa: BLE001  raised by the driver's thread
+            self._error = error
 
     def _collect(self) -> Optional[records.Manifest]:
         if self._thread is None or self._thread.is_alive():
@@ -115,7 +138,7 @@ class CheckpointWatch:
         self._thread = None
         error, self._error = self._error, None
         done, self._done = self._done, None
-        if isinstance(error, (OSError, records.RecordError)):
+        if isinstance(error, (OSError, records.RecordError, FenceUnreadableError)):
             self.problem = "a checkpoint was not recorded: {}".format(error)[:300]
         elif error is not None:
             raise error

@@ -19,7 +19,7 @@ import sys
 from typing import List, Optional
 
 from midstream_engine import records
-from midstream_engine.checkpoint.save_fence import FenceRejectedError
+from midstream_engine.checkpoint.save_fence import FenceRejectedError, FenceUnreadableError
 from midstream_engine.foreign.attempt.attempt_group import LEFT_AFTER
 from midstream_engine.foreign.attempt.attempt_place import AttemptPlace, EndedEarlyError
 from midstream_engine.foreign.attempt.driven_attempt import DrivenAttempt
@@ -62,7 +62,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         return attempt.run(read_run_file(paths), options.attach, options.attach_started)
     except FenceRejectedError as error:
         return attempt.fail(str(error), records.EXIT_FENCED)
-    except (records.RecordError, MismatchError, EndedEarlyError) as error:
+    except (records.RecordError, MismatchError, EndedEarlyError, FenceUnreadableError) as error:
         return attempt.fail(str(error), records.EXIT_FAILED)
     except OSError as error:
         return attempt.fail("{}: {}".format(error.filename or "", error.strerror or error), records.EXIT_FAILED)

@@ -40,5 +40,7 @@ def _place(setup: Setup, path: str) -> Tuple[str, str]:
     if path.startswith(OUT):
         return setup.out, path[len(OUT) :]
     if path.startswith("/"):
-        return posixpath.dirname(path), posixpath.basename(path)
+        parts = path.split("/")
+        first = next((number for number, part in enumerate(parts[:-1]) if set(part) & set("*?[")), len(parts) - 1)
+        return "/".join(parts[:first]) or "/", "/".join(parts[first:])
     return setup.directory, path

@@ -5,6 +5,7 @@ Each step is in it once, in order, from the attempt's first step on.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import time
@@ -13,6 +14,9 @@ from typing import Any, Dict, List, Mapping, Optional
 from midstream_engine import records
 from midstream_engine.foreign.batch_tap import BatchTap
 from midstream_engine.foreign.metrics.metrics_reader import MetricsReader
+from midstream_engine.foreign.metrics.rows import RowsOfPart
+
+PASS_TIMEOUT = 300.0  # seconds for the metrics of earlier attempts: about 1 GB
 
 
 class MetricsTail:
@@ -42,17 +46,35 @@ class MetricsTail:
     def poll(self) -> int:
         """Read what is new; return the number of rows that were written."""
         before = self.rows
-        if self._tap is not None:
-            self._tap.poll()
-        parts = self._reader.poll()
+        parts = self._read()
         while parts:
+            if self._tap is not None:  # after the rows: every batch of a step is recorded before its loss
+                self._tap.poll()
             for part in parts:
                 self.problem = "{}: {}".format(part.source, part.problem)[:300] if part.problem else ""
                 for found in part.rows:
                     self._write(found)
             read = any(part.rows for part in parts)
-            parts = self._reader.poll() if read else []
+            parts = self._read() if read else []
         return self.rows - before
+
+    def pass_over(self) -> None:
+        """Leave out what the source has until now: earlier attempts wrote it."""
+        deadline, before = time.monotonic() + PASS_TIMEOUT, None
+        while before != self._reader.state and time.monotonic() < deadline:
+            before = copy.deepcopy(self._reader.state)
+            self._read()
+
+    def _read(self) -> List[RowsOfPart]:
+        """Return the source's new rows.
+
+        None where it cannot be read now: the trainer trains on.
+        """
+        try:
+            return self._reader.poll()
+        except (OSError, ValueError) as error:
+            self.problem = "metrics cannot be read: {}".format(error)[:300]
+            return []
 
     def _write(self, found: Mapping[str, Any]) -> None:
         row = self._row(found["global_step"], found)
@@ -68,8 +90,8 @@ class MetricsTail:
         os.close(self._file)
 
     def _row(self, step: int, found: Mapping[str, Any]) -> Dict[str, Any]:
+        # None is a number that is not finite: a diverged run has a row of each step, too.
         values = {name: value for name, value in found.items() if name not in ("global_step", "time")}
-        values = {name: value for name, value in values.items() if value is not None}
         loss = "train/loss" in values
         if not loss and "eval/loss" not in values and step >= self.step:
             self._apart.setdefault(step, {}).update(values)  # a learning rate that is logged before the loss

@@ -17,12 +17,14 @@ import os
 import posixpath
 import shutil
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from midstream_engine import records
 from midstream_engine.checkpoint import save_fence
 from midstream_engine.foreign.checkpoints import deepspeed
+from midstream_engine.foreign.checkpoints.checkpoint import IncompleteError
 from midstream_engine.foreign.checkpoints.checkpoint_finder import find_checkpoints
+from midstream_engine.foreign.checkpoints.checkpoint_tree import CheckpointTree
 from midstream_engine.foreign.run_file import RunFile
 
 FILES = "files"
@@ -43,7 +45,7 @@ def record(paths: records.RunPaths, run: RunFile, found: Found, attempt: int, ep
            world: int) -> Optional[records.Manifest]:  # fmt: skip
     """Record a checkpoint and return its manifest.
 
-    None where the trainer has removed it or written it again.
+    None where the trainer has removed it.
 
     Args:
         paths: Paths of the run.
@@ -56,6 +58,8 @@ def record(paths: records.RunPaths, run: RunFile, found: Found, attempt: int, ep
 
     Raises:
         FenceRejectedError: The fence does not accept its step of this epoch.
+        FenceUnreadableError: The fence cannot be read.
+        RecordError: The trainer has written it while it was recorded, or its copy is not complete.
         OSError: The disk is full, or cannot be read.
     """
     name = records.checkpoint_name(found.step, attempt)
@@ -65,17 +69,22 @@ def record(paths: records.RunPaths, run: RunFile, found: Found, attempt: int, ep
         return known
     shutil.rmtree(directory, ignore_errors=True)  # of a driver that was killed
     entries: List[records.ObjectEntry] = []
+    before = _signature(found)
+    if {path for path, _, _ in before} != set(found.files):
+        return _unrecorded(found, directory, before)
     try:
         for path in found.files:
             entries.append(
                 _take(posixpath.join(found.directory, path), directory, path, link=not run.checkpoints.rewritten)
             )
-    except FileNotFoundError:  # the trainer has removed it
+    except OSError as error:
         shutil.rmtree(directory, ignore_errors=True)
-        return None
-    if not _is_still(run, found, posixpath.join(directory, FILES), world):
-        shutil.rmtree(directory, ignore_errors=True)
-        return None
+        if isinstance(error, FileNotFoundError):  # the trainer has removed it
+            return None
+        raise
+    still = _is_still(run, found, posixpath.join(directory, FILES), world)
+    if not still or not _signature(found) <= before:  # what it has removed by now is in the copy
+        return _unrecorded(found, directory, before)
     state: Dict[str, Any] = {
         "step": found.step,
         "trainer": run.trainer,
@@ -104,6 +113,33 @@ def record(paths: records.RunPaths, run: RunFile, found: Found, attempt: int, ep
         save_fence.check(paths, epoch, found.step)
         manifest.write(posixpath.join(directory, records.MANIFEST))
     return manifest
+
+
+def _signature(found: Found) -> Set[Tuple[str, int, int]]:
+    """Return path, size and time of each file of a checkpoint.
+
+    None where the trainer has removed it. Raises RecordError.
+    """
+    try:
+        files = CheckpointTree(posixpath.join(found.directory, found.path)).signature
+    except FileNotFoundError:
+        return set()
+    except IncompleteError as error:
+        raise records.RecordError("checkpoint of step {}: {}".format(found.step, error)) from None
+    return {(posixpath.join(found.path, name) if name else found.path, size, time) for name, size, time in files}
+
+
+def _unrecorded(found: Found, directory: str, before: Set[Tuple[str, int, int]]) -> None:
+    """Remove the copy of a checkpoint that is not recorded.
+
+    Raises RecordError where the trainer has not removed the checkpoint.
+    """
+    shutil.rmtree(directory, ignore_errors=True)
+    now = _signature(found)
+    if now == before and {path for path, _, _ in now} == set(found.files):
+        raise records.RecordError("the copy of the checkpoint of step {} is not complete".format(found.step))
+    if now:
+        raise records.RecordError("checkpoint of step {} changed while it was recorded".format(found.step))
 
 
 def _is_still(run: RunFile, found: Found, directory: str, world: int) -> bool:

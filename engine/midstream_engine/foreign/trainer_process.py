@@ -6,6 +6,7 @@ rank alone: the others would wait for it in a collective for good.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -122,7 +123,8 @@ class Adopted:
 
     def signal(self, name: str) -> None:
         if records.is_running(self._identity):
-            os.kill(self._identity.pid, signal.Signals[name].value)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(self._identity.pid, signal.Signals[name].value)
 
     def end(self) -> List[int]:
         self._find_descendants()

@@ -5,17 +5,16 @@ The trainer resumes from this checkpoint.
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import posixpath
 import shutil
-from typing import Any, Dict, NamedTuple
+from typing import Any, Dict, NamedTuple, Optional, Sequence
 
 from midstream_engine import records
+from midstream_engine.foreign.checkpoints.search import GIVEN_UP
 from midstream_engine.foreign.recorded_checkpoints import FILES, digest_of, place
 
 WORK = "work"  # below the run's directory
-GIVEN_UP = "given-up-by-attempt-"
 
 
 class MismatchError(Exception):
@@ -61,11 +60,13 @@ def place_checkpoint(paths: records.RunPaths, name: str, directory: str) -> Rest
     """Place a recorded checkpoint below the trainer's directory of checkpoints.
 
     Call `set_aside` first: what is there belongs to steps that are given up, and a trainer that looks for its newest
-    checkpoint would find it. Raises MismatchError for other bytes than recorded.
+    checkpoint would find it. Raises MismatchError for other bytes than recorded, or a path that leaves the directory.
     """
     source = paths.checkpoint(name)
     manifest = records.Manifest.read(posixpath.join(source, records.MANIFEST))
     state: Dict[str, Any] = records.read_json(posixpath.join(source, records.TRAIN))["state"]
+    if not records.safe_relative(state["path"]):
+        raise MismatchError("{}: {} leaves the directory".format(name, ascii(state["path"])))
     os.makedirs(directory, exist_ok=True)
     measured: Dict[str, str] = {}
     for path in sorted(state["files"]):
@@ -83,24 +84,29 @@ def place_checkpoint(paths: records.RunPaths, name: str, directory: str) -> Rest
 
 
 def placed_checkpoint(paths: records.RunPaths, name: str, directory: str) -> Restored:
-    """Return what `place_checkpoint` has placed on another node. Raises RecordError."""
+    """Return what `place_checkpoint` has placed on another node.
+
+    Raises RecordError, MismatchError.
+    """
     source = paths.checkpoint(name)
     manifest = records.Manifest.read(posixpath.join(source, records.MANIFEST))
     state: Dict[str, Any] = records.read_json(posixpath.join(source, records.TRAIN))["state"]
+    if not records.safe_relative(state["path"]):
+        raise MismatchError("{}: {} leaves the directory".format(name, ascii(state["path"])))
     path = posixpath.join(directory, state["path"])
     return Restored(path, manifest.step, manifest.root_digest, manifest.root_digest)
 
 
-def set_aside(directory: str, attempt: int, pattern: str = "*") -> None:
+def set_aside(directory: str, attempt: int, paths: Optional[Sequence[str]] = None) -> None:
     """Move what earlier attempts have written to a directory of its own.
 
-    Only names that match ``pattern`` are moved.
-
     Nothing is deleted.
+
+    ``paths``: what is moved, relative to ``directory``, a directory before what is in it; None: all.
     """
-    names = os.listdir(directory) if os.path.isdir(directory) else []
     aside = posixpath.join(directory, "{}{}".format(GIVEN_UP, attempt))
-    for name in names:
-        if not name.startswith(GIVEN_UP) and fnmatch.fnmatchcase(name, pattern):
-            os.makedirs(aside, exist_ok=True)
-            shutil.move(posixpath.join(directory, name), posixpath.join(aside, name))
+    for path in (os.listdir(directory) if os.path.isdir(directory) else []) if paths is None else paths:
+        source = posixpath.join(directory, path)
+        if not path.startswith(GIVEN_UP) and os.path.lexists(source):
+            os.makedirs(posixpath.dirname(posixpath.join(aside, path)), exist_ok=True)
+            shutil.move(source, posixpath.join(aside, path))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import hashlib
 import os
 import shutil
 import socket
@@ -135,7 +136,7 @@ def _import(
     if reference_losses is None:
         notes.append("no reference losses were measured: a migration of this checkpoint cannot be certified")
     document = train_document(state, {**provenance, "notes": notes}, reference_losses)
-    written = write_state(target, adopted.arrays, document, [adopted.kind, adopted.stamp], progress)
+    written = write_state(target, adopted.arrays, document, [adopted.kind, adopted.stamp, _settings(mapping)], progress)
     adopted.verify()
     notes += adopted.remarks()
     text = [f"# Continues a run of {adopted.kind} at step {adopted.step}.", *(f"# {note}" for note in notes)]
@@ -143,6 +144,16 @@ def _import(
     write_bytes(os.path.join(partial, CONFIG), ("\n".join(text) + "\n" + body).encode())
     manifest = commit(paths, target, written, step=adopted.step, attempt=0, epoch=1)
     return ImportedRun(adopted.kind, manifest, os.path.join(final, CONFIG), notes, digest)
+
+
+def _settings(mapping: dict[str, Any]) -> str:
+    """Return the digest of the settings that decide what the arrays are.
+
+    That is their names, types and contents. A killed import that is started again with other flags reuses none of
+    them.
+    """
+    kept = {name: mapping.get(name) for name in ("model", "optimizer", "trainer")}
+    return hashlib.sha256(yaml.safe_dump(kept, sort_keys=True).encode()).hexdigest()
 
 
 def measure_reference_losses(config: TrainLmConfig, adopted: ForeignRun, root: str, digest: str) -> dict[str, Any]:

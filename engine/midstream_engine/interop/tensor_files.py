@@ -42,15 +42,17 @@ class Outgoing:
 def read_tensors(directory: str) -> dict[str, np.ndarray]:
     """Return every tensor by name, as read-only views of the mapped files.
 
+    A single file goes before an index, as in transformers: saving a model there leaves the index of an earlier one.
+
     Raises:
         ConversionError: A file is missing or malformed, or the index and the files differ.
     """
-    if not os.path.exists(os.path.join(directory, INDEX)):
-        if not os.path.exists(os.path.join(directory, SINGLE)):
-            raise ConversionError(
-                f"{directory} has neither {SINGLE} nor {INDEX} (hint: save the model with safe_serialization=True)"
-            )
+    if os.path.exists(os.path.join(directory, SINGLE)):
         return _mapped(os.path.join(directory, SINGLE))
+    if not os.path.exists(os.path.join(directory, INDEX)):
+        raise ConversionError(
+            f"{directory} has neither {SINGLE} nor {INDEX} (hint: save the model with safe_serialization=True)"
+        )
     where = _index(os.path.join(directory, INDEX))
     tensors: dict[str, np.ndarray] = {}
     for file in sorted(set(where.values())):
@@ -104,7 +106,10 @@ def _mapped(path: str) -> dict[str, np.ndarray]:
 def _index(path: str) -> dict[str, str]:
     try:
         with open(path, encoding="utf-8") as file:
-            return dict(json.load(file)["weight_map"])
+            found = dict(json.load(file)["weight_map"])
+        if not all(isinstance(name, str) for pair in found.items() for name in pair):
+            raise TypeError("a name that is no text")
+        return found
     except (ValueError, KeyError, TypeError) as error:
         raise ConversionError(f"{path}: no index of safetensors files: {error!r}") from None
 
@@ -116,6 +121,23 @@ def _write(path: str, tensors: Sequence[Outgoing]) -> None:
         for tensor in tensors:
             data = tensor.make()
             assert data.shape == tensor.shape, (tensor.name, data.shape, tensor.shape)
-            file.write(bytes_of(np.ascontiguousarray(data, numpy_dtype(tensor.dtype))))
+            file.write(bytes_of(_cast(tensor.name, data, numpy_dtype(tensor.dtype))))
         file.flush()
         os.fsync(file.fileno())
+
+
+def _cast(name: str, data: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return the contents in the type of the file, contiguous.
+
+    Raises:
+        ConversionError: A number is too large for it: it would become infinite.
+    """
+    with np.errstate(over="ignore"):
+        found = np.ascontiguousarray(data, dtype)
+    if dtype.itemsize < data.dtype.itemsize:
+        lost = int(np.count_nonzero(np.isinf(found)) - np.count_nonzero(np.isinf(data)))
+        if lost:
+            raise ConversionError(
+                f"{name}: {lost} of {data.size} numbers are too large for {dtype.name} (hint: another --dtype)"
+            )
+    return found

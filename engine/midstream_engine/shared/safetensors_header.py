@@ -67,10 +67,18 @@ def read_header(raw: memoryview) -> dict[str, TensorEntry]:
     """Return the tensors of a complete file by name.
 
     Raises:
-        ValueError: The file is malformed, or an element type is not known.
+        ValueError: The file is malformed: tensors overlap, or bytes belong to none; or an element type is not known.
     """
     entries, start = load_header(io.BytesIO(raw[: 8 + int.from_bytes(raw[:8], "little")]))
-    return {name: _entry(name, value, start, len(raw)) for name, value in entries.items()}
+    found = {name: _entry(name, value, start, len(raw)) for name, value in entries.items()}
+    position = start
+    for name, entry in sorted(found.items(), key=lambda pair: (pair[1].start, pair[1].stop)):
+        if entry.start != position:
+            raise ValueError(f"{name} does not begin where the tensor before it ends")
+        position = entry.stop
+    if position != len(raw):
+        raise ValueError(f"{len(raw) - position} bytes after the last tensor belong to none")
+    return found
 
 
 def _entry(name: str, value: object, start: int, size: int) -> TensorEntry:

@@ -162,3 +162,16 @@ def test_truncated_store_is_refused(tmp_path: Path) -> None:
         data.write_bytes(data.read_bytes()[:100])
     with pytest.raises(ConversionError, match=r"cannot be (read|opened)"):
         contents(tmp_path / "x")
+
+
+@pytest.mark.parametrize(("step", "imported"), [(3, True), (2, True), (9, False), (4, False), ("3", False)])
+def test_metadata_of_another_step_is_refused(step: Any, imported: bool, tmp_path: Path) -> None:
+    """Levanter saves into a directory that is there: arrays and metadata.json are then of two checkpoints."""
+    shutil.copytree(LEVANTER / "gpt2", tmp_path / "run")
+    path = tmp_path / "run" / "step-3" / "metadata.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "step": step}))
+    if imported:
+        assert open_levanter(str(tmp_path / "run")).step == 3
+    else:
+        with pytest.raises(ConversionError, match=r"metadata\.json has step"):
+            open_levanter(str(tmp_path / "run"))

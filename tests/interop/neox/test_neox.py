@@ -20,6 +20,7 @@ import yaml
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.config.reading.load import load_config
 from midstream_engine.convert import main
+from midstream_engine.interop.neox.architecture import Choices
 from midstream_engine.interop.neox.directory import find
 from midstream_engine.interop.neox.importer import open_neox
 from midstream_engine.interop.neox.partitions import KINDS, Row
@@ -272,6 +273,34 @@ def test_killed_import_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert sorted(entry["path"] for entry in made.manifest.objects) == sorted(
         entry["path"] for entry in complete.manifest.objects
     )
+
+
+def test_killed_import_starts_again_with_other_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names, shapes and types of the arrays are the same, and the rows of query, key and value are others."""
+    from midstream_engine.checkpoint.format import chunk_grid
+    from midstream_engine.interop import import_run, streamed_import
+
+    monkeypatch.setattr(chunk_grid, "PACK_BELOW", 64)
+    monkeypatch.setattr(streamed_import, "SYNC_BYTES", 0)
+    source, options = str(NEOX / "llama-fp32-z1-dp3"), import_run.ImportOptions(without_data=True)
+    interleaved, blocked = (
+        open_neox(source, Choices(layout, "inside")) for layout in ("interleaved", "blocked")
+    )  # fmt: skip
+    complete = import_run.import_run(blocked, str(tmp_path / "complete"), options).manifest
+    written: list[str] = []
+
+    def stop(name: str, *_: int) -> None:
+        written.append(name)
+        if any("q_proj" in each for each in written) and not any(
+            part in name for part in ("q_proj", "k_proj", "v_proj")
+        ):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        import_run.import_run(interleaved, str(tmp_path / "parts"), options, stop)
+    made = import_run.import_run(blocked, str(tmp_path / "parts"), options).manifest
+    assert made.arrays == complete.arrays
+    assert made.root_digest == complete.root_digest
 
 
 @pytest.mark.parametrize("name", ["llama-bf16-z1-dp5", "pythia-fp16-z1-dp2", "sequential-fp32-z0-dp1"])

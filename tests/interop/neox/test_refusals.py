@@ -13,7 +13,10 @@ import pytest
 import yaml
 
 from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.neox.accumulation import gradient_scale
+from midstream_engine.interop.neox.directory import read_configs
 from midstream_engine.interop.neox.importer import open_neox
+from midstream_engine.interop.neox.revision import revision_of
 from support.imports.neox_checkpoints import copy_of, filled, rewrite
 
 pytestmark = [
@@ -108,3 +111,23 @@ def test_unsupported_configurations_are_refused(change: dict[str, Any], words: s
         refusal(tmp_path / "a", words)
     else:
         assert open_neox(str(tmp_path / "a")).mapping["optimizer"]["lr_schedule"] == "cosine"  # from the checkpoint
+
+
+def test_values_that_take_all_memory_are_not_shown(tmp_path: Path) -> None:
+    """Each list has the one before it twice: as text the last one has 2 ** 60 elements."""
+    nested: list[Any] = ["x"]
+    for _ in range(60):
+        nested = [nested, nested]
+    state = {"ds_version": nested, "git_hash": nested}
+    assert revision_of({}, [], state).findings == []
+    assert gradient_scale(state, {}, 2, "here").factor == 1
+    bomb = ["a0: &a0 [x, x]", *(f"a{number}: &a{number} [*a{number - 1}, *a{number - 1}]" for number in range(1, 60))]
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "run.yml").write_text("\n".join(bomb))
+    with pytest.raises(ConversionError, match="its aliases stand for more than"):
+        read_configs(str(tmp_path))
+
+
+def test_commit_of_digits_is_one() -> None:
+    """YAML reads it as a number."""
+    assert revision_of({"git_hash": 4085302}, [], {}).findings == ["git_hash is 4085302"]

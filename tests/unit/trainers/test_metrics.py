@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from midstream_engine.foreign.formats import framed_records
 from midstream_engine.foreign.formats.crc32c import crc32c, masked
 from midstream_engine.foreign.metrics import file_reader
 from midstream_engine.foreign.metrics.metrics_reader import READERS, MetricsReader, open_reader
@@ -374,6 +375,30 @@ def test_a_record_of_any_declared_size_is_bounded(tmp_path: Path) -> None:
     (tmp_path / "events.out.tfevents.1").write_bytes(header + struct.pack("<I", masked(header)) + b"x" * 100)
     (part,) = open_reader("tensorboard", str(tmp_path)).poll()
     assert "at most" in part.problem
+
+
+def test_scalars_after_a_large_record_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A film in the event file ended the curve; it is passed over in parts, also by another reader."""
+    path = tmp_path / "events.out.tfevents.1"
+    (source,) = (TRAINERS / "huggingface").rglob("events.out.tfevents.*")
+    content = source.read_bytes()
+    expected = losses(rows_of(drained(open_reader("tensorboard", str(source.parent), first_step=1))))
+    film = b"x" * 70_000
+    header = struct.pack("<Q", len(film))
+    large = header + struct.pack("<I", masked(header)) + film + struct.pack("<I", masked(film))
+    monkeypatch.setattr(framed_records, "RECORD_LIMIT", 60_000)
+    monkeypatch.setattr(file_reader, "READ", 30_000)
+    path.write_bytes(large[:50_000])  # it is being written
+    reader = open_reader("tensorboard", str(tmp_path), first_step=1)
+    for _ in range(3):
+        reader.poll()
+    path.write_bytes(large + content + large)
+    reader = open_reader("tensorboard", str(tmp_path), first_step=1, state=json.loads(json.dumps(reader.state)))
+    found: list[RowsOfPart] = []
+    for _ in range(10):
+        found += reader.poll()
+    assert losses(rows_of(found)) == expected
+    assert {each.part for each in found} == {1}
 
 
 @pytest.mark.parametrize("name", ["jsonl", "csv"])

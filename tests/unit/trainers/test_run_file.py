@@ -224,3 +224,23 @@ def test_missing_directory_is_named_with_its_host_once(tmp_path: Path, capsys: p
     line = capsys.readouterr().err
     assert line.startswith(f"midstream: this machine: {missing}: there is no such directory")
     assert line.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        ("checkpoints: {rule: glob, pattern: '{out}/ckpt-*.pt'}", "checkpoints.pattern"),
+        ("checkpoints: {rule: glob, pattern: /data/ckpt-*.pt}", "checkpoints.pattern"),
+        ("checkpoints: {rule: glob, pattern: ./ckpt-*.pt}", "checkpoints.pattern"),
+        ("metrics: {source: jsonl, path: 'logs/{out}/m.jsonl'}", "metrics.path"),
+        ("metrics: {source: jsonl, path: ../m.jsonl}", "metrics.path"),
+    ],
+)
+def test_pattern_that_can_never_match_is_refused(more: str, key: str) -> None:
+    """No checkpoint, and no metrics, would ever have been found, without a word."""
+    text = {
+        "trainer": "script", "command": "python t.py", "resume": "python t.py {checkpoint}",
+        "checkpoints": "{rule: glob, pattern: '*.pt'}", "metrics": "{source: jsonl, path: m.jsonl}",
+    }  # fmt: skip
+    text[key.split(".")[0]] = more.partition(": ")[2]
+    assert f"run.yaml: {key}: " in error_of("\n".join(f"{name}: {value}" for name, value in text.items())).message

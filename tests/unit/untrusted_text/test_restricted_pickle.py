@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
+from midstream_engine import restricted_pickle
 from midstream_engine.foreign.formats.torch_archive import PlainValues
 from midstream_engine.restricted_pickle import Global, PickleError, Record, Vocabulary, load
 
@@ -75,3 +76,13 @@ def test_records_are_keys_by_their_identity() -> None:
     data = b"\x80\x02}cmodule\nIndex\n)\x81}U\x01aK\x01sbK\x05s."
     ((key, value),) = load(data, PlainValues()).items()
     assert (key.kind, key.state, value) == (Global("module", "Index"), {"a": 1}, 5)
+
+
+def test_number_of_operations_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One byte makes a list of sixty: without a limit a file of 1 GB takes 60 GB of memory."""
+    assert 1 << 20 < restricted_pickle.MOST_OPERATIONS < 1 << 26
+    value = [[] for _ in range(200)]
+    assert load(pickle.dumps(value, 2), PlainValues()) == value
+    monkeypatch.setattr(restricted_pickle, "MOST_OPERATIONS", 200)
+    with pytest.raises(PickleError, match="more than 200 operations"):
+        load(pickle.dumps(value, 2), PlainValues())

@@ -134,6 +134,9 @@ def copy_run_history(migration: Migration, resolved: bool = False) -> None:
         config = target.call(run_state.read_text)(path=migration.target_paths.config)
         migration.journal.record(Facts(target_config=config))
     text = None if resolved else agreed_config(source, migration.plan)
+    kept = config if resolved else None
+    if migration.plan.trainer is not None and text is not None:
+        kept, text = text, None  # the run file of the source may name a directory there: it is not copied
     copy_history(source, target, run_id, source_root=source.root, target_root=target.root, config=text)
-    if config is not None and resolved:
-        target.call(standby_state.keep_config)(root=target.root, run_id=run_id, text=config)
+    if kept is not None:
+        target.call(standby_state.keep_config)(root=target.root, run_id=run_id, text=kept)

@@ -8,6 +8,7 @@ another order differ by as much as neighbours do.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -63,13 +64,18 @@ class Overlap:
 def overlap_of(source: Sequence[Mapping[str, Any]], target: Sequence[Mapping[str, Any]]) -> Overlap:
     """Compare the rows of both sides, step by step.
 
-    ``source`` may have more: its neighbours give the band.
+    ``source`` may have more: its neighbours give the band. Steps whose losses are NaN on both sides are left out: they
+    say nothing.
     """
     known = {row["global_step"]: row for row in source}
     pairs = [(known[row["global_step"]], row) for row in target if row["global_step"] in known]
     rate, batch = "optim/learning_rate", "batch_digest"
     return Overlap(
-        tuple((row["global_step"], one["train/loss"], row["train/loss"]) for one, row in pairs),
+        tuple(
+            (row["global_step"], one["train/loss"], row["train/loss"])
+            for one, row in pairs
+            if not (math.isnan(one["train/loss"]) and math.isnan(row["train/loss"]))
+        ),
         band_of([row["train/loss"] for row in source]),
         tuple((row["global_step"], one[rate], row[rate]) for one, row in pairs if rate in one and rate in row),
         tuple((row["global_step"], one[batch], row[batch]) for one, row in pairs if one.get(batch) and row.get(batch)),

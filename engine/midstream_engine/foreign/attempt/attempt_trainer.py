@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import posixpath
-from typing import NamedTuple, Optional
+from typing import List, NamedTuple, Optional
 
 from midstream_engine import records
 from midstream_engine.foreign import work_directory
 from midstream_engine.foreign.attempt.attempt_place import AttemptPlace, say
 from midstream_engine.foreign.batch_tap import BatchTap, remove
+from midstream_engine.foreign.checkpoints import deepspeed
+from midstream_engine.foreign.checkpoints.checkpoint_finder import rule_of
+from midstream_engine.foreign.checkpoints.search import SearchError, search
 from midstream_engine.foreign.metrics_source import open_source
 from midstream_engine.foreign.metrics_tail import MetricsTail
 from midstream_engine.foreign.run_file import RunFile, World
@@ -47,9 +50,8 @@ class AttemptTrainer(NamedTuple):
         os.makedirs(setup.directory, exist_ok=True)
         if run.files_digest and not run.directory:
             work_directory.bring_files(place.paths.root, run.files_digest, setup.directory)
-        inside = setup.checkpoints == posixpath.normpath(setup.directory)
-        pattern = (run.checkpoints.pattern or "checkpoint*") if inside else "*"
-        work_directory.set_aside(setup.checkpoints, place.number, pattern)
+        inside = setup.checkpoints == posixpath.normpath(setup.directory)  # code and data are there too
+        work_directory.set_aside(setup.checkpoints, place.number, _checkpoints_in(setup) if inside else None)
         if setup.out not in (setup.checkpoints, posixpath.normpath(setup.directory)):
             work_directory.set_aside(setup.out, place.number)
         os.makedirs(setup.out, exist_ok=True)
@@ -67,8 +69,11 @@ class AttemptTrainer(NamedTuple):
         remove(setup.tap)
         return Started(commands, environments, setup.directory, self.mark)
 
-    def open_tail(self, setup: Setup, path: str, first: int) -> MetricsTail:
+    def open_tail(self, setup: Setup, path: str, first: int, *, adopted: bool = False) -> MetricsTail:
         """Follow its metrics into ``path`` from step ``first`` on.
+
+        Call it before `start`: what is there then is of earlier attempts, and is left out. That of an ``adopted``
+        trainer is its own.
 
         Raises RecordError for a wrong source.
         """
@@ -76,4 +81,22 @@ class AttemptTrainer(NamedTuple):
             reader = open_source(setup, self.place.files.log(self.node.number))
         except ValueError as error:
             raise records.RecordError("metrics: {}".format(error)) from None
-        return MetricsTail(reader, path, first=first, tap=BatchTap(setup.tap))
+        tail = MetricsTail(reader, path, first=first, tap=BatchTap(setup.tap))
+        if not adopted:
+            tail.pass_over()
+        return tail
+
+
+def _checkpoints_in(setup: Setup) -> List[str]:
+    """Return the checkpoints in a working directory that has other files too.
+
+    Raises RecordError, OSError.
+    """
+    checkpoints = setup.run.checkpoints
+    try:
+        found = search(setup.checkpoints, checkpoints.pattern or rule_of(checkpoints.rule).PATTERN)
+    except SearchError as error:
+        raise records.RecordError("checkpoints: {}".format(error)) from None
+    if checkpoints.rule == "deepspeed":  # names the newest, beside them
+        found += sorted({posixpath.join(posixpath.dirname(path), deepspeed.LATEST) for path in found})
+    return found

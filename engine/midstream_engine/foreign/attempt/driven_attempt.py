@@ -18,6 +18,7 @@ from midstream_engine.foreign.attempt.attempt_lineage import record_end, record_
 from midstream_engine.foreign.attempt.attempt_origin import find_origin, write_evidence
 from midstream_engine.foreign.attempt.attempt_place import AttemptPlace, EndedEarlyError, say
 from midstream_engine.foreign.attempt.attempt_trainer import AttemptTrainer
+from midstream_engine.foreign.attempt.output_lock import lock_output
 from midstream_engine.foreign.attempt.signals import STOPS, block_signals, wait_for_signal
 from midstream_engine.foreign.attempt.standby import Standby
 from midstream_engine.foreign.checkpoint_watch import CheckpointWatch
@@ -59,6 +60,7 @@ class DrivenAttempt:
         self._requested = 0  # requests to stop: a second one does not wait
         self._saves: List[int] = []  # sequences of commands to save that are not answered yet
         self._log_size = 0
+        self._lock: Optional[int] = None  # descriptor, open until this process exits
 
     # ------------------------------------------------------------------------------------------------ start
 
@@ -72,6 +74,7 @@ class DrivenAttempt:
             EndedEarlyError: The trainer has ended by itself before the run was done.
             MismatchError: A checkpoint has other bytes than were recorded.
             RecordError: A record, or a template, cannot be used.
+            FenceUnreadableError: The fence cannot be read.
         """
         block_signals()  # before any thread
         place = self._place
@@ -129,18 +132,22 @@ class DrivenAttempt:
         found = versions(self._python, tuple(dict.fromkeys([*PACKAGES, *run.environment.packages])), os.environ)
         name, digest = find_origin(place.paths, command)
         self.status.update(state=records.RESTORING if name else records.STARTING, epoch=place.epoch, versions=found)
+        # Before anything is moved: another trainer may be writing there.
+        if not attach:
+            refuse_adopted(place)
+        if run.directory and self._group.is_first:
+            self._lock = lock_output(place, setup)
         restored = None if attach else self._inputs(setup, name)
         step = restored.step if restored else 0
         if restored is not None and name is not None and self._group.is_first:
             write_evidence(place, restored, name, digest, self._world.size, time.monotonic() - began)
+        if self._group.is_first:
+            self._tail = self._launch.open_tail(setup, place.files.metrics, step, adopted=bool(attach))
+        self._watch = CheckpointWatch(setup, place.paths, place.number, place.epoch, found, first=step)
         if attach:
             self._trainer = adopt(place, attach, started)
         else:
-            refuse_adopted(place)
             self._trainer = self._launch.start(setup, restored.path if restored else "")
-        if self._group.is_first:
-            self._tail = self._launch.open_tail(setup, place.files.metrics, step)
-        self._watch = CheckpointWatch(setup, place.paths, place.number, place.epoch, found, first=step)
         self.status.update(
             state=records.STARTING,
             step=step,
@@ -191,7 +198,7 @@ class DrivenAttempt:
                 return self._stop_trainer(run)
             how = self._trainer.poll()
             if how is not None:
-                self._look(settle=True)
+                self._look(settle=True, ended_well=how == "exit code 0" or how.startswith("exit code unknown"))
                 return self._ended_by_itself(run, how)
             self._group.check()
             if self._group.was_left():
@@ -199,10 +206,11 @@ class DrivenAttempt:
                 self._trainer.end()
                 return self._ended(records.STOPPED)
 
-    def _look(self, *, settle: bool = False) -> None:
+    def _look(self, *, settle: bool = False, ended_well: bool = False) -> None:
         """Read new rows, record new checkpoints, and bring the status up to date.
 
-        ``settle``: the trainer has ended, so wait until its newest complete checkpoint is recorded.
+        ``settle``: the trainer has ended, so wait until its newest complete checkpoint is recorded. ``ended_well``: it
+        was not ended in the middle of a save.
         """
         if self._tail is None:
             self._look_at_first()
@@ -213,7 +221,7 @@ class DrivenAttempt:
         state = self.status.value.state
         if rows and state in (records.STARTING, records.RESTORING):
             state = records.TRAINING
-        recorded = self._watch.poll(settle=settle)
+        recorded = self._watch.poll(settle=settle, ended_well=ended_well)
         if recorded is not None:
             self._tail.sync()
             news.update(checkpoint=recorded.name, root_digest=recorded.root_digest, state_bytes=recorded.size)
@@ -287,7 +295,8 @@ class DrivenAttempt:
             raise EndedEarlyError("processes {} of the trainer cannot be ended".format(", ".join(map(str, left))))
         if self._group.is_first:
             self._group.wait_ended(policy.grace + END_TIMEOUT)
-        self._look(settle=True)  # what was complete before the end; exit codes prove nothing
+        # What was complete before the end; exit codes prove nothing.
+        self._look(settle=True, ended_well=policy.saves and not killed)
         newest = self._watch.newest_step
         if policy.saves and newest == before and self._group.is_first:
             self._note("{} saved nothing new on {}".format(run.trainer, policy.signal))

@@ -65,8 +65,8 @@ class Standby:
         if command.root_digest not in (None, restored.root_digest):
             raise MismatchError("{} was not copied as it was recorded".format(command.checkpoint))
         self._status.update(state=records.COMPILING, step=restored.step)
-        trainer = self._trainer.start(setup, restored.path)
         tail = self._trainer.open_tail(setup, self._files.replay, restored.step)
+        trainer = self._trainer.start(setup, restored.path)
         deadline = time.monotonic() + REHEARSAL_TIMEOUT
         times: List[float] = []
         how: Optional[str] = None

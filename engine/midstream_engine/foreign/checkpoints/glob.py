@@ -6,16 +6,19 @@ They are files or directories that match a pattern.
 from __future__ import annotations
 
 import re
+import zipfile
 from typing import Any, Dict, List, Optional, cast
 
-from midstream_engine.foreign.checkpoints.checkpoint import IncompleteError, SavedState
-from midstream_engine.foreign.checkpoints.checkpoint_tree import CheckpointTree, number_in
+from midstream_engine import records
+from midstream_engine.foreign.checkpoints.checkpoint import Checkpoint, IncompleteError, SavedState
+from midstream_engine.foreign.checkpoints.checkpoint_tree import TEXT_LIMIT, CheckpointTree, number_in
 from midstream_engine.foreign.checkpoints.sharded_files import METADATA, check_distributed
 
 PATTERN = "*.pt"
 STEP_NAMES = ("global_step", "step", "steps", "iter_num", "iteration", "iterations", "iter", "it", "update")
 _NAME = re.compile(r"(\d+)(?:\.[A-Za-z]\w*)*$")
 _CHECKED = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
+_JSON, _ARCHIVES = ".json", (".npz", ".zip")  # show their end, too
 _OPTIMIZER = re.compile(r"optim", re.IGNORECASE)
 _SCHEDULER = re.compile(r"sched", re.IGNORECASE)
 _RANDOM = re.compile(r"(?:^|_)(?:rng|random|seed_state)", re.IGNORECASE)
@@ -30,7 +33,7 @@ def named_step(name: str) -> Optional[int]:
 def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:  # noqa: ARG001  the files have no ranks
     """Return the step; see `Rule.check`.
 
-    Files of torch and of safetensors have to be complete, others have bytes.
+    Files of torch, safetensors, JSON and archives of numpy have to be complete, others have bytes.
     """
     tree.refuse_partial()
     if not tree.sizes:
@@ -44,11 +47,25 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:  # noqa:
             checked += 1
         else:
             tree.require(path)
+            _check_end(tree, path)
     if tree.has("") and checked:
         step = _stored_step(tree)
         if step is not None:
             return step
     return named_step(tree.name)
+
+
+def shows_end(found: Checkpoint) -> bool:
+    """Return whether a complete checkpoint shows that nothing more is written.
+
+    It is a distributed checkpoint, or one file with its size in it. Of other files, and of the number of files in a
+    directory, nothing says how many there will be.
+    """
+    if any(file.path == found.path for file in found.files):
+        return found.path.endswith((*_CHECKED, *_ARCHIVES)) or (
+            found.path.endswith(_JSON) and found.files[0].size <= TEXT_LIMIT
+        )
+    return any(file.path == "{}/{}".format(found.path, METADATA) for file in found.files)
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
@@ -78,6 +95,20 @@ def saved_state(tree: CheckpointTree) -> SavedState:
         reshards=False,
         advice=cast("List[Any]", advice),
     )
+
+
+def _check_end(tree: CheckpointTree, path: str) -> None:
+    """Raise IncompleteError for a file of JSON or an archive that has no end."""
+    name = path or tree.name
+    if name.endswith(_JSON) and tree.sizes[path] <= TEXT_LIMIT:
+        tree.checked(path, lambda: records.parse_json(tree.text(path), name))
+    elif name.endswith(_ARCHIVES) and not tree.checked(path, lambda: _is_archive(tree.full(path))):
+        raise IncompleteError("{} is partial: the end of the archive is missing".format(name))
+
+
+def _is_archive(path: str) -> bool:
+    with records.open_regular(path) as file:
+        return zipfile.is_zipfile(file)
 
 
 def _stored_step(tree: CheckpointTree) -> Optional[int]:

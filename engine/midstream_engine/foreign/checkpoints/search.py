@@ -1,4 +1,7 @@
-"""Bounded pattern search for paths below a directory; it follows no links."""
+"""Bounded pattern search for paths below a directory.
+
+It follows no links, and leaves out what earlier attempts wrote.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Iterator, List, Tuple
 
 MOST_ENTRIES = 50_000  # names looked at
 DEEPEST = 8  # folders that ** stands for
+GIVEN_UP = "given-up-by-attempt-"  # begins the names of directories with what earlier attempts wrote
 
 
 class SearchError(ValueError):
@@ -58,6 +62,8 @@ class _Search:
         try:
             with os.scandir(posixpath.join(self._directory, folder)) as entries:
                 for entry in entries:
+                    if entry.name.startswith(GIVEN_UP):
+                        continue  # its checkpoints and metrics are of steps that were given up
                     self._seen += 1
                     if self._seen > MOST_ENTRIES:
                         raise SearchError("{} has more than {} entries".format(self._directory, MOST_ENTRIES))

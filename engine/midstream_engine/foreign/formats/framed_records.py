@@ -17,6 +17,17 @@ _COMPLETE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 WANDB_HEADER = b":W&B\xe1\xbe\x00"
 
 
+class LargeRecordError(FormatError):
+    """Error of a record that is too large to be read: those after it can be.
+
+    ``size``: its bytes, with what frames it.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__("a record has {} bytes, and at most {} are read".format(size, RECORD_LIMIT))
+        self.size = size
+
+
 def tf_records(data: bytes) -> Iterator[Tuple[bytes, int]]:
     """Yield (record, position after it) of the complete records in ``data``.
 
@@ -25,6 +36,7 @@ def tf_records(data: bytes) -> Iterator[Tuple[bytes, int]]:
     A record that ends after ``data`` is left for the next read.
 
     Raises:
+        LargeRecordError: A record is too large; those before it were yielded.
         FormatError: A record is damaged; those before it were yielded.
     """
     at = 0
@@ -33,7 +45,7 @@ def tf_records(data: bytes) -> Iterator[Tuple[bytes, int]]:
         if masked(data[at : at + 8]) != crc:
             raise FormatError("a record's length is damaged")
         if size > RECORD_LIMIT:
-            raise FormatError("a record has {} bytes, and at most {} are read".format(size, RECORD_LIMIT))
+            raise LargeRecordError(_TF_HEADER + size + _TF_FOOTER)
         begin = at + _TF_HEADER
         end = begin + size + _TF_FOOTER
         if end > len(data):

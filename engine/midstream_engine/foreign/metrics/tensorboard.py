@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import struct
-from typing import Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 from midstream_engine.foreign.formats import protobuf
 from midstream_engine.foreign.formats.errors import FormatError
-from midstream_engine.foreign.formats.framed_records import tf_records
+from midstream_engine.foreign.formats.framed_records import RECORD_LIMIT, LargeRecordError, tf_records
 from midstream_engine.foreign.metrics.parser import IndependentParts, Parsed
 from midstream_engine.foreign.metrics.rows import LARGEST_STEP, NAME_LIMIT, Columns, Point
 
@@ -18,25 +18,44 @@ _DTYPES = {1: "<f", 2: "<d"}  # of a tensor: float, double
 class TensorBoardParser(IndependentParts):
     """Parser of an event file; see `Parser`.
 
-    A damaged record is waited for: it may be one that is being written.
+    A damaged record is waited for: it may be one that is being written. One that is too large, as a film is, is passed
+    over.
     """
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: Columns) -> None:  # noqa: ARG002
         """``columns`` are not needed: events have their step and their time."""
+        self._left = 0  # bytes of a large record that are passed over
+
+    @property
+    def state(self) -> Any:
+        """Bytes that are passed over."""
+        return self._left
+
+    def restore(self, state: Any) -> None:
+        """Continue; see `Parser.restore`."""
+        self._left = state if type(state) is int and state >= 0 else 0
 
     def parse(self, data: bytes, offset: int) -> Parsed:  # noqa: ARG002
         """Parse the complete records; see `Parser.parse`."""
         points: List[Point] = []
         consumed = 0
-        try:
-            for record, end in tf_records(data):
-                point = _point(record)
-                consumed = end
-                if point is not None:
-                    points.append(point)
-        except FormatError as error:
-            return Parsed(points, consumed, str(error))
-        return Parsed(points, consumed)
+        while True:
+            passed = min(self._left, len(data) - consumed)
+            consumed, self._left = consumed + passed, self._left - passed
+            begin = consumed
+            try:
+                for record, end in tf_records(data[begin:]):
+                    point = _point(record)
+                    consumed = begin + end
+                    if point is not None:
+                        points.append(point)
+            except LargeRecordError as error:
+                self._left = error.size
+                continue
+            except FormatError as error:
+                return Parsed(points, consumed, str(error))
+            left = "{} bytes of a record are left, and at most {} are read".format(self._left, RECORD_LIMIT)
+            return Parsed(points, consumed, left if self._left else "")
 
 
 def _point(event: bytes) -> Optional[Point]:

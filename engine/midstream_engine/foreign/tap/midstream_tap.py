@@ -27,6 +27,8 @@ class Tap:
     def batch(self, step: int, batch: Any) -> None:
         """Record what update ``step`` (from 0) consumes.
 
+        Call it for each of its batches in turn.
+
         ``batch``: tensors, arrays, numbers, texts, lists or mappings of them.
         """
         if self._file < 0:

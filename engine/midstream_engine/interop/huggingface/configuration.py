@@ -17,6 +17,12 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu",
 }  # fmt: skip
 
+# Rates of dropout: by name there, and here where the model has one.
+_DROPOUT = {
+    "embd_pdrop": "model.embed_pdrop", "resid_pdrop": "model.resid_pdrop", "attn_pdrop": "model.attn_pdrop",
+    "attention_dropout": "", "hidden_dropout": "",
+}  # fmt: skip
+
 
 def from_huggingface(found: dict[str, Any]) -> tuple[LmConfig, int]:
     """Return our configuration and the size of the vocabulary.
@@ -25,6 +31,8 @@ def from_huggingface(found: dict[str, Any]) -> tuple[LmConfig, int]:
         ConversionError: The model type, or a feature of it, is unsupported.
     """
     kind = found.get("model_type")
+    if found.get("quantization_config"):
+        raise ConversionError("config.json: quantization_config: weights that are quantized are not read")
     try:
         match kind:
             case "gpt2":
@@ -40,6 +48,20 @@ def from_huggingface(found: dict[str, Any]) -> tuple[LmConfig, int]:
         raise ConversionError(f"config.json: lacks {error}") from None
     except ConfigError as error:
         raise ConversionError(f"config.json: {error}") from None
+
+
+def left_out(found: dict[str, Any]) -> list[str]:
+    """Return a line for each setting of the training that is not carried over.
+
+    ``found``: config.json.
+    """
+    rates = {name: found[name] for name in _DROPOUT if found.get(name)}
+    ours = [f"{_DROPOUT[name]} {rate}" for name, rate in rates.items() if _DROPOUT[name]]
+    named = ", ".join(f"{name} {rate}" for name, rate in rates.items())
+    return [
+        f"config.json: {named}: not carried over: there is no dropout here"
+        + (f" unless {', '.join(ours)} sets it" if ours else "")
+    ] if rates else []  # fmt: skip
 
 
 def to_huggingface(config: LmConfig, vocab_size: int, dtype: str) -> dict[str, Any]:
@@ -136,7 +158,8 @@ def _gpt2(found: dict[str, Any]) -> Gpt2Config:
 def _llama(found: dict[str, Any]) -> LlamaConfig:
     _refuse(found.get("pretraining_tp", 1) != 1, "pretraining_tp", found.get("pretraining_tp"), "only 1 is known")
     heads, hidden = found["num_attention_heads"], found["hidden_size"]
-    head = found.get("head_dim")
+    head, (rope, part) = found.get("head_dim"), _rope_from(found, 10_000.0)
+    _refuse(part not in (None, 1), "partial_rotary_factor", part, "all of a head is rotated")
     return LlamaConfig(
         seq_len=found["max_position_embeddings"],
         hidden_dim=hidden,
@@ -148,7 +171,7 @@ def _llama(found: dict[str, Any]) -> LlamaConfig:
         activation_function=_activation(found.get("hidden_act", "silu")),
         layer_norm_epsilon=found.get("rms_norm_eps", 1e-6),
         initializer_range=found.get("initializer_range", 0.02),
-        rope=_rope_from(found, 10_000.0)[0],
+        rope=rope,
         tie_word_embeddings=found.get("tie_word_embeddings", False),
         attention_bias=found.get("attention_bias", False),
         mlp_bias=found.get("mlp_bias", False),

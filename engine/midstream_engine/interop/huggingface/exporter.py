@@ -36,6 +36,8 @@ from midstream_engine.records import (
     MANIFEST,
     PACKED,
     ArrayEntry,
+    Fence,
+    Manifest,
     parse_checkpoint_name,
     tokenizer_digests,
 )
@@ -86,23 +88,34 @@ def export_model(
 def newest_checkpoint(path: str) -> str:
     """Return the checkpoint at ``path``, or the newest complete one there.
 
-    ``path``: a checkpoint, a run, or a folder.
+    ``path``: a checkpoint, a run, or a folder. Of a run's checkpoints only those count that its fence accepts: others
+    have steps that were given up in a migration.
 
     Raises:
         ConversionError: There is none.
+        RecordError: The fence, or a manifest, is damaged.
     """
     for folder in (path, os.path.join(path, "checkpoints")):
         if os.path.exists(os.path.join(folder, MANIFEST)):
             return folder
         names = os.listdir(folder) if os.path.isdir(folder) else []
+        fence = Fence.read_or_none(os.path.join(os.path.dirname(os.path.abspath(folder)), "fence.json"))
         complete = {
             key: name
             for name in names
-            if (key := parse_checkpoint_name(name)) and os.path.exists(os.path.join(folder, name, MANIFEST))
+            if (key := parse_checkpoint_name(name)) and _counts(os.path.join(folder, name, MANIFEST), fence)
         }
         if complete:
             return os.path.join(folder, complete[max(complete)])
     raise ConversionError(f"{path}: there is no complete checkpoint")
+
+
+def _counts(path: str, fence: Fence | None) -> bool:
+    """Return whether there is a manifest that the run's fence accepts, if it has one."""
+    if fence is None:
+        return os.path.exists(path)
+    manifest = Manifest.read_or_none(path)
+    return manifest is not None and fence.accepts(manifest.epoch, manifest.step)
 
 
 def _outgoing(

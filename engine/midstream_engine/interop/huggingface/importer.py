@@ -27,7 +27,7 @@ from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.exact_numbers import checked
 from midstream_engine.interop.foreign_run import state_arrays
-from midstream_engine.interop.huggingface.configuration import from_huggingface
+from midstream_engine.interop.huggingface.configuration import from_huggingface, left_out
 from midstream_engine.interop.huggingface.names import CONSTANTS, PREFIX, Rule, rules_of, tied_head, unpadded
 from midstream_engine.interop.tensor_files import read_tensors
 from midstream_engine.interop.tokenizer_files import FOLDER, carry, copy_files, files_at
@@ -39,6 +39,7 @@ from midstream_engine.records import (
 from midstream_engine.shared.precision import Precision
 
 CONFIG = "train.yaml"
+_OF_A_TRAINING = ("optimizer.pt", "optimizer.bin", "scheduler.pt", "trainer_state.json")  # of transformers' Trainer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,13 +75,13 @@ class _Converted(HostArray):
         result[within(present, box)] = checked(self.name, part, numpy_dtype(self.dtype), rounds=self.rounds)
 
 
-def import_model(source: str, directory: str, final: str, parameters: str | None = None) -> Manifest:
+def import_model(source: str, directory: str, final: str, parameters: str | None = None) -> tuple[Manifest, list[str]]:
     """Import the Hugging Face model ``source`` as a checkpoint of step 0.
 
     The optimizer is fresh.
 
     Writes ``directory``: ``checkpoints/step-0-a000``, the tokenizer's files, and ``train.yaml``, a configuration that
-    starts from it.
+    starts from it. Returns the manifest, and a line for each setting that is not carried over.
 
     Args:
         source: The model directory.
@@ -120,8 +121,9 @@ def import_model(source: str, directory: str, final: str, parameters: str | None
     written = write(target, arrays, train_document(state, provenance, None))
     with open(os.path.join(directory, CONFIG), "w", encoding="utf-8") as file:
         file.write("# Made from a Hugging Face model. Put your text in: data.train_urls.\n")
+        file.writelines(f"# {note}\n" for note in not_imported(source, found))
         yaml.safe_dump(mapping, file, sort_keys=False)
-    return commit(paths, target, written, step=0, attempt=0, epoch=1)
+    return commit(paths, target, written, step=0, attempt=0, epoch=1), not_imported(source, found)
 
 
 def described(source: str) -> tuple[dict[str, Any], LmConfig, int]:
@@ -133,6 +135,16 @@ def described(source: str) -> tuple[dict[str, Any], LmConfig, int]:
     model, vocab_size = from_huggingface(found)
     # The embedding has this many rows, whatever the size of the tokenizer.
     return found, dataclasses.replace(model, pad_vocab_to_multiple=model.padded_vocab(vocab_size)), vocab_size
+
+
+def not_imported(source: str, found: dict[str, Any]) -> list[str]:
+    """Return a line for each part of a training that is not imported.
+
+    ``found``: its config.json.
+    """
+    names = [name for name in _OF_A_TRAINING if os.path.exists(os.path.join(source, name))]
+    lines = [f"{', '.join(names)}: not imported: the model begins at step 0 with a new optimizer"] if names else []
+    return [*lines, *left_out(found)]
 
 
 @dataclasses.dataclass(frozen=True)

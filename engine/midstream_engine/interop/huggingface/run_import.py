@@ -26,7 +26,7 @@ from midstream_engine.data.prepared_data import open_training
 from midstream_engine.data.tokenize.tokenizer import Tokenizer, load_tokenizer
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.foreign_run import ForeignRun
-from midstream_engine.interop.huggingface.importer import converted, described, started_with
+from midstream_engine.interop.huggingface.importer import converted, described, not_imported, started_with
 from midstream_engine.interop.imported_array import ImportedArray, Piece
 from midstream_engine.interop.tensor_files import read_tensors
 from midstream_engine.interop.tokenizer_files import files_at
@@ -70,7 +70,11 @@ def open_model(source: str, overrides: Sequence[str], parameters: str | None = N
     mapping = config.resolved()
     for name in ("id", "root"):
         mapping["trainer"][name] = None
-    notes = [*loaded.notes, "a model has no optimizer: moments, counts and schedule start at zero"]
+    notes = [
+        *loaded.notes,
+        *not_imported(source, found),
+        "a model has no optimizer: moments, counts and schedule start at zero",
+    ]
     state = {
         "step": 0, "optimizer_count": 0, "schedule_count": 0, "next_sample": 0,
         "batch_schedule": config.trainer.batch_schedule().to_json(), "seed": config.trainer.seed,

@@ -64,7 +64,7 @@ def open_levanter(
         ConversionError: An array is unused, missing or has another shape, or configuration or data are missing.
     """
     directory = find(path)
-    read_metadata(directory)
+    metadata = read_metadata(directory)
     kind, found = open_arrays(directory)
     notes: list[str] = []
     table = "model/embeddings/token_embeddings/weight"
@@ -99,6 +99,11 @@ def open_levanter(
     clip = clip_place(found) if f"{CLIP}norms" in wanted else None
     counts = read_counts(directory, found, clip)
     steps = counts.steps
+    if metadata["step"] not in (steps - 1, steps):  # its trainer writes step-N after update N, counted from 0
+        raise ConversionError(
+            f"{directory}: metadata.json has step {metadata['step']!r}, and the arrays are of {steps} updates: another "
+            "checkpoint was written over it"
+        )
     used = {"step", "training_key", *(name for name in found if is_count(name))}
     if clip is not None:
         used |= {name for name in found if name.startswith(clip)}

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.neox.revision import text_in
 
 _SUMMED, _REPEATED, _MEAN = (0, 16, 0), (0, 18, 3), (0, 19, 3)  # first versions of each kind
 
@@ -70,18 +71,19 @@ def gradient_scale(state: Mapping[str, Any], settings: Mapping[str, Any], stages
     Raises:
         ConversionError: The stages' gradients have different scales, or the scale is not known.
     """
-    version = _version(str(state.get("ds_version") or ""))
+    writer = text_in(state, "ds_version")
+    version = _version(writer)
     if not stages or version < _SUMMED or version >= _MEAN or (version >= _REPEATED and stages == 1):
         return GradientScale()
     count = _micro_batches(state, settings)
     if count is None:
         raise ConversionError(
-            f"{directory}: DeepSpeed {state['ds_version']} adds up the gradients of a pipeline's micro-batches, whose "
+            f"{directory}: DeepSpeed {writer} adds up the gradients of a pipeline's micro-batches, whose "
             "number is not known (hint: write gradient-accumulation-steps into configs/)"
         )
     if count > 1 and version >= _REPEATED:
         raise ConversionError(
-            f"{directory}: DeepSpeed {state['ds_version']} divides the gradients of earlier pipeline stages by "
+            f"{directory}: DeepSpeed {writer} divides the gradients of earlier pipeline stages by "
             f"{count} more than once (its issue 8152): moments of different scales cannot be imported"
         )
     return GradientScale(count)

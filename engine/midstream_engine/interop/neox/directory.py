@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from midstream_engine.interop.errors import ConversionError
+from midstream_engine.shared.yaml_includes import YamlError, compose_text
 
 _MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 _LAYER = re.compile(r"layer_(\d+)(?:-model_(\d+))?-model_states\.pt")
@@ -148,8 +149,10 @@ def read_configs(directory: str) -> dict[str, Any]:
         path = os.path.join(folder, name)
         try:
             with open(path, encoding="utf-8") as file:
-                value = yaml.safe_load(file)
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+                text = file.read()
+            compose_text(text, path)  # refuses aliases that stand for too much
+            value = yaml.safe_load(text)
+        except (yaml.YAMLError, YamlError, UnicodeDecodeError) as error:
             raise ConversionError(f"{path}: not YAML: {' '.join(str(error).split())[:200]}") from None
         if not isinstance(value, dict):
             raise ConversionError(f"{path}: expected keys and values")

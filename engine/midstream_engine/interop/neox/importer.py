@@ -124,7 +124,8 @@ def open_neox(path: str, choices: Choices = AS_FOUND) -> ForeignRun:
         "time": time.time(), "converted_from": "neox", "source": files.directory, "written_by": found.writer,
         "vocab_size": shapes.vocab, "neox": {name: str(value) for name, value in sorted(settings.found.items())},
     }  # fmt: skip
-    return ForeignRun("neox", found.iteration, mapping, arrays, state, provenance, notes, files.stamp(), build.remarks,
+    stamp = [*files.stamp(), gqa_layout, scale.factor]  # the last two decide what the arrays have, and no other setting
+    return ForeignRun("neox", found.iteration, mapping, arrays, state, provenance, notes, stamp, build.remarks,
                    found.verify, partial(_link_data, _data(settings, batch), f"ids:{shapes.vocab}", tokenizer),
                    tokenizer)  # fmt: skip
 

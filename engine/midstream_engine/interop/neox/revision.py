@@ -167,6 +167,15 @@ class Revision:
             notes.append(f"{what} {taken}, as {option} says" if given else f"{what} {taken}: {found}")
 
 
+def text_in(state: Mapping[str, Any], name: str) -> str:
+    """Return a text of a file's state, or a number as YAML reads a commit of digits.
+
+    Empty for anything else, which may take all memory to be shown.
+    """
+    value = state.get(name)
+    return str(value) if isinstance(value, str | int) else ""
+
+
 def revision_of(configs: Mapping[str, Any], tensors: Iterable[str], state: Mapping[str, Any]) -> Revision:
     """Return what a checkpoint says of the NeoX that wrote it.
 
@@ -175,9 +184,9 @@ def revision_of(configs: Mapping[str, Any], tensors: Iterable[str], state: Mappi
         tensors: Names of the model's tensors in their layers.
         state: Contents of the first rank's ``mp_rank_*_model_states.pt``.
     """
-    revision = Revision(writer=str(state.get("ds_version") or ""))
+    revision = Revision(writer=text_in(state, "ds_version"))
     for place in (configs, state):
-        found = str(place.get("git_hash") or "")
+        found = text_in(place, "git_hash")
         commit = found.rpartition("-g")[2][:7].lower()
         for number, commits in enumerate(_COMMITS):
             if commit in commits.split():

@@ -57,3 +57,12 @@ def test_no_common_step_is_no_evidence() -> None:
     overlap = overlap_of(rows([1.0, 2.0]), rows([3.0], 10))
     assert not overlap.steps
     assert overlap.worst == 0.0
+
+
+def test_losses_that_are_nan_on_both_sides_say_nothing() -> None:
+    nan = float("nan")
+    source = rows([2.0, nan, 2.1, 2.2])
+    overlap = overlap_of(source, rows([2.0, nan, 2.1, 2.2]))
+    assert overlap.identical
+    assert [step for step, _, _ in overlap.steps] == [0, 2, 3]
+    assert overlap_of(source, rows([2.0, 2.0, nan])).first_difference == 1

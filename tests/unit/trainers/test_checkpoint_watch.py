@@ -1,0 +1,192 @@
+"""The watch of a trainer's checkpoints: nothing that may be partial is recorded, and nothing complete is left out."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream_engine import records
+from midstream_engine.foreign import checkpoint_watch, recorded_checkpoints
+from midstream_engine.foreign.checkpoint_watch import CheckpointWatch
+from midstream_engine.foreign.recorded_checkpoints import FILES, usable
+from midstream_engine.foreign.run_file import Checkpoints, Metrics, RunFile, World
+from midstream_engine.foreign.trainer_setup import Node, Setup
+
+
+class Watched:
+    """A directory of checkpoints with its watch, of the rule ``glob``."""
+
+    def __init__(self, root: Path, **checkpoints: Any) -> None:
+        run = RunFile(
+            trainer="script", command=["train"], resume=["train"], metrics=Metrics("regex"),
+            checkpoints=Checkpoints("glob", "ckpt-*", **checkpoints),
+        )  # fmt: skip
+        self.directory = root / "work" / "out"
+        self.directory.mkdir(parents=True)
+        self.paths = records.RunPaths(str(root / "root"), "r")
+        for place in (self.paths.checkpoints, self.paths.pins):
+            os.makedirs(place)
+        setup = Setup(run, World(), Node(), "python", str(root / "work"), "")
+        self.watch = CheckpointWatch(setup, self.paths, 1, 1, {}, first=0)
+
+    def write(self, step: int, content: str = "{}", suffix: str = ".json") -> Path:
+        path = self.directory / f"ckpt-{step}{suffix}"
+        path.write_text(content)
+        return path
+
+    def poll(self, **how: bool) -> records.Manifest | None:
+        """Look once, and wait for what is recorded by it."""
+        self.watch._scanned = -checkpoint_watch.SCAN_INTERVAL - time.monotonic()
+        found = self.watch.poll(**how)
+        if self.watch._thread is not None:
+            self.watch._thread.join()
+        return found or self.watch._collect()
+
+    @property
+    def steps(self) -> list[int]:
+        return [manifest.step for manifest in usable(self.paths)]
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Watched:
+    return Watched(tmp_path)
+
+
+@pytest.fixture
+def during(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+    """Call a function once, while a checkpoint's first file is taken."""
+    place = recorded_checkpoints.place
+
+    def install(once: Callable[[], object]) -> None:
+        left = [once]
+
+        def slow(source: str, target: str, *, link: bool) -> None:
+            place(source, target, link=link)
+            for each in left:
+                each()
+            left.clear()
+
+        monkeypatch.setattr(recorded_checkpoints, "place", slow)
+
+    return install
+
+
+def test_checkpoint_written_while_it_is_taken_is_not_recorded(
+    tmp_path: Path, during: Callable[[Callable[[], object]], None]
+) -> None:
+    """A file that is written again in place can be of two states; it is recorded once it stays as it is."""
+    watched = Watched(tmp_path, rewritten=True)
+    path = watched.write(20, '"old"')
+    during(lambda: path.write_text('"other"'))
+    assert watched.poll() is None
+    assert "changed while it was recorded" in watched.watch.problem
+    assert watched.steps == []
+    assert os.listdir(watched.paths.checkpoints) == []
+    found = watched.poll(settle=True, ended_well=True)
+    assert found is not None
+    assert Path(watched.paths.checkpoint(found.name), FILES, "ckpt-20.json").read_text() == '"other"'
+
+
+def test_file_added_while_a_checkpoint_is_taken_belongs_to_it(
+    watched: Watched, during: Callable[[Callable[[], object]], None]
+) -> None:
+    """Accelerate writes registered objects after everything that a complete checkpoint is recognised by."""
+    directory = watched.directory / "ckpt-20"
+    directory.mkdir()
+    (directory / "model.txt").write_text("model")
+    during(lambda: (directory / "optimizer.txt").write_text("optimizer"))
+    watched.poll(settle=True, ended_well=True)
+    assert watched.steps == []
+    found = watched.poll(settle=True, ended_well=True)
+    assert found is not None
+    assert len(found.object_entries) == 3
+
+
+def test_directory_is_recorded_once_nothing_more_is_written(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = watched.directory / "ckpt-20"
+    directory.mkdir()
+    (directory / "model.txt").write_text("model")
+    (directory / "config.txt").write_text("config")
+    assert watched.poll() is None  # the optimizer's state may follow
+    (directory / "optimizer.txt").write_text("optimizer")
+    assert watched.poll() is None
+    monkeypatch.setattr(checkpoint_watch, "QUIET", 0.0)
+    found = watched.poll()
+    assert found is not None
+    assert len(found.object_entries) == 4
+
+
+def test_file_of_unknown_form_may_be_partial(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has bytes, and nothing says how many there will be, also where its trainer was killed."""
+    watched.write(20)
+    assert watched.poll() is not None
+    watched.write(40, "a half", ".state")
+    assert watched.poll() is None
+    assert watched.poll(settle=True) is None
+    assert "ckpt-40.state was written just before the trainer was ended" in watched.watch.problem
+    assert watched.steps == [20]
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_watch, "QUIET", 0.0)
+        assert watched.poll(settle=True) is not None
+    watched.write(60, "complete", ".state")
+    assert watched.poll(settle=True, ended_well=True) is not None  # it ended by itself
+    assert watched.steps == [40, 60]  # the newest two are not removed
+
+
+@pytest.mark.parametrize(("suffix", "content"), [(".json", b'{"weights": [1, 2'), (".npz", b"PK\x03\x04half")])
+def test_partial_file_of_known_form_is_not_recorded(watched: Watched, suffix: str, content: bytes) -> None:
+    path = watched.directory / f"ckpt-20{suffix}"
+    path.write_bytes(content)
+    assert watched.poll(settle=True, ended_well=True) is None
+    if suffix == ".npz":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("weights.npy", b"x")
+    else:
+        path.write_text("{}")
+    assert watched.poll() is not None
+    assert watched.steps == [20]
+
+
+def test_checkpoint_that_failed_once_is_recorded_at_the_end(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk was full for a moment: without another try, a migration would give up the steps since step 20."""
+    watched.write(20)
+    assert watched.poll() is not None
+    place, tries = recorded_checkpoints.place, []
+
+    def full(source: str, target: str, *, link: bool) -> None:
+        tries.append(target)
+        Path(target).write_text("a part")
+        raise OSError(errno.ENOSPC, "No space left on device", target)
+
+    monkeypatch.setattr(recorded_checkpoints, "place", full)
+    watched.write(40)
+    for _ in range(3):
+        assert watched.poll() is None
+    assert len(tries) == 1  # not at every look
+    assert "No space left" in watched.watch.problem
+    assert watched.steps == [20]
+    assert len(os.listdir(watched.paths.checkpoints)) == 1  # the part does not keep the disk full
+    monkeypatch.setattr(recorded_checkpoints, "place", place)
+    assert watched.poll(settle=True, ended_well=True) is not None
+    assert watched.steps == [20, 40]
+
+
+def test_failed_checkpoint_is_tried_again_later(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_watch, "RETRY_INTERVAL", 0.0)
+    watched.watch._wait = 0.0
+    Path(watched.paths.fence).parent.mkdir(parents=True, exist_ok=True)
+    Path(watched.paths.fence).write_text("{")  # it is being replaced, or the shared disk hangs
+    watched.write(20)
+    assert watched.poll() is None
+    assert watched.watch.problem
+    Path(watched.paths.fence).write_text(json.dumps(records.first_fence("here").to_json()))
+    assert watched.poll() is not None
+    assert watched.steps == [20]
