@@ -10,7 +10,6 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any, TextIO
 
 from midstream.errors import Exit, MidstreamError
@@ -88,15 +87,9 @@ def json_text(value: Any, **options: Any) -> str:
     try:
         return json.dumps(value, default=str, allow_nan=False, **options)
     except ValueError:
-        return json.dumps(_finite(value), default=str, allow_nan=False, **options)
+        from midstream_engine.records import finite_json  # rarely needed
 
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return json.dumps(finite_json(value), default=str, allow_nan=False, **options)
 
 
 def size(count: float) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import math
 import os
 import stat
 import time
@@ -23,6 +24,15 @@ def canonical_json(value: Any) -> bytes:
     Sorted keys, no spaces, UTF-8, no NaN.
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def finite_json(value: Any) -> Any:
+    """Return a JSON value with null for numbers that are not finite: JSON has no form for them."""
+    if isinstance(value, dict):
+        return {name: finite_json(item) for name, item in value.items()}  # type: ignore[reportUnknownVariableType]
+    if isinstance(value, (list, tuple)):
+        return [finite_json(item) for item in value]  # type: ignore[reportUnknownVariableType]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_json(path: str, value: Any, *, durable: bool = True) -> None:

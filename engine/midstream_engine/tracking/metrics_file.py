@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 from collections import deque
 from collections.abc import Mapping
@@ -28,8 +27,7 @@ class MetricsFile:
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append a row. Floats are written exactly; one that is not finite becomes null."""
-        finite = {key: _finite(value) for key, value in row.items()}
-        self._waiting.append(json.dumps(finite, allow_nan=False).encode() + b"\n")
+        self._waiting.append(json.dumps(records.finite_json(dict(row)), allow_nan=False).encode() + b"\n")
         try:
             self.settle()
         except OSError as error:
@@ -57,7 +55,3 @@ class MetricsFile:
             self.settle()
         finally:
             os.close(self._descriptor)
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

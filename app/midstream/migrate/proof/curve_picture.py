@@ -49,7 +49,11 @@ def seam(proof: Certificate, curve: Sequence[Mapping[str, Any]]) -> str:
         _Line(line.label, line.colour, [point for point in line.points if abs(point[0] - proof.step) <= NEAR])
         for line in lines
     ]
-    source_losses = [(float(step), float(loss)) for step, loss, _ in _compared(proof) if abs(step - proof.step) <= NEAR]
+    source_losses = [
+        (float(step), float(loss))
+        for step, loss, _ in _compared(proof)
+        if abs(step - proof.step) <= NEAR and loss is not None and math.isfinite(loss)
+    ]
     if source_losses:
         near.append(_Line(f"{proof.source} past the seal", INK, source_losses, dotted=True))
     height = TOP + 2 * PANEL + GAP + 66
@@ -68,8 +72,11 @@ def seam(proof: Certificate, curve: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _compared(proof: Certificate) -> Sequence[Sequence[float]]:
-    """Return [step, source's loss, target's loss] of each step past the seal."""
+def _compared(proof: Certificate) -> Sequence[tuple[int, float | None, float | None]]:
+    """Return (step, source's loss, target's loss) of each step past the seal.
+
+    A loss that is not finite is None in a certificate that was read from its file.
+    """
     return next((claim.evidence.get("steps", ()) for claim in proof.claims if claim.name in COMPARED), ())
 
 

@@ -8,6 +8,7 @@ takeover is reported with it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -146,9 +147,13 @@ def _continuity(
     replica_rows: Sequence[Mapping[str, Any]],
     drift: records.ParameterDrift | None,
 ) -> Claim:
-    pairs = _pairs(source_rows, replica_rows)
+    pairs = [
+        (step, theirs, ours)
+        for step, theirs, ours in _pairs(source_rows, replica_rows)
+        if not (math.isnan(theirs["train/loss"]) and math.isnan(ours["train/loss"]))  # they say nothing
+    ]
     if not pairs:
-        return Claim("continuity", NOT_CHECKED, "no step was done by both", needed=False)
+        return Claim("continuity", NOT_CHECKED, "no step with a loss was done by both", needed=False)
     kind = precision(plan)
     tolerance = CONTINUITY_TOLERANCE[kind]
     differences = [records.relative_difference(a["train/loss"], b["train/loss"]) for _, a, b in pairs]

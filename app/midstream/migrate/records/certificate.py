@@ -13,6 +13,7 @@ from typing import Any, Self
 from midstream.migrate.records.facts import Sealed
 from midstream.migrate.records.json_values import fields_of
 from midstream.migrate.records.plan import Plan
+from midstream_engine import records
 
 VERIFIED, CLAIM_FAILED, NOT_CHECKED = "verified", "failed", "not checked"
 COMPARED = ("continuity", "replay overlap")  # claims whose evidence has the losses of both sides, ``steps``
@@ -85,7 +86,8 @@ class Certificate:
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "valid": self.valid}
+        """Return the JSON value; numbers that are not finite, such as a loss of NaN, become null."""
+        return records.finite_json({**asdict(self), "valid": self.valid})
 
     @classmethod
     def from_json(cls, value: Any, where: str = "") -> Self:

@@ -6,6 +6,7 @@ Runs on the host; standard library only.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, Dict, List, Mapping, Optional, TypedDict, cast
 
 from midstream.remote.declarations import reads
@@ -23,8 +24,9 @@ class MetricsRow(_LoggedStep, _OtherKeys):
 
 
 def reduced(row: Mapping[str, Any]) -> MetricsRow:
-    """The keys of a row that comparisons need."""
-    kept: MetricsRow = {"global_step": row["global_step"], "train/loss": row["train/loss"]}
+    """Return the keys of a row that comparisons need. A loss of null is NaN: the file has no form for it."""
+    loss = row["train/loss"]
+    kept: MetricsRow = {"global_step": row["global_step"], "train/loss": math.nan if loss is None else loss}
     if "batch_digest" in row:
         kept["batch_digest"] = row["batch_digest"]
     if "time" in row:

@@ -93,6 +93,18 @@ def test_agreement_refuses_far_losses_and_other_batches() -> None:
         Agreement(1e-4).add_rows(rows(10, 12), other)
 
 
+def test_losses_of_nan_on_both_sides_agree() -> None:
+    nan = [{**row, "train/loss": math.nan} for row in rows(10, 11)]
+    agreement = Agreement(1e-4)
+    agreement.add_rows([*nan, *rows(11, 14)], [*nan, *rows(11, 14)])
+    assert (agreement.steps, agreement.worst) == (4, 0.0)
+    with pytest.raises(ReplicaUnfitError, match="at step 10"):
+        Agreement(1e-4).add_rows(nan, rows(10, 11))
+    proof = certified(source_rows=[*nan, *rows(11, 14)], replica_rows=[*nan, *rows(11, 16)])
+    assert verdicts(proof)["continuity"] == VERIFIED
+    assert verdicts(certified(source_rows=[*nan, *rows(11, 14)]))["continuity"] == CLAIM_FAILED
+
+
 def certified(**changes: Any) -> Certificate:
     evidence = {
         "restore": RESTORE,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from pathlib import Path
 
 import pytest
 
-from midstream.migrate.proof import certificate_page, copy_certificate
+from midstream.migrate.proof import certificate_page, copy_certificate, curve_picture
 from midstream.migrate.records.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate
 from midstream.migrate.records.facts import Sealed
 from midstream.migrate.records.plan import MATMUL_PRECISION, PRECISION, Change, Plan
@@ -131,3 +133,20 @@ def test_page_escapes_text_of_hosts() -> None:
     assert "<img" not in page
     plain = certificate_page.page(dataclasses.replace(proof, claims=proof.claims[:1]), ROWS, "certificate.svg")
     assert page.count("\n") == plain.count("\n")
+
+
+NAN_ROWS = [{**ROWS[0], "train/loss": math.nan}, {**ROWS[0], "global_step": 11}]
+
+
+@pytest.mark.parametrize(("source", "verdict"), [(math.nan, VERIFIED), (2.5, CLAIM_FAILED)])
+def test_loss_of_nan_is_compared_and_written(tmp_path: Path, source: float, verdict: str) -> None:
+    """A run may continue past a loss of NaN; both sides then have it at the same step."""
+    theirs = [{"global_step": 10, "train/loss": source}, {"global_step": 11, "train/loss": 2.5}]
+    proof = copy_certificate.certify(PLAN, SEALED, RESTORE, NAN_ROWS, theirs)
+    assert verdicts(proof)["continuity"] == verdict
+    records.write_json(str(tmp_path / "certificate.json"), proof.to_json())
+    read = Certificate.from_json(records.read_json(str(tmp_path / "certificate.json")))
+    assert verdicts(read) == verdicts(proof)
+    for one in (proof, read):
+        assert "<svg" in curve_picture.seam(one, NAN_ROWS)
+        assert "2.5" in certificate_page.page(one, NAN_ROWS, "seam.svg", None)

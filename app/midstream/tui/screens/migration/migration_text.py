@@ -290,4 +290,4 @@ def source_past_the_seal(view: MigrationView) -> list[tuple[float, float]]:
         return []
     continuity = next((claim for claim in view.certificate.claims if claim.name in COMPARED), None)
     steps = continuity.evidence.get("steps", ()) if continuity else ()
-    return [(step, loss) for step, loss, *_ in steps]
+    return [(step, loss) for step, loss, *_ in steps if loss is not None]
