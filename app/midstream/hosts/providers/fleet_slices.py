@@ -21,6 +21,7 @@ import yaml
 from midstream.errors import HostError, MidstreamError, UsageError
 from midstream.fleet.fleet import ComputeTarget, Fleet, SliceTarget, TpuTarget
 from midstream.fleet.fleet_file import parse_fleet
+from midstream.fleet.fleet_yaml import load_yaml
 from midstream.fleet.machine_type import chips_of, machine_of
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.providers.compute.compute_provider import ComputeProvider
@@ -166,7 +167,7 @@ def unavailable(name: str, target: SliceTarget, found: Slice | None) -> UsageErr
 
 def with_workers(fleet: Fleet, hosts: Mapping[str, Mapping[str, dict[str, Any]]]) -> Fleet:
     """Return the fleet with these hosts, by target, added to its text."""
-    value = yaml.safe_load(fleet.text) or {}
+    value = load_yaml(fleet.text) or {}
     known = value.setdefault("hosts", {}) or {}
     value["hosts"] = known
     for target, entries in hosts.items():
