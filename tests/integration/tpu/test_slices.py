@@ -167,6 +167,31 @@ def test_creation_timeout_or_cancellation_deletes_slice(
     assert nothing_costs(tpu_server)
 
 
+@pytest.mark.parametrize("target", [POD, QUEUED], ids=["node", "queued"])
+def test_cancelled_slice_that_is_not_listed_yet_is_deleted(
+    tpu_server: TpuServer, google: TpuProvider, target: TpuTarget
+) -> None:
+    tpu_server.delay, tpu_server.unlisted = 100000.0, 0.2
+    cancel = threading.Event()
+
+    def say(line: str) -> None:
+        if ": requested" in line:
+            cancel.set()
+
+    with pytest.raises(ProviderError, match="was cancelled; what was created is deleted, nothing costs money"):
+        google.create("pod", target, say, cancel)
+    assert nothing_costs(tpu_server)
+
+
+def test_slice_that_is_never_listed_may_cost_money(tpu_server: TpuServer, google: TpuProvider) -> None:
+    tpu_server.unlisted = 100000.0
+    with pytest.raises(
+        ProviderError, match="p/z/pod was requested, and is not listed; p/z/pod MAY STILL EXIST"
+    ) as caught:
+        google.create("pod", POD, lambda _: None)
+    assert "gcloud compute tpus tpu-vm delete pod" in caught.value.costs
+
+
 def test_ctrl_c_deletes_slice_in_creation(tpu_server: TpuServer, google: TpuProvider) -> None:
     def say(line: str) -> None:
         if "CREATING" in line:
