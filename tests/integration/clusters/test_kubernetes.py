@@ -20,6 +20,7 @@ from midstream.fleet.fleet import KubernetesHostConfig, KubernetesTarget
 from midstream.fleet.fleet_file import load_fleet, parse_fleet
 from midstream.fleet.job_pods import job_manifest
 from midstream.hosts.host_pool import HostPool
+from midstream.hosts.kubernetes import pod_job
 from midstream.hosts.kubernetes.kubernetes_host import KubernetesHost
 from midstream.hosts.kubernetes.pod_job import PodJob
 from midstream.hosts.rpc.remote_call import start_program
@@ -275,6 +276,35 @@ def test_failed_pod_deletes_what_was_created(cluster: Cluster, monkeypatch: pyte
     with pytest.raises(HostError, match=r"job/cell in ml: cell-1-x7k2p is Failed .*kubectl describe job/cell"):
         job.create(fail)
     assert cluster.applied() == [], "nothing is left"
+
+
+def test_pods_keep_their_place_while_cluster_does_not_answer(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_job, "POLL_INTERVAL", 0.05)
+    target = parse_fleet(TARGET, "fleet.yaml").targets["cell"]
+    assert isinstance(target, KubernetesTarget)
+    job, lines = PodJob("cell", target), list[str]()
+    cluster.set_flag("hold")
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if "no answer (" in line:
+            cluster.set_flag("down", on=False)
+            cluster.ready()
+        elif "is Pending" in line:
+            cluster.set_flag("down")
+
+    job.create(say)
+    assert len(cluster.applied()) == 1
+    assert any("Unable to connect to the server" in line for line in lines), lines
+    monkeypatch.setattr(pod_job, "ANSWER_TIMEOUT", 0.0)
+    cluster.set_flag("hold")
+    job.delete(lines.append)
+
+    def end(line: str) -> None:
+        cluster.set_flag("down", on="is Pending" in line)
+
+    with pytest.raises(HostError, match=r"Unable to connect .*; its pods MAY STILL RUN \(.*midstream --delete cell"):
+        job.create(end)
 
 
 def test_own_manifest_gets_names_and_has_to_have_the_job(cluster: Cluster, tmp_path: Path) -> None:
