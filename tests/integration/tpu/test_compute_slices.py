@@ -221,6 +221,17 @@ def test_cancelled_creation_leaves_nothing(compute_server: ComputeServer, comput
         assert compute_server.names() == []
 
 
+def test_group_that_is_not_listed_yet_is_waited_for(
+    compute_server: ComputeServer, compute: ComputeProvider, key: str
+) -> None:
+    compute_server.delay = 0.3  # seconds that its operation takes
+    compute_server.faults.append(Fault("GET instanceGroupManagers", 404, "notFound", "not found", times=4))
+    made = compute.create("pod", target_of(key, topology="2x2x2"), lambda _: None)
+    assert made.status == SliceStatus.READY
+    assert compute_server.faults[0].times == 0
+    assert len(compute_server.created) == len(set(compute_server.created))
+
+
 def test_group_without_capacity_waits_and_says_why(
     compute_server: ComputeServer, compute: ComputeProvider, key: str
 ) -> None:
