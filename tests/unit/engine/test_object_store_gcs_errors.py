@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from google.api_core import exceptions
+from google.auth import exceptions as auth
 
 from midstream_engine.object_store.errors import (
     AccessDeniedError,
@@ -11,7 +12,7 @@ from midstream_engine.object_store.errors import (
     ObjectExistsError,
     StoreError,
 )
-from midstream_engine.object_store.gcs.gcs_errors import translate_errors
+from midstream_engine.object_store.gcs.gcs_errors import is_transient, translate_errors
 from midstream_engine.object_store.urls import split_url
 
 # The library puts the request's URL before the service's words.
@@ -33,6 +34,30 @@ def test_gcs_errors_are_translated_by_kind(error: Exception, kind: type[Exceptio
     with pytest.raises(kind, match=message) as caught, translate_errors(URL):
         raise error
     assert type(caught.value) is kind
+
+
+class Answer:
+    """An answer of the metadata server, as google-auth passes it on."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (auth.RefreshError(auth.TransportError("Compute Engine Metadata server unavailable")), True),
+        (auth.RefreshError(auth.TransportError("Failed to retrieve", Answer(503))), True),
+        (auth.RefreshError(auth.TransportError("Failed to retrieve", Answer(404))), False),
+        (auth.RefreshError("invalid_grant: Token has been expired or revoked.", {}), False),
+        (auth.RefreshError("server_error", {}, retryable=True), True),
+        (auth.DefaultCredentialsError("none"), False),
+        (exceptions.ServiceUnavailable("try again"), True),
+        (exceptions.Forbidden("no"), False),
+    ],
+)
+def test_gcs_renewal_without_an_answer_is_repeated(error: Exception, again: bool) -> None:
+    assert is_transient(error) is again
 
 
 def test_gcs_404_of_listing_is_about_the_bucket() -> None:
