@@ -221,6 +221,22 @@ def test_cancelled_creation_leaves_nothing(compute_server: ComputeServer, comput
         assert compute_server.names() == []
 
 
+@pytest.mark.parametrize("topology", [None, "2x2x2"], ids=["machine", "group"])
+def test_stopped_machine_of_full_price_keeps_its_disk(
+    compute_server: ComputeServer, compute: ComputeProvider, key: str, topology: str | None
+) -> None:
+    full, spot = target_of(key, topology=topology), target_of(key, topology=topology, spot=True)
+    for target, words in ((full, "is TERMINATED, and a new one would replace its disks"), (spot, "")):
+        first = compute.create("pod", target, lambda _: None)
+        compute_server.preempt(first.machines[0])
+        if words:
+            with pytest.raises(ProviderError, match=words):
+                compute.create("pod", target, lambda _: None)
+        else:
+            assert compute.create("pod", target, lambda _: None).identity != first.identity
+        compute.delete(first.path, lambda _: None)
+
+
 def test_group_that_is_not_listed_yet_is_waited_for(
     compute_server: ComputeServer, compute: ComputeProvider, key: str
 ) -> None:

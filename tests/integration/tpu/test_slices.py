@@ -255,6 +255,19 @@ def test_preempted_own_slice_is_replaced(tpu_server: TpuServer, google: TpuProvi
         google.delete(second.path, lambda _: None)
 
 
+def test_stopped_own_slice_keeps_its_disks(tpu_server: TpuServer, google: TpuProvider) -> None:
+    first = google.create("pod", POD, lambda _: None)
+    tpu_server.nodes[f"{PLACE}/nodes/pod"].state = State.STOPPED
+    fleet = fleet_slices.with_slices(Fleet(targets={"pod": POD}), lambda _: None)
+    assert str(fleet.unavailable["pod"]).startswith("pod: p/z/pod is STOPPED (start it again")
+    assert not isinstance(fleet.unavailable["pod"], fleet_slices.SliceMissingError), "its creation is not offered"
+    with pytest.raises(ProviderError, match=r"is STOPPED, and a new one would replace its disks.*--delete p/z/pod"):
+        google.create("pod", POD, lambda _: None)
+    found = google.find("pod", POD)
+    assert found is not None
+    assert found.identity == first.identity
+
+
 @pytest.mark.usefixtures("tpu_server")
 def test_flapping_state_is_not_ready(google: TpuProvider, monkeypatch: pytest.MonkeyPatch) -> None:
     states = iter(

@@ -51,7 +51,8 @@ def create(
 ) -> Slice:
     """Create a slice and wait until it is ready.
 
-    If the slice exists, this waits for it; a preempted or failed slice of ours is replaced.
+    If the slice exists, this waits for it; a preempted or failed slice of ours is replaced, and one that its owner has
+    stopped is not.
 
     Args:
         service: The slice at its service.
@@ -73,6 +74,12 @@ def create(
             raise ProviderError(
                 f"{failure}: {found.path} is {found.state}, and midstream did not create it; {nothing}",
                 f"midstream --delete {found.path}, if it is not needed",
+                ErrorKind.EXISTS,
+            )
+        if found.stopped:
+            raise ProviderError(
+                f"{failure}: {found.path} is {found.state}, and a new one would replace its disks; {nothing}",
+                f"start it again; or midstream --delete {found.path}, if nothing on its disks is needed",
                 ErrorKind.EXISTS,
             )
         progress(f"{found.path} is {found.state}: it is deleted first")

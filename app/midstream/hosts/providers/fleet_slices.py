@@ -157,6 +157,9 @@ def unavailable(name: str, target: SliceTarget, found: Slice | None) -> UsageErr
     path = slice_path(name, target)
     if found is not None and found.multislice:
         return UsageError(f"{name}: {path} is {found.text()}", "a target is one slice: request it without Multislice")
+    if found is not None and found.stopped:
+        hint = f"start it again; or midstream --delete {name}, if nothing on its disks is needed"
+        return UsageError(f"{name}: {path} is {found.state}", hint)
     if found is None or found.status in (SliceStatus.PREEMPTED, SliceStatus.FAILED):
         state = "does not exist" if found is None else f"is {found.state}"
         creates = f"--launch and --migrate --to {name} create it, with --yes"
