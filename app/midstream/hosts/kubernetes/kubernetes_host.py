@@ -19,6 +19,7 @@ from midstream.errors import ConnectionLostError, HostError
 from midstream.fleet.fleet import KubernetesHostConfig, KubernetesTarget, LocalHostConfig
 from midstream.hosts.deadline import Deadline
 from midstream.hosts.host import ANSWER_LIMIT, Completed, P, Process, R
+from midstream.hosts.kubernetes import current_context
 from midstream.hosts.local_host import LocalHost, LocalProcess
 from midstream.hosts.rpc import remote_call
 from midstream.hosts.rpc.answer_limits import decode, run_to_end
@@ -36,11 +37,8 @@ DEFAULTED = re.compile(r'\ADefaulted container "[^"\n]*" out of: [^\n]*\n')
 
 def kubectl_words(config: KubernetesHostConfig | KubernetesTarget) -> list[str]:
     """Return ``kubectl`` with the flags of the entry's cluster and namespace."""
-    words = ["kubectl"]
-    for flag in ("kubeconfig", "context", "namespace"):
-        value = getattr(config, flag)
-        words += [f"--{flag}={value}"] if value else []
-    return words
+    flags = {"kubeconfig": config.kubeconfig, **current_context.cluster_of(config)}
+    return ["kubectl", *(f"--{flag}={value}" for flag, value in flags.items() if value)]
 
 
 def exec_words(config: KubernetesHostConfig, pod: str, *flags: str) -> list[str]:
@@ -131,6 +129,7 @@ class KubernetesHost:
         with self._lock:
             if self.pod:
                 return
+            current_context.look_up(self.config)
             self.pod = self._find_pod()
             try:
                 self._inspect()

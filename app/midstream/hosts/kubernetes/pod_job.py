@@ -10,6 +10,7 @@ from midstream.errors import HostError
 from midstream.fleet.fleet import Fleet, KubernetesTarget, LocalHostConfig
 from midstream.fleet.job_pods import OWNER, job_manifest
 from midstream.hosts.host import Completed
+from midstream.hosts.kubernetes import current_context
 from midstream.hosts.kubernetes.kubernetes_host import kubectl_words, list_pods
 from midstream.hosts.local_host import LocalHost
 
@@ -38,6 +39,7 @@ class PodJob:
     def __init__(self, name: str, target: KubernetesTarget) -> None:
         self.name, self.target = name, target
         self._local = LocalHost("kubectl", LocalHostConfig())
+        current_context.look_up(target)
         self._kubectl = kubectl_words(target)
 
     @property
