@@ -309,7 +309,8 @@ class _TreeCopy:
             partial_entries = [entry for entry in absent if survey.parts.get(entry["path"])]
             partial_paths = {entry["path"] for entry in partial_entries}
             items: list[CopyItem] = []
-            for entry, chunks in self._matching_chunks(source, partial_entries, survey.parts):
+            for entry, matching in self._matching_chunks(source, partial_entries, survey.parts):
+                chunks = _apart(entry["size"], matching)
                 session.landed([[entry["path"], offset, length] for offset, length in chunks])
                 meter.landed_before(sum(length for _, length in chunks))
                 items += ranges(entry, _gaps(entry["size"], chunks))
@@ -359,13 +360,30 @@ class _TreeCopy:
         )
 
 
+def _apart(size: int, chunks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the (offset, length) of an object's chunks, in order, without those that overlap an earlier one.
+
+    Copies into a bucket write parts of several lengths.
+    """
+    found: list[tuple[int, int]] = []
+    end = 0
+    for offset, length in sorted(chunks):
+        if end <= offset < offset + length <= size:
+            found.append((offset, length))
+            end = offset + length
+    return found
+
+
 def _gaps(size: int, chunks: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the chunks of an object that are not in ``chunks``."""
-    present = set(chunks)
-    for start in range(0, size, CHUNK):
-        chunk = (start, min(CHUNK, size - start))
-        if chunk not in present:
-            yield chunk
+    """Yield the (offset, length) of an object's bytes that are in none of ``chunks``, a chunk at most each.
+
+    ``chunks`` are in order and do not overlap.
+    """
+    begin = 0
+    for offset, length in [*chunks, (size, 0)]:
+        for start in range(begin, offset, CHUNK):
+            yield start, min(CHUNK, offset - start)
+        begin = offset + length
 
 
 @contextmanager
