@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import requests
 from google.api_core import exceptions
 from google.auth import exceptions as auth
 
@@ -58,6 +59,14 @@ class Answer:
 )
 def test_gcs_renewal_without_an_answer_is_repeated(error: Exception, again: bool) -> None:
     assert is_transient(error) is again
+
+
+def test_gcs_message_has_no_secret_of_an_upload() -> None:
+    """Who has the id of a resumable upload writes the object without credentials; requests puts it into its message."""
+    upload = "http://127.0.0.1:1/upload/storage/v1/b/my-bucket/o?uploadType=resumable&upload_id=ADPycdt-1_2"
+    with pytest.raises(StoreError, match=r"uploadType=resumable&upload_id=\.\.\. ") as caught, translate_errors(URL):
+        requests.put(upload, data=b"", timeout=5)
+    assert "ADPycdt" not in caught.value.with_hint()
 
 
 def test_gcs_404_of_listing_is_about_the_bucket() -> None:
