@@ -67,6 +67,25 @@ def test_s3_credentials_that_expire_are_read_again(
     assert "\n" not in caught.value.with_hint()
 
 
+@pytest.mark.parametrize("request_", ["get", "look", "put"])
+def test_s3_key_that_was_replaced_is_read_again(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_: str
+) -> None:
+    """Keys are rotated while an engine trains for months: the file has the new one, and the old one is deleted."""
+    s3.admits = {"old": "t"}
+    with_keys(monkeypatch, tmp_path / "keys", ("default", "old", "t"))
+    client = open_bucket("s3://runs/p", Access(region=f"rotated-{request_}"))
+    client.put("object", DATA)
+    s3.admits = {"new": "t"}
+    (tmp_path / "keys").write_text((tmp_path / "keys").read_text().replace("old", "new"))
+    requests: dict[str, Callable[[], object]] = {
+        "get": lambda: client.get("object"),
+        "look": lambda: client.look("object"),
+        "put": lambda: client.put("other", DATA),
+    }
+    assert requests[request_]()
+
+
 def test_s3_profile_file_and_anonymous_access(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     s3.admits, s3.public = {"theirs": "t"}, True
     with_keys(monkeypatch, tmp_path / "keys", ("default", "mine", "m"), ("lab", "theirs", "t"))

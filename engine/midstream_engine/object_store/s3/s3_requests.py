@@ -63,9 +63,10 @@ class S3Requests:
             try:
                 return once(self.client)
             except client_error as error:
-                if s3_errors.fields(error)[1] not in s3_errors.RENEWED:
-                    raise
-                self._renew(opened)  # credentials that expired in the middle, and that a file has again
+                worded = self._with_words(error)
+                if s3_errors.fields(worded)[1] not in s3_errors.RENEWED:
+                    raise worded from None
+                self._renew(opened)  # credentials that ended in the middle, and that a file has again
                 return once(self.client)
 
         try:
