@@ -54,6 +54,9 @@ class ConditionsUnsupportedError(StoreError):
 
 
 def one_line(text: object) -> str:
-    """Return the words of a service as one printable line of limited length, without secrets of URLs."""
+    """Return the words of a service as one printable line of limited length.
+
+    It has no secrets of URLs.
+    """
     line = _SECRETS.sub(r"\1=...", " ".join(str(text).split()))[:MESSAGE_LIMIT]
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in line)

@@ -62,7 +62,7 @@ def test_gcs_renewal_without_an_answer_is_repeated(error: Exception, again: bool
 
 
 def test_gcs_message_has_no_secret_of_an_upload() -> None:
-    """Who has the id of a resumable upload writes the object without credentials; requests puts it into its message."""
+    """The id of a resumable upload is as good as credentials, and requests puts it into its message."""
     upload = "http://127.0.0.1:1/upload/storage/v1/b/my-bucket/o?uploadType=resumable&upload_id=ADPycdt-1_2"
     with pytest.raises(StoreError, match=r"uploadType=resumable&upload_id=\.\.\. ") as caught, translate_errors(URL):
         requests.put(upload, data=b"", timeout=5)

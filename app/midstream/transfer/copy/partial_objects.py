@@ -8,9 +8,9 @@ from midstream.transfer.streams.send_queue import CHUNK
 
 
 def apart(size: int, chunks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the (offset, length) of an object's chunks, in order, without those that overlap an earlier one.
+    """Return the (offset, length) of an object's chunks that do not overlap.
 
-    Copies into a bucket write parts of several lengths.
+    They are in order; of two that overlap, the earlier one stays. Copies into a bucket write parts of several lengths.
     """
     found: list[tuple[int, int]] = []
     end = 0
@@ -22,9 +22,9 @@ def apart(size: int, chunks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]
 
 
 def gaps(size: int, chunks: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the (offset, length) of an object's bytes that are in none of ``chunks``, a chunk at most each.
+    """Yield the (offset, length) of an object's bytes that ``chunks`` lack.
 
-    ``chunks`` are in order and do not overlap.
+    Each is a chunk at most. ``chunks`` are in order and do not overlap.
     """
     begin = 0
     for offset, length in [*chunks, (size, 0)]:

@@ -132,7 +132,7 @@ def multipart_of(upload: MultipartUpload, parts: Iterable[StoredObject], read: C
 
 
 def groups(parts: Sequence[StoredObject]) -> Iterator[list[StoredObject]]:
-    """Yield the parts in groups, each as large as a part that the service copies may be."""
+    """Yield the parts in groups, each of which the service can copy as one part."""
     group: list[StoredObject] = []
     for part in parts:
         if group and (len(group) == MOST_PARTS or sum(each.size for each in group) + part.size > LARGEST_COPY):

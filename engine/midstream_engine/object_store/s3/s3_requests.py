@@ -174,7 +174,7 @@ def _failures() -> tuple[Any, tuple[type[Exception], ...]]:
 
 
 def _unrenewed() -> tuple[type[Exception], ...]:
-    """Return botocore's errors for credentials that a service or a program did not renew.
+    """Return botocore's errors for credentials that were not renewed.
 
     Those of a role expire in the middle of a copy, and botocore requests new ones once, for a second.
     """
