@@ -1,4 +1,4 @@
-"""YAML of the fleet file: names and variables as they are written, and no key twice.
+"""YAML of the fleet file: names as they are written, and no key twice.
 
 YAML 1.1 reads ``no`` as false, ``010`` as 8, ``12:30`` as 750 and ``3.10`` as 3.1, and of two equal keys it drops the
 first. A variable of an engine or a flag of sbatch would change without a word, and a host would be missing.

@@ -67,7 +67,10 @@ def _key(config: KubernetesHostConfig | KubernetesTarget) -> _Key:
 
 
 def _described(output: bytes) -> dict[str, str]:
-    """Return name and namespace of the one context in what kubectl prints; nothing if it is another text."""
+    """Return name and namespace of the context that kubectl prints.
+
+    Nothing where it is another text.
+    """
     try:
         [each] = json.loads(output)["contexts"]
         context = each["context"]

@@ -138,7 +138,7 @@ class PodJob:
             time.sleep(POLL_INTERVAL)
 
     def _pods(self) -> list[tuple[str, str]]:
-        """Return name and phase of the job's pods. HostError where the cluster does not answer."""
+        """Return name and phase of the job's pods. Raises HostError without an answer."""
         selector = f"{OWNER[self.target.kind]}={self.target.name or self.name}"
         return list_pods(self._run("get", "pods", f"--selector={selector}", "--output=json").stdout)
 

@@ -1,4 +1,4 @@
-"""Bytes of an object that the target of a copy has already, and those that it lacks."""
+"""Bytes of an object that the target of a copy has, and those that it lacks."""
 
 from __future__ import annotations
 
