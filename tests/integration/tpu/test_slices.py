@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import grpc
 import pytest
@@ -12,9 +13,10 @@ from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet, GoogleConfig, TpuTarget
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts.providers import creation, fleet_slices
-from midstream.hosts.providers.google import slice_lookup, tpu_client, tpu_service
+from midstream.hosts.providers.google import slice_lookup, tpu_client, tpu_service, worker_access
 from midstream.hosts.providers.google.tpu_provider import TpuProvider
 from midstream.hosts.providers.provider import ErrorKind, ProviderError, Slice, SliceStatus
+from simulators.google import tpu_nodes
 from simulators.google.tpu_api import Fault, TpuServer, fast_polling, tpu_server
 from simulators.google.tpu_nodes import QUOTA, Outcome, QueuedState, State, Worker
 
@@ -266,6 +268,20 @@ def test_stopped_own_slice_keeps_its_disks(tpu_server: TpuServer, google: TpuPro
     found = google.find("pod", POD)
     assert found is not None
     assert found.identity == first.identity
+
+
+def test_slow_installation_of_a_key_is_no_failure(
+    tpu_server: TpuServer, google: TpuProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path))
+    target = TpuTarget(**{**vars(POD), "identity_file": str(tmp_path / "key")})
+    found, lines = google.create("pod", target, lambda _: None), list[str]()
+    monkeypatch.setattr(tpu_nodes, "DELETION", 1000.0)  # seconds that an update takes
+    monkeypatch.setattr(worker_access, "BOOT_TIMEOUT", 0.05)
+    entries = google.grant_access("pod", target, found, lines.append, touch=True)
+    assert list(entries) == ["pod-0", "pod-1", "pod-2", "pod-3"]
+    assert any("p/z/pod: the service still installs the key" in line for line in lines), lines
+    assert tpu_server.called("UpdateNode") == 1
 
 
 @pytest.mark.usefixtures("tpu_server")
