@@ -18,7 +18,7 @@ import pytest
 from midstream.errors import ConnectionLostError, HostError, MidstreamError, UsageError
 from midstream.fleet.fleet import KubernetesHostConfig, KubernetesTarget
 from midstream.fleet.fleet_file import load_fleet, parse_fleet
-from midstream.fleet.job_pods import job_manifest
+from midstream.fleet.job_pods import WAIT, job_manifest
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.kubernetes import pod_job
 from midstream.hosts.kubernetes.kubernetes_host import KubernetesHost
@@ -261,6 +261,28 @@ def test_command_in_the_manifest_waits_and_ends_with_the_pod(cluster: Cluster) -
             assert waiting.wait(60) == 0
         finally:
             os.killpg(waiting.pid, signal.SIGKILL)
+
+
+def test_pod_that_is_evicted_lets_its_engine_save(tmp_path: Path) -> None:
+    """The kubelet sends SIGTERM to process 1, and kills the others with its end."""
+    new = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if os.geteuid() or subprocess.run([*new, "true"], capture_output=True).returncode:
+        pytest.skip("a process namespace needs root")
+    engine = f"trap 'sleep 2; touch {tmp_path}/saved; exit' TERM; touch {tmp_path}/begun; while :; do sleep 0.1; done"
+    with subprocess.Popen([*new, "sh", "-c", WAIT]) as pod:
+        try:
+            words = ["ps", "-o", "pid=", "--ppid", str(pod.pid)]
+            while not (first := subprocess.run(words, capture_output=True, text=True).stdout.strip()):
+                assert pod.poll() is None
+            inside = ["nsenter", f"--target={first}", "--pid", "--mount"]
+            with subprocess.Popen([*inside, "sh", "-c", engine, "midstream_engine.supervise"]) as running:
+                while not (tmp_path / "begun").exists():
+                    assert running.poll() is None
+                os.kill(int(first), signal.SIGTERM)
+                assert pod.wait(60) == 0
+        finally:
+            pod.kill()
+    assert (tmp_path / "saved").exists()
 
 
 def test_failed_pod_deletes_what_was_created(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
