@@ -23,20 +23,21 @@ from midstream.hosts.host_pool import HostPool
 from midstream.hosts.kubernetes import pod_job
 from midstream.hosts.kubernetes.kubernetes_host import KubernetesHost
 from midstream.hosts.kubernetes.pod_job import PodJob
+from midstream.hosts.providers import fleet_slices
 from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.shell import shell_command
 from midstream.hosts.shell_line import shell_line
 from midstream.json_events import problem_of
 from midstream.migrate.failover import guard_pods
 from midstream.migrate.failover.guard import LOST, Guard
-from midstream.migrate.failover.run_verdict import Verdict
+from midstream.migrate.failover.run_verdict import TERMINATING, UNREACHABLE, Verdict, judge
 from midstream.migrate.records.request import Request
 from midstream.remote.machine import checks
 from midstream.remote.runs import run_state
 from midstream.transfer.streams.link import probe
 from midstream.tui.actions import TargetMissingError
 from midstream.tui.fleet_actions import FleetActions
-from midstream.watch.snapshot import RunView
+from midstream.watch.snapshot import DOWN, LIVE, HostView, RunView, Snapshot
 from midstream.watch.watcher import take_snapshot
 from midstream_engine import records
 from simulators.clusters.kubectl import Cluster, parse_manifest
@@ -283,6 +284,41 @@ def test_pod_that_is_evicted_lets_its_engine_save(tmp_path: Path) -> None:
         finally:
             pod.kill()
     assert (tmp_path / "saved").exists()
+
+
+def test_run_of_a_pod_that_has_ended_is_lost(cluster: Cluster) -> None:
+    fleet = parse_fleet(TARGET + "hosts:\n  other: {type: kubernetes, namespace: ml, selector: app=train}\n")
+    target = fleet.targets["cell"]
+    assert isinstance(target, KubernetesTarget)
+    PodJob("cell", target).create(lambda _: None)
+    [pod] = [path for path in (cluster.state / "pods").iterdir() if path.name.startswith("cell-0-")]
+    before = json.loads(pod.read_text())
+
+    def verdict(host: str, link: str = DOWN) -> tuple[str, str]:
+        status = records.Status(records.TRAINING, 7, 0, "boot", os.getpid(), 1, 0.0, attempt=1)
+        run = RunView("r", host, records.Fence(1, host), None, 1, status, running=True)
+        snapshot = Snapshot(1, 0.0, (HostView(host, "kubernetes", link, error="timed out"),), (run,))
+        _, found = judge(snapshot, "r", "", fleet_slices.host_slice_status(fleet, host))
+        return found.kind, found.reason
+
+    assert verdict("cell-0")[0] == UNREACHABLE, "it runs"
+    before["metadata"]["deletionTimestamp"] = "2026-11-26T10:00:00Z"
+    pod.write_text(json.dumps(before))
+    assert (verdict("cell-0")[0], verdict("cell-0", LIVE)[0]) == (UNREACHABLE, TERMINATING)
+    before["status"]["phase"] = before["metadata"].pop("deletionTimestamp") and "Failed"
+    pod.write_text(json.dumps(before))
+    assert verdict("cell-0") == (
+        LOST, "cell-0 does not answer, and pod cell-0-x7k2p is Failed, according to its cluster",
+    )  # fmt: skip
+    pod.unlink()
+    assert verdict("cell-0") == (
+        LOST,
+        "cell-0 does not answer, and pod cell-0 no longer exists, according to its cluster",
+    )
+    cluster.set_flag("down")
+    assert verdict("cell-0")[0] == UNREACHABLE, "an unreachable cluster is no evidence"
+    cluster.set_flag("down", on=False)
+    assert verdict("other")[0] == UNREACHABLE, "a pod that a controller replaces comes again"
 
 
 def test_failed_pod_deletes_what_was_created(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from midstream.errors import HostError, MidstreamError, UsageError
-from midstream.fleet.fleet import ComputeTarget, Fleet, SliceTarget, TpuTarget
+from midstream.fleet.fleet import ComputeTarget, Fleet, KubernetesHostConfig, SliceTarget, TpuTarget
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.fleet.fleet_yaml import load_yaml
 from midstream.fleet.machine_type import chips_of, machine_of
@@ -237,11 +237,16 @@ def price_text(target: SliceTarget) -> str:
 
 
 def host_slice_status(fleet: Fleet, host: str) -> tuple[SliceStatus, str]:
-    """Return the status of a host's slice, and a line that explains it.
+    """Return the status of a host's slice or pod, and a line that explains it.
 
     The status is UNKNOWN for a host that no provider created, and if the provider does not answer. UNKNOWN is no
     evidence about the host.
     """
+    config = fleet.hosts.get(host)
+    if isinstance(config, KubernetesHostConfig):
+        from midstream.hosts.providers.pod_status import pod_status
+
+        return pod_status(fleet, host, config)
     mine = target_of_host(fleet, host)
     return target_slice_status(fleet, mine[0]) if mine is not None else (SliceStatus.UNKNOWN, "")
 
