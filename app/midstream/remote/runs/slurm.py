@@ -125,25 +125,25 @@ def state(job: str) -> JobState:
 def _query(job: str) -> JobState:
     number, cluster = _named(job)
     history = [*cluster, "--noheader", "--parsable2", "--jobs", number, "--format", "State,ExitCode"]
-    reason = ""
+    why = ""
     for argv in (
         ["squeue", *cluster, "--noheader", "--states", "all", "--jobs", number, "--format", "%T|%r|%S|%e"],
         ["sacct", "--allocations", *history],
         ["sacct", "--completion", *history],  # the file of a cluster without a database
     ):
-        if reason and "--completion" in argv:
+        if why and "--completion" in argv:
             break  # of a job that was requeued, and waits, it has the end before
         try:
             lines = [line for line in _run(argv, TIMES).strip().splitlines() if not line.startswith("CLUSTER:")]
         except SlurmError as error:  # squeue drops ended jobs after some minutes; not every cluster has accounting
             if argv[0] == "squeue" and NOT_KNOWN not in str(error):
-                reason = NO_ANSWER
+                why = NO_ANSWER
             continue
         if lines:  # of a requeued job, the accounting has a line for each time that it ran
             word, reason, started, ends = [*lines[-1].split("|"), "", "", ""][:4]
             if word.split():
                 return JobState(job, word.split()[0], reason, _time(started), _time(ends))
-    return JobState(job, UNKNOWN, reason)
+    return JobState(job, UNKNOWN, why)
 
 
 def _named(job: str) -> Tuple[str, List[str]]:
