@@ -1,4 +1,4 @@
-"""Status of a host's pod, as its cluster reports it: evidence that a pod has ended."""
+"""Status of a host's pod by its cluster: evidence that a pod has ended."""
 
 from __future__ import annotations
 
