@@ -23,6 +23,7 @@ class AwsMetadata(Loopback):
     """IMDSv2: a token first, which PUT alone returns; and the credentials of a container's role.
 
     Attributes:
+        failing: How many of the next requests for the role's credentials are answered with 500.
         action: The answer of ``spot/instance-action``; None: 404.
         role: Credentials of the machine's role; None: it has none.
         container: Credentials of the container's role, for requests with ``authorization``.
@@ -35,6 +36,7 @@ class AwsMetadata(Loopback):
         self.role: dict[str, str] | None = None
         self.container: dict[str, str] | None = None
         self.action: dict[str, str] | str | None = None
+        self.failing = 0
         self.tokens: set[str] = set()
         self.requested: list[str] = []
 
@@ -81,6 +83,9 @@ class _Aws(_Answers):
             return self.answer(200, json.dumps(server.container)) if permitted else self.answer(401, "{}")
         if self.headers.get("X-aws-ec2-metadata-token") not in server.tokens:
             return self.answer(401, "")  # IMDSv1 is switched off
+        if self.path.startswith(ROLES) and server.failing:
+            server.failing -= 1
+            return self.answer(500, "")
         if self.path.startswith(ROLES) and server.role is not None:
             return self.answer(200, json.dumps(server.role) if self.path != ROLES else "trainer")
         if self.path != "/latest/meta-data/spot/instance-action" or server.action is None:

@@ -19,7 +19,7 @@ def find_slice_leftovers(
 ) -> Iterator[SliceLeftover | SliceProblem]:
     """Yield midstream's slices that no target names, or that are preempted or failed.
 
-    Targets are those of the fleet file; midstream created the slices.
+    Targets are those of the fleet file; midstream created the slices. One that its owner has stopped can be started.
 
     Args:
         fleet: The fleet.
@@ -34,7 +34,7 @@ def find_slice_leftovers(
     found = fleet_slices.list_slices(fleet)
     named = {fleet_slices.slice_path(name, target) for name, target in fleet_slices.slice_targets(fleet).items()}
     for each in found.slices:
-        ended = each.status in (SliceStatus.PREEMPTED, SliceStatus.FAILED)
+        ended = each.status in (SliceStatus.PREEMPTED, SliceStatus.FAILED) and not each.stopped
         if not each.ours or (each.path in named and not ended):
             continue
         kept = "" if ended else f"it is {each.state}, and may be in use: midstream --delete {each.path}"

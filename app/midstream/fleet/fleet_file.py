@@ -33,6 +33,7 @@ from midstream.fleet.fleet import (
     TargetConfig,
 )
 from midstream.fleet.fleet_path import fleet_path
+from midstream.fleet.fleet_yaml import load_yaml
 from midstream.fleet.notify_config import NotifyConfig, check_notify
 from midstream.fleet.quantities import parse_duration, parse_ports, parse_rate
 from midstream.fleet.store_config import StoreConfig, check_host_store, check_stores
@@ -240,7 +241,7 @@ def _with_store_settings(hosts: Mapping[str, HostConfig], known: Mapping[str, St
 
 def _yaml(text: str, path: str) -> Any:
     try:
-        return yaml.safe_load(text) or {}
+        return load_yaml(text) or {}
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{path}:{mark.line + 1}" if mark else path

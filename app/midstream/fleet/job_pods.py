@@ -24,8 +24,18 @@ OWNER = {"job": "batch.kubernetes.io/job-name", "jobset": "jobset.sigs.k8s.io/jo
 LABEL = "midstream-target"  # on what midstream created; its value is the target's name
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?")  # a DNS label, with room for what a JobSet appends
 MOST_PODS = 10_000
-# The pods wait: engines are started in them by exec, and stop with the pod.
-WAIT = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
+# The pods wait: engines are started in them by exec, and stop with the pod. The kubelet signals process 1 alone, and
+# with its end it kills all others: an engine of an evicted pod would not save.
+WAIT = """\
+engines() { grep -ls 'midstream_engine.supervis[e]' /proc/[0-9]*/cmdline | cut -d/ -f3; }
+stop() {
+    [ $$ = 1 ] || exit 0
+    kill -TERM $(engines) 2>/dev/null
+    while [ -n "$(engines)" ]; do sleep 1; done
+    exit 0
+}
+trap stop TERM
+while :; do sleep 3600 & wait $!; done"""
 PLACEHOLDERS = "$name, $pods, $image, $target"
 
 

@@ -21,6 +21,7 @@ import yaml
 from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_file import parse_fleet
+from midstream.fleet.fleet_yaml import load_yaml
 from midstream.fleet.initial_fleet_file import hosts_in
 from midstream.fleet.rented_files import DSTACK_FILE, SKYPILOT_DIRECTORY, rented_known_hosts
 
@@ -89,7 +90,7 @@ def with_rented(fleet: Fleet, names: Collection[str]) -> Fleet:
     found = [known[name] for name in wanted if name in known]
     if not found:
         return fleet
-    value = yaml.safe_load(fleet.text) or {}
+    value = load_yaml(fleet.text) or {}
     hosts, targets = value.setdefault("hosts", {}) or {}, value.setdefault("targets", {}) or {}
     value.update(hosts=hosts, targets=targets)
     for cluster in found:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import os
 import re
+import shutil
 from collections.abc import Collection
 from pathlib import Path
 
@@ -60,10 +61,13 @@ def add_hosts(file: Path, lines: Collection[str]) -> None:
         end = before.find("\n", match.start()) + 1 or len(before)
         text = before[:end] + ("" if before[:end].endswith("\n") else "\n") + block + before[end:]
     parse_fleet(text, str(file))
-    temporary = file.with_name(f"{file.name}.new")
-    file.parent.mkdir(parents=True, exist_ok=True)
+    place = file.resolve()  # of a link, the file that it names
+    temporary = place.with_name(f"{place.name}.new")
+    place.parent.mkdir(parents=True, exist_ok=True)
     temporary.write_text(text)
-    temporary.replace(file)
+    if place.exists():
+        shutil.copymode(place, temporary)
+    temporary.replace(place)
 
 
 def _templates() -> str:

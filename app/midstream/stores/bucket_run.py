@@ -25,8 +25,9 @@ class BucketRun:
         self._bucket = Bucket(records.RunPaths("", run_id, store).checkpoints.rpartition("/")[0], access)
         self._folders: dict[str, dict[str, StoredObject]] = {}
         for path, found in self._bucket.names("checkpoints/").items():
-            _, name, inner = path.split("/", 2)
-            self._folders.setdefault(name, {})[inner] = found
+            name, slash, inner = path.partition("/")[2].partition("/")
+            if slash:  # else it is the marker of the folder, or a stray file in it
+                self._folders.setdefault(name, {})[inner] = found
 
     @property
     def url(self) -> str:
@@ -46,6 +47,8 @@ class BucketRun:
         """Return the names of the checkpoints that have a pin which has not expired."""
         found = set[str]()
         for path in self._bucket.names("pins/"):
+            if path.endswith("/"):  # the marker of the folder
+                continue
             data = self._bucket.get(path)
             where = f"{self.url}/{path}"
             pin = None if data is None else records.Pin.from_json(records.parse_json(data, where), where)

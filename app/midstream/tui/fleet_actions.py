@@ -135,7 +135,7 @@ class FleetActions:
             return SliceListing(configured=False)
         inventory = fleet_slices.list_slices(self._fleet)
         ended = (SliceStatus.PREEMPTED, SliceStatus.FAILED)
-        existing = {each.path for each in inventory.slices if each.status not in ended}
+        existing = {each.path for each in inventory.slices if each.status not in ended or each.stopped}
         creatable = tuple(
             CreatableSlice(name, place, target.kind, target.price_class, fleet_slices.price_text(target))
             for place, name in names.items()

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
+# Parameters of URLs that permit their reader to write or read: libraries put URLs into their messages.
+_SECRETS = re.compile(
+    r"\b(upload_id|[\w-]*signature|[\w-]*security-token|access_token|sig)=[^&\s'\"<>)]+", re.IGNORECASE
+)
 MESSAGE_LIMIT = 300  # characters of the service's own message
 
 
@@ -48,6 +54,9 @@ class ConditionsUnsupportedError(StoreError):
 
 
 def one_line(text: object) -> str:
-    """Return the words of a service as one printable line of limited length."""
-    line = " ".join(str(text).split())[:MESSAGE_LIMIT]
+    """Return the words of a service as one printable line of limited length.
+
+    It has no secrets of URLs.
+    """
+    line = _SECRETS.sub(r"\1=...", " ".join(str(text).split()))[:MESSAGE_LIMIT]
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in line)

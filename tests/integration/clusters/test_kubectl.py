@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from midstream.errors import ConnectionLostError, HostError
 from midstream.fleet.fleet import KubernetesHostConfig, KubernetesTarget
 from midstream.fleet.fleet_file import parse_fleet
-from midstream.hosts.host_pool import HostPool
+from midstream.hosts.host_pool import HostPool, open_host
+from midstream.hosts.kubernetes import current_context
 from midstream.hosts.kubernetes.kubernetes_host import KubernetesHost
 from midstream.hosts.kubernetes.pod_job import PodJob
 from midstream.hosts.shell_line import shell_line
@@ -77,6 +79,40 @@ def test_words_bytes_and_exit_code_pass_through_kubectl(host: KubernetesHost, ap
     assert host.run(["sh", "-c", 'printf %s "$A"'], env={"A": "b c"}).stdout == b"b c"
     facts = host.call(checks.facts)(root=host.root)
     assert facts.root == host.root
+
+
+def test_other_current_context_is_not_followed(
+    api: KubernetesApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user looks at another cluster, which has a pod of the same name, while a migration runs."""
+    monkeypatch.setattr(current_context, "_found", {})
+    (tmp_path / "elsewhere").mkdir()
+    with KubernetesApi(tmp_path / "elsewhere") as elsewhere:
+        for each, namespace in ((api, "ml"), (elsewhere, "ml"), (api, "default")):
+            each.pod("train-0", namespace=namespace, app="train")
+        file = api.kubeconfig()
+        mine, other = yaml.safe_load(file.read_text()), yaml.safe_load(elsewhere.kubeconfig().read_text())
+        mine["contexts"][0]["context"]["namespace"] = "ml"
+        mine["clusters"].append({"name": "other", "cluster": other["clusters"][0]["cluster"]})
+        mine["contexts"].append({"name": "other", "context": {"cluster": "other", "user": "me", "namespace": "ml"}})
+        file.write_text(yaml.safe_dump(mine))
+        fleet = parse_fleet(
+            f"hosts: {{pod: {{type: kubernetes, pod: train-0, python: {sys.executable}}}}}\n"
+            "targets: {cell: {type: kubernetes, pods: 1, worker: {devices: 1}}}\n"
+        )
+        host = open_host("pod", fleet.hosts["pod"])
+        host.connect()
+        mine["current-context"] = "other"
+        file.write_text(yaml.safe_dump(mine))
+        host.close()
+        host.connect()
+        assert host.run(["sh", "-c", "pwd"]).stdout.decode().strip() == str(api.directory / "train-0")
+        assert elsewhere.requested == [], "nothing was sent to the other cluster"
+        stored = parse_fleet(current_context.fleet_text(fleet)).hosts
+        for name in ("pod", "cell-0"):
+            config = stored[name]
+            assert isinstance(config, KubernetesHostConfig)
+            assert (config.context, config.namespace) == ("lab", "ml")
 
 
 def test_printed_line_runs_in_the_pod(host: KubernetesHost) -> None:

@@ -18,24 +18,26 @@ import pytest
 from midstream.errors import ConnectionLostError, HostError, MidstreamError, UsageError
 from midstream.fleet.fleet import KubernetesHostConfig, KubernetesTarget
 from midstream.fleet.fleet_file import load_fleet, parse_fleet
-from midstream.fleet.job_pods import job_manifest
+from midstream.fleet.job_pods import WAIT, job_manifest
 from midstream.hosts.host_pool import HostPool
+from midstream.hosts.kubernetes import pod_job
 from midstream.hosts.kubernetes.kubernetes_host import KubernetesHost
 from midstream.hosts.kubernetes.pod_job import PodJob
+from midstream.hosts.providers import fleet_slices
 from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.shell import shell_command
 from midstream.hosts.shell_line import shell_line
 from midstream.json_events import problem_of
 from midstream.migrate.failover import guard_pods
 from midstream.migrate.failover.guard import LOST, Guard
-from midstream.migrate.failover.run_verdict import Verdict
+from midstream.migrate.failover.run_verdict import TERMINATING, UNREACHABLE, Verdict, judge
 from midstream.migrate.records.request import Request
 from midstream.remote.machine import checks
 from midstream.remote.runs import run_state
 from midstream.transfer.streams.link import probe
 from midstream.tui.actions import TargetMissingError
 from midstream.tui.fleet_actions import FleetActions
-from midstream.watch.snapshot import RunView
+from midstream.watch.snapshot import DOWN, LIVE, HostView, RunView, Snapshot
 from midstream.watch.watcher import take_snapshot
 from midstream_engine import records
 from simulators.clusters.kubectl import Cluster, parse_manifest
@@ -262,6 +264,63 @@ def test_command_in_the_manifest_waits_and_ends_with_the_pod(cluster: Cluster) -
             os.killpg(waiting.pid, signal.SIGKILL)
 
 
+def test_pod_that_is_evicted_lets_its_engine_save(tmp_path: Path) -> None:
+    """The kubelet sends SIGTERM to process 1, and kills the others with its end."""
+    new = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if os.geteuid() or subprocess.run([*new, "true"], capture_output=True).returncode:
+        pytest.skip("a process namespace needs root")
+    engine = f"trap 'sleep 2; touch {tmp_path}/saved; exit' TERM; touch {tmp_path}/begun; while :; do sleep 0.1; done"
+    with subprocess.Popen([*new, "sh", "-c", WAIT]) as pod:
+        try:
+            words = ["ps", "-o", "pid=", "--ppid", str(pod.pid)]
+            while not (first := subprocess.run(words, capture_output=True, text=True).stdout.strip()):
+                assert pod.poll() is None
+            inside = ["nsenter", f"--target={first}", "--pid", "--mount"]
+            with subprocess.Popen([*inside, "sh", "-c", engine, "midstream_engine.supervise"]) as running:
+                while not (tmp_path / "begun").exists():
+                    assert running.poll() is None
+                os.kill(int(first), signal.SIGTERM)
+                assert pod.wait(60) == 0
+        finally:
+            pod.kill()
+    assert (tmp_path / "saved").exists()
+
+
+def test_run_of_a_pod_that_has_ended_is_lost(cluster: Cluster) -> None:
+    fleet = parse_fleet(TARGET + "hosts:\n  other: {type: kubernetes, namespace: ml, selector: app=train}\n")
+    target = fleet.targets["cell"]
+    assert isinstance(target, KubernetesTarget)
+    PodJob("cell", target).create(lambda _: None)
+    [pod] = [path for path in (cluster.state / "pods").iterdir() if path.name.startswith("cell-0-")]
+    before = json.loads(pod.read_text())
+
+    def verdict(host: str, link: str = DOWN) -> tuple[str, str]:
+        status = records.Status(records.TRAINING, 7, 0, "boot", os.getpid(), 1, 0.0, attempt=1)
+        run = RunView("r", host, records.Fence(1, host), None, 1, status, running=True)
+        snapshot = Snapshot(1, 0.0, (HostView(host, "kubernetes", link, error="timed out"),), (run,))
+        _, found = judge(snapshot, "r", "", fleet_slices.host_slice_status(fleet, host))
+        return found.kind, found.reason
+
+    assert verdict("cell-0")[0] == UNREACHABLE, "it runs"
+    before["metadata"]["deletionTimestamp"] = "2026-11-26T10:00:00Z"
+    pod.write_text(json.dumps(before))
+    assert (verdict("cell-0")[0], verdict("cell-0", LIVE)[0]) == (UNREACHABLE, TERMINATING)
+    before["status"]["phase"] = before["metadata"].pop("deletionTimestamp") and "Failed"
+    pod.write_text(json.dumps(before))
+    assert verdict("cell-0") == (
+        LOST, "cell-0 does not answer, and pod cell-0-x7k2p is Failed, according to its cluster",
+    )  # fmt: skip
+    pod.unlink()
+    assert verdict("cell-0") == (
+        LOST,
+        "cell-0 does not answer, and pod cell-0 no longer exists, according to its cluster",
+    )
+    cluster.set_flag("down")
+    assert verdict("cell-0")[0] == UNREACHABLE, "an unreachable cluster is no evidence"
+    cluster.set_flag("down", on=False)
+    assert verdict("other")[0] == UNREACHABLE, "a pod that a controller replaces comes again"
+
+
 def test_failed_pod_deletes_what_was_created(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     target = parse_fleet(TARGET, "fleet.yaml").targets["cell"]
     assert isinstance(target, KubernetesTarget)
@@ -275,6 +334,35 @@ def test_failed_pod_deletes_what_was_created(cluster: Cluster, monkeypatch: pyte
     with pytest.raises(HostError, match=r"job/cell in ml: cell-1-x7k2p is Failed .*kubectl describe job/cell"):
         job.create(fail)
     assert cluster.applied() == [], "nothing is left"
+
+
+def test_pods_keep_their_place_while_cluster_does_not_answer(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_job, "POLL_INTERVAL", 0.05)
+    target = parse_fleet(TARGET, "fleet.yaml").targets["cell"]
+    assert isinstance(target, KubernetesTarget)
+    job, lines = PodJob("cell", target), list[str]()
+    cluster.set_flag("hold")
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if "no answer (" in line:
+            cluster.set_flag("down", on=False)
+            cluster.ready()
+        elif "is Pending" in line:
+            cluster.set_flag("down")
+
+    job.create(say)
+    assert len(cluster.applied()) == 1
+    assert any("Unable to connect to the server" in line for line in lines), lines
+    monkeypatch.setattr(pod_job, "ANSWER_TIMEOUT", 0.0)
+    cluster.set_flag("hold")
+    job.delete(lines.append)
+
+    def end(line: str) -> None:
+        cluster.set_flag("down", on="is Pending" in line)
+
+    with pytest.raises(HostError, match=r"Unable to connect .*; its pods MAY STILL RUN \(.*midstream --delete cell"):
+        job.create(end)
 
 
 def test_own_manifest_gets_names_and_has_to_have_the_job(cluster: Cluster, tmp_path: Path) -> None:

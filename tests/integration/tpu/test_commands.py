@@ -38,7 +38,7 @@ from midstream.tui.fleet_actions import FleetActions
 from midstream_engine import records
 from simulators.google.slice import Slice, target_text
 from simulators.google.tpu_api import Fault, TpuServer, fast_polling, tpu_server
-from simulators.google.tpu_nodes import Outcome
+from simulators.google.tpu_nodes import Outcome, State
 from simulators.sshd import Lab
 from support.command_line import TINY, Ended, refused
 from support.paths import FIXTURES
@@ -254,22 +254,23 @@ def test_os_login_imports_key_and_uses_account_name(
 def test_clean_removes_idle_leftover_slices_alone(lab: Lab, tpu_server: TpuServer, pod: Slice) -> None:
     file = fleet_file(lab, pod)
     target = fleet_slices.slice_targets(load_fleet(file))["pod"]
-    for name in ("n", "preempted", "ready"):
+    for name in ("n", "preempted", "ready", "stopped"):
         fleet_slices.provider_of(target).create("pod", replace(target, name=name), print)
     tpu_server.preempt("preempted")
+    tpu_server.nodes["projects/lab/locations/here-a/nodes/stopped"].state = State.STOPPED
     named = midstream("--fleet", file, "--clean", "--json")
     left = {each["path"]: each for each in named.of("leftover")}
-    assert set(left) == {"lab/here-a/preempted", "lab/here-a/ready"}, "what a target names is no leftover"
+    assert {each.rpartition("/")[2] for each in left} == {"preempted", "ready", "stopped"}, "a target names the other"
     assert left["lab/here-a/ready"]["kept"].startswith("it is READY, and may be in use")
-    assert (named.result["leftovers"], named.result["removable"]) == (2, 1)
+    assert (named.result["leftovers"], named.result["removable"]) == (3, 1)
     fleet = load_fleet(file)
     shown = FleetActions(fleet, HostPool(fleet)).leftovers(print, remove=False)
     kept = {each.slice.path: each.kept for each in shown if isinstance(each, SliceLeftover)}
     assert kept == {path: each["kept"] for path, each in left.items()}, "the terminal UI lists the same"
-    assert len(tpu_server.nodes) == 3
+    assert len(tpu_server.nodes) == 4
     cleaned = midstream("--fleet", file, "--clean", "--yes", "--json")
     assert cleaned.code == 0
-    assert sorted(each.rpartition("/")[2] for each in tpu_server.nodes) == ["n", "ready"]
+    assert sorted(each.rpartition("/")[2] for each in tpu_server.nodes) == ["n", "ready", "stopped"]
 
 
 def store_estimate(file: Path, config: Path, flags: tuple[str, ...], largest: int | None) -> None:

@@ -221,6 +221,33 @@ def test_cancelled_creation_leaves_nothing(compute_server: ComputeServer, comput
         assert compute_server.names() == []
 
 
+@pytest.mark.parametrize("topology", [None, "2x2x2"], ids=["machine", "group"])
+def test_stopped_machine_of_full_price_keeps_its_disk(
+    compute_server: ComputeServer, compute: ComputeProvider, key: str, topology: str | None
+) -> None:
+    full, spot = target_of(key, topology=topology), target_of(key, topology=topology, spot=True)
+    for target, words in ((full, "is TERMINATED, and a new one would replace its disks"), (spot, "")):
+        first = compute.create("pod", target, lambda _: None)
+        compute_server.preempt(first.machines[0])
+        if words:
+            with pytest.raises(ProviderError, match=words):
+                compute.create("pod", target, lambda _: None)
+        else:
+            assert compute.create("pod", target, lambda _: None).identity != first.identity
+        compute.delete(first.path, lambda _: None)
+
+
+def test_group_that_is_not_listed_yet_is_waited_for(
+    compute_server: ComputeServer, compute: ComputeProvider, key: str
+) -> None:
+    compute_server.delay = 0.3  # seconds that its operation takes
+    compute_server.faults.append(Fault("GET instanceGroupManagers", 404, "notFound", "not found", times=4))
+    made = compute.create("pod", target_of(key, topology="2x2x2"), lambda _: None)
+    assert made.status == SliceStatus.READY
+    assert compute_server.faults[0].times == 0
+    assert len(compute_server.created) == len(set(compute_server.created))
+
+
 def test_group_without_capacity_waits_and_says_why(
     compute_server: ComputeServer, compute: ComputeProvider, key: str
 ) -> None:

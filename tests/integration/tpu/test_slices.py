@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import grpc
 import pytest
@@ -12,9 +13,10 @@ from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet, GoogleConfig, TpuTarget
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts.providers import creation, fleet_slices
-from midstream.hosts.providers.google import slice_lookup, tpu_client, tpu_service
+from midstream.hosts.providers.google import slice_lookup, tpu_client, tpu_service, worker_access
 from midstream.hosts.providers.google.tpu_provider import TpuProvider
 from midstream.hosts.providers.provider import ErrorKind, ProviderError, Slice, SliceStatus
+from simulators.google import tpu_nodes
 from simulators.google.tpu_api import Fault, TpuServer, fast_polling, tpu_server
 from simulators.google.tpu_nodes import QUOTA, Outcome, QueuedState, State, Worker
 
@@ -167,6 +169,31 @@ def test_creation_timeout_or_cancellation_deletes_slice(
     assert nothing_costs(tpu_server)
 
 
+@pytest.mark.parametrize("target", [POD, QUEUED], ids=["node", "queued"])
+def test_cancelled_slice_that_is_not_listed_yet_is_deleted(
+    tpu_server: TpuServer, google: TpuProvider, target: TpuTarget
+) -> None:
+    tpu_server.delay, tpu_server.unlisted = 100000.0, 0.2
+    cancel = threading.Event()
+
+    def say(line: str) -> None:
+        if ": requested" in line:
+            cancel.set()
+
+    with pytest.raises(ProviderError, match="was cancelled; what was created is deleted, nothing costs money"):
+        google.create("pod", target, say, cancel)
+    assert nothing_costs(tpu_server)
+
+
+def test_slice_that_is_never_listed_may_cost_money(tpu_server: TpuServer, google: TpuProvider) -> None:
+    tpu_server.unlisted = 100000.0
+    with pytest.raises(
+        ProviderError, match="p/z/pod was requested, and is not listed; p/z/pod MAY STILL EXIST"
+    ) as caught:
+        google.create("pod", POD, lambda _: None)
+    assert "gcloud compute tpus tpu-vm delete pod" in caught.value.costs
+
+
 def test_ctrl_c_deletes_slice_in_creation(tpu_server: TpuServer, google: TpuProvider) -> None:
     def say(line: str) -> None:
         if "CREATING" in line:
@@ -228,6 +255,33 @@ def test_preempted_own_slice_is_replaced(tpu_server: TpuServer, google: TpuProvi
         second = google.create("pod", target, lambda _: None)
         assert second.identity != first.identity
         google.delete(second.path, lambda _: None)
+
+
+def test_stopped_own_slice_keeps_its_disks(tpu_server: TpuServer, google: TpuProvider) -> None:
+    first = google.create("pod", POD, lambda _: None)
+    tpu_server.nodes[f"{PLACE}/nodes/pod"].state = State.STOPPED
+    fleet = fleet_slices.with_slices(Fleet(targets={"pod": POD}), lambda _: None)
+    assert str(fleet.unavailable["pod"]).startswith("pod: p/z/pod is STOPPED (start it again")
+    assert not isinstance(fleet.unavailable["pod"], fleet_slices.SliceMissingError), "its creation is not offered"
+    with pytest.raises(ProviderError, match=r"is STOPPED, and a new one would replace its disks.*--delete p/z/pod"):
+        google.create("pod", POD, lambda _: None)
+    found = google.find("pod", POD)
+    assert found is not None
+    assert found.identity == first.identity
+
+
+def test_slow_installation_of_a_key_is_no_failure(
+    tpu_server: TpuServer, google: TpuProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path))
+    target = TpuTarget(**{**vars(POD), "identity_file": str(tmp_path / "key")})
+    found, lines = google.create("pod", target, lambda _: None), list[str]()
+    monkeypatch.setattr(tpu_nodes, "DELETION", 1000.0)  # seconds that an update takes
+    monkeypatch.setattr(worker_access, "BOOT_TIMEOUT", 0.05)
+    entries = google.grant_access("pod", target, found, lines.append, touch=True)
+    assert list(entries) == ["pod-0", "pod-1", "pod-2", "pod-3"]
+    assert any("p/z/pod: the service still installs the key" in line for line in lines), lines
+    assert tpu_server.called("UpdateNode") == 1
 
 
 @pytest.mark.usefixtures("tpu_server")

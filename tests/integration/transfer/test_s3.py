@@ -14,6 +14,7 @@ from midstream.hosts.fork_server import CLIENT_PROGRAMS
 from midstream.hosts.local_forks import ForkedChild, LocalForks
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc import remote_call
+from midstream.remote.bucket.session import part_path
 from midstream.remote.files.allowlist import CHECKPOINT
 from midstream.stores.bucket_checkpoint import BucketCheckpoint
 from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
@@ -22,6 +23,7 @@ from midstream.transfer.errors import TransferError
 from midstream.transfer.streams import stream_transport
 from midstream.transfer.tree_contents import read_contents
 from midstream_engine.object_store.bucket_client import CHUNK
+from midstream_engine.object_store.open_bucket import open_bucket
 from simulators.object_stores.bucket import BucketServer
 from simulators.object_stores.s3_server import S3Server
 from simulators.planted_faults import Fault
@@ -113,6 +115,18 @@ def test_interrupted_copy_to_s3_uses_its_parts(s3: S3Server, here: LocalHost, tm
     assert report.bytes_sent < CHUNK
     assert stored(s3) == files(tmp_path / "source")
     assert s3.uploads == {}
+
+
+def test_parts_of_every_length_are_used(s3: S3Server, here: LocalHost, tmp_path: Path) -> None:
+    """A disk of this machine writes large parts, and a stream small ones."""
+    [entry] = write_tree(tmp_path / "source", random_contents(random.Random(4), [6 * CHUNK + 5]))
+    data = (tmp_path / "source" / entry["path"]).read_bytes()
+    client = open_bucket(URL)
+    for offset, length in ((0, 4 * CHUNK), (CHUNK, CHUNK), (5 * CHUNK, CHUNK)):
+        client.put(part_path(entry, offset, length), data[offset : offset + length], part=True)
+    report = copy_tree(Endpoint(here, str(tmp_path / "source")), bucket_endpoint(URL))
+    assert CHUNK + 5 <= report.bytes_sent < 2 * CHUNK
+    assert stored(s3) == files(tmp_path / "source")
 
 
 @pytest.mark.parametrize("size", [500_000, 3 * CHUNK + 5])

@@ -18,6 +18,7 @@ from midstream_engine.object_store.errors import (
     StoreError,
 )
 from midstream_engine.object_store.open_bucket import open_bucket
+from midstream_engine.object_store.s3 import s3_client, s3_multipart
 from simulators.object_stores.s3_server import IGNORED, REFUSED, S3Server
 from simulators.planted_faults import Fault
 
@@ -64,6 +65,25 @@ def test_s3_credentials_that_expire_are_read_again(
     with pytest.raises(AccessDeniedError, match=r"ExpiredToken: The provided token has expired\.") as caught:
         requests[request_]()
     assert "\n" not in caught.value.with_hint()
+
+
+@pytest.mark.parametrize("request_", ["get", "look", "put"])
+def test_s3_key_that_was_replaced_is_read_again(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_: str
+) -> None:
+    """Keys are rotated while an engine trains for months: the file has the new one, and the old one is deleted."""
+    s3.admits = {"old": "t"}
+    with_keys(monkeypatch, tmp_path / "keys", ("default", "old", "t"))
+    client = open_bucket("s3://runs/p", Access(region=f"rotated-{request_}"))
+    client.put("object", DATA)
+    s3.admits = {"new": "t"}
+    (tmp_path / "keys").write_text((tmp_path / "keys").read_text().replace("old", "new"))
+    requests: dict[str, Callable[[], object]] = {
+        "get": lambda: client.get("object"),
+        "look": lambda: client.look("object"),
+        "put": lambda: client.put("other", DATA),
+    }
+    assert requests[request_]()
 
 
 def test_s3_profile_file_and_anonymous_access(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,6 +178,22 @@ def test_s3_upload_that_fails_leaves_no_parts(s3: S3Server) -> None:
     client.join("joined", parts, len(DATA) * 6, hashed(DATA * 6), "x")
     assert client.get("joined")[0] == DATA * 6
     assert client.entries().keys() == {"joined"}
+
+
+def test_s3_object_of_more_parts_than_an_upload_may_have(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (s3_client, s3_multipart):
+        monkeypatch.setattr(module, "MOST_PARTS", 3)
+    monkeypatch.setattr(s3_multipart, "LARGEST_COPY", 16 << 20)
+    pieces = [random.Random(number).randbytes((5 << 20) + number) for number in range(7)]
+    client = open_bucket("s3://runs/p", Access())
+    parts = [client.put(f".incoming/{number}", data, part=True) for number, data in enumerate(pieces)]
+    s3.faults.append(Fault("POST", r"joined-0-0\?uploadId", "close"))  # completed, and the answer lost
+    data = b"".join(pieces)
+    client.join("joined", parts, len(data), hashed(data), ".incoming/joined")
+    assert client.get("joined")[0] == data
+    assert client.entries().keys() == {"joined"}
+    assert not any("partNumber=4" in path for _, path in s3.requests)
+    assert s3.uploads == {}
 
 
 def test_s3_body_with_a_checksum_is_not_hashed_to_sign_it(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:

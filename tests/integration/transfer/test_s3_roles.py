@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from midstream_engine.object_store.access import Access
 from midstream_engine.object_store.errors import AccessDeniedError
 from midstream_engine.object_store.open_bucket import open_bucket
+from midstream_engine.object_store.s3.s3_client import S3Client
 from simulators.cloud_metadata import AwsMetadata, role_credentials
 from simulators.object_stores.s3_server import S3Server
 
@@ -38,6 +40,19 @@ def test_machine_uses_its_role_and_reads_it_again(s3: S3Server, metadata: AwsMet
     metadata.role = role_credentials("of-the-machine", "second")
     s3.admits = {"of-the-machine": "second"}
     assert client.get("object")[0] == b"data"
+
+
+def test_role_is_read_again_until_its_service_answers(s3: S3Server, metadata: AwsMetadata) -> None:
+    metadata.role = role_credentials("of-the-machine", "first")
+    s3.admits = {"of-the-machine": "first"}
+    client = S3Client("s3://runs/p", Access(region="role-d"))
+    client.put("object", b"data")
+    expired = client.client._request_signer._credentials
+    expired._expiry_time = datetime.datetime.now(datetime.UTC)
+    metadata.role = role_credentials("of-the-machine", "second")
+    s3.admits, metadata.failing = {"of-the-machine": "second"}, 2
+    assert client.get("object")[0] == b"data"
+    assert metadata.failing == 0
 
 
 def test_container_uses_its_role_before_that_of_the_machine(

@@ -23,7 +23,8 @@ from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
 from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.checkpoint.stores import open_checkpoints, open_store
 from midstream_engine.data.sources import bucket as buckets
-from midstream_engine.object_store.access import VARIABLE
+from midstream_engine.object_store.access import VARIABLE, Access
+from midstream_engine.object_store.open_bucket import open_bucket
 from midstream_engine.trainer.runtime.compile_cache import SharedCache
 from simulators.google.identities import Identities
 from simulators.google.metadata import MetadataServer
@@ -74,6 +75,19 @@ def test_service_account_key_file(google: tuple[BucketServer, Identities], tmp_p
     server.admits = f"token-of-{OPERATOR}"
     copied(f"credentials: {key}", tmp_path)
     assert set(identities.given) == {f"token-of-{OPERATOR}"}
+
+
+def test_token_server_that_does_not_answer_is_called_again(
+    google: tuple[BucketServer, Identities], tmp_path: Path
+) -> None:
+    server, identities = google
+    key = identities.service_account(tmp_path / "key.json", OPERATOR)
+    server.admits = f"token-of-{OPERATOR}"
+    client = open_bucket(URL, Access(credentials=str(key)))
+    identities.failing = 8  # google-auth calls it six times
+    client.put("object", b"data")
+    assert client.get("object")[0] == b"data"
+    assert identities.failing == 0
 
 
 def test_application_default_credentials(

@@ -14,6 +14,7 @@ from midstream.cli import main
 from midstream.errors import Exit
 from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.hosts.host_pool import HostPool
+from midstream.stores.bucket_run import BucketRun
 from midstream.tui.fleet_actions import FleetActions
 from midstream.watch.snapshot import Snapshot
 from midstream.watch.snapshot_store import SnapshotStore
@@ -87,6 +88,15 @@ def watch(fleet: Fleet) -> Iterator[tuple[Watcher, list[Any]]]:
     yield watch, calls
     watch.stop()
     hosts.close()
+
+
+def test_markers_of_folders_and_stray_files_are_no_checkpoints(bucket: BucketServer) -> None:
+    name = put(bucket, 5)
+    for path in ("checkpoints/", f"checkpoints/{name}/", "checkpoints/.DS_Store", "pins/"):
+        bucket.put("runs", f"{PREFIX}/{path}", b"")
+    run = BucketRun(URL, "run")
+    assert [(each["name"], each["complete"], each["pinned"]) for each in run.checkpoints()] == [(name, True, False)]
+    assert run.leftovers({}) == []
 
 
 def test_bucket_checkpoints_are_shown_and_recorded(

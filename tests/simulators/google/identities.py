@@ -17,11 +17,15 @@ AUDIENCE = "https://oauth2.googleapis.com/token"  # that google-auth signs for, 
 
 
 class Identities(Loopback):
-    """The servers. ``given``: the issued tokens in order. ``may``: permitted impersonations, ``(who, account)``."""
+    """The servers. ``given``: the issued tokens in order. ``may``: permitted impersonations, ``(who, account)``.
+
+    ``failing``: how many of the next requests are answered with 503.
+    """
 
     def __init__(self) -> None:
         super().__init__(_Handler, "identities")
         self.given: list[str] = []
+        self.failing = 0
         self.may: set[tuple[str, str]] = set()
         self._keys: dict[str, bytes] = {}  # public keys by account
 
@@ -56,12 +60,15 @@ class Identities(Loopback):
 class _Handler(Quiet):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.server_of.failing:
+            self.server_of.failing -= 1
+            return self.send_json(503, {"error": "unavailable"})
         try:
             answer = self._token(body) if self.path == "/token" else self._in_the_name_of()
             status = 200
         except (ValueError, KeyError) as error:
             status, answer = 403, {"error": "access_denied", "error_description": str(error)}
-        self.send_json(status, answer)
+        return self.send_json(status, answer)
 
     def _token(self, body: bytes) -> dict[str, Any]:
         form = {key: values[0] for key, values in parse_qs(body.decode()).items()}

@@ -25,7 +25,7 @@ from google.longrunning import operations_pb2
 from google.protobuf import any_pb2, empty_pb2, json_format
 from google.rpc import status_pb2
 
-from midstream.hosts.providers import provider
+from midstream.hosts.providers import creation, provider
 from simulators.google.tpu_nodes import Nodes, Operation, RefusedError
 from support.loopback import Loopback, Quiet
 
@@ -273,6 +273,7 @@ def tpu_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[TpuServer]:
 
 @pytest.fixture
 def fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Poll the simulated service often: its operations take milliseconds."""
+    """Poll the simulated service often: its operations take milliseconds, and what is requested is listed soon."""
+    monkeypatch.setattr(creation, "NOT_FOUND_TIME", 0.5)
     monkeypatch.setattr(provider, "FIRST_POLL_INTERVAL", 0.005)
     monkeypatch.setattr(provider, "MAX_POLL_INTERVAL", 0.05)

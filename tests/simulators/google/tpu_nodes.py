@@ -75,10 +75,12 @@ class Nodes:
         self.operations: dict[str, Operation] = {}
         self.clock: Callable[[], float] = time.monotonic
         self.delay = 0.02  # seconds in each state of a creation
+        self.unlisted = 0.0  # seconds after a request in which no look finds what it creates
         self.interfaces = 1  # network interfaces of each worker
         self.outcomes: list[Outcome] = []  # of the next creations; used up
         self.created: list[str] = []  # every node that ever was, to count what was paid for
         self.metadata_refusals = 0  # updates of metadata that are answered with a conflict
+        self._listed: dict[str, float] = {}  # resource -> when looks find it
         self._due: dict[str, float] = {}  # queued resource -> when its state changes
         self._numbers = itertools.count(1)
 
@@ -89,6 +91,7 @@ class Nodes:
         if full in self.nodes:
             raise RefusedError(grpc.StatusCode.ALREADY_EXISTS, f"Resource '{full}' already exists")
         outcome = self.outcomes.pop(0) if self.outcomes else None
+        self._listed[full] = self.clock() + self.unlisted
         self._put(full, node)
         return self._operate(full, "create", lambda: self._ready(full), outcome)
 
@@ -142,7 +145,7 @@ class Nodes:
         return self._operate(full, "delete", lambda: _remove(self.nodes, full, node), None)
 
     def node(self, full: str) -> tpu_v2.Node:
-        if full not in self.nodes:
+        if full not in self.nodes or self.clock() < self._listed.get(full, 0.0):
             raise RefusedError(grpc.StatusCode.NOT_FOUND, f"Resource '{full}' was not found")
         return self.nodes[full]
 
@@ -164,11 +167,12 @@ class Nodes:
         made = tpu_v2.QueuedResource(queued)
         made.name, made.state = full, tpu_v2.QueuedResourceState(state=QueuedState.ACCEPTED)
         self.queued[full] = made
+        self._listed[full] = self.clock() + self.unlisted
         self._due[full] = self.clock() + self.delay
         return self._operate(full, "create", lambda: made, None, delay=0.0)
 
     def queue(self, full: str) -> tpu_v2.QueuedResource:
-        if full not in self.queued:
+        if full not in self.queued or self.clock() < self._listed.get(full, 0.0):
             raise RefusedError(grpc.StatusCode.NOT_FOUND, f"Resource '{full}' was not found")
         return self.queued[full]
 

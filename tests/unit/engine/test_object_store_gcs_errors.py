@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import requests
 from google.api_core import exceptions
+from google.auth import exceptions as auth
 
 from midstream_engine.object_store.errors import (
     AccessDeniedError,
@@ -11,7 +13,7 @@ from midstream_engine.object_store.errors import (
     ObjectExistsError,
     StoreError,
 )
-from midstream_engine.object_store.gcs.gcs_errors import translate_errors
+from midstream_engine.object_store.gcs.gcs_errors import is_transient, translate_errors
 from midstream_engine.object_store.urls import split_url
 
 # The library puts the request's URL before the service's words.
@@ -33,6 +35,38 @@ def test_gcs_errors_are_translated_by_kind(error: Exception, kind: type[Exceptio
     with pytest.raises(kind, match=message) as caught, translate_errors(URL):
         raise error
     assert type(caught.value) is kind
+
+
+class Answer:
+    """An answer of the metadata server, as google-auth passes it on."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (auth.RefreshError(auth.TransportError("Compute Engine Metadata server unavailable")), True),
+        (auth.RefreshError(auth.TransportError("Failed to retrieve", Answer(503))), True),
+        (auth.RefreshError(auth.TransportError("Failed to retrieve", Answer(404))), False),
+        (auth.RefreshError("invalid_grant: Token has been expired or revoked.", {}), False),
+        (auth.RefreshError("server_error", {}, retryable=True), True),
+        (auth.DefaultCredentialsError("none"), False),
+        (exceptions.ServiceUnavailable("try again"), True),
+        (exceptions.Forbidden("no"), False),
+    ],
+)
+def test_gcs_renewal_without_an_answer_is_repeated(error: Exception, again: bool) -> None:
+    assert is_transient(error) is again
+
+
+def test_gcs_message_has_no_secret_of_an_upload() -> None:
+    """The id of a resumable upload is as good as credentials, and requests puts it into its message."""
+    upload = "http://127.0.0.1:1/upload/storage/v1/b/my-bucket/o?uploadType=resumable&upload_id=ADPycdt-1_2"
+    with pytest.raises(StoreError, match=r"uploadType=resumable&upload_id=\.\.\. ") as caught, translate_errors(URL):
+        requests.put(upload, data=b"", timeout=5)
+    assert "ADPycdt" not in caught.value.with_hint()
 
 
 def test_gcs_404_of_listing_is_about_the_bucket() -> None:

@@ -85,6 +85,43 @@ def test_malformed_yaml_error_has_the_line(text: str, line: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("hosts:\n  a: {type: local}\n  b: {type: local}\n  a: {type: local, root: /x}\n", "fleet.yaml:4: a"),
+        ("hosts: {}\nhosts: {a: {type: local}}\n", "fleet.yaml:2: hosts"),
+        ("hosts:\n  a:\n    type: local\n    store: gs://b-1\n    store: gs://b-2\n", "fleet.yaml:5: store"),
+        ("hosts:\n  a:\n    type: local\n    env: {A: 1, B: 2, A: 3}\n", "fleet.yaml:4: A"),
+    ],
+)
+def test_key_that_is_there_twice_is_refused(text: str, line: str) -> None:
+    assert refusal(text).startswith(f"{line} is there twice: line ")
+
+
+def test_variables_and_flags_are_texts_as_written() -> None:
+    fleet = parse_fleet(
+        "hosts:\n"
+        "  1.10: {type: local, env: {A: no, B: 010, C: 12:30, D: 1_000, E: 3.10, F: true, G: , H: 2026-01-01}}\n"
+        "  no: {type: ssh, address: b, port: &port 2222, user: 007, env: {PORT: *port}, setup: [true, 'a b']}\n"
+        "targets:\n"
+        "  both: {type: hosts, hosts: [no, 1.10]}\n"
+        "  jobs: {type: slurm, host: no, sbatch: [-t, 12:00:00, -N, 2]}\n"
+    )
+    env = {"A": "no", "B": "010", "C": "12:30", "D": "1_000", "E": "3.10", "F": "true", "G": "", "H": "2026-01-01"}
+    assert fleet.hosts["1.10"].env == env
+    assert fleet.target("both").hosts == ("no", "1.10")
+    host, jobs = fleet.hosts["no"], fleet.target("jobs").slurm
+    assert isinstance(host, SshHostConfig)
+    assert jobs is not None
+    assert (host.port, host.user, host.env, host.setup) == (2222, "007", {"PORT": "2222"}, ["true", "a b"])
+    assert (jobs.host, jobs.sbatch) == ("no", ["-t", "12:00:00", "-N", "2"])
+
+
+def test_merged_mapping_may_repeat_a_key() -> None:
+    fleet = parse_fleet("hosts:\n  a: &a {type: local, root: /a, env: {X: no}}\n  b: {<<: *a, root: /b}\n")
+    assert (fleet.hosts["b"].root, fleet.hosts["b"].env) == ("/b", {"X": "no"})
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("[1, 2]", "fleet.yaml: expected hosts:, targets: and stores:, found list"),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 import pytest
 
 from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet, LocalHostConfig, SshHostConfig
-from midstream.fleet.fleet_file import parse_fleet
+from midstream.fleet.fleet_file import load_fleet, parse_fleet
 from midstream.fleet.initial_fleet_file import fleet_from_ssh_config
+from midstream.fleet.ssh_config_hosts import add_hosts
 
 
 @pytest.fixture
@@ -105,3 +107,16 @@ def test_unreadable_config_error_names_the_file(ssh: Path) -> None:
     (ssh / "config").mkdir()
     with pytest.raises(UsageError, match=r"config cannot be read: Is a directory"):
         fleet_from_ssh_config(ssh / "config")
+
+
+def test_added_hosts_keep_link_and_mode_of_the_file(tmp_path: Path) -> None:
+    """The fleet file is often a link into a repository of dotfiles, and only its owner may read it."""
+    own, link = tmp_path / "dotfiles" / "fleet.yaml", tmp_path / "fleet.yaml"
+    own.parent.mkdir()
+    own.write_text("hosts:\n  here: {type: local}\n")
+    own.chmod(0o600)
+    link.symlink_to(own)
+    add_hosts(link, ["  gpu: {type: ssh, address: gpu}"])
+    assert link.is_symlink()
+    assert list(load_fleet(own).hosts) == ["gpu", "here"]
+    assert stat.S_IMODE(own.stat().st_mode) == 0o600

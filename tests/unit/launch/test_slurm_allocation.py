@@ -130,7 +130,7 @@ def test_times_are_read_whatever_slurm_means_by_never(monkeypatch: pytest.Monkey
         "2": "PENDING|Priority|N/A|N/A",
         "3": f"RUNNING|None|{now}|9999999999",
     }
-    monkeypatch.setattr(slurm, "_run", lambda argv, env=None: answers[argv[5]])
+    monkeypatch.setattr(slurm, "_run", lambda argv, env=None: answers[argv[argv.index("--jobs") + 1]])
     assert slurm._query("1") == slurm.JobState("1", "RUNNING", "None", now, now + 60)
     assert slurm._query("2") == slurm.JobState("2", "PENDING", "Priority")
     assert slurm._query("3").ends == 0.0

@@ -19,6 +19,7 @@ from midstream.errors import ConnectionLostError, HostError
 from midstream.fleet.fleet import KubernetesHostConfig, KubernetesTarget, LocalHostConfig
 from midstream.hosts.deadline import Deadline
 from midstream.hosts.host import ANSWER_LIMIT, Completed, P, Process, R
+from midstream.hosts.kubernetes import current_context
 from midstream.hosts.local_host import LocalHost, LocalProcess
 from midstream.hosts.rpc import remote_call
 from midstream.hosts.rpc.answer_limits import decode, run_to_end
@@ -36,11 +37,8 @@ DEFAULTED = re.compile(r'\ADefaulted container "[^"\n]*" out of: [^\n]*\n')
 
 def kubectl_words(config: KubernetesHostConfig | KubernetesTarget) -> list[str]:
     """Return ``kubectl`` with the flags of the entry's cluster and namespace."""
-    words = ["kubectl"]
-    for flag in ("kubeconfig", "context", "namespace"):
-        value = getattr(config, flag)
-        words += [f"--{flag}={value}"] if value else []
-    return words
+    flags = {"kubeconfig": config.kubeconfig, **current_context.cluster_of(config)}
+    return ["kubectl", *(f"--{flag}={value}" for flag, value in flags.items() if value)]
 
 
 def exec_words(config: KubernetesHostConfig, pod: str, *flags: str) -> list[str]:
@@ -131,6 +129,7 @@ class KubernetesHost:
         with self._lock:
             if self.pod:
                 return
+            current_context.look_up(self.config)
             self.pod = self._find_pod()
             try:
                 self._inspect()
@@ -149,16 +148,7 @@ class KubernetesHost:
     def _find_pod(self) -> str:
         """Return the name of the running pod. HostError where there is none, or several."""
         config = self.config
-        what = ["pod", config.pod] if config.pod else ["pods", f"--selector={config.selector}"]
-        words = [*kubectl_words(config), "get", *what, "--output=json", f"--request-timeout={GET_TIMEOUT:.0f}s"]
-        done = self._local.run(words, timeout=2 * GET_TIMEOUT)
-        if done.returncode:
-            lines = done.stderr.decode(errors="replace").strip().splitlines()
-            why = lines[-1].strip()[:300] if lines else f"exit code {done.returncode}"
-            if done.returncode == 127:
-                raise HostError(f"{self.name}: no kubectl on this machine", "install kubectl")
-            raise HostError(f"{self.name}: {why}", "correct context:, namespace: or pod: in the fleet file")
-        pods = list_pods(done.stdout)
+        pods = look_up_pods(self.name, config)
         running = [name for name, phase in pods if phase == "Running"]
         if len(running) == 1:
             return running[0]
@@ -222,6 +212,24 @@ class KubernetesHost:
 
     def call(self, function: Callable[P, R], /, *, timeout: float | None = 60.0) -> Callable[P, R]:
         return remote_call.caller(self, function, timeout)
+
+
+def look_up_pods(host: str, config: KubernetesHostConfig) -> list[tuple[str, str]]:
+    """Return name and phase of each pod that a host's entry names, as `list_pods`.
+
+    Raises:
+        HostError: The cluster does not answer, or has no pod of that name.
+    """
+    what = ["pod", config.pod] if config.pod else ["pods", f"--selector={config.selector}"]
+    words = [*kubectl_words(config), "get", *what, "--output=json", f"--request-timeout={GET_TIMEOUT:.0f}s"]
+    done = LocalHost(host, LocalHostConfig()).run(words, timeout=2 * GET_TIMEOUT)
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        why = lines[-1].strip()[:300] if lines else f"exit code {done.returncode}"
+        if done.returncode == 127:
+            raise HostError(f"{host}: no kubectl on this machine", "install kubectl")
+        raise HostError(f"{host}: {why}", "correct context:, namespace: or pod: in the fleet file")
+    return list_pods(done.stdout)
 
 
 def list_pods(output: bytes) -> list[tuple[str, str]]:

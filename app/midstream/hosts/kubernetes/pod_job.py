@@ -10,12 +10,15 @@ from midstream.errors import HostError
 from midstream.fleet.fleet import Fleet, KubernetesTarget, LocalHostConfig
 from midstream.fleet.job_pods import OWNER, job_manifest
 from midstream.hosts.host import Completed
+from midstream.hosts.kubernetes import current_context
 from midstream.hosts.kubernetes.kubernetes_host import kubectl_words, list_pods
 from midstream.hosts.local_host import LocalHost
 
 COMMAND_TIMEOUT = 60.0  # seconds
 DELETE_TIMEOUT = 600.0  # seconds for the pods to end
 POLL_INTERVAL = 1.0  # seconds
+ANSWER_TIMEOUT = 900.0  # seconds without an answer of the cluster after which a wait for pods is ended
+REFUSED = ("(Forbidden)", "(BadRequest)", "(NotFound)")  # in kubectl's words: the cluster has answered
 
 
 def missing_pods(fleet: Fleet, name: str) -> PodJob | None:
@@ -36,6 +39,7 @@ class PodJob:
     def __init__(self, name: str, target: KubernetesTarget) -> None:
         self.name, self.target = name, target
         self._local = LocalHost("kubectl", LocalHostConfig())
+        current_context.look_up(target)
         self._kubectl = kubectl_words(target)
 
     @property
@@ -76,8 +80,14 @@ class PodJob:
             raise
         try:
             self._wait_running(progress, timeout)
-        except BaseException:  # also an interrupt: the pods would not be used
-            self.delete(progress)
+        except BaseException as error:  # also an interrupt: the pods would not be used
+            try:
+                self.delete(progress)
+            except HostError as left:
+                why = error.message if isinstance(error, HostError) else f"{self.path}: interrupted"
+                raise HostError(
+                    f"{why}; its pods MAY STILL RUN ({left.message})", f"midstream --delete {self.name} deletes it"
+                ) from error
             raise
 
     def delete(self, progress: Callable[[str], None]) -> None:
@@ -97,25 +107,40 @@ class PodJob:
         return [self.target.kind, self.target.name or self.name]
 
     def _wait_running(self, progress: Callable[[str], None], timeout: float | None) -> None:
-        """Wait until all pods run. The queue of the cluster has no limit of its own."""
+        """Wait until all pods run. The queue of the cluster has no limit of its own.
+
+        A cluster that does not answer is no evidence: the job keeps its place in the queue.
+        """
         end = None if timeout is None else time.monotonic() + timeout
-        selector, said = f"{OWNER[self.target.kind]}={self.target.name or self.name}", ""
+        said, phases, answered = "", "no pod yet", time.monotonic()
         while True:
-            pods = list_pods(self._run("get", "pods", f"--selector={selector}", "--output=json").stdout)
+            try:
+                pods, now = self._pods(), ""
+                answered = time.monotonic()
+            except HostError as error:
+                if any(word in error.message for word in REFUSED) or time.monotonic() - answered > ANSWER_TIMEOUT:
+                    raise
+                pods, now = [], f"no answer ({error.message}); it is looked up again"
             if sum(phase == "Running" for _, phase in pods) >= self.target.pods:
                 return
             ended = next((f"{pod} is {phase}" for pod, phase in pods if phase in ("Failed", "Succeeded")), "")
             if ended:
                 raise HostError(f"{self.path}: {ended}", f"kubectl describe {'/'.join(self._named())}")
-            phases = ", ".join(f"{pod} is {phase}" for pod, phase in pods[:4]) or "no pod yet"
-            if phases != said:
-                progress(f"{self.path}: {phases}")
-                said = phases
+            if not now:
+                now = phases = ", ".join(f"{pod} is {phase}" for pod, phase in pods[:4]) or "no pod yet"
+            if now != said:
+                progress(f"{self.path}: {now}")
+                said = now
             if end is not None and time.monotonic() > end:
                 raise HostError(
                     f"{self.path}: {phases} after {timeout:.0f} s", f"kubectl describe {'/'.join(self._named())}"
                 )
             time.sleep(POLL_INTERVAL)
+
+    def _pods(self) -> list[tuple[str, str]]:
+        """Return name and phase of the job's pods. Raises HostError without an answer."""
+        selector = f"{OWNER[self.target.kind]}={self.target.name or self.name}"
+        return list_pods(self._run("get", "pods", f"--selector={selector}", "--output=json").stdout)
 
     def _run(self, *words: str, stdin: bytes = b"", timeout: float = COMMAND_TIMEOUT) -> Completed:
         done = self._local.run([*self._kubectl, *words], stdin=stdin, timeout=timeout)

@@ -51,7 +51,8 @@ def create(
 ) -> Slice:
     """Create a slice and wait until it is ready.
 
-    If the slice exists, this waits for it; a preempted or failed slice of ours is replaced.
+    If the slice exists, this waits for it; a preempted or failed slice of ours is replaced, and one that its owner has
+    stopped is not.
 
     Args:
         service: The slice at its service.
@@ -73,6 +74,12 @@ def create(
             raise ProviderError(
                 f"{failure}: {found.path} is {found.state}, and midstream did not create it; {nothing}",
                 f"midstream --delete {found.path}, if it is not needed",
+                ErrorKind.EXISTS,
+            )
+        if found.stopped:
+            raise ProviderError(
+                f"{failure}: {found.path} is {found.state}, and a new one would replace its disks; {nothing}",
+                f"start it again; or midstream --delete {found.path}, if nothing on its disks is needed",
                 ErrorKind.EXISTS,
             )
         progress(f"{found.path} is {found.state}: it is deleted first")
@@ -127,6 +134,9 @@ class _Creation:
         self._unanswered = ""  # the last look's error, if it failed
         self._unanswered_since = 0.0  # when the looks began to fail
         self._seen = self._began  # when a look last found the slice
+        self._listed = False  # whether a look has found it
+        self._requested = self._began  # when the service was last called to create it
+        self._failed = False  # whether the request ended with an error of its own
 
     def _waited(self) -> float:
         return slice_service.clock() - self._began
@@ -143,7 +153,8 @@ class _Creation:
             self._unanswered = error.message
             return False, None
         self._unanswered = ""
-        self._seen = slice_service.clock() if found is not None else self._seen
+        if found is not None:
+            self._seen, self._listed = slice_service.clock(), True
         return True, found
 
     # ------------------------------------------------------------------------------------------------ request
@@ -159,7 +170,7 @@ class _Creation:
         for calls_left in reversed(range(MAX_START_CALLS)):
             self._check_cancelled()
             try:
-                self._stage = _Stage.UNANSWERED
+                self._stage, self._requested = _Stage.UNANSWERED, slice_service.clock()
                 self.service.start(self.token)
                 self._stage = _Stage.STARTED
                 return
@@ -231,9 +242,8 @@ class _Creation:
         """
         if found is None:
             if missing_polls >= NOT_FOUND_POLLS and slice_service.clock() - self._seen > NOT_FOUND_TIME:
-                raise ProviderError(
-                    f"{self.name} cannot be created: {self.path} no longer exists", "", ErrorKind.NOT_FOUND
-                )
+                what = "no longer exists" if self._listed else "was requested, and is not listed"
+                raise ProviderError(f"{self.name} cannot be created: {self.path} {what}", "", ErrorKind.NOT_FOUND)
             return
         if found.status in (SliceStatus.PREEMPTED, SliceStatus.FAILED):
             kind = ErrorKind.PREEMPTED if found.state in ("PREEMPTED", "SUSPENDED") else ErrorKind.STOCKOUT
@@ -283,6 +293,7 @@ class _Creation:
         except ProviderError:
             return
         if error is not None:
+            self._failed = True
             raise ProviderError(f"{self.name} cannot be created: {error.message}", error.hint, error.kind)
 
     # --------------------------------------------------------------------------------------------------- undo
@@ -314,16 +325,28 @@ class _Creation:
     def _delete_own(self) -> bool:
         """Delete the slice with our token.
 
-        Returns False if there was none; after an unanswered call that takes some polls.
+        Returns False if there was none. A request may have its effect before it is listed, or before it is answered:
+        where no look has found the slice yet, it is looked for until it has to be listed.
+
+        Raises:
+            ProviderError: It cannot be deleted, or was requested and is not listed in time.
         """
-        polls, polling = 1 if self._stage == _Stage.STARTED else NOT_FOUND_POLLS, Polling()
-        for poll in range(polls):
+        polls, polling = 0, Polling()
+        while True:
             found = slice_service.find_patiently(self.service.find, also=(ErrorKind.CREDENTIALS,))
             if found is not None:
                 if found.labels.get(TOKEN_LABEL) != self.token:
                     return False  # another slice of the same name
                 deletion.delete(self.service, found, self.report)
                 return True
-            if poll + 1 < polls:
-                polling.wait()
-        return self._stage == _Stage.STARTED
+            if self._listed or self._failed:
+                return self._stage == _Stage.STARTED
+            polls += 1
+            if polls >= NOT_FOUND_POLLS and slice_service.clock() - self._requested > NOT_FOUND_TIME:
+                break
+            if polls == 1:
+                self.report(f"{self.path}: not listed yet; it is deleted as soon as it is")
+            polling.wait()
+        if self._stage == _Stage.STARTED:
+            raise ProviderError(f"it was requested, and is not listed after {format_duration(NOT_FOUND_TIME)}")
+        return False

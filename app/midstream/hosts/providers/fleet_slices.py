@@ -19,8 +19,9 @@ from typing import Any
 import yaml
 
 from midstream.errors import HostError, MidstreamError, UsageError
-from midstream.fleet.fleet import ComputeTarget, Fleet, SliceTarget, TpuTarget
+from midstream.fleet.fleet import ComputeTarget, Fleet, KubernetesHostConfig, SliceTarget, TpuTarget
 from midstream.fleet.fleet_file import parse_fleet
+from midstream.fleet.fleet_yaml import load_yaml
 from midstream.fleet.machine_type import chips_of, machine_of
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.providers.compute.compute_provider import ComputeProvider
@@ -156,6 +157,9 @@ def unavailable(name: str, target: SliceTarget, found: Slice | None) -> UsageErr
     path = slice_path(name, target)
     if found is not None and found.multislice:
         return UsageError(f"{name}: {path} is {found.text()}", "a target is one slice: request it without Multislice")
+    if found is not None and found.stopped:
+        hint = f"start it again; or midstream --delete {name}, if nothing on its disks is needed"
+        return UsageError(f"{name}: {path} is {found.state}", hint)
     if found is None or found.status in (SliceStatus.PREEMPTED, SliceStatus.FAILED):
         state = "does not exist" if found is None else f"is {found.state}"
         creates = f"--launch and --migrate --to {name} create it, with --yes"
@@ -166,7 +170,7 @@ def unavailable(name: str, target: SliceTarget, found: Slice | None) -> UsageErr
 
 def with_workers(fleet: Fleet, hosts: Mapping[str, Mapping[str, dict[str, Any]]]) -> Fleet:
     """Return the fleet with these hosts, by target, added to its text."""
-    value = yaml.safe_load(fleet.text) or {}
+    value = load_yaml(fleet.text) or {}
     known = value.setdefault("hosts", {}) or {}
     value["hosts"] = known
     for target, entries in hosts.items():
@@ -233,11 +237,16 @@ def price_text(target: SliceTarget) -> str:
 
 
 def host_slice_status(fleet: Fleet, host: str) -> tuple[SliceStatus, str]:
-    """Return the status of a host's slice, and a line that explains it.
+    """Return the status of a host's slice or pod, and a line that explains it.
 
     The status is UNKNOWN for a host that no provider created, and if the provider does not answer. UNKNOWN is no
     evidence about the host.
     """
+    config = fleet.hosts.get(host)
+    if isinstance(config, KubernetesHostConfig):
+        from midstream.hosts.providers.pod_status import pod_status
+
+        return pod_status(fleet, host, config)
     mine = target_of_host(fleet, host)
     return target_slice_status(fleet, mine[0]) if mine is not None else (SliceStatus.UNKNOWN, "")
 

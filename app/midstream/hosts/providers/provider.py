@@ -103,6 +103,7 @@ class Slice:
     created: float | None = None  # UTC seconds
     why: str = ""  # the provider's explanation, if any
     machines: tuple[str, ...] = ()  # the provider's names of the workers, where it has them
+    stopped: bool = False  # by its owner: it can be started again, with all that is on its disks
     multislice: bool = False  # one of several slices that were requested together
 
     @property

@@ -11,6 +11,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import re
 import shlex
 import subprocess
 import tempfile
@@ -26,6 +27,8 @@ from midstream.state_directory import state_directory
 KEYGEN_TIMEOUT = 30.0  # seconds
 PUBLISHED = "published.json"  # what each worker has published, by its name in known_hosts
 KEY_KINDS = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa")
+# Any program on a worker may publish anything. A line end in it would be a line of our own files, which ssh obeys.
+_KEY, _HOSTNAME = re.compile(r"[A-Za-z0-9+/]{4,4096}={0,3}"), re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}")
 
 
 def write_access(
@@ -83,9 +86,19 @@ def _with_earlier(directory: Path, found: Slice, published: Sequence[dict[str, s
     merged = []
     for index, now in enumerate(published):
         earlier = before.get(_alias(found, index), {}) if isinstance(before, dict) else {}
-        merged.append({**earlier, **now} if isinstance(earlier, dict) else now)
+        merged.append(_plain({**earlier, **now} if isinstance(earlier, dict) else now))
     write_file(file, json.dumps({_alias(found, index): each for index, each in enumerate(merged)}))
     return merged
+
+
+def _plain(published: Mapping[str, Any]) -> dict[str, str]:
+    """Return the keys and the name that are well-formed."""
+    forms = {**dict.fromkeys(KEY_KINDS, _KEY), "hostname": _HOSTNAME}
+    return {
+        kind: value
+        for kind, value in published.items()
+        if kind in forms and isinstance(value, str) and forms[kind].fullmatch(value)
+    }
 
 
 def _block(

@@ -18,6 +18,7 @@ from typing import Any
 from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import HostPool
+from midstream.hosts.kubernetes import current_context
 from midstream.migrate.execution.executor import execute
 from midstream.migrate.execution.journal_recovery import hosts_report, reestablish
 from midstream.migrate.execution.lease_renewal import LeaseRenewal
@@ -53,7 +54,7 @@ ROLLBACK_POLL = 0.5  # seconds
 
 def start(fleet: Fleet, plan: Plan) -> str:
     """Write the plan and start a detached process that executes it; return the id."""
-    directory = directories.create(fleet_scope.with_absolute_fleet_file(plan), fleet.text)
+    directory = directories.create(fleet_scope.with_absolute_fleet_file(plan), current_context.fleet_text(fleet))
     _spawn(directory)
     return directory.migration
 

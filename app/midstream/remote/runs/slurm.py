@@ -3,7 +3,8 @@
 Runs on the login node; standard library only.
 
 An attempt that is a job has ``slurm.json`` (``{job, submitted}``) in its directory. Its processes run on other machines
-that share the file system: the state of the job shows whether they run.
+that share the file system: the state of the job shows whether they run. A job of another cluster (``sbatch -M``) is
+``ID;CLUSTER``, as sbatch prints it: the login node's own cluster may have a job of the same id.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ TIMES = {"SLURM_TIME_FORMAT": "%s"}  # times as UTC seconds, whatever the host's
 KILL = "ALRM"
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESIZING", "SUSPENDED")
 RUNNING = ("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT")
+NOT_KNOWN = "Invalid job id"  # in squeue's words: the controller has answered
+UNKNOWN = "UNKNOWN"
+NO_ANSWER = "the controller does not answer"  # reason of an unknown state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +93,7 @@ def submit(path: records.AttemptPaths, flags: Sequence[str], script: str, rank: 
     records.write_bytes(posixpath.join(path.dir, RANK), rank.encode())
     records.write_bytes(posixpath.join(path.dir, SCRIPT), script.encode())
     output = _run(["sbatch", "--parsable", *flags, posixpath.join(path.dir, SCRIPT)], env)
-    match = re.search(r"^(\d+)", output.strip().splitlines()[-1] if output.strip() else "")
+    match = re.search(r"^(\d+(?:;[\w.-]+)?)", output.strip().splitlines()[-1] if output.strip() else "")
     if match is None:
         raise SlurmError("sbatch names no job: {!r}".format(output.strip()[:200]))
     records.write_json(posixpath.join(path.dir, JOB), {"job": match.group(1), "submitted": time.time()})
@@ -105,31 +109,47 @@ def job_of(path: records.AttemptPaths) -> Optional[str]:
 def state(job: str) -> JobState:
     """Return the state of a job: from the queue, then from the accounting.
 
-    It is ``UNKNOWN`` where neither has it.
+    It is ``UNKNOWN`` where neither has it. A controller that does not answer is no evidence: the last known state of a
+    job that waits or runs stays.
     """
     found = _cached.get(job)
     if found is None or time.monotonic() - found[0] > CACHE_TIME:
-        found = (time.monotonic(), _query(job))
+        now = _query(job)
+        if now.reason == NO_ANSWER and found is not None and (found[1].waits or found[1].runs):
+            now = found[1]
+        found = (time.monotonic(), now)
         _cached[job] = found
     return found[1]
 
 
 def _query(job: str) -> JobState:
-    history = ["--noheader", "--parsable2", "--jobs", job, "--format", "State,ExitCode"]
+    number, cluster = _named(job)
+    history = [*cluster, "--noheader", "--parsable2", "--jobs", number, "--format", "State,ExitCode"]
+    why = ""
     for argv in (
-        ["squeue", "--noheader", "--states", "all", "--jobs", job, "--format", "%T|%r|%S|%e"],
+        ["squeue", *cluster, "--noheader", "--states", "all", "--jobs", number, "--format", "%T|%r|%S|%e"],
         ["sacct", "--allocations", *history],
         ["sacct", "--completion", *history],  # the file of a cluster without a database
     ):
+        if why and "--completion" in argv:
+            break  # of a job that was requeued, and waits, it has the end before
         try:
-            lines = _run(argv, TIMES).strip().splitlines()
-        except SlurmError:  # squeue drops ended jobs after some minutes; not every cluster has accounting
+            lines = [line for line in _run(argv, TIMES).strip().splitlines() if not line.startswith("CLUSTER:")]
+        except SlurmError as error:  # squeue drops ended jobs after some minutes; not every cluster has accounting
+            if argv[0] == "squeue" and NOT_KNOWN not in str(error):
+                why = NO_ANSWER
             continue
         if lines:  # of a requeued job, the accounting has a line for each time that it ran
             word, reason, started, ends = [*lines[-1].split("|"), "", "", ""][:4]
             if word.split():
                 return JobState(job, word.split()[0], reason, _time(started), _time(ends))
-    return JobState(job, "UNKNOWN", "")
+    return JobState(job, UNKNOWN, why)
+
+
+def _named(job: str) -> Tuple[str, List[str]]:
+    """Return the id of a job, and the flags that name its cluster."""
+    number, _, cluster = job.partition(";")
+    return number, ["--clusters", cluster] if cluster else []
 
 
 def _time(text: str) -> float:
@@ -156,7 +176,7 @@ def is_running(path: records.AttemptPaths, status: Optional[records.Status]) -> 
     if found.runs:
         return status.state not in records.ENDED or found.started > status.heartbeat
     fresh = time.time() - status.heartbeat < HEARTBEAT_TIMEOUT
-    return found.state == "UNKNOWN" and status.state not in records.ENDED and fresh
+    return found.state == UNKNOWN and status.state not in records.ENDED and fresh
 
 
 def ended_before_status(path: records.AttemptPaths) -> bool:
@@ -168,7 +188,7 @@ def ended_before_status(path: records.AttemptPaths) -> bool:
     if job is None:
         return False
     found = state(job)
-    return not (found.waits or found.runs or found.state == "UNKNOWN")
+    return not (found.waits or found.runs or found.state == UNKNOWN)
 
 
 def signal_job(job: str, name: str, begun: bool) -> bool:
@@ -178,10 +198,11 @@ def signal_job(job: str, name: str, begun: bool) -> bool:
     there is nothing to save.
     """
     _cached.pop(job, None)
-    argvs: List[List[str]] = [["scancel", job]]
+    number, cluster = _named(job)
+    argvs: List[List[str]] = [["scancel", *cluster, number]]
     if begun and not state(job).waits:
         kill = name == "SIGKILL"
-        signalled = ["scancel", "--signal", KILL if kill else name.replace("SIG", ""), job]
+        signalled = ["scancel", *cluster, "--signal", KILL if kill else name.replace("SIG", ""), number]
         argvs = [signalled, *argvs] if kill else [signalled]
     try:
         for argv in argvs:

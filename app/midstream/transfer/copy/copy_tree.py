@@ -25,6 +25,7 @@ from midstream.printable import printable
 from midstream.remote.files.allowlist import CHECKPOINT
 from midstream.remote.files.copy_items import CopyItem, CopyObject
 from midstream.remote.verify import objects as remote_objects
+from midstream.transfer.copy.partial_objects import apart, gaps
 from midstream.transfer.copy.target_session import TargetSession, new_generation
 from midstream.transfer.copy_settings import AUTO, RELAY, CopySettings, settings_of_hosts
 from midstream.transfer.endpoint import Endpoint
@@ -36,7 +37,7 @@ from midstream.transfer.streams.direct_streams import DirectStreams, direct_stre
 from midstream.transfer.streams.early_stream import EARLY_STREAMS, EarlyStream
 from midstream.transfer.streams.link import HIGH_LATENCY, REMOTE, Link, probe
 from midstream.transfer.streams.route import Route
-from midstream.transfer.streams.send_queue import CHUNK, MIN_STREAM_BYTES, SendQueue, ranges, split
+from midstream.transfer.streams.send_queue import MIN_STREAM_BYTES, SendQueue, ranges, split
 from midstream.transfer.streams.stream import Events, Stream
 from midstream.transfer.streams.stream_pool import SMALL_COPY, StreamPool
 from midstream.transfer.tree_contents import HASH_TIMEOUT, Contents, malformed, read_contents
@@ -309,10 +310,11 @@ class _TreeCopy:
             partial_entries = [entry for entry in absent if survey.parts.get(entry["path"])]
             partial_paths = {entry["path"] for entry in partial_entries}
             items: list[CopyItem] = []
-            for entry, chunks in self._matching_chunks(source, partial_entries, survey.parts):
+            for entry, matching in self._matching_chunks(source, partial_entries, survey.parts):
+                chunks = apart(entry["size"], matching)
                 session.landed([[entry["path"], offset, length] for offset, length in chunks])
                 meter.landed_before(sum(length for _, length in chunks))
-                items += ranges(entry, _gaps(entry["size"], chunks))
+                items += ranges(entry, gaps(entry["size"], chunks))
             # In a bucket one stream has to bring all parts of an object.
             streams = 1 if self.target.in_bucket else route.streams
             items += split([entry for entry in absent if entry["path"] not in partial_paths], streams)
@@ -357,15 +359,6 @@ class _TreeCopy:
         return ChangedOnWayError(
             f"object {printable(path)} changed on its way from {source} to {self.target}: {what}", "run it again", path
         )
-
-
-def _gaps(size: int, chunks: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the chunks of an object that are not in ``chunks``."""
-    present = set(chunks)
-    for start in range(0, size, CHUNK):
-        chunk = (start, min(CHUNK, size - start))
-        if chunk not in present:
-            yield chunk
 
 
 @contextmanager

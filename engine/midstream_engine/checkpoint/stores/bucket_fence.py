@@ -105,6 +105,8 @@ def read_pins(paths: RunPaths, now: float) -> set[str]:
     """
     found = set()
     for path in _bucket(paths).entries(f"{PINS}/"):
+        if path.endswith("/"):  # the marker of the folder, as consoles and gcsfuse create it
+            continue
         try:
             data, _ = _bucket(paths).get(path)
         except FileNotFoundError:

@@ -31,7 +31,7 @@ def list_objects(url: str) -> list[Source]:
         found = [
             Source(f"{client.url}/{path}", path.rpartition("/")[2], each.size, each.version)
             for path, each in client.entries(literal[0]).items()
-            if matches.fullmatch(path)
+            if matches.fullmatch(path) and not path.endswith("/")  # a marker of a folder
         ]
     return sorted(found, key=lambda source: source.path)
 

@@ -32,7 +32,7 @@ from midstream_engine.object_store.errors import (
     ObjectExistsError,
     StoreError,
 )
-from midstream_engine.object_store.gcs.gcs_errors import LOGIN, no_bucket, translate_errors
+from midstream_engine.object_store.gcs.gcs_errors import LOGIN, is_transient, no_bucket, translate_errors
 from midstream_engine.object_store.gcs.gcs_session import open_storage
 from midstream_engine.object_store.gcs.joined_crc32c import combined, crc_number, crc_text
 from midstream_engine.object_store.object_checksum import ObjectChecksum, decoded
@@ -53,13 +53,10 @@ def _library(name: str) -> Any:
 
 
 def _retry() -> Any:
-    """Return the retry of transient failures, with the times of `retries`.
-
-    These are 408, 429, 5xx and lost connections.
-    """
+    """Return the retry of transient failures, with the times of `retries`."""
     default = _library("google.cloud.storage.retry").DEFAULT_RETRY
     pauses = {"initial": retries.FIRST_PAUSE, "maximum": retries.LONGEST_PAUSE, "multiplier": 2.0}
-    return default.with_delay(**pauses).with_timeout(retries.RETRY_TIMEOUT)
+    return default.with_predicate(is_transient).with_delay(**pauses).with_timeout(retries.RETRY_TIMEOUT)
 
 
 class GcsClient:

@@ -72,6 +72,30 @@ def translate_errors(url: str, *, of_bucket: bool = False) -> Iterator[None]:
         raise StoreError(f"{url}: {one_line(_words(error))}", AGAIN) from None
 
 
+def is_transient(error: Exception) -> bool:
+    """Return whether a request is sent again after this error.
+
+    It is for 408, 429, 5xx and lost connections, also of the server that renews the credentials: a token expires in the
+    middle of a long copy, and google-auth stops after a few seconds without an answer.
+    """
+    from google.auth import exceptions
+    from google.auth.transport import DEFAULT_RETRYABLE_STATUS_CODES
+    from google.cloud.storage.retry import DEFAULT_RETRY
+
+    if DEFAULT_RETRY._predicate(error):  # noqa: SLF001
+        return True
+    if not isinstance(error, exceptions.GoogleAuthError):
+        return False
+    if error.retryable:
+        return True
+    if isinstance(error, exceptions.RefreshError) and error.args and isinstance(error.args[0], Exception):
+        error = error.args[0]  # that of the machine's metadata server
+    if not isinstance(error, exceptions.TransportError):
+        return False
+    answer = error.args[1] if len(error.args) > 1 else None  # a refusal, such as 404 of a machine without an account
+    return answer is None or getattr(answer, "status", 0) in DEFAULT_RETRYABLE_STATUS_CODES
+
+
 def no_bucket(url: str) -> BucketMissingError:
     """Return the error for a bucket that does not exist."""
     return BucketMissingError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
@@ -35,7 +35,14 @@ from midstream_engine.object_store.object_checksum import ObjectChecksum
 from midstream_engine.object_store.range_read import RangeRead, TakeError
 from midstream_engine.object_store.s3 import s3_errors
 from midstream_engine.object_store.s3.s3_checksums import checksum_of
-from midstream_engine.object_store.s3.s3_multipart import PARTS_AT_ONCE, MultipartUpload, has_small, multipart_of
+from midstream_engine.object_store.s3.s3_multipart import (
+    MOST_PARTS,
+    PARTS_AT_ONCE,
+    MultipartUpload,
+    groups,
+    has_small,
+    multipart_of,
+)
 from midstream_engine.object_store.s3.s3_requests import S3Requests, tag_of
 from midstream_engine.object_store.urls import joined
 
@@ -261,23 +268,41 @@ class S3Client(S3Requests):
             parts: The parts, in order.
             size: Bytes of the object.
             sha256: Hash of the object; recorded with it.
-            temporary: Not used: an upload has up to 10,000 parts.
+            temporary: Beginning of the names of groups, of which an object with more parts than an upload may have
+                is composed.
         """
-        del temporary  # an upload has up to 10,000 parts
-        given = list(parts)
+        given, made = list(parts), list[StoredObject]()
+        pieces = given
+        while len(pieces) > MOST_PARTS:  # of 8 MiB each where they came in a stream: 80 GB
+            pieces = [self._joined(f"{temporary}-{len(made)}-{i}", lot) for i, lot in enumerate(groups(pieces))]
+            made += pieces
 
         def once(condition: dict[str, str]) -> str:
-            with MultipartUpload(self, path, {HASH: sha256}, sends=has_small(given)) as upload:
-                multipart_of(upload, given, lambda part: self.get(part.path, part.version)[0])
-                return upload.complete(condition)
+            return self._composed(path, pieces, {HASH: sha256}, condition)
 
         tag = self.conditioned(path, size, sha256, None, once)
         found = self.look(path)
         if found is None or found.size != size:
             raise DamagedObjectError(f"{joined(self.url, path)}: the composed object has other bytes than were sent")
         with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
-            list(pool.map(self.delete, [each.path for each in given]))
+            list(pool.map(self.delete, [each.path for each in [*given, *made]]))
         return StoredObject(path, size, tag, found.updated, sha256=sha256)
+
+    def _composed(
+        self, path: str, parts: Sequence[StoredObject], metadata: dict[str, str], condition: dict[str, str]
+    ) -> str:
+        with MultipartUpload(self, path, metadata, sends=has_small(parts)) as upload:
+            multipart_of(upload, parts, lambda part: self.get(part.path, part.version)[0])
+            return upload.complete(condition)
+
+    def _joined(self, path: str, parts: Sequence[StoredObject]) -> StoredObject:
+        """Compose a temporary object."""
+        with contextlib.suppress(FileNotFoundError):  # the response to its completion was lost
+            self._composed(path, parts, {MARK: "part"}, {})
+        found, size = self.look(path), sum(each.size for each in parts)
+        if found is None or found.size != size:
+            raise DamagedObjectError(f"{joined(self.url, path)}: the composed object has other bytes than were sent")
+        return found
 
     def delete(self, path: str, version: str | None = None) -> None:
         """Delete an object.

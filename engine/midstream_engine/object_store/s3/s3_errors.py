@@ -29,8 +29,9 @@ TRANSIENT_CODES = (
     "ClientDisconnected",
 )  # fmt: skip
 EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired", "InvalidToken")
-RENEWED = (*EXPIRED, "400")  # an answer to HEAD has no words
-REJECTED = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthorizationHeaderMalformed", *EXPIRED)
+UNKNOWN_KEY = "InvalidAccessKeyId"  # it was replaced by another, and deleted
+RENEWED = (*EXPIRED, UNKNOWN_KEY, "400")  # an answer to HEAD has no words
+REJECTED = (UNKNOWN_KEY, "SignatureDoesNotMatch", "AuthorizationHeaderMalformed", *EXPIRED)
 SKEWED = "RequestTimeTooSkewed"
 UNSUPPORTED = ("NotImplemented", "XNotImplemented")
 

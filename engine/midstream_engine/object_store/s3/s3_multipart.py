@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,6 +16,7 @@ from midstream_engine.object_store.urls import joined
 
 SMALLEST_PART = 5 << 20  # bytes; of all parts of an upload but the last
 MOST_PARTS = 10_000
+LARGEST_COPY = 4 << 30  # bytes of a part that the service copies; 5 GiB are the limit
 PARTS_AT_ONCE = 8  # parts of a file in memory
 
 
@@ -128,6 +129,17 @@ def multipart_of(upload: MultipartUpload, parts: Iterable[StoredObject], read: C
 
     with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
         list(pool.map(give, enumerate(lots, 1)))
+
+
+def groups(parts: Sequence[StoredObject]) -> Iterator[list[StoredObject]]:
+    """Yield the parts in groups, each of which the service can copy as one part."""
+    group: list[StoredObject] = []
+    for part in parts:
+        if group and (len(group) == MOST_PARTS or sum(each.size for each in group) + part.size > LARGEST_COPY):
+            yield group
+            group = []
+        group.append(part)
+    yield group
 
 
 def has_small(parts: Sequence[StoredObject]) -> bool:

@@ -63,9 +63,10 @@ class S3Requests:
             try:
                 return once(self.client)
             except client_error as error:
-                if s3_errors.fields(error)[1] not in s3_errors.RENEWED:
-                    raise
-                self._renew(opened)  # credentials that expired in the middle, and that a file has again
+                worded = self._with_words(error)
+                if s3_errors.fields(worded)[1] not in s3_errors.RENEWED:
+                    raise worded from None
+                self._renew(opened)  # credentials that ended in the middle, and that a file has again
                 return once(self.client)
 
         try:
@@ -79,6 +80,9 @@ class S3Requests:
                 text = f"{where}: not public, and there are no credentials here: {translated.message}"
                 translated = AccessDeniedError(text, s3_errors.CREDENTIALS)
             raise translated from None
+        except _unrenewed() as error:
+            text = f"{where}: the credentials could not be renewed: {one_line(error)}"
+            raise AccessDeniedError(text, s3_errors.CREDENTIALS) from None
         except others as error:
             raise BusyError(f"{where}: {one_line(error)}", s3_errors.AGAIN) from None
         except _library("botocore.exceptions").BotoCoreError as error:
@@ -165,7 +169,17 @@ def _failures() -> tuple[Any, tuple[type[Exception], ...]]:
         _library("urllib3.exceptions").HTTPError,
         ConnectionError,
         TimeoutError,
+        *_unrenewed(),
     )
+
+
+def _unrenewed() -> tuple[type[Exception], ...]:
+    """Return botocore's errors for credentials that were not renewed.
+
+    Those of a role expire in the middle of a copy, and botocore requests new ones once, for a second.
+    """
+    exceptions = _library("botocore.exceptions")
+    return exceptions.CredentialRetrievalError, exceptions.MetadataRetrievalError
 
 
 def _library(name: str) -> Any:

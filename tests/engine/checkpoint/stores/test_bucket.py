@@ -328,6 +328,17 @@ def test_bucket_retention_equals_directory_retention(paths: RunPaths, server: Bu
         retention().prune(paths)
 
 
+def test_bucket_markers_of_folders_are_no_pins(paths: RunPaths, server: BucketServer) -> None:
+    for step in (10, 20, 30):
+        save(paths, plain_state(), step=step)
+    for folder in ("pins/", "checkpoints/", "checkpoints/step-30-a001/"):
+        server.put("runs", f"lab/runs/run/{folder}", b"")
+    put(server, "lab/runs/run/pins/m.json", Pin("step-10-a001", time.time() + 60).to_json())
+    assert bucket_fence.read_pins(paths, time.time()) == {"step-10-a001"}
+    assert retention().prune(paths) == []
+    assert names(paths) == ["step-10-a001", "step-20-a001", "step-30-a001"]
+
+
 def set_aside(paths: RunPaths, server: BucketServer, name: str) -> None:
     """Set the manifest aside, as a pruning does that is killed after it moved the manifest."""
     data = server.get("runs", f"{CHECKPOINTS}{name}/{MANIFEST}", {}).data

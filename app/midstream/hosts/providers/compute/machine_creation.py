@@ -7,6 +7,7 @@ API: https://cloud.google.com/compute/docs/tpus/create-tpu-mig-multi-host-slice
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import uuid
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from midstream.hosts.providers.provider import (
     Polling,
     ProviderError,
     Slice,
+    SliceStatus,
 )
 from midstream.hosts.providers.slice_labels import label, labels_of, split_path
 
@@ -68,7 +70,11 @@ class ComputeService:
         self.by_hand = f"gcloud compute {what} delete {self._slice} --zone={self._zone} --project={self._project}"
 
     def find(self) -> Slice | None:
-        return machine_lookup.find(self._clients, self._project, self._zone, self._slice)
+        found = machine_lookup.find(self._clients, self._project, self._zone, self._slice)
+        requested = any(scope == "zone" for scope, _ in self._operations)
+        if found is not None and found.state == machine_lookup.INCOMPLETE and requested:
+            return dataclasses.replace(found, status=SliceStatus.CREATING)  # its group is not listed yet
+        return found
 
     # ------------------------------------------------------------------------------------------------ create
 

@@ -152,6 +152,7 @@ def _from_instance(project: str, zone: str, instance: Any) -> Slice:
         created=_created(instance),
         why=instance.status_message,
         machines=(instance.name,),
+        stopped=_is_stopped(instance),
     )
 
 
@@ -179,6 +180,7 @@ def _from_group(project: str, zone: str, group: Any, machines: Sequence[tuple[An
         created=_created(group),
         why="; ".join(errors[:2]),
         machines=tuple(each.name for each in present),
+        stopped=any(map(_is_stopped, present)),
     )
 
 
@@ -221,6 +223,12 @@ def price_class(instance: Any) -> str:
         return "flex-start"
     affinity = instance.reservation_affinity.consume_reservation_type
     return "reserved" if model == "RESERVATION_BOUND" or affinity == "SPECIFIC_RESERVATION" else "on demand"
+
+
+def _is_stopped(instance: Any) -> bool:
+    """Return whether a machine that no provider preempts does not run."""
+    standard = instance.scheduling.provisioning_model in ("", "STANDARD") and not instance.scheduling.preemptible
+    return standard and _STATES.get(instance.status) == SliceStatus.PREEMPTED
 
 
 def _announced_price_class(labels: Mapping[str, str]) -> str:

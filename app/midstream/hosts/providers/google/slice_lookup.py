@@ -142,6 +142,7 @@ def from_node(node: Node, request: QueuedResource | None) -> Slice:
         identity=str(node.id),
         created=_created(node),
         why="; ".join(filter(None, (node.health_description, *symptoms[-2:]))),
+        stopped=state == "STOPPED",  # no preemption leaves this state
         multislice=node.multislice_node or _is_multislice(request),
     )
 

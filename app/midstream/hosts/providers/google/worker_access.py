@@ -91,6 +91,9 @@ def install_key(client: TpuClient, found: Slice, user: str, public: str, progres
                 operation.result(timeout=BOOT_TIMEOUT)
                 progress(f"{found.path}: key of {user} installed")
                 return
+            except TimeoutError:  # the update goes on, and a login is tried for a while
+                progress(f"{found.path}: the service still installs the key of {user} after {BOOT_TIMEOUT:.0f} s")
+                return
             except (exceptions.Conflict, exceptions.ServiceUnavailable, exceptions.FailedPrecondition):
                 if not updates_left:
                     raise

@@ -1,0 +1,99 @@
+"""YAML of the fleet file: names as they are written, and no key twice.
+
+YAML 1.1 reads ``no`` as false, ``010`` as 8, ``12:30`` as 750 and ``3.10`` as 3.1, and of two equal keys it drops the
+first. A variable of an engine or a flag of sbatch would change without a word, and a host would be missing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+ENTRY = 2  # depth of a mapping with the fields of a host, a target or a store
+# Fields of texts alone. Those of the second line are names, of which some are keys above.
+TEXTS = (
+    "env", "secrets", "node_selector", "sbatch", "setup", "options", "mounts",
+    "host", "hosts", "store", "name", "user", "namespace", "context",
+)  # fmt: skip
+_PREFIX = "tag:yaml.org,2002:"
+_NULL, _MERGE, _TEXT = f"{_PREFIX}null", f"{_PREFIX}merge", f"{_PREFIX}str"
+
+
+def load_yaml(text: str) -> Any:
+    """Return the value of the text.
+
+    Keys are texts, and so are the values of `TEXTS`, both as they are written; a variable without a value is empty.
+
+    Raises:
+        YAMLError: It is no YAML, or a mapping has a key twice.
+    """
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _prepare(node)
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _prepare(root: yaml.Node) -> None:
+    """Check the keys of all mappings; make texts of what is read as such."""
+    waiting, seen = [(root, 0)], set[int]()
+    while waiting:
+        node, depth = waiting.pop()
+        if id(node) in seen:  # an alias
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += [(each, depth + 1) for each in node.value]
+        elif isinstance(node, yaml.MappingNode):
+            _check_keys(node)
+            node.value = [
+                (key if key.tag == _MERGE else _text(key), _texts(value) if _has_texts(key, depth) else value)
+                for key, value in node.value
+            ]
+            waiting += [(value, depth + 1) for _, value in node.value]
+
+
+def _check_keys(node: yaml.MappingNode) -> None:
+    lines: dict[str, int] = {}
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
+            continue
+        before = lines.get(key.value)
+        lines[key.value] = key.start_mark.line
+        if before is not None:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{key.value} is there twice: line {before + 1} has it too", key.start_mark
+            )
+
+
+def _has_texts(key: yaml.Node, depth: int) -> bool:
+    return depth >= ENTRY and key.value in TEXTS
+
+
+def _text(node: yaml.Node) -> yaml.Node:
+    """Return a scalar as the text that is written; another node as it is."""
+    if not isinstance(node, yaml.ScalarNode):
+        return node
+    return yaml.ScalarNode(_TEXT, node.value, node.start_mark, node.end_mark, node.style)
+
+
+def _texts(node: yaml.Node) -> yaml.Node:
+    """Return a scalar as text, or a list or mapping with its scalars as texts.
+
+    It is a copy: an alias may name the same scalar as a number.
+    """
+    if isinstance(node, yaml.SequenceNode):
+        return yaml.SequenceNode(node.tag, [_texts(each) for each in node.value], node.start_mark)
+    if not isinstance(node, yaml.MappingNode):
+        return node if node.tag == _NULL else _text(node)
+    pairs = [(key, _empty(value) if value.tag == _NULL else _text(value)) for key, value in node.value]
+    return yaml.MappingNode(node.tag, pairs, node.start_mark)
+
+
+def _empty(node: yaml.Node) -> yaml.Node:
+    return yaml.ScalarNode(_TEXT, "", node.start_mark, node.end_mark)
