@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -39,6 +40,35 @@ def test_footprint_shards_state_and_replicates_the_rest() -> None:
         footprint = memory_fit.footprint(ARRAYS, CONFIG, batch_shape(64, devices), devices)
         assert footprint.state == 3 * 4 * ELEMENTS // devices + 4 * 8
         assert footprint.gradients == 4 * (ELEMENTS // devices + 8)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "shards"),
+    [
+        ({}, 4),
+        ({"fsdp_axis": []}, 1),  # each device has all parameters
+        ({"fsdp_axis": None}, 4),
+        ({"fsdp_axis": [], "parameter_axis_resources": {"layers": ["data"]}}, 4),
+        ({"model_axis_size": 2, "fsdp_axis": [], "tensor_parallel_axes": ["mlp"]}, 2),
+        ({"model_axis_size": 2}, 2),  # sharded over `data` alone
+        ({"model_axis_size": 2, "tensor_parallel_axes": ["mlp", "heads"]}, 4),
+    ],
+)
+def test_footprint_follows_the_mappings_of_the_run(trainer: dict[str, Any], shards: int) -> None:
+    config = {**CONFIG, "trainer": {**CONFIG["trainer"], **trainer}}
+    shape = batch_shape(64, 4, model_axis_size=trainer.get("model_axis_size", 1))
+    footprint = memory_fit.footprint(ARRAYS, config, shape, 4)
+    bias = 2 if "heads" in trainer.get("tensor_parallel_axes", ()) else 1
+    assert footprint.state == 3 * 4 * ELEMENTS // shards + 4 * 8 // bias
+    assert footprint.gradients == 4 * (ELEMENTS // shards + 8 // bias)
+
+
+def test_footprint_has_the_width_of_the_mlp() -> None:
+    wide = {**CONFIG, "model": {**CONFIG["model"], "mlp_scale": 8}}
+    shape = batch_shape(64, 4)
+    more = memory_fit.footprint(ARRAYS, wide, shape, 4).activations
+    # 17 of the model's width, and 4 for each unit of the ratio of the widths; and a layer's input each.
+    assert more * (LAYERS + 33) == memory_fit.footprint(ARRAYS, CONFIG, shape, 4).activations * (LAYERS + 49)
 
 
 def test_half_precision_halves_its_part_of_the_state() -> None:
