@@ -77,8 +77,8 @@ class Plan:
 
     @property
     def positions(self) -> int:
-        """Tokens of an example: ``seq_len``, and one more with the last position's target."""
-        return self.config.model.seq_len + self.config.data.next_token
+        """Tokens of an example: see ``TrainLmConfig.positions``."""
+        return self.config.positions
 
     @property
     def dropout(self) -> bool:
@@ -235,7 +235,7 @@ def prepare(
     """
     plan = make_plan(config, devices, step=step, batch_schedule=batch_schedule)
     trainer, data = config.trainer, config.data
-    cache = open_training(root, data, plan.tokenizer, seq_len=config.model.seq_len, wanted=data_digest)
+    cache = open_training(root, data, plan.tokenizer, seq_len=plan.positions, wanted=data_digest)
     sets = open_validation(root, data, plan.tokenizer, validation)
     samples = TrainingBatches(
         cache,
