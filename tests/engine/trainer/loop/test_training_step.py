@@ -282,6 +282,20 @@ def test_evaluation_is_mean_over_every_token(root: str, fresh: TrainState, tmp_p
     assert setup_on(root, 2).validation is None
 
 
+def test_evaluation_without_counted_tokens_has_no_loss(
+    root: str, fresh: TrainState, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    short, zeros = tmp_path / "short.txt", tmp_path / "zeros.txt"
+    short.write_bytes(b"too short")
+    zeros.write_bytes(bytes(64))
+    assert compile_evaluation(setup_on(root, 1, "--data.validation_urls", str(short))) is None
+    assert "data.validation_urls: 10 tokens do not fill one sequence of model.seq_len 32" in caplog.text
+    setup = setup_on(root, 1, "--data.validation_urls", str(zeros), "--data.ignore_token_id", "0")
+    evaluate = compile_evaluation(setup)
+    assert evaluate is not None
+    assert evaluate(put(setup, fresh)) == {}, "0 would be a perfect loss"
+
+
 def test_saved_leaves_have_named_axes_but_counts_and_key(root: str) -> None:
     state = setup_on(root, 1).template
     plain = [
