@@ -81,9 +81,10 @@ def footprint(
 ) -> Footprint:
     """Estimate the memory of a device that trains ``arrays`` with a run's config.
 
-    Arrays are sharded as at rest on the engine's mesh, by ``trainer``'s mappings. Activations follow Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
-    Models", 2022. With recomputation, a layer stores ``seq * batch * hidden`` elements. Without, and during its own
-    computation, it stores 17 of these, and 4 for each unit of the ratio of MLP width to model width.
+    Arrays are sharded as at rest on the engine's mesh, by ``trainer``'s mappings. Activations follow Korthikanti et
+    al., "Reducing Activation Recomputation in Large Transformer Models", 2022. With recomputation, a layer stores
+    ``seq * batch * hidden`` elements. Without, and during its own computation, it stores 17 of these, and 4 for each
+    unit of the ratio of MLP width to model width.
 
     A CPU computes bfloat16 in float32. A layer stores 6 for that unit where the MLP has a gate, and, as attention is
     not blockwise, ``batch * heads * seq * seq`` once; its computation has these twice. The loss has the logits three
