@@ -240,6 +240,21 @@ def test_mixture_config_mistake_is_one_line(data: dict[str, object], said: str) 
     assert "\n" not in str(caught.value)
 
 
+def test_mixture_dataset_without_a_weight_is_reported() -> None:
+    datasets: dict[str, object] = {
+        "web": {"train_urls": ["w"]},
+        "code": {"id": "c"},
+        "books": {"train_urls": ["b"]},
+        "held": {"validation_urls": "h"},
+    }
+    loaded = from_mapping({"data": {"configs": datasets, "train_weights": {"web": 1, "books": 0}}})
+    assert [line.partition(" (")[0] for line in loaded.warnings] == [
+        "data.train_weights: has no weight for code: its training text is not used"
+    ]
+    del datasets["held"]
+    assert from_mapping({"data": {"configs": datasets}}).warnings == [], "all have equal shares"
+
+
 def test_mixture_datasets_have_validation_sets(mixed: DataConfig, tmp_path: Path) -> None:
     validation = open_validation(str(tmp_path / "root"), mixed, ByteTokenizer())
     assert validation is not None
