@@ -79,7 +79,8 @@ class TrainerConfig:
     seed: int = 0  # of initialisation, data order and dropout
     num_train_steps: int = 400_000  # updates of the complete run
     train_batch_size: Any = 32  # examples per update, or [{start: STEP, value: EXAMPLES}, ...]
-    per_device_parallelism: int = -1  # examples per device at a time; -1: all of its share
+    # Examples per device at a time, at most: the largest divisor of its share of the batch; -1: all of its share.
+    per_device_parallelism: int = -1
     per_device_eval_parallelism: int = -1  # the same for evaluation; -1: like per_device_parallelism
     steps_per_eval: int = 1000  # updates between evaluations; one more at the end
     max_eval_batches: int | None = None  # None: all of the validation set

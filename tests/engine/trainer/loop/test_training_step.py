@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from haliax import NamedArray
 
+from midstream.migrate.planning.batch_shape import batch_shape
 from midstream_engine.checkpoint.format.array_names import flatten
 from midstream_engine.config import ConfigError, load_config
 from midstream_engine.data.batches.batches import make_batch
@@ -214,17 +215,18 @@ def test_indivisible_axis_is_refused_before_compiling(root: str) -> None:
         ConfigError, match=r"train_batch_size: 6 does not divide over 4 devices; it does over 1, 2, 3, 6"
     ):
         setup_on(root, 4, "--trainer.train_batch_size", "6")
-    with pytest.raises(ConfigError, match=r"per_device_parallelism: 3 does not divide each device's 4.* 1, 2, 4"):
-        setup_on(root, 2, "--trainer.per_device_parallelism", "3")
     with pytest.raises(ConfigError, match=r"model_axis_size: 3 does not divide the 4 devices; use one of 1, 2, 4"):
         setup_on(root, 4, "--trainer.model_axis_size", "3")
     with pytest.raises(ConfigError, match="mapped to 'rows'"):
         setup_on(root, 4, "--trainer.axis_resources", "{mlp: rows}")
 
 
-def test_excess_per_device_batch_is_clamped(root: str) -> None:
-    cut = setup_on(root, 4, "--trainer.per_device_parallelism", "64").cut
-    assert (cut.micro, cut.size) == (1, 8)
+def test_per_device_batch_is_the_largest_that_divides(root: str) -> None:
+    """A run of any limit trains on any devices that divide its batch, as its migration is planned."""
+    for devices, limit, micro in ((4, 64, 1), (2, 3, 2), (1, 7, 2), (1, 1, 8)):
+        cut = setup_on(root, devices, "--trainer.per_device_parallelism", str(limit)).cut
+        assert (cut.micro, cut.size) == (micro, 8 // micro)
+        assert batch_shape(8, devices, limit).accumulation == micro
 
 
 def losses_of(setup: Setup, fresh: TrainState, tokens: np.ndarray, eos: int | None) -> np.ndarray:
