@@ -207,6 +207,23 @@ def test_wrong_value_of_a_flag_names_its_key_once(flag: str, value: str, said: s
     assert "()" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [
+        ("model.layer_norm_epsilon", "-1e-5", "model.layer_norm_epsilon: -1e-05 is negative or no number"),
+        ("model.initializer_range", ".nan", "model.initializer_range: nan is negative or no number"),
+        ("optimizer.skip_bad_steps", "1000000000000", "optimizer.skip_bad_steps: rolling_interval_length is at least"),
+        ("optimizer.skip_bad_steps", "{rolling_interval_length: 1e30}", "optimizer.skip_bad_steps: rolling_interval"),
+        ("optimizer.clip_update_norm", "{sigma_factor: .nan}", "optimizer.clip_update_norm: rolling_interval_length"),
+        ("optimizer.clip_update_norm", "{rolling_interval_length: 1000000000}", "optimizer.clip_update_norm: rolling"),
+    ],
+)
+def test_number_without_meaning_is_refused(flag: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([f"--{flag}", value])
+    assert str(caught.value).startswith(said)
+
+
 @pytest.mark.parametrize("path", ["a\0b", "\ud800"])
 def test_config_path_that_cannot_exist_is_refused(path: str) -> None:
     with pytest.raises(ConfigError, match="is no path"):
