@@ -28,7 +28,7 @@ from midstream_engine.optim.optimizer import build_optimizer
 from midstream_engine.optim.schedule import Schedule, learning_rate
 from midstream_engine.processes.rendezvous import ALONE, Processes
 from midstream_engine.trainer.computation.batch_division import Cut, ScheduledBatches, cut_batch
-from midstream_engine.trainer.computation.rematerialisation import by_memory
+from midstream_engine.trainer.computation.rematerialisation import by_memory, own_device
 from midstream_engine.trainer.computation.train_state import (
     StepPolicy,
     TrainState,
@@ -198,7 +198,7 @@ def _with_remat(config: TrainLmConfig, layout: Layout, template: TrainState, cut
     numbers = sum(leaf.size for leaf in jax.tree.leaves(template.model))
     chosen = by_memory(
         config.model,
-        layout.mesh.devices.flat[0],
+        own_device(layout.mesh.devices.ravel().tolist()),
         state=sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(template)) / devices,
         gradients=4 * numbers * (1 if cut.micro == 1 else 2) / devices,
         tokens=cut.size // layout.batch_shards * config.model.seq_len,
