@@ -197,6 +197,17 @@ def test_config_mistake_in_a_flag_names_the_flag(value: str, said: str) -> None:
         ("trainer.seed", "[1]", "--trainer.seed: Couldn't parse '[1]' into a int"),
         ("data.enforce_eos", "false", "data.enforce_eos: False is not supported: every document ends with"),
         ("trainer.checkpointer.base_path", "/x", "trainer.checkpointer.base_path: '/x': checkpoints are stored in"),
+        (
+            "trainer.jax_config.jax_default_prng_impl",
+            "rbg",
+            "trainer.jax_config.jax_default_prng_impl: rbg: random numbers would depend on the devices; here it is "
+            "threefry2x32",
+        ),
+        (
+            "trainer.jax_config.jax_threefry_partitionable",
+            "false",
+            "trainer.jax_config.jax_threefry_partitionable: false: random numbers would depend on the devices",
+        ),
     ],
 )
 def test_wrong_value_of_a_flag_names_its_key_once(flag: str, value: str, said: str) -> None:

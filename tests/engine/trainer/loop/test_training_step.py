@@ -36,6 +36,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
 STEPS = 50
+DROPOUT = ["--model.resid_pdrop", "0.1", "--model.attn_pdrop", "0.1", "--model.embed_pdrop", "0.1"]
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +102,18 @@ def test_fresh_state_is_bit_identical_on_any_mesh(root: str) -> None:
     assert contents(made_on(root, 4, *flags)) == alone
 
 
+@pytest.mark.parametrize(
+    "option", [jax.default_prng_impl("rbg"), jax.threefry_partitionable(False)], ids=["rbg", "not-partitionable"]
+)
+def test_options_of_jax_change_no_random_number(root: str, fresh: TrainState, option: Any) -> None:
+    """Each option is a variable of the environment, which the hosts of a migration need not have in common."""
+    alone, losses = contents(made_on(root, 1)), train(setup_on(root, 1, *DROPOUT), fresh, steps=2)[0]
+    with option:
+        assert contents(made_on(root, 2)) == alone
+        found = train(setup_on(root, 2, *DROPOUT, "--trainer.per_device_parallelism", "2"), fresh, steps=2)[0]
+    assert relative(found, losses) < 1e-5
+
+
 def test_parameters_and_moments_stay_sharded_after_update(root: str, fresh: TrainState) -> None:
     setup = setup_on(root, 4)
     step, state = compile_step(setup), put(setup, fresh)
@@ -123,9 +136,6 @@ def test_parameters_and_moments_stay_sharded_after_update(root: str, fresh: Trai
 
 def relative(a: Sequence[float], b: Sequence[float]) -> float:
     return max(abs(x - y) / abs(y) for x, y in zip(a, b, strict=True))
-
-
-DROPOUT = ["--model.resid_pdrop", "0.1", "--model.attn_pdrop", "0.1", "--model.embed_pdrop", "0.1"]
 
 
 @pytest.fixture(scope="module")
