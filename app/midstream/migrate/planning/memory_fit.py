@@ -180,6 +180,44 @@ def fitting_shape(
     return shape, needed
 
 
+def fitting_division(
+    arrays: Sequence[ArrayEntry],
+    config: Mapping[str, Any],
+    sizes: Sequence[int],
+    devices: int,
+    memory: int | None,
+    kind: str = "",
+) -> tuple[BatchShape, Footprint, int | None]:
+    """Divide a run's batch so that later, larger batches of its schedule fit as well.
+
+    Args:
+        arrays: As of `fitting_shape`.
+        config: As of `fitting_shape`.
+        sizes: Examples of an update, now and later in the schedule.
+        devices: As of `fitting_shape`.
+        memory: As of `fitting_shape`.
+        kind: As of `fitting_shape`.
+
+    Returns:
+        The division of the first size, its memory, and the limit of examples at a time that the memory needs; None
+        where the engine's own divisions fit.
+
+    Raises:
+        MidstreamError: A single example does not fit, or a batch does not divide.
+    """
+    trainer = section(config, "trainer")
+    limit, model_axis = int(trainer.get("per_device_parallelism") or -1), int(trainer.get("model_axis_size") or 1)
+    lowered: list[int] = []
+    for examples in sizes:
+        fitted, _ = fitting_shape(arrays, config, examples, devices, memory, kind)
+        if fitted.per_device < batch_shape(examples, devices, limit, model_axis).per_device:
+            lowered.append(fitted.per_device)
+    needed = min(lowered, default=None)
+    if needed is not None:
+        config = {**config, "trainer": {**trainer, "per_device_parallelism": needed}}
+    return *fitting_shape(arrays, config, sizes[0], devices, memory, kind), needed
+
+
 def _enough_devices(
     arrays: Sequence[ArrayEntry], config: Mapping[str, Any], batch: int, devices: int, memory: int, kind: str
 ) -> str:

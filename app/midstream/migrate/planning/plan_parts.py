@@ -96,10 +96,10 @@ def plan_shape(snapshot: Snapshot, request: Request, ends: Ends, contents: Conte
     after, needed = batch_shape.batch_shape(batch, target_devices, limit, model_axis), None
     overrides = request.overrides
     if contents.arrays:
-        largest = after.per_device  # what the engine takes by itself
-        after, needed = memory_fit.fitting_shape(contents.arrays, config, batch, target_devices, memory, kind)
-        if after.per_device < largest:
-            overrides = (*overrides, "--trainer.per_device_parallelism", str(after.per_device))
+        sizes = [batch, *later]
+        after, needed, most = memory_fit.fitting_division(contents.arrays, config, sizes, target_devices, memory, kind)
+        if most is not None:
+            overrides = (*overrides, "--trainer.per_device_parallelism", str(most))
     for size in later:  # refuse now what a later size of the schedule would refuse then
         batch_shape.batch_shape(size, target_devices, limit, model_axis)
     changes = _changes(run, before, after, source_devices, target_devices, trainer, wanted.steps)

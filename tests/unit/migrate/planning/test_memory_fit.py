@@ -101,6 +101,18 @@ def test_activations_stored_by_name_are_counted() -> None:
     assert stored("auto") == stored(True), "it takes what has room"
 
 
+def test_division_leaves_room_for_later_batches() -> None:
+    _, footprint = memory_fit.fitting_shape(ARRAYS, CONFIG, 64, 2, None)
+    less = int(footprint.total / memory_fit.USABLE) - 1
+    fitted, _ = memory_fit.fitting_shape(ARRAYS, CONFIG, 64, 2, less)
+    assert fitted.per_device < 32
+    now, needed, limit = memory_fit.fitting_division(ARRAYS, CONFIG, [8, 64], 2, less)
+    assert (now.per_device, now.accumulation, limit) == (4, 1, fitted.per_device)
+    assert needed.total < footprint.total
+    assert memory_fit.fitting_division(ARRAYS, CONFIG, [64, 8], 2, less)[::2] == (fitted, fitted.per_device)
+    assert memory_fit.fitting_division(ARRAYS, CONFIG, [8, 64], 2, None)[2] is None
+
+
 def test_less_memory_lowers_per_device_batch_only() -> None:
     large, footprint = memory_fit.fitting_shape(ARRAYS, CONFIG, 64, 2, None)
     assert (large.per_device, large.accumulation) == (32, 1)
