@@ -20,6 +20,7 @@ from midstream_engine.checkpoint.format.array_names import flatten
 from midstream_engine.config import ConfigError, load_config
 from midstream_engine.data.batches.batches import make_batch
 from midstream_engine.models.lm import token_losses
+from midstream_engine.models.random_keys import key_of
 from midstream_engine.trainer.computation.programs import (
     compile_evaluation,
     compile_reference_losses,
@@ -68,7 +69,7 @@ def put(setup: Setup, state: TrainState) -> TrainState:
 
     def place(leaf: Any, wanted: Any) -> Any:
         if is_key(wanted):
-            leaf = jax.random.wrap_key_data(jnp.array(leaf))
+            leaf = key_of(jnp.array(leaf))
         return jax.device_put(jnp.array(leaf), wanted.sharding)
 
     # By leaves: the trees' static fields differ where the configurations do.
