@@ -171,6 +171,22 @@ def test_tensor_parallelism_shards_axes_and_keeps_loss(root: str, fresh: TrainSt
     assert shapes["optimizer/adam/mu/blocks/stacked/attn/proj/weight"] == (2, 2, 16, 32)
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--trainer.compute_axis_resources", "{embed: model}"],
+        ["--trainer.fsdp_axis", "[vocab]", "--trainer.compute_axis_resources", "{vocab: model}"],
+    ],
+    ids=["embed", "vocab"],
+)
+def test_axis_of_the_head_is_sharded_otherwise_at_rest(
+    root: str, fresh: TrainState, plain: list[float], flags: list[str]
+) -> None:
+    """Over data at rest, over model in the computation: the parts of its gradient end on the devices that have them."""
+    flags = [*flags, "--trainer.model_axis_size", "2", "--model.cross_entropy_block_size", "8"]
+    assert relative(train(setup_on(root, 4, *flags), fresh, steps=5)[0], plain) < 1e-5
+
+
 def test_bfloat16_is_near_float32_with_float32_masters(root: str, fresh: TrainState, plain: list[float]) -> None:
     losses, state = train(setup_on(root, 2, "--trainer.mp", "p=f32,c=bfloat16"), fresh, steps=5)
     assert relative(losses, plain) < 2e-2
