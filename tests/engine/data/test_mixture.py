@@ -244,10 +244,10 @@ def test_mixture_dataset_without_a_weight_is_reported() -> None:
     datasets: dict[str, object] = {
         "web": {"train_urls": ["w"]},
         "code": {"id": "c"},
-        "books": {"train_urls": ["b"]},
+        "novels": {"train_urls": ["b"]},
         "held": {"validation_urls": "h"},
     }
-    loaded = from_mapping({"data": {"configs": datasets, "train_weights": {"web": 1, "books": 0}}})
+    loaded = from_mapping({"data": {"configs": datasets, "train_weights": {"web": 1, "novels": 0}}})
     assert [line.partition(" (")[0] for line in loaded.warnings] == [
         "data.train_weights: has no weight for code: its training text is not used"
     ]

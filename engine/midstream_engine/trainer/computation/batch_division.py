@@ -100,7 +100,7 @@ class ScheduledBatches:
 
 
 def cut_batch(layout: Layout, batch_size: int, per_device: int, name: str = "trainer.per_device_parallelism") -> Cut:
-    """Divide a batch so that each device computes at most ``per_device`` examples at a time.
+    """Divide a batch; a device computes at most ``per_device`` examples at a time.
 
     Args:
         layout: The mesh and mappings.
