@@ -182,8 +182,9 @@ def vocabulary_of_file(name: str, config: Path) -> int:
         content = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
         vocabulary: Any = content["model"]["vocab"]
         # Of BPE and WordPiece a mapping to ids, of Unigram a list of (token, score).
-        own = vocabulary if isinstance(vocabulary, dict) else {entry[0]: at for at, entry in enumerate(vocabulary)}
-        known = {str(token): int(number) for token, number in cast("dict[str, Any]", own).items()}
+        if not isinstance(vocabulary, dict):
+            vocabulary = {entry[0]: at for at, entry in enumerate(vocabulary)}
+        known = {str(token): int(number) for token, number in cast("dict[str, Any]", vocabulary).items()}
         added = {entry["content"] for entry in content.get("added_tokens") or ()} - known.keys()
         # Added tokens that the model does not have get the ids from its number of tokens on, whatever the file says.
         return 1 + max([*known.values(), len(known) + len(added) - 1])
