@@ -22,7 +22,6 @@ from dataclasses import replace
 from typing import Any
 
 from midstream_engine import records
-from midstream_engine.arithmetic.mesh_division import examples_at_once
 from midstream_engine.config import ConfigError, TrainLmConfig, load_config
 from midstream_engine.errors import EngineError
 from midstream_engine.interruption import interruptible
@@ -146,7 +145,7 @@ def largest_that_fits(config: TrainLmConfig, limit: int) -> int | None:
     plan = make_plan(replace(config, trainer=replace(config.trainer, per_device_parallelism=1)))
     shares = [cut.micro for cut in plan.cuts.values()]
     sizes = range(1, max(shares) + 1)
-    candidates = [size for size in sizes if all(share % examples_at_once(share, size) == 0 for share in shares)]
+    candidates = [size for size in sizes if all(share % min(size, share) == 0 for share in shares)]
     low, high = 0, len(candidates)  # candidates[:low] fit, candidates[high:] do not
     while low < high:
         middle = (low + high) // 2

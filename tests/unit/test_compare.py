@@ -27,6 +27,7 @@ from midstream.hosts.host_pool import HostPool
 from midstream.launch.reporter import Reporter
 from midstream.watch.known_devices import devices_file, remember_devices
 from midstream.watch.snapshot import Accelerator, HostView, Machine, Snapshot
+from midstream_engine.data.tokenize.tokenizer import load_tokenizer
 from midstream_engine.shared.accelerator_types import parse
 from support.accelerator_types import known
 
@@ -308,17 +309,28 @@ def test_calibration_is_stored_and_applied(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 @pytest.mark.parametrize(
-    ("model", "size"),
+    ("vocabulary", "added", "size"),
     [
-        ({"vocab": {"a": 0, "b": 1}}, 3),
-        ({"vocab": [["a", -1.0], ["<end>", -2.0]]}, 2),
+        ({"a": 0, "b": 1}, ["<end>"], 3),
+        ([["a", -1.0], ["<end>", -2.0]], ["<end>"], 2),
+        ({"a": 0, "b": 9}, ["<end>"], 10),  # ids with gaps
+        ({"a": 0, "<end>": 3}, ["<end>", "<pad>", "<cut>", "<mask>"], 5),
     ],
 )
-def test_size_of_a_tokenizer_as_the_engine_counts_it(tmp_path: Path, model: Any, size: int) -> None:
+def test_size_of_a_tokenizer_as_the_engine_counts_it(
+    tmp_path: Path, vocabulary: Any, added: list[str], size: int
+) -> None:
     file = tmp_path / "tokenizer.json"
-    file.write_text(json.dumps({"model": model, "added_tokens": [{"content": "<end>"}]}))
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    tokens = [{"content": token, "id": 5, **flags} for token in added]
+    kind: dict[str, Any] = {"type": "Unigram", "unk_id": 0}
+    if isinstance(vocabulary, dict):
+        kind = {"type": "WordLevel", "unk_token": "a"}
+    file.write_text(json.dumps({"version": "1.0", "model": {**kind, "vocab": vocabulary}, "added_tokens": tokens}))
     assert subject.vocabulary_of_file(str(tmp_path), tmp_path) == size
     assert subject.vocabulary_of_file(str(file), tmp_path) == size
+    pytest.importorskip("tokenizers", reason="needs tokenizers: make setup")
+    assert load_tokenizer(str(file), "<end>").vocab_size == size
     file.write_text("{}")
     with pytest.raises(UsageError, match=r"no tokenizer\.json"):
         subject.vocabulary_of_file(str(file), tmp_path)

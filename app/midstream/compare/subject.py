@@ -164,9 +164,9 @@ def _by_size(name: str) -> bool:
 
 
 def vocabulary_of_file(name: str, config: Path) -> int:
-    """Return the number of tokens of a ``tokenizer.json`` or of its folder.
+    """Return the size of the vocabulary of a ``tokenizer.json`` or of its folder.
 
-    They are counted as the engine counts them.
+    It is one more than the largest id, as in the engine: ids may have gaps.
 
     Raises:
         UsageError: It is not on this machine, or is none.
@@ -181,8 +181,12 @@ def vocabulary_of_file(name: str, config: Path) -> int:
             raise ValueError("too large")
         content = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
         vocabulary: Any = content["model"]["vocab"]
-        # Of BPE and WordPiece a mapping, of Unigram a list of (token, score).
-        known = {entry if isinstance(entry, str) else entry[0] for entry in vocabulary}
-        return len(known | {entry["content"] for entry in content.get("added_tokens") or ()})
+        # Of BPE and WordPiece a mapping to ids, of Unigram a list of (token, score).
+        if not isinstance(vocabulary, dict):
+            vocabulary = {entry[0]: at for at, entry in enumerate(vocabulary)}
+        known = {str(token): int(number) for token, number in cast("dict[str, Any]", vocabulary).items()}
+        added = {entry["content"] for entry in content.get("added_tokens") or ()} - known.keys()
+        # Added tokens that the model does not have get the ids from its number of tokens on, whatever the file says.
+        return 1 + max([*known.values(), len(known) + len(added) - 1])
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         raise UsageError(f"data.tokenizer: {path} is no tokenizer.json", hint) from None

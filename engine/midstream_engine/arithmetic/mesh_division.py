@@ -107,6 +107,7 @@ def divisors(number: int) -> list[int]:
 def examples_at_once(share: int, per_device: int) -> int:
     """Return how many of its ``share`` of a batch a device computes at a time.
 
-    ``per_device`` is ``trainer.per_device_parallelism``; below 1, or above the share: the complete share.
+    ``per_device`` is ``trainer.per_device_parallelism``, a limit: micro-batches are equal, so it is the largest divisor
+    of the share that is not above it. Below 1 it is the complete share.
     """
-    return share if per_device < 1 else min(per_device, share)
+    return share if per_device < 1 else max(divisor for divisor in divisors(share) if divisor <= per_device)

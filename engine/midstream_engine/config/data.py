@@ -18,7 +18,8 @@ class SourceConfig:
     A URL is a local path, ``gs://bucket/name``, ``s3://bucket/name``, ``https://host/name``, or ``stdlib:**/*.py``: the
     sources of the running Python's standard library. Braces (``part.{1..8}.jsonl``, ``{a,b}.txt``) work in all of them,
     globs in all but https. ``.jsonl``, ``.ndjson`` and ``.json`` have one document per line (or one list of documents),
-    ``.parquet`` one per row, any other file is one document; each may end in ``.gz`` or ``.zst``.
+    ``.parquet`` one per row, any other file is one document; each may end in ``.gz`` or ``.zst``. Archives and other
+    compressions are refused.
     """
 
     train_urls: list[str] = field(default_factory=list)
@@ -48,7 +49,8 @@ class DataConfig(SourceConfig):
     tokenizer: str | None = None
     eos_token: str = "<|endoftext|>"  # of tokenizer.json; the byte tokenizer uses id 256
     configs: dict[str, SourceConfig] = field(default_factory=dict)  # the datasets of a mixture, by name
-    train_weights: dict[str, float] = field(default_factory=dict)  # share of the sequences; empty: equal shares
+    # Share of the sequences; empty: equal shares; 0: validation alone.
+    train_weights: dict[str, float] = field(default_factory=dict)
     mixture_block_size: int = 2048  # sequences; every block has each dataset's share exactly
     shuffle: bool = True
     # An example has one token more than model.seq_len, so that the last position has a target, too (NeoX, Megatron).
@@ -103,6 +105,15 @@ class DataConfig(SourceConfig):
                 "that of gpt2; or bytes, with one token for each byte)"
             )
         return self.tokenizer
+
+    def warnings(self) -> list[str]:
+        """Return lines about valid values that are probably mistakes."""
+        return [
+            f"data.train_weights: has no weight for {name}: its training text is not used (hint: write 0 if that is "
+            "meant)"
+            for name, part in sorted(self.configs.items())
+            if self.train_weights and name not in self.train_weights and (part.train_urls or part.id)
+        ]
 
     def block_counts(self) -> dict[str, int]:
         """Return the number of sequences of each dataset in a block, sorted by name.

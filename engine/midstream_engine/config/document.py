@@ -63,6 +63,10 @@ option. With `trainer.mp: bfloat16` or `half`, parameters and activations have 2
 computed in float32, and Adam's moments and model averages are stored in float32. With `optimizer.mu_dtype` and
 `optimizer.nu_dtype` `bfloat16` the state has 6 bytes a parameter instead of 10. float16 has no loss scale.
 
+Random numbers are those of jax's generator `threefry2x32`, with partitions: no division of a batch and no mesh has an
+effect on them. JAX_DEFAULT_PRNG_IMPL and JAX_THREEFRY_PARTITIONABLE have none either, and other values in
+`trainer.jax_config` are refused.
+
 Learning rates equal those of marin-levanter 0.2 at every update, or with `optimizer.schedule_rules: levanter-1.2` those
 of Levanter 1.2, which does not limit a warmup and a decay to their cycle. An import takes the rules of the release that
 wrote the checkpoint (1.2 for zarr 2, 0.2 for OCDBT), unless the YAML has `schedule_rules`. What remains different:

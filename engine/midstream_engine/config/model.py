@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import draccus
@@ -53,6 +54,9 @@ class LmConfig(draccus.ChoiceRegistry):
         for name in ("seq_len", "hidden_dim", "num_layers", "num_heads", "pad_vocab_to_multiple"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"model.{name}: {getattr(self, name)} is not positive")
+        for name in ("initializer_range", "layer_norm_epsilon"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"model.{name}: {getattr(self, name)} is negative or no number")
         for name in ("flash_attention_block_size", "cross_entropy_block_size", "head_dim", "intermediate_dim"):
             value = getattr(self, name, None)
             if value is not None and value < 1:

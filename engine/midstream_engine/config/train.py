@@ -42,6 +42,11 @@ class TrainLmConfig:
         if not 0 <= self.z_loss_weight < math.inf:
             raise ConfigError(f"z_loss_weight: {self.z_loss_weight} is negative or no number")
 
+    @property
+    def positions(self) -> int:
+        """Tokens of an example: ``seq_len``, and one more with the last position's target."""
+        return self.model.seq_len + self.data.next_token
+
     def resolved(self) -> dict[str, Any]:
         """Return every value, defaults included, for ``run.yaml``.
 

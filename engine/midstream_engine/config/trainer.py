@@ -21,6 +21,8 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)[\s,]*")
 _UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0}
 _UNITS |= {"h": 3600.0, "hr": 3600.0, "hour": 3600.0, "d": 86400.0, "day": 86400.0, "w": 604800.0, "week": 604800.0}
 _ROUNDED = {"bfloat16": 512, "float16": 4096}  # a change below this part of a number is rounded away
+# Options of jax that may have one value, which has no effect. ``models.random_keys`` has the reason.
+_OPTIONS = {"jax_default_prng_impl": "threefry2x32", "jax_threefry_partitionable": True}
 # Axes of arrays and activations that may be sharded.
 AXES = ("batch", "embed", "head_size", "heads", "key_position", "kv_heads", "layers", "mlp", "position", "vocab")
 
@@ -79,7 +81,8 @@ class TrainerConfig:
     seed: int = 0  # of initialisation, data order and dropout
     num_train_steps: int = 400_000  # updates of the complete run
     train_batch_size: Any = 32  # examples per update, or [{start: STEP, value: EXAMPLES}, ...]
-    per_device_parallelism: int = -1  # examples per device at a time; -1: all of its share
+    # Examples per device at a time, at most: the largest divisor of its share of the batch; -1: all of its share.
+    per_device_parallelism: int = -1
     per_device_eval_parallelism: int = -1  # the same for evaluation; -1: like per_device_parallelism
     steps_per_eval: int = 1000  # updates between evaluations; one more at the end
     max_eval_batches: int | None = None  # None: all of the validation set
@@ -154,12 +157,7 @@ class TrainerConfig:
                 f"trainer.matmul_precision: {self.matmul_precision!r} is neither highest (float32) nor default (the "
                 "accelerator's)"
             )
-        if JAX_OPTION in self.jax_config:  # a value with a counterpart was replaced when it was read
-            raise ConfigError(
-                f"trainer.jax_config.{JAX_OPTION}: {self.jax_config[JAX_OPTION]!r} has no exact "
-                f"counterpart with trainer.mp: {self.mp} (hint: remove it; trainer.matmul_precision, highest or "
-                "default, sets the precision of products of float32 numbers)"
-            )
+        self._check_jax_config()
         self.batch_schedule()
         for name in ("per_device_parallelism", "per_device_eval_parallelism"):
             if getattr(self, name) < 1 and getattr(self, name) != -1:
@@ -170,6 +168,21 @@ class TrainerConfig:
             raise ConfigError(
                 f"trainer.mp: {error}: no precision policy; write f32, bfloat16 or p=f32,c=bfloat16"
             ) from None
+
+    def _check_jax_config(self) -> None:
+        """Refuse options of jax that would change the training."""
+        if JAX_OPTION in self.jax_config:  # a value with a counterpart was replaced when it was read
+            raise ConfigError(
+                f"trainer.jax_config.{JAX_OPTION}: {self.jax_config[JAX_OPTION]!r} has no exact "
+                f"counterpart with trainer.mp: {self.mp} (hint: remove it; trainer.matmul_precision, highest or "
+                "default, sets the precision of products of float32 numbers)"
+            )
+        for name, needed in _OPTIONS.items():
+            if self.jax_config.get(name, needed) != needed:
+                raise ConfigError(
+                    f"trainer.jax_config.{name}: {str(self.jax_config[name]).lower()}: random numbers would depend on "
+                    f"the devices; here it is {str(needed).lower()} (hint: remove it)"
+                )
 
     def precision(self) -> Precision:
         """Return the element types that ``mp`` names."""

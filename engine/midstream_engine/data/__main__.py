@@ -34,8 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = load_config(arguments).config
         data, root = config.data, config.trainer.resolved_root()
         tokenizer = load_tokenizer(tokenizer_path(data.given_tokenizer, root), data.eos_token)
-        training = open_training(root, data, tokenizer, seq_len=config.model.seq_len)
-        batches = TrainingBatches(training, seq_len=config.model.seq_len, batch_size=1, seed=0)
+        training = open_training(root, data, tokenizer, seq_len=config.positions)
+        batches = TrainingBatches(training, seq_len=config.positions, batch_size=1, seed=0)
         _print("train", training, sequences=batches.sequences, datasets=batches.sizes())
         validation = open_validation(root, data, tokenizer)
         for name, cache in validation.sets.items() if validation else ():

@@ -17,6 +17,7 @@ from midstream_engine.checkpoint.format.dtypes import numpy_dtype
 from midstream_engine.config.model import LmConfig
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.interop.imported_array import ImportedArray, Piece
+from midstream_engine.models.random_keys import new_key, partitionable
 from midstream_engine.optim.optimizer import build_optimizer
 from midstream_engine.optim.schedule import learning_rate
 from midstream_engine.trainer.computation.train_state import abstract_state, initializer, policy_of
@@ -56,7 +57,8 @@ def state_arrays(config: TrainLmConfig, vocab_size: int) -> dict[str, LogicalArr
     rate = learning_rate(config.optimizer, config.trainer.num_train_steps)
     optimizer = build_optimizer(config.optimizer, rate)
     state = abstract_state(initializer(config, vocab_size, optimizer, policy_of(config)))
-    key = jax.random.split(jax.random.key(config.trainer.seed))[1]
+    with partitionable():
+        key = jax.random.split(new_key(config.trainer.seed))[1]
     return flatten(dataclasses.replace(state, key=key))
 
 

@@ -20,6 +20,7 @@ from jax.typing import DTypeLike
 from jaxtyping import PRNGKeyArray
 
 from midstream_engine.models import wide_gradients
+from midstream_engine.models.random_keys import key_of
 
 _DRAWS = 12
 
@@ -189,7 +190,7 @@ def dropout(x: NamedArray, rate: float, Batch: Axis, keys: NamedArray | None, si
     shape = tuple(axis.size for axis in others)
 
     def keep(key: jax.Array) -> jax.Array:
-        return jax.random.bernoulli(jax.random.fold_in(key, site), 1.0 - rate, shape)
+        return jax.random.bernoulli(jax.random.fold_in(key_of(key), site), 1.0 - rate, shape)
 
     mask = hax.named(jax.vmap(keep)(keys.rearrange((Batch.name, "key")).array), (Batch, *others))
     return hax.where(mask, x / (1.0 - rate), 0.0).rearrange(x.axes)

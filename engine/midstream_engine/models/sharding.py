@@ -131,11 +131,12 @@ def batch_sum(parts: jax.Array, axes: Sequence[str]) -> jax.Array:
     def scatter(part: jax.Array) -> jax.Array:
         return _scatter(part[0], over)
 
+    # Each device scatters its own part of that axis: where the computation shards it too, that is its outer division.
     moved = jnp.moveaxis(parts, 1 + cut, 1)
     scattered = jax.shard_map(
         scatter,
         in_specs=PartitionSpec(over, *others),
-        out_specs=PartitionSpec((*over, *others[0]), *others[1:]),
+        out_specs=PartitionSpec((*others[0], *over), *others[1:]),
         check_vma=False,
     )(moved)
     return jnp.moveaxis(scattered, 0, cut)

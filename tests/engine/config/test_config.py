@@ -197,6 +197,17 @@ def test_config_mistake_in_a_flag_names_the_flag(value: str, said: str) -> None:
         ("trainer.seed", "[1]", "--trainer.seed: Couldn't parse '[1]' into a int"),
         ("data.enforce_eos", "false", "data.enforce_eos: False is not supported: every document ends with"),
         ("trainer.checkpointer.base_path", "/x", "trainer.checkpointer.base_path: '/x': checkpoints are stored in"),
+        (
+            "trainer.jax_config.jax_default_prng_impl",
+            "rbg",
+            "trainer.jax_config.jax_default_prng_impl: rbg: random numbers would depend on the devices; here it is "
+            "threefry2x32",
+        ),
+        (
+            "trainer.jax_config.jax_threefry_partitionable",
+            "false",
+            "trainer.jax_config.jax_threefry_partitionable: false: random numbers would depend on the devices",
+        ),
     ],
 )
 def test_wrong_value_of_a_flag_names_its_key_once(flag: str, value: str, said: str) -> None:
@@ -205,6 +216,23 @@ def test_wrong_value_of_a_flag_names_its_key_once(flag: str, value: str, said: s
     assert str(caught.value).startswith(said)
     assert str(caught.value).count(flag) == 1
     assert "()" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [
+        ("model.layer_norm_epsilon", "-1e-5", "model.layer_norm_epsilon: -1e-05 is negative or no number"),
+        ("model.initializer_range", ".nan", "model.initializer_range: nan is negative or no number"),
+        ("optimizer.skip_bad_steps", "1000000000000", "optimizer.skip_bad_steps: rolling_interval_length is at least"),
+        ("optimizer.skip_bad_steps", "{rolling_interval_length: 1e30}", "optimizer.skip_bad_steps: rolling_interval"),
+        ("optimizer.clip_update_norm", "{sigma_factor: .nan}", "optimizer.clip_update_norm: rolling_interval_length"),
+        ("optimizer.clip_update_norm", "{rolling_interval_length: 1000000000}", "optimizer.clip_update_norm: rolling"),
+    ],
+)
+def test_number_without_meaning_is_refused(flag: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([f"--{flag}", value])
+    assert str(caught.value).startswith(said)
 
 
 @pytest.mark.parametrize("path", ["a\0b", "\ud800"])

@@ -85,6 +85,10 @@ def test_formats_give_the_same_documents(tmp_path: Path) -> None:
         ("a.jsonl.zst", b"no zstd at all, really not", r"a\.jsonl\.zst: damaged Zstandard data"),
         ("a.parquet", parquet()[:-9], r"a\.parquet: "),
         ("a.parquet", b"PAR1", r"a\.parquet: "),
+        ("a.jsonl.gz", b"", r"a\.jsonl\.gz: is empty: \.gz files are not"),
+        ("a.jsonl.zst", b"", r"a\.jsonl\.zst: is empty"),
+        ("a.jsonl.xz", b"\xfd7zXZ\0", r"a\.jsonl\.xz: \.xz is not read \(hint: unpack it"),
+        ("a.tar.gz", gzip.compress(LINES), r"a\.tar\.gz: \.tar is not read"),
     ],
     # Compressed bytes carry the time of day; a test's name may not.
     ids=[
@@ -99,6 +103,10 @@ def test_formats_give_the_same_documents(tmp_path: Path) -> None:
         "no-zstd",
         "cut-parquet",
         "magic",
+        "empty-gzip",
+        "empty-zstd",
+        "xz",
+        "tar",
     ],
 )
 def test_damaged_text_is_one_line(tmp_path: Path, name: str, data: bytes, said: str) -> None:
@@ -106,6 +114,20 @@ def test_damaged_text_is_one_line(tmp_path: Path, name: str, data: bytes, said: 
     with pytest.raises(DataError, match=said) as caught:
         read(str(tmp_path / name))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.txt"])
+def test_local_file_changed_during_read_is_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(parquet(texts=TEXTS * 100) if name == "a.parquet" else LINES * 100)
+    listed = list_sources.list_sources([str(path)])
+    documents = list_sources.documents(listed, text_key="text", max_bytes=None)
+    next(documents)
+    path.write_bytes(path.read_bytes() + LINES)
+    with pytest.raises(DataError, match=rf"{name} has changed while it was read \(hint: start again\)"):
+        list(documents)
+    with pytest.raises(DataError, match="has changed"):
+        list(list_sources.documents(listed, text_key="text", max_bytes=None))
 
 
 def test_parquet_without_text_column_lists_columns(tmp_path: Path) -> None:
@@ -117,7 +139,7 @@ def test_parquet_without_text_column_lists_columns(tmp_path: Path) -> None:
 
 
 def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.jsonl.zst").write_bytes(b"")
+    (tmp_path / "a.jsonl.zst").write_bytes(zstd(LINES))
     (tmp_path / "a.parquet").write_bytes(b"")
     for package, url in (("zstandard", "a.jsonl.zst"), ("pyarrow", "a.parquet")):
         monkeypatch.setitem(sys.modules, package, None)
@@ -233,6 +255,20 @@ def test_http_broken_connection_resumes(server: FileServer, ranges: bool) -> Non
     server.breaks = [10, 700, 0, 2000]  # bytes of the next answers
     assert list(list_sources.documents([source], text_key="text", max_bytes=None)) == EXPECTED
     assert server.breaks == []
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_http_end_is_known_from_the_answer(server: FileServer, ranges: bool) -> None:
+    server.sizes, server.ranges = False, ranges
+    (source,) = list_sources.list_sources([server.url + "/a.jsonl"])
+    assert source.size == -1
+    server.breaks = [LINES.index(b"\n") + 1, 0, 2000]  # the first of them after a complete document
+    assert list(list_sources.documents([source], text_key="text", max_bytes=None)) == EXPECTED
+    server.breaks = [10, 700]
+    assert http.get(server.url + "/a.jsonl") == LINES
+    server.breaks = [100] + [0] * 50
+    with pytest.raises(DataError, match="breaks off at byte 100"):
+        list(list_sources.documents([source], text_key="text", max_bytes=None))
 
 
 def test_http_busy_server_is_retried_and_refusal_is_not(server: FileServer) -> None:

@@ -240,6 +240,21 @@ def test_mixture_config_mistake_is_one_line(data: dict[str, object], said: str) 
     assert "\n" not in str(caught.value)
 
 
+def test_mixture_dataset_without_a_weight_is_reported() -> None:
+    datasets: dict[str, object] = {
+        "web": {"train_urls": ["w"]},
+        "code": {"id": "c"},
+        "novels": {"train_urls": ["b"]},
+        "held": {"validation_urls": "h"},
+    }
+    loaded = from_mapping({"data": {"configs": datasets, "train_weights": {"web": 1, "novels": 0}}})
+    assert [line.partition(" (")[0] for line in loaded.warnings] == [
+        "data.train_weights: has no weight for code: its training text is not used"
+    ]
+    del datasets["held"]
+    assert from_mapping({"data": {"configs": datasets}}).warnings == [], "all have equal shares"
+
+
 def test_mixture_datasets_have_validation_sets(mixed: DataConfig, tmp_path: Path) -> None:
     validation = open_validation(str(tmp_path / "root"), mixed, ByteTokenizer())
     assert validation is not None
@@ -350,6 +365,21 @@ def test_packing_is_part_of_digest_and_bound_to_length(tmp_path: Path) -> None:
         opened(tmp_path / "root", plain, wanted=data.digest)
     again, _ = packed(tmp_path)
     assert again.digest == data.digest
+
+
+def test_packed_examples_may_have_the_last_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    urls = corpus(tmp_path, "a", 80).train_urls
+    written = {"data": {"tokenizer": "bytes", "train_urls": urls, "pack": True, "next_token": True}}
+    (tmp_path / "run.yaml").write_text(json.dumps(written))
+    flags = ["--config_path", str(tmp_path / "run.yaml"), "--model.seq_len", str(SEQ), "--trainer.root"]
+    assert command([*flags, str(tmp_path / "root")]) == 0
+    line = json.loads(capsys.readouterr().out)
+    config = DataConfig(tokenizer="bytes", train_urls=urls, pack=True, next_token=True)
+    data = opened(tmp_path / "root", config, seq_len=SEQ + 1)
+    assert line["digest"] == data.digest, "a run of this configuration packs so"
+    order = TrainingBatches(data, seq_len=SEQ + 1, batch_size=8, seed=0)
+    assert order.batch(0).tokens.shape == (8, SEQ + 1)
+    assert order.batch(0).loss_mask[:, :SEQ].all(1).any(), "of a full example every position has a target"
 
 
 def test_mixture_may_be_packed(mixed: DataConfig, tmp_path: Path) -> None:

@@ -170,3 +170,31 @@ def test_tokenizer_file_is_identified_by_content(tmp_path: Path) -> None:
         load_tokenizer(str(path), "<eot>")
     with pytest.raises(DataError, match="neither 'bytes' nor"):
         load_tokenizer("gpt2", "<|endoftext|>")
+
+
+def test_tokenizer_file_neither_cuts_nor_fills_documents(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers: make setup")
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"<unk>": 0, "<|endoftext|>": 1, "a": 2, "b": 7}, unk_token="<unk>")
+    )
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    path = tmp_path / "tokenizer.json"
+    words.save(str(path))
+    plain = load_tokenizer(str(path), "<|endoftext|>")
+    words.enable_truncation(3)
+    words.enable_padding(pad_id=1, pad_token="<|endoftext|>")
+    words.save(str(path))
+    tokenizer = load_tokenizer(str(path), "<|endoftext|>")
+    assert [ids.tolist() for ids in tokenizer.encode_all([b"a b a b", b"a"])] == [[2, 7, 2, 7], [2]]
+    content = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert tokenizer.id != f"tokenizer.json:{content}:<|endoftext|>", "caches with documents cut off have this id"
+    assert tokenizer.vocab_size == plain.vocab_size == 8, "ids 3 to 6 are not used"
+    assert plain.id.endswith(":<|endoftext|>")
+
+
+def test_tokenizer_file_with_dropout_is_refused(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers: make setup")
+    random = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "<|endoftext|>": 1}, [], dropout=0.1))
+    random.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(DataError, match=r"tokenizer\.json has dropout"):
+        load_tokenizer(str(tmp_path), "<|endoftext|>")

@@ -25,6 +25,7 @@ def plan(model: str, *flags: str) -> Plan:
         ("{heads: model, head_size: model}", "heads", "head_size", "model"),
         ("{mlp: [model, data]}", "batch", "mlp", "data"),
         ("{position: model, key_position: model}", "position", "key_position", "model"),
+        ("{embed: model, vocab: model}", "vocab", "embed", "model"),  # of the head
     ],
 )
 def test_axes_of_an_activation_on_one_mesh_axis_are_refused(

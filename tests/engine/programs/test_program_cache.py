@@ -180,7 +180,7 @@ def test_program_cache_recompiles_and_reports_invalid_file(cache: Path, caplog: 
     [
         ["--optimizer.learning_rate", "2e-3"], ["--model.hidden_dim", "32"], ["--trainer.mp", "p=f32,c=bfloat16"],
         ["--trainer.num_train_steps", "7"], ["--data.block_cross_document_attention", "false"],
-        ["--trainer.matmul_precision", "default"], ["--trainer.jax_config.jax_threefry_partitionable", "false"],
+        ["--trainer.matmul_precision", "default"], ["--trainer.jax_config.jax_softmax_custom_jvp", "false"],
     ],
 )  # fmt: skip
 def test_program_cache_name_follows_relevant_settings(change: list[str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from midstream_engine.config import ConfigError, load_config
 from midstream_engine.config.model import LlamaConfig
 from midstream_engine.trainer.computation.programs import compile_step
-from midstream_engine.trainer.computation.rematerialisation import by_memory, memory_of
+from midstream_engine.trainer.computation.rematerialisation import by_memory, memory_of, own_device
 from midstream_engine.trainer.computation.setup import Plan, make_plan
 from support.paths import CONFIGS
 
@@ -33,8 +33,10 @@ class Device:
     device_kind: str
     platform: str = "tpu"
     limit: int | None = None
+    process_index: int = 0
 
     def memory_stats(self) -> dict[str, int] | None:
+        assert self.process_index == 0, "a device of another process"
         return None if self.limit is None else {"bytes_limit": self.limit}
 
 
@@ -58,6 +60,14 @@ def test_a_device_says_its_memory_before_the_table_does() -> None:
     assert memory_of(Device("NVIDIA H100 80GB HBM3", "gpu", 60 << 30)) == 60 << 30
     assert memory_of(Device("TPU v5 lite")) == 16 << 30
     assert memory_of(jax.devices()[0]) is None
+
+
+def test_each_process_reads_the_memory_of_its_own_device() -> None:
+    """In each it is the same number; the device of another process reports none, and the table has a larger one."""
+    others = [Device("NVIDIA H100 80GB HBM3", "gpu", process_index=process) for process in (1, 2)]
+    own = Device("NVIDIA H100 80GB HBM3", "gpu", 60 << 30)
+    assert memory_of(own_device([*others, own])) == 60 << 30
+    assert memory_of(own_device(others)) is None, "as for devices that are compiled for and not here"
 
 
 def plan_with(value: str) -> Plan:

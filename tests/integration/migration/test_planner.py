@@ -74,6 +74,9 @@ def test_plan_splits_the_batch_to_fit_the_devices(tmp_path: Path) -> None:
     assert roomy.route.probed == "a -> b on this machine"
     tight = plan_for(tmp_path / "2", "TPU v3", 8, None)  # 16 GiB by its data sheet
     assert tight.shape.per_device_parallelism < 32
+    flag = ("--trainer.per_device_parallelism", str(tight.shape.per_device_parallelism))
+    assert tight.target_flags[-2:] == flag, "the target divides the batch as planned"
+    assert flag[0] not in roomy.target_flags
     for plan in (roomy, tight):
         assert (
             plan.shape.train_batch_size

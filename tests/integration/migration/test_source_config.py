@@ -70,6 +70,8 @@ def test_config_with_more_than_plain_values_is_refused(text: str) -> None:
         "trainer: {train_batch_size: []}", "trainer: {train_batch_size: [7]}", "trainer: {train_batch_size: x}",
         "trainer: {train_batch_size: [{start: 0}]}", f"trainer: {{train_batch_size: {10**30}}}",
         "optimizer: {learning_rate: fast}", "optimizer: {warmup: []}", "optimizer: {decay: .inf}",
+        "trainer: {axis_resources: [embed]}", "trainer: {compute_axis_resources: {embed: 5}}",
+        "trainer: {parameter_axis_resources: {1: data}}", "trainer: {batch_axis: [batch]}", "model: {mlp_scale: wide}",
         "optimizer: {cycles: {}}", "optimizer: {cycle_length: [1, x]}",
     ],
 )  # fmt: skip
@@ -83,6 +85,7 @@ def test_values_that_a_plan_cannot_compute_with_are_refused(text: str) -> None:
     [
         "model: null\ntrainer: {train_batch_size: [{start: 0, value: 4}, {start: 9, value: 8}]}",
         "optimizer: {learning_rate: 1e-3, warmup: 0.01, cycles: [10, 20], decay: null}",  # text, by YAML 1.1
+        "trainer: {parameter_axis_resources: {embed: data, mlp: [model], vocab: null}, axis_resources: {}}",
         "trainer: {per_device_parallelism: -1, tensor_parallel_axes: [mlp, heads], num_train_steps: 10_000}",
     ],
 )

@@ -21,6 +21,7 @@ class FileServer(Loopback):
         self.refusals: list[int] = []  # codes of the next answers
         self.breaks: list[int] = []  # after how many bytes the next answers to GET break off
         self.ranges = self.head = True
+        self.sizes = True  # in answers to HEAD
         super().__init__(Handler, "files")
 
     def generation(self, name: str) -> str:
@@ -68,7 +69,8 @@ class Handler(Quiet):
         if body and code < 300 and self.server_of.breaks:
             sent = data[: self.server_of.breaks.pop(0)]
         self.send_response(code)
-        for key, value in {**headers, "Content-Length": str(len(data))}.items():
+        length = {"Content-Length": str(len(data))} if body or self.server_of.sizes else {}
+        for key, value in {**headers, **length}.items():
             self.send_header(key, value)
         self.end_headers()
         if body:

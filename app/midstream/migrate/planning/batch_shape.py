@@ -60,8 +60,7 @@ def batch_shape(
             f"device counts that divide it: {_nearest(counts, devices)}",
         )
     share = train_batch_size // data_parallel
-    limit = examples_at_once(share, per_device_parallelism)
-    per_device = max(divisor for divisor in divisors(share) if divisor <= limit)
+    per_device = examples_at_once(share, per_device_parallelism)
     return BatchShape(train_batch_size, data_parallel, per_device, share // per_device)
 
 

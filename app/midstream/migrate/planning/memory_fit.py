@@ -7,6 +7,7 @@ Exact for the state, rough for activations. The compiler's memory analysis in th
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from midstream.migrate.records.json_values import section
 from midstream.output import size
 from midstream.watch.snapshot import Accelerator
 from midstream_engine.arithmetic.logits import LARGEST_BLOCK
+from midstream_engine.arithmetic.mesh_division import DATA, MODEL, axis_mappings, partition, shard_count
 from midstream_engine.arithmetic.stored_activations import stored_width
 from midstream_engine.records import ArrayEntry
 from midstream_engine.shared.accelerators import find_accelerator
@@ -79,10 +81,10 @@ def footprint(
 ) -> Footprint:
     """Estimate the memory of a device that trains ``arrays`` with a run's config.
 
-    Arrays are sharded over all devices (FSDP) where they have a sharded axis; the others, which are small, are
-    replicated. Activations follow Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
-    Models", 2022. With recomputation, a layer stores ``seq * batch * hidden`` elements. Without, and during its own
-    computation, it stores 17 of these, and 4 for each unit of the ratio of MLP width to model width.
+    Arrays are sharded as at rest on the engine's mesh, by ``trainer``'s mappings. Activations follow Korthikanti et
+    al., "Reducing Activation Recomputation in Large Transformer Models", 2022. With recomputation, a layer stores
+    ``seq * batch * hidden`` elements. Without, and during its own computation, it stores 17 of these, and 4 for each
+    unit of the ratio of MLP width to model width.
 
     A CPU computes bfloat16 in float32. A layer stores 6 for that unit where the MLP has a gate, and, as attention is
     not blockwise, ``batch * heads * seq * seq`` once; its computation has these twice. The loss has the logits three
@@ -97,10 +99,11 @@ def footprint(
         kind: Kind of the devices, as jax names it.
     """
     model, trainer = section(config, "model"), section(config, "trainer")
-    sharded = _sharded_axes(trainer)
+    resting, _ = axis_mappings(trainer)
+    mesh = {DATA: shape.data_parallel, MODEL: devices // shape.data_parallel}
     state = parameters = 0
     for array in arrays:
-        share = devices if sharded.intersection(array.axes) else 1
+        share = math.prod(shard_count(mesh, names) for names in partition(array.axes, resting))
         nbytes = _elements(array) * _width(array.dtype)
         state += -(-nbytes // share)
         if array.name.startswith("model/"):
@@ -109,7 +112,7 @@ def footprint(
     width = 2 if precision_of(trainer.get("mp")).compute != "float32" and not on_cpu else 4
     layers = max(1, int(model.get("num_layers") or 1))
     hidden, seq = int(model.get("hidden_dim") or 0), int(model.get("seq_len") or 0)
-    mlp = int(model.get("intermediate_dim") or 4 * hidden)
+    mlp = int(model.get("intermediate_dim") or int(model.get("mlp_scale") or 4) * hidden)
     layered = sum(_elements(array) for array in arrays if array.name.startswith("model/") and "layers" in array.axes)
     unit = seq * shape.per_device * hidden * width
     gated = model.get("type") == "llama"
@@ -177,6 +180,44 @@ def fitting_shape(
     return shape, needed
 
 
+def fitting_division(
+    arrays: Sequence[ArrayEntry],
+    config: Mapping[str, Any],
+    sizes: Sequence[int],
+    devices: int,
+    memory: int | None,
+    kind: str = "",
+) -> tuple[BatchShape, Footprint, int | None]:
+    """Divide a run's batch so that later, larger batches of its schedule fit as well.
+
+    Args:
+        arrays: As of `fitting_shape`.
+        config: As of `fitting_shape`.
+        sizes: Examples of an update, now and later in the schedule.
+        devices: As of `fitting_shape`.
+        memory: As of `fitting_shape`.
+        kind: As of `fitting_shape`.
+
+    Returns:
+        The division of the first size, its memory, and the limit of examples at a time that the memory needs; None
+        where the engine's own divisions fit.
+
+    Raises:
+        MidstreamError: A single example does not fit, or a batch does not divide.
+    """
+    trainer = section(config, "trainer")
+    limit, model_axis = int(trainer.get("per_device_parallelism") or -1), int(trainer.get("model_axis_size") or 1)
+    lowered: list[int] = []
+    for examples in sizes:
+        fitted, _ = fitting_shape(arrays, config, examples, devices, memory, kind)
+        if fitted.per_device < batch_shape(examples, devices, limit, model_axis).per_device:
+            lowered.append(fitted.per_device)
+    needed = min(lowered, default=None)
+    if needed is not None:
+        config = {**config, "trainer": {**trainer, "per_device_parallelism": needed}}
+    return *fitting_shape(arrays, config, sizes[0], devices, memory, kind), needed
+
+
 def _enough_devices(
     arrays: Sequence[ArrayEntry], config: Mapping[str, Any], batch: int, devices: int, memory: int, kind: str
 ) -> str:
@@ -197,14 +238,6 @@ def check_precision(mp: str | None, kind: str) -> str:
     if precision_of(mp).compute != "bfloat16" or WITHOUT_BFLOAT16.search(kind) is None:
         return ""
     return f"{kind} does not support bfloat16 (compute capability 8.0 or newer does), and the run computes in {mp}"
-
-
-def _sharded_axes(trainer: Mapping[str, Any]) -> set[str]:
-    found: set[str] = set()
-    for name, default in (("fsdp_axis", "embed"), ("tensor_parallel_axes", ())):
-        axes = trainer.get(name) or default
-        found |= {axes} if isinstance(axes, str) else set(axes)
-    return found
 
 
 def _vocabulary(arrays: Sequence[ArrayEntry]) -> int:

@@ -94,8 +94,12 @@ def plan_shape(snapshot: Snapshot, request: Request, ends: Ends, contents: Conte
         config = {**config, "trainer": {**trainer, "per_device_parallelism": limit}}
     memory_fit.require_precision(trainer.get("mp"), precision, kind)
     after, needed = batch_shape.batch_shape(batch, target_devices, limit, model_axis), None
+    overrides = request.overrides
     if contents.arrays:
-        after, needed = memory_fit.fitting_shape(contents.arrays, config, batch, target_devices, memory, kind)
+        sizes = [batch, *later]
+        after, needed, most = memory_fit.fitting_division(contents.arrays, config, sizes, target_devices, memory, kind)
+        if most is not None:
+            overrides = (*overrides, "--trainer.per_device_parallelism", str(most))
     for size in later:  # refuse now what a later size of the schedule would refuse then
         batch_shape.batch_shape(size, target_devices, limit, model_axis)
     changes = _changes(run, before, after, source_devices, target_devices, trainer, wanted.steps)
@@ -106,7 +110,7 @@ def plan_shape(snapshot: Snapshot, request: Request, ends: Ends, contents: Conte
         per_device_parallelism=after.per_device,
         accumulation=after.accumulation,
         num_train_steps=wanted.steps,
-        overrides=request.overrides,
+        overrides=overrides,
         changes=(*changes, *precision_changes(trainer, flags), *schedule_changes),
         memory=needed.describe_on(memory, kind) if needed is not None else "",
     )

@@ -15,10 +15,20 @@ from midstream.remote.files.allowlist import shown
 
 LARGEST = 1 << 31  # examples of a batch, steps, lengths of axes
 _INTEGERS = {
-    "model": ("num_layers", "hidden_dim", "seq_len", "intermediate_dim", "num_heads", "num_kv_heads", "head_dim"),
+    "model": (
+        "num_layers",
+        "hidden_dim",
+        "seq_len",
+        "intermediate_dim",
+        "mlp_scale",
+        "num_heads",
+        "num_kv_heads",
+        "head_dim",
+    ),
     "trainer": ("num_train_steps", "per_device_parallelism"),
 }
 _AXES = ("fsdp_axis", "tensor_parallel_axes")
+_MAPPINGS = ("axis_resources", "parameter_axis_resources", "compute_axis_resources")
 _RATE = (
     "learning_rate", "cosine_exponent", "inv_sqrt_timescale", "polynomial_power", "inv_sqrt_decay_constant",
     "min_lr_ratio", "warmup", "decay", "rewarmup", "cooldown",
@@ -44,6 +54,8 @@ def check_values(config: Mapping[str, Any], where: str) -> None:
     ]
     expected += [("trainer.model_axis_size", trainer, _is_positive), ("trainer.train_batch_size", trainer, _is_batch)]
     expected += [(f"trainer.{name}", trainer, _is_names) for name in _AXES]
+    expected += [(f"trainer.{name}", trainer, _is_mapping) for name in _MAPPINGS]
+    expected += [("trainer.batch_axis", trainer, _is_text)]
     expected += [(f"optimizer.{name}", optimizer, _is_number) for name in _RATE]
     expected += [(f"optimizer.{name}", optimizer, _is_numbers) for name in _CYCLES]
     for name, found, fits in expected:
@@ -85,6 +97,17 @@ def _is_number(value: Any) -> bool:
 
 def _is_numbers(value: Any) -> bool:
     return all(map(_is_number, cast("list[Any]", value))) if isinstance(value, list) else _is_number(value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_mapping(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    entries = cast("dict[Any, Any]", value).items()
+    return all(isinstance(axis, str) and (names is None or _is_names(names)) for axis, names in entries)
 
 
 def _is_names(value: Any) -> bool:

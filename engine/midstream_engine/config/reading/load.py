@@ -64,7 +64,8 @@ def from_mapping(value: dict[str, Any]) -> Loaded:
         config = draccus.decode(TrainLmConfig, normalised)
     except (ParsingError, DecodingError) as error:
         raise _one_line(error, normalised) from None
-    return Loaded(config, notes, [*config.optimizer.warnings(), *config.trainer.warnings()])
+    parts = (config.data, config.optimizer, config.trainer)
+    return Loaded(config, notes, [line for part in parts for line in part.warnings()])
 
 
 # What draccus appends to "Couldn't parse '[1]' into a int" about its own functions.

@@ -19,12 +19,14 @@ from typing import IO, Any
 
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.sources import bucket, http, hugging_face_hub
-from midstream_engine.data.sources.source_file import Source
+from midstream_engine.data.sources.source_file import Source, listed_version
 from midstream_engine.object_store.urls import in_bucket
 
 LINES, LIST_OR_LINES, ROWS, DATASET, DOCUMENT = "lines", "list or lines", "rows", "dataset", "document"
 _KINDS = {".jsonl": LINES, ".ndjson": LINES, ".json": LIST_OR_LINES, ".parquet": ROWS}
 _COMPRESSIONS = (".gz", ".zst")
+# Files of these would be one document each, without any text.
+_NOT_TEXT = (".7z", ".br", ".bz2", ".lz4", ".lzma", ".tar", ".tgz", ".xz", ".zip", ".zstd")
 
 
 @dataclass(frozen=True)
@@ -41,24 +43,33 @@ class Piece:
 
 
 def kind_of(source: Source) -> tuple[str, str]:
-    """Return (kind, compression) by the name: ``a.jsonl.gz`` -> (LINES, ".gz")."""
+    """Return (kind, compression) by the name: ``a.jsonl.gz`` -> (LINES, ".gz").
+
+    Raises:
+        DataError: The name is that of an archive or a compression that is not read.
+    """
     if source.path.startswith(hugging_face_hub.SCHEME):
         return DATASET, ""
     path = urllib.parse.urlsplit(source.path).path if source.path.startswith("http") else source.path
     stem, last = os.path.splitext(path.lower())
     compression = last if last in _COMPRESSIONS else ""
-    return _KINDS.get(os.path.splitext(stem)[1] if compression else last, DOCUMENT), compression
+    kind = os.path.splitext(stem)[1] if compression else last
+    if kind in _NOT_TEXT:
+        raise DataError(f"data: {source.path}: {kind} is not read (hint: unpack it; of compressions .gz and .zst are)")
+    return _KINDS.get(kind, DOCUMENT), compression
 
 
 def documents(piece: Piece, text_key: str) -> Iterator[bytes]:
     """Yield the text of each document of ``piece``, UTF-8.
 
     Raises:
-        DataError: The text cannot be read; the message has path and line or row.
+        DataError: The text cannot be read, or a local file has changed since it was listed; the message has path and
+            line or row.
     """
     source = piece.source
     kind, compression = kind_of(source)
     try:
+        _check_unchanged(source)
         if kind == DATASET:
             assert source.rows is not None
             yield from hugging_face_hub.texts(
@@ -74,8 +85,21 @@ def documents(piece: Piece, text_key: str) -> Iterator[bytes]:
                     yield from _list(file, source.path, text_key)
                 else:
                     yield from _lines(file, piece, text_key)
+        _check_unchanged(source)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{source.path}: {error}") from None
+
+
+def _check_unchanged(source: Source) -> None:
+    """Check that a local file is the one that was listed.
+
+    Its parts are read one after the other: of a file that changes between, documents would be lost or read twice.
+
+    Raises:
+        DataError: It is not.
+    """
+    if source.local and listed_version(os.stat(source.path)) != (source.size, source.version):
+        raise DataError(f"data: {source.path} has changed while it was read (hint: start again)")
 
 
 @contextlib.contextmanager
@@ -106,6 +130,9 @@ def row_groups(source: Source) -> list[int]:
 
 @contextlib.contextmanager
 def _decompressed(raw: IO[bytes], compression: str) -> Iterator[IO[bytes]]:
+    if compression and isinstance(raw, io.BufferedReader) and not raw.peek(1):
+        # Compressed, no text has some bytes too; gzip's reader takes none for no text.
+        raise EOFError(f"is empty: {compression} files are not, even without text")
     if compression == ".gz":
         with gzip.open(raw, "rb") as file:
             yield file  # pyright: ignore[reportReturnType]

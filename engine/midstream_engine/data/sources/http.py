@@ -44,10 +44,8 @@ def get(url: str) -> bytes:
     Raises:
         SourceNotFoundError: There is no such file, or it is not readable.
     """
-    response = _request(url, {})
-    assert response is not None
-    with response:
-        return response.read()
+    with open_stream(Source(url, "", -1, "")) as file:
+        return file.read()
 
 
 def open_stream(source: Source) -> io.BufferedReader:
@@ -96,6 +94,7 @@ class _Stream(io.RawIOBase):
 
     def __init__(self, source: Source) -> None:
         self._source, self._position = source, 0
+        self._end = source.size  # bytes of the file; -1: not known
         self._response: http.client.HTTPResponse | None = None
         self._idle = 0  # consecutive connections without data
         self._ended = False
@@ -116,7 +115,7 @@ class _Stream(io.RawIOBase):
                 broken = True
             else:
                 # http.client ends a truncated response like a complete one.
-                broken = not count and 0 <= self._position < self._source.size
+                broken = not count and self._position < self._end
             if count:
                 self._position += count
                 self._idle = 0
@@ -148,3 +147,5 @@ class _Stream(io.RawIOBase):
             left = self._position
             while left:
                 left -= len(response.read(min(left, 1 << 20))) or left
+        if self._end < 0 and response.length is not None:  # a server that reports no size to HEAD
+            self._end = self._position + response.length

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from midstream_engine.base_directory import resolved_path
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.sources import bucket, formats, http, hugging_face_hub
-from midstream_engine.data.sources.source_file import Source
+from midstream_engine.data.sources.source_file import Source, listed_version
 from midstream_engine.object_store.urls import in_bucket
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -108,5 +108,4 @@ def _standard_library(pattern: str) -> list[Source]:
 
 
 def _file(path: str, name: str) -> Source:
-    status = os.stat(path)
-    return Source(os.path.abspath(path), name, status.st_size, str(status.st_mtime_ns))
+    return Source(os.path.abspath(path), name, *listed_version(os.stat(path)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 
@@ -22,3 +23,8 @@ class Source:
     def local(self) -> bool:
         """Whether it is a local file."""
         return "://" not in self.path
+
+
+def listed_version(status: os.stat_result) -> tuple[int, str]:
+    """Return size and version of a local file."""
+    return status.st_size, str(status.st_mtime_ns)

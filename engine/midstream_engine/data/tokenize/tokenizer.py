@@ -74,7 +74,8 @@ class IdTokenizer:
 class FileTokenizer:
     """A Hugging Face ``tokenizer.json``.
 
-    Text that is not UTF-8 is read with replacement characters.
+    Text that is not UTF-8 is read with replacement characters. Documents have all their tokens and no others: the
+    file's own settings for inputs of a fixed length do not apply.
     """
 
     def __init__(self, path: str, eos_token: str) -> None:
@@ -92,9 +93,20 @@ class FileTokenizer:
         eos = self._tokenizer.token_to_id(eos_token)
         if eos is None:
             raise DataError(f"data.eos_token: {eos_token!r} is not in the vocabulary of {path}")
+        if getattr(self._tokenizer.model, "dropout", None):
+            raise DataError(
+                f"data.tokenizer: {path} has dropout, with which the same text has other tokens each time "
+                "(hint: set model.dropout in it to null)"
+            )
         self.eos = eos
-        self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        # Ids may have gaps, so that the largest is above their number.
+        self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
         self.id = f"tokenizer.json:{hashlib.sha256(content).hexdigest()}:{eos_token}"
+        # Many files have the length that was last used with them: documents would be cut off there, or filled up.
+        if self._tokenizer.truncation or self._tokenizer.padding:
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+            self.id += ":any length"  # not the id of caches that were made with these settings
 
     def encode(self, text: bytes) -> np.ndarray:
         return self.encode_all([text])[0]

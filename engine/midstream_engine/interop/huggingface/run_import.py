@@ -115,4 +115,4 @@ def _tokenized(config: TrainLmConfig, tokenizer: Tokenizer, place: str, given: S
     """Tokenize the configuration's text under ``place``; return the tokens' directory."""
     if given:
         raise ConversionError("--data names data of another trainer (hint: a model's is in data.train_urls)")
-    return open_training(os.path.dirname(place), config.data, tokenizer, seq_len=config.model.seq_len).directory
+    return open_training(os.path.dirname(place), config.data, tokenizer, seq_len=config.positions).directory

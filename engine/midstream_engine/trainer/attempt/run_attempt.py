@@ -211,6 +211,10 @@ def get_ready(
     sets = origin.validation if origin and origin.same_run else None
     setup = in_turn(attempt, lambda: prepare(config, root, digest, step=step, batch_schedule=schedule, validation=sets))
     check_alike(attempt.processes, "data", setup.batches.cache.digest)
+    # With other sets on a host, its processes would compute other batches of an evaluation, or another number of them.
+    held = setup.validation.sets if setup.validation else {}
+    digests = (f"{name} {cache.digest[:12]}".strip() for name, cache in held.items())
+    check_alike(attempt.processes, "validation", ", ".join(digests) or "none")
     if origin is not None and origin.same_run:
         check_same_data(origin, config, setup.tokenizer.id)
         report_changes(origin, config)

@@ -100,16 +100,16 @@ class ScheduledBatches:
 
 
 def cut_batch(layout: Layout, batch_size: int, per_device: int, name: str = "trainer.per_device_parallelism") -> Cut:
-    """Divide a batch so that each device computes ``per_device`` examples at a time.
+    """Divide a batch; a device computes at most ``per_device`` examples at a time.
 
     Args:
         layout: The mesh and mappings.
         batch_size: Examples in the batch.
-        per_device: -1, or more than a device's share of the batch, for its complete share.
+        per_device: -1 for a device's complete share of the batch.
         name: The key of ``per_device`` in the configuration, for messages.
 
     Raises:
-        ConfigError: The micro-batches would not be equal.
+        ConfigError: The devices' shares would not be equal.
     """
     shards = layout.batch_shards
     if batch_size % shards:
@@ -118,14 +118,9 @@ def cut_batch(layout: Layout, batch_size: int, per_device: int, name: str = "tra
             f"it does over {', '.join(map(str, divisors(batch_size)))}"
         )
     share = batch_size // shards
-    if per_device > share:
-        log.info("%s: %d is more than a device's share of the batch; using %d", name, per_device, share)
     at_once = examples_at_once(share, per_device)
-    if share % at_once:
-        raise ConfigError(
-            f"{name}: {at_once} does not divide each device's {share} examples of a batch; "
-            f"use one of {', '.join(map(str, divisors(share)))}"
-        )
+    if per_device > at_once:
+        log.info("%s: %d does not divide a device's %d examples of a batch; using %d", name, per_device, share, at_once)
     names = layout.compute.get(layout.batch_axis, ())
     part = names[0] if len(names) == 1 else names or None
     sharding = NamedSharding(layout.mesh, PartitionSpec(None, part, None))

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ import numpy as np
 from haliax import NamedArray
 from jax.errors import JaxRuntimeError
 
-from midstream_engine.data.batches.batches import evaluation_batches
+from midstream_engine.data.batches.batches import Validation, evaluation_batches
 from midstream_engine.processes.rendezvous import ALONE, Processes
 from midstream_engine.trainer.computation.batch_division import Cut
 from midstream_engine.trainer.computation.compile_options import compile_options, unknown_option
@@ -230,12 +230,13 @@ def compile_evaluation(
     """Compile the evaluation; return None without a validation set.
 
     It is counted in ``memory``. It maps a state to ``eval/loss``, the mean over all tokens of the validation sets in
-    nats, and ``eval/<name>/loss`` of each named set.
+    nats, and ``eval/<name>/loss`` of each named set. A set in which no token counts has no loss.
     """
-    cache, cut = setup.validation, setup.evaluation_cut
+    cut = setup.evaluation_cut
     seq_len, limit = setup.config.model.seq_len, setup.config.trainer.max_eval_batches
     ignored = setup.config.data.ignore_token_id
-    if cache is None or limit == 0:
+    cache = None if limit == 0 else _evaluated(setup)
+    if cache is None:
         return None
     program = compile_evaluation_step(setup)
     if memory is not None:
@@ -251,11 +252,34 @@ def compile_evaluation(
             loss, tokens = compiled(state.evaluated, cut.put(batch.tokens), cut.put(batch.loss_mask))
             total, counted = sums.get(batch.source, (0.0, 0.0))
             sums[batch.source] = total + float(loss), counted + float(tokens)
-        losses = {f"eval/{name}/loss": total / max(counted, 1.0) for name, (total, counted) in sums.items() if name}
-        totals, counts = zip(*sums.values(), strict=True) if sums else ((), ())
-        return {"eval/loss": sum(totals) / max(sum(counts), 1.0), **losses}
+        known = {name: one for name, one in sums.items() if one[1]}
+        if not known:
+            return {}
+        losses = {f"eval/{name}/loss": total / counted for name, (total, counted) in known.items() if name}
+        totals, counts = zip(*known.values(), strict=True)
+        return {"eval/loss": sum(totals) / sum(counts), **losses}
 
     return evaluate
+
+
+def _evaluated(setup: Setup) -> Validation | None:
+    """Return the validation sets that fill a sequence; None where there are none.
+
+    The others are logged.
+    """
+    if setup.validation is None:
+        return None
+    seq_len, sets = setup.config.model.seq_len, {}
+    for name, cache in setup.validation.sets.items():
+        if cache.tokens >= seq_len:
+            sets[name] = cache
+            continue
+        key = f"data.configs.{name}.validation_urls" if name else "data.validation_urls"
+        log.warning(
+            "%s: %d tokens do not fill one sequence of model.seq_len %d: no evaluation on them",
+            key, cache.tokens, seq_len,
+        )  # fmt: skip
+    return replace(setup.validation, sets=sets) if sets else None
 
 
 def compile_evaluation_step(setup: Plan) -> Callable[..., tuple[jax.Array, jax.Array]]:

@@ -9,7 +9,10 @@ compiler has the last word (`midstream --compare` shows its number).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import jax
 
 from midstream_engine.arithmetic.stored_activations import stored_width
 from midstream_engine.config.model import LmConfig
@@ -54,6 +57,16 @@ def layer_width(config: LmConfig, value: str) -> int:
         value, heads=config.num_heads, kv_heads=config.kv_heads, head_size=config.head_size, mlp=config.mlp_dim,
         gated=config.gated_mlp,
     )  # fmt: skip
+
+
+def own_device(devices: Sequence[Any]) -> Any:
+    """Return one of this process's devices; the first where it has none of them.
+
+    Devices of other processes do not report their memory. Process 0 would then choose by another number than they do,
+    and their programs would differ.
+    """
+    here = jax.process_index()
+    return next((device for device in devices if device.process_index == here), devices[0])
 
 
 def memory_of(device: Any) -> int | None:

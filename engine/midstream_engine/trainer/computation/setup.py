@@ -28,7 +28,7 @@ from midstream_engine.optim.optimizer import build_optimizer
 from midstream_engine.optim.schedule import Schedule, learning_rate
 from midstream_engine.processes.rendezvous import ALONE, Processes
 from midstream_engine.trainer.computation.batch_division import Cut, ScheduledBatches, cut_batch
-from midstream_engine.trainer.computation.rematerialisation import by_memory
+from midstream_engine.trainer.computation.rematerialisation import by_memory, own_device
 from midstream_engine.trainer.computation.train_state import (
     StepPolicy,
     TrainState,
@@ -77,8 +77,8 @@ class Plan:
 
     @property
     def positions(self) -> int:
-        """Tokens of an example: ``seq_len``, and one more with the last position's target."""
-        return self.config.model.seq_len + self.config.data.next_token
+        """Tokens of an example: see ``TrainLmConfig.positions``."""
+        return self.config.positions
 
     @property
     def dropout(self) -> bool:
@@ -198,7 +198,7 @@ def _with_remat(config: TrainLmConfig, layout: Layout, template: TrainState, cut
     numbers = sum(leaf.size for leaf in jax.tree.leaves(template.model))
     chosen = by_memory(
         config.model,
-        layout.mesh.devices.flat[0],
+        own_device(layout.mesh.devices.ravel().tolist()),
         state=sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(template)) / devices,
         gradients=4 * numbers * (1 if cut.micro == 1 else 2) / devices,
         tokens=cut.size // layout.batch_shards * config.model.seq_len,
@@ -235,7 +235,7 @@ def prepare(
     """
     plan = make_plan(config, devices, step=step, batch_schedule=batch_schedule)
     trainer, data = config.trainer, config.data
-    cache = open_training(root, data, plan.tokenizer, seq_len=config.model.seq_len, wanted=data_digest)
+    cache = open_training(root, data, plan.tokenizer, seq_len=plan.positions, wanted=data_digest)
     sets = open_validation(root, data, plan.tokenizer, validation)
     samples = TrainingBatches(
         cache,

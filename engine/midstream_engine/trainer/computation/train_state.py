@@ -19,6 +19,7 @@ from jaxtyping import PRNGKeyArray
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.models.initialization import init_model
 from midstream_engine.models.lm import LmModel
+from midstream_engine.models.random_keys import key_of, new_key, partitionable
 from midstream_engine.optim.averaging import ModelAverage, start_average
 from midstream_engine.processes.rendezvous import ALONE, Processes
 from midstream_engine.trainer.runtime.mesh import Layout, place
@@ -54,12 +55,12 @@ class StepPolicy(jmp.Policy):
     def with_products(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return ``function``, to be traced, with matrix products in the run's precision.
 
-        jax's own setting has no effect in it, and so JAX_DEFAULT_MATMUL_PRECISION has none.
+        jax's own settings of products and of random numbers have no effect in it, and so their variables have none.
         """
 
         @wraps(function)
         def traced(*arguments: P.args, **named: P.kwargs) -> R:
-            with jax.default_matmul_precision(self.matmul_precision):
+            with jax.default_matmul_precision(self.matmul_precision), partitionable():
                 return function(*arguments, **named)
 
         return traced
@@ -82,8 +83,9 @@ def initializer(
     """Return the function from the run's key to the state before the first update."""
 
     def init(key: PRNGKeyArray) -> TrainState:
-        key_model, key_train = jax.random.split(key)
-        model = policy.cast_to_param(init_model(config.model, vocab_size, key_model))
+        with partitionable():
+            key_model, key_train = jax.random.split(key)
+            model = policy.cast_to_param(init_model(config.model, vocab_size, key_model))
         average = start_average(config.trainer.model_averaging, model)
         return TrainState(model, optimizer.init(model), key_train, average)  # pyright: ignore[reportArgumentType]
 
@@ -95,7 +97,7 @@ def abstract_state(init: Callable[[PRNGKeyArray], TrainState]) -> TrainState:
 
     They are NamedArrays of ShapeDtypeStruct.
     """
-    return eqx.filter_eval_shape(lambda: init(jax.random.key(0)))
+    return eqx.filter_eval_shape(lambda: init(new_key(0)))
 
 
 def fresh_state(
@@ -105,7 +107,7 @@ def fresh_state(
 
     No device ever has more than its shards.
 
-    Bit-identical on any mesh: jax's default generator is partitionable, and see ``models.layers.normal``.
+    Bit-identical on any mesh: see ``models.random_keys`` and ``models.layers.normal``.
     """
     key = run_key(seed)
     begin = processes.consensus("initialisation", compile_fresh_state(init, layout))
@@ -117,7 +119,7 @@ def run_key(seed: int) -> np.ndarray:
 
     Jax compiles two small programs for it.
     """
-    return np.asarray(jax.random.key_data(jax.random.key(seed)))
+    return np.asarray(jax.random.key_data(new_key(seed)))
 
 
 def compile_fresh_state(init: Callable[[PRNGKeyArray], TrainState], layout: Layout) -> Any:
@@ -127,10 +129,10 @@ def compile_fresh_state(init: Callable[[PRNGKeyArray], TrainState], layout: Layo
     """
     # The program runs once: LLVM's optimisation would take ten times as long as it saves.
     options = {"xla_backend_optimization_level": 0} if layout.platform == "cpu" else None
-    key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+    key = jax.eval_shape(lambda: jax.random.key_data(new_key(0)))
 
     def begin(raw: jax.Array) -> TrainState:
-        return init(jax.random.wrap_key_data(raw))
+        return init(key_of(raw))
 
     with layout.active():
         jitted = jax.jit(begin, out_shardings=layout.at_rest(abstract_state(init)), compiler_options=options)

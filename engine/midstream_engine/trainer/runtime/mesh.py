@@ -31,8 +31,10 @@ from midstream_engine.config.trainer import TrainerConfig
 from midstream_engine.models.axes import BATCH, EMBED, HEAD_SIZE, HEADS, KEY_POSITION, KV_HEADS, MLP, POSITION, VOCAB
 from midstream_engine.models.sharding import resting_mapping
 
-# Axes of the activations, array by array; attention scores have the heads of the keys.
+# Axes of the activations, array by array; attention scores have the heads of the keys. And those of the head, which is
+# sharded as the computation has it.
 _ACTIVATIONS = (
+    (VOCAB, EMBED),
     *((BATCH, POSITION, axis) for axis in (EMBED, MLP, VOCAB)),
     *((BATCH, POSITION, heads, HEAD_SIZE) for heads in (HEADS, KV_HEADS)),
 )

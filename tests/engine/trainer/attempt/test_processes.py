@@ -192,6 +192,24 @@ def test_slow_process_is_waited_for(tmp_path: Path) -> None:
     assert [row["global_step"] for row in rows(both.paths[0], 1)] == [0, 1]
 
 
+OTHER = """
+import sys
+from midstream_engine import train
+sys.argv = [word.replace("json/tool.py", "json/scanner.py") for word in sys.argv]
+sys.exit(train.main())
+"""
+
+
+@long
+def test_other_validation_text_on_a_host_is_refused(tmp_path: Path) -> None:
+    """Its batches of an evaluation would be others, or fewer, and the other processes would wait for the rest."""
+    roots = [tmp_path / "one", tmp_path / "two"]
+    with Together(roots, *FLAGS, programs=[["-m", "midstream_engine.train"], ["-c", OTHER]]) as both:
+        ended = both.finish(480)
+    assert [code for code, _ in ended] == [1, 1], ended
+    assert "validation differs: " in statuses(both.paths[0], 1, 1)[0].message
+
+
 @long
 def test_nan_loss_ends_all_processes_with_one_message(tmp_path: Path) -> None:
     with Together([tmp_path, tmp_path], *FLAGS, "--optimizer.learning_rate", "1e30", "--optimizer.warmup", "0") as both:

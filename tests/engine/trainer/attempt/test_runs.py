@@ -208,6 +208,7 @@ def test_other_data_order_is_refused(root: Path) -> None:
     for flags, said in [
         (["--model.seq_len", "16"], "model.seq_len is 16"),
         (["--trainer.seed", "3"], "trainer.seed is 3"),
+        (["--data.next_token", "true"], "data.next_token is True"),
     ]:
         with Engine(root, *FLAGS, *flags, run_id="uninterrupted_run") as engine:
             code, log = engine.finish()

@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 from haliax import NamedArray
 
+from midstream.migrate.planning.batch_shape import batch_shape
 from midstream_engine.checkpoint.format.array_names import flatten
 from midstream_engine.config import ConfigError, load_config
 from midstream_engine.data.batches.batches import make_batch
 from midstream_engine.models.lm import token_losses
+from midstream_engine.models.random_keys import key_of
 from midstream_engine.trainer.computation.programs import (
     compile_evaluation,
     compile_reference_losses,
@@ -35,6 +37,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
 ]
 STEPS = 50
+DROPOUT = ["--model.resid_pdrop", "0.1", "--model.attn_pdrop", "0.1", "--model.embed_pdrop", "0.1"]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +69,7 @@ def put(setup: Setup, state: TrainState) -> TrainState:
 
     def place(leaf: Any, wanted: Any) -> Any:
         if is_key(wanted):
-            leaf = jax.random.wrap_key_data(jnp.array(leaf))
+            leaf = key_of(jnp.array(leaf))
         return jax.device_put(jnp.array(leaf), wanted.sharding)
 
     # By leaves: the trees' static fields differ where the configurations do.
@@ -100,6 +103,18 @@ def test_fresh_state_is_bit_identical_on_any_mesh(root: str) -> None:
     assert contents(made_on(root, 4, *flags)) == alone
 
 
+@pytest.mark.parametrize(
+    "option", [jax.default_prng_impl("rbg"), jax.threefry_partitionable(False)], ids=["rbg", "not-partitionable"]
+)
+def test_options_of_jax_change_no_random_number(root: str, fresh: TrainState, option: Any) -> None:
+    """Each option is a variable of the environment, which the hosts of a migration need not have in common."""
+    alone, losses = contents(made_on(root, 1)), train(setup_on(root, 1, *DROPOUT), fresh, steps=2)[0]
+    with option:
+        assert contents(made_on(root, 2)) == alone
+        found = train(setup_on(root, 2, *DROPOUT, "--trainer.per_device_parallelism", "2"), fresh, steps=2)[0]
+    assert relative(found, losses) < 1e-5
+
+
 def test_parameters_and_moments_stay_sharded_after_update(root: str, fresh: TrainState) -> None:
     setup = setup_on(root, 4)
     step, state = compile_step(setup), put(setup, fresh)
@@ -122,9 +137,6 @@ def test_parameters_and_moments_stay_sharded_after_update(root: str, fresh: Trai
 
 def relative(a: Sequence[float], b: Sequence[float]) -> float:
     return max(abs(x - y) / abs(y) for x, y in zip(a, b, strict=True))
-
-
-DROPOUT = ["--model.resid_pdrop", "0.1", "--model.attn_pdrop", "0.1", "--model.embed_pdrop", "0.1"]
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +169,22 @@ def test_tensor_parallelism_shards_axes_and_keeps_loss(root: str, fresh: TrainSt
     shapes = shard_shapes(state)
     assert shapes["model/blocks/stacked/mlp/up/weight"] == (2, 32, 128)
     assert shapes["optimizer/adam/mu/blocks/stacked/attn/proj/weight"] == (2, 2, 16, 32)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--trainer.compute_axis_resources", "{embed: model}"],
+        ["--trainer.fsdp_axis", "[vocab]", "--trainer.compute_axis_resources", "{vocab: model}"],
+    ],
+    ids=["embed", "vocab"],
+)
+def test_axis_of_the_head_is_sharded_otherwise_at_rest(
+    root: str, fresh: TrainState, plain: list[float], flags: list[str]
+) -> None:
+    """Over data at rest, over model in the computation: the parts of its gradient end on the devices that have them."""
+    flags = [*flags, "--trainer.model_axis_size", "2", "--model.cross_entropy_block_size", "8"]
+    assert relative(train(setup_on(root, 4, *flags), fresh, steps=5)[0], plain) < 1e-5
 
 
 def test_bfloat16_is_near_float32_with_float32_masters(root: str, fresh: TrainState, plain: list[float]) -> None:
@@ -214,17 +242,18 @@ def test_indivisible_axis_is_refused_before_compiling(root: str) -> None:
         ConfigError, match=r"train_batch_size: 6 does not divide over 4 devices; it does over 1, 2, 3, 6"
     ):
         setup_on(root, 4, "--trainer.train_batch_size", "6")
-    with pytest.raises(ConfigError, match=r"per_device_parallelism: 3 does not divide each device's 4.* 1, 2, 4"):
-        setup_on(root, 2, "--trainer.per_device_parallelism", "3")
     with pytest.raises(ConfigError, match=r"model_axis_size: 3 does not divide the 4 devices; use one of 1, 2, 4"):
         setup_on(root, 4, "--trainer.model_axis_size", "3")
     with pytest.raises(ConfigError, match="mapped to 'rows'"):
         setup_on(root, 4, "--trainer.axis_resources", "{mlp: rows}")
 
 
-def test_excess_per_device_batch_is_clamped(root: str) -> None:
-    cut = setup_on(root, 4, "--trainer.per_device_parallelism", "64").cut
-    assert (cut.micro, cut.size) == (1, 8)
+def test_per_device_batch_is_the_largest_that_divides(root: str) -> None:
+    """A run of any limit trains on any devices that divide its batch, as its migration is planned."""
+    for devices, limit, micro in ((4, 64, 1), (2, 3, 2), (1, 7, 2), (1, 1, 8)):
+        cut = setup_on(root, devices, "--trainer.per_device_parallelism", str(limit)).cut
+        assert (cut.micro, cut.size) == (micro, 8 // micro)
+        assert batch_shape(8, devices, limit).accumulation == micro
 
 
 def losses_of(setup: Setup, fresh: TrainState, tokens: np.ndarray, eos: int | None) -> np.ndarray:
@@ -280,6 +309,20 @@ def test_evaluation_is_mean_over_every_token(root: str, fresh: TrainState, tmp_p
     losses = losses_of(setup_on(root, 1), fresh, tokens, 256)
     assert evaluate(put(setup, fresh)) == {"eval/loss": pytest.approx(float(losses[:, :-1].mean()), rel=1e-5)}
     assert setup_on(root, 2).validation is None
+
+
+def test_evaluation_without_counted_tokens_has_no_loss(
+    root: str, fresh: TrainState, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    short, zeros = tmp_path / "short.txt", tmp_path / "zeros.txt"
+    short.write_bytes(b"too short")
+    zeros.write_bytes(bytes(64))
+    assert compile_evaluation(setup_on(root, 1, "--data.validation_urls", str(short))) is None
+    assert "data.validation_urls: 10 tokens do not fill one sequence of model.seq_len 32" in caplog.text
+    setup = setup_on(root, 1, "--data.validation_urls", str(zeros), "--data.ignore_token_id", "0")
+    evaluate = compile_evaluation(setup)
+    assert evaluate is not None
+    assert evaluate(put(setup, fresh)) == {}, "0 would be a perfect loss"
 
 
 def test_saved_leaves_have_named_axes_but_counts_and_key(root: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -41,6 +42,35 @@ def test_footprint_shards_state_and_replicates_the_rest() -> None:
         assert footprint.gradients == 4 * (ELEMENTS // devices + 8)
 
 
+@pytest.mark.parametrize(
+    ("trainer", "shards"),
+    [
+        ({}, 4),
+        ({"fsdp_axis": []}, 1),  # each device has all parameters
+        ({"fsdp_axis": None}, 4),
+        ({"fsdp_axis": [], "parameter_axis_resources": {"layers": ["data"]}}, 4),
+        ({"model_axis_size": 2, "fsdp_axis": [], "tensor_parallel_axes": ["mlp"]}, 2),
+        ({"model_axis_size": 2}, 2),  # sharded over `data` alone
+        ({"model_axis_size": 2, "tensor_parallel_axes": ["mlp", "heads"]}, 4),
+    ],
+)
+def test_footprint_follows_the_mappings_of_the_run(trainer: dict[str, Any], shards: int) -> None:
+    config = {**CONFIG, "trainer": {**CONFIG["trainer"], **trainer}}
+    shape = batch_shape(64, 4, model_axis_size=trainer.get("model_axis_size", 1))
+    footprint = memory_fit.footprint(ARRAYS, config, shape, 4)
+    bias = 2 if "heads" in trainer.get("tensor_parallel_axes", ()) else 1
+    assert footprint.state == 3 * 4 * ELEMENTS // shards + 4 * 8 // bias
+    assert footprint.gradients == 4 * (ELEMENTS // shards + 8 // bias)
+
+
+def test_footprint_has_the_width_of_the_mlp() -> None:
+    wide = {**CONFIG, "model": {**CONFIG["model"], "mlp_scale": 8}}
+    shape = batch_shape(64, 4)
+    more = memory_fit.footprint(ARRAYS, wide, shape, 4).activations
+    # 17 of the model's width, and 4 for each unit of the ratio of the widths; and a layer's input each.
+    assert more * (LAYERS + 33) == memory_fit.footprint(ARRAYS, CONFIG, shape, 4).activations * (LAYERS + 49)
+
+
 def test_half_precision_halves_its_part_of_the_state() -> None:
     narrow = [array(one.name, *zip(one.axes, one.shape, strict=True), dtype="bfloat16") for one in ARRAYS[:2]]
     halved = memory_fit.footprint([*narrow, *ARRAYS[2:]], CONFIG, batch_shape(64, 2), 2)
@@ -69,6 +99,18 @@ def test_activations_stored_by_name_are_counted() -> None:
     assert stored("qkv+attention") - stored(True) == numbers * 4 * EMBED
     assert stored("qkv+attention+mlp") - stored(True) == numbers * (4 * EMBED + MLP)
     assert stored("auto") == stored(True), "it takes what has room"
+
+
+def test_division_leaves_room_for_later_batches() -> None:
+    _, footprint = memory_fit.fitting_shape(ARRAYS, CONFIG, 64, 2, None)
+    less = int(footprint.total / memory_fit.USABLE) - 1
+    fitted, _ = memory_fit.fitting_shape(ARRAYS, CONFIG, 64, 2, less)
+    assert fitted.per_device < 32
+    now, needed, limit = memory_fit.fitting_division(ARRAYS, CONFIG, [8, 64], 2, less)
+    assert (now.per_device, now.accumulation, limit) == (4, 1, fitted.per_device)
+    assert needed.total < footprint.total
+    assert memory_fit.fitting_division(ARRAYS, CONFIG, [64, 8], 2, less)[::2] == (fitted, fitted.per_device)
+    assert memory_fit.fitting_division(ARRAYS, CONFIG, [8, 64], 2, None)[2] is None
 
 
 def test_less_memory_lowers_per_device_batch_only() -> None:
