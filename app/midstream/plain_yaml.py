@@ -11,7 +11,23 @@ import yaml
 from yaml.composer import ComposerError
 
 
-class _PlainLoader(yaml.SafeLoader):
+class UniqueKeyLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key which is given twice: PyYAML takes the last one without a word."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)  # type: ignore[no-untyped-call]
+        first: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in first:
+                twice = f"{key.value} is given twice, first in line {first[key.value]}"
+                raise ComposerError(None, None, twice, key.start_mark)
+            first[key.value] = key.start_mark.line + 1
+        return node
+
+
+class _PlainLoader(UniqueKeyLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark

@@ -59,11 +59,7 @@ def status(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         )
     lines = table(rows)
     runs = run_rows(snapshot)
-    lines += (
-        ["", *table(runs), *_problems(snapshot.runs)]
-        if snapshot.runs
-        else ["", "no runs yet: midstream --launch CONFIG --on TARGET starts one"]
-    )
+    lines += ["", *table(runs), *_problems(snapshot.runs)] if snapshot.runs else ["", _no_runs(snapshot)]
     migrations = shown_migrations(_migrations()(fleet))
     if migrations:
         rows = [("MIGRATION", "RUN", "FROM", "TO", "STATE", "PHASE", "CERTIFICATE")]
@@ -75,6 +71,16 @@ def status(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     output.value({}, lines)
     _slices(fleet, output)
     return Exit.DONE
+
+
+def _no_runs(snapshot: Snapshot) -> str:
+    """Return the line of a fleet in which no run was found: hosts that do not answer may have some."""
+    if not snapshot.hosts:
+        return "the fleet file has no hosts: docs/reference/fleet-file.md describes them"
+    silent = [host.name for host in snapshot.hosts if host.link != "live"]
+    if silent:
+        return f"no runs on the hosts that answer; not answering: {', '.join(silent)}"
+    return "no runs yet: midstream --launch CONFIG --on TARGET starts one"
 
 
 def _json_lines(fleet: Fleet, hosts: HostPool, condition: Condition | None, output: Output) -> int:
