@@ -175,6 +175,12 @@ def test_host_checks_name_obstacles_with_hints(tmp_path: Path) -> None:
     killer = replace(clean, kills_left_behind=True, scope=False)
     outlives = by_name(list(check_host(host, config, killer, 0.0)), "tpu")["outlives the login"]
     assert (outlives.state, "loginctl enable-linger on tpu" in outlives.hint) == (FAIL, True)
+    bare = replace(clean, accelerators=replace(clean.accelerators, gpus=[], tpus=[]))
+    states = {
+        login: by_name(list(check_host(host, config, bare, 0.0, login_node=login)), "tpu")["accelerators"].state
+        for login in (False, True)
+    }
+    assert states == {False: WARN, True: PASS}
     old = replace(clean, facts=replace(clean.facts, libc="glibc 2.17"))
     assert by_name(list(check_host(host, config, old, 0.0)), "tpu")["glibc"].state == FAIL
     gpus = replace(clean.accelerators, gpus=["A100"] * 8, driver="470.1", cuda="11.4")

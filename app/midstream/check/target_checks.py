@@ -50,7 +50,8 @@ def check_target(fleet: Fleet, hosts: HostPool, target: Target) -> Iterator[Chec
             yield Check("answers", FAIL, survey.message, survey.hint, host.name)
             continue
         known[host.name], skews[host.name] = survey
-        yield from check_host(host, fleet.config_of(target, host.name), *survey)
+        login_node = target.slurm is not None
+        yield from check_host(host, fleet.config_of(target, host.name), *survey, login_node=login_node)
         yield from _store(fleet, host)
     if len(members) > 1 and len(known) == len(members):
         yield from check_together(fleet, target, members, known, skews)
