@@ -74,6 +74,9 @@ def test_file_of_the_user_precedes_the_shipped_config(tmp_path: Path, monkeypatc
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "gpt2_nano.yaml").write_text("mine: 1\n")
     assert read_config("configs/gpt2_nano.yaml") == "mine: 1\n"
+    for name in ("gpt2_nano.yaml", "gpt2_nano"):
+        with pytest.raises(UsageError, match=rf"^{name}: no such file \(did you mean configs/gpt2_nano.yaml\?\)"):
+            config_path(name)
     with pytest.raises(UsageError, match=r"configs/none.yaml: no such file, and midstream ships configs/gpt2_nano"):
         read_config("configs/none.yaml")
     with pytest.raises(UsageError, match="No such file"):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from midstream.counts import count
 from midstream.errors import Exit
 from midstream.headless.fleet_snapshot import fleet_snapshot
 from midstream.output import Output, age, size, table
@@ -168,7 +169,7 @@ def _filtered_runs(snapshot: Snapshot, condition: Condition, output: Output) -> 
     found = tuple(run for run in snapshot.runs if condition.holds(run, moment))
     output.value({}, [*table(run_rows(snapshot, found)), *_problems(found)] if found else "")
     if not found:
-        output.message(f"midstream: none of {snapshot.run_count} runs passes the filter")
+        output.message(f"midstream: none of {count(snapshot.run_count, 'run')} passes the filter")
     return Exit.DONE
 
 
