@@ -152,6 +152,26 @@ def test_trainer_that_saves_on_a_signal_is_stopped_at_once(make: Callable[..., D
     assert driver.status.step == len(driver.rows()) == int(name.split("-")[1])
 
 
+def test_second_sigterm_gives_up_no_step_and_sigint_ends_the_wait(make: Callable[..., Driver]) -> None:
+    """A user who types `--stop` twice sends two SIGTERM."""
+    driver = make(every=100, pause=0.02)
+    driver.start()
+    driver.wait("a row", driver.rows)
+    assert driver.process is not None
+    for _ in range(2):
+        driver.process.send_signal(signal.SIGTERM)
+        driver.wait("the wait", lambda: "waiting for the next checkpoint" in driver.status.message)
+    assert driver.ended() == records.EXIT_DONE
+    assert driver.status.step == 100
+    driver.start()
+    driver.wait("further steps", lambda: 105 < driver.status.step < 150)
+    driver.process.send_signal(signal.SIGTERM)
+    driver.wait("the wait", lambda: "waiting for the next checkpoint" in driver.status.message)
+    driver.process.send_signal(signal.SIGINT)
+    assert driver.ended() == records.EXIT_DONE
+    assert driver.status.step == 100
+
+
 def test_withdrawn_stop_lets_the_trainer_train_on(make: Callable[..., Driver]) -> None:
     driver = make(every=200, pause=0.03)
     driver.start()
