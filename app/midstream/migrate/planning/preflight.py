@@ -293,7 +293,7 @@ def check_data(source: Host, targets: Sequence[Host], plan: Plan) -> Iterator[Ch
             "" if standby else "--mode warm tries it while the source trains",
         )
     for digest in plan.route.data_digests:
-        name = f"token cache {digest[:12]}"
+        name = f"{'token cache' if plan.trainer is None else 'files of the run'} {digest[:12]}"
         lacking = host_files.hosts_without(targets, digest)
         size = f"{plan.estimate.data_bytes / 1e6:.1f} MB in all"
         names = ", ".join(host.name for host in lacking)
