@@ -177,6 +177,15 @@ def choose_checkpoint(run: RunView, request: Request) -> CheckpointView | None:
     return max(chosen, key=lambda checkpoint: checkpoint.attempt)
 
 
+def steps_done(run: RunView) -> int:
+    """Return the updates that the run has had, by its status and its rows.
+
+    An attempt that failed before it had restored anything reports step 0; the rows of the attempts before it count.
+    """
+    rows = int(run.curve[-1]["global_step"]) + 1 if run.curve else 0
+    return max(run.step or 0, rows)
+
+
 def _refuse_newer_damage(run: RunView, chosen: CheckpointView) -> None:
     """Refuse ``chosen`` where a newer checkpoint is damaged.
 
