@@ -268,6 +268,7 @@ def test_checkpoint_with_other_bytes_is_not_resumed_from(make: Callable[..., Dri
     driver.start()
     assert driver.ended() == records.EXIT_FAILED
     assert "root digest" in driver.status.message
+    assert f"{driver.paths.checkpoint(name)} is damaged; move it away" in driver.status.message
     assert not driver.rows()
 
 
