@@ -12,7 +12,10 @@ from yaml.composer import ComposerError
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key which is given twice: PyYAML takes the last one without a word."""
+    """SafeLoader that refuses a key which is given twice.
+
+    PyYAML's own takes the last one without a word.
+    """
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)  # type: ignore[no-untyped-call]

@@ -26,7 +26,10 @@ def nearest(name: str, known: Collection[str]) -> str:
 
 
 def nearest_run(run_id: str, known: Collection[str], unreachable: Collection[str]) -> str:
-    """Return a hint for a run that was not found: the nearest ones, and the hosts that do not answer."""
+    """Return a hint for a run that was not found.
+
+    It has the nearest runs and the hosts that do not answer.
+    """
     found = nearest(run_id, known) if known else f"no host {'that answers ' if unreachable else ''}has a run"
-    silent = f"; not answering: {', '.join(unreachable)}; midstream --status shows why" if unreachable else ""
-    return found + silent
+    missing = f"; not answering: {', '.join(unreachable)}; midstream --status shows why" if unreachable else ""
+    return found + missing

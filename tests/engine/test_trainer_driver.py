@@ -152,7 +152,7 @@ def test_trainer_that_saves_on_a_signal_is_stopped_at_once(make: Callable[..., D
     assert driver.status.step == len(driver.rows()) == int(name.split("-")[1])
 
 
-def test_second_sigterm_gives_up_no_step_and_sigint_ends_the_wait(make: Callable[..., Driver]) -> None:
+def test_second_sigterm_gives_up_no_step_and_sigint_does(make: Callable[..., Driver]) -> None:
     """A user who types `--stop` twice sends two SIGTERM."""
     driver = make(every=100, pause=0.02)
     driver.start()

@@ -104,7 +104,10 @@ def _time_of(host: Host, line: bytes) -> float:
 
 
 def _store(fleet: Fleet, host: Host) -> Iterator[Check]:
-    """Check the bucket of a host's checkpoints from this machine, and the identity of its engines."""
+    """Check the bucket of a host's checkpoints, from this machine.
+
+    Also check the identity of the host's engines.
+    """
     store = fleet.store_of(host.name)
     if not store:
         return

@@ -23,7 +23,7 @@ _FORMS = {
 
 
 def wrong_field(section: str, entries: Mapping[str, Mapping[str, Any]], base: Any) -> tuple[str, str] | None:
-    """Return what is wrong with the first field of another type, and the form that it has to have.
+    """Return the first field of another type, and the form that it has to have.
 
     Args:
         section: ``hosts`` or ``targets``, for the message.

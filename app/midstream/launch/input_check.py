@@ -76,9 +76,9 @@ def read_inputs(config: str | Path, overrides: Sequence[str] = ()) -> RunInputs:
 
 
 def check_flags(config: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Check engine flags for a run that has a config already, with the engine's reader on this machine.
+    """Check engine flags for a run that has a config already.
 
-    Whatever else the reader finds in the config is left to the engine that starts with it.
+    The engine's reader checks them, on this machine. Whatever else the reader finds in the config is left to the engine that starts with it.
 
     Args:
         config: The run's config, of plain values.

@@ -34,7 +34,10 @@ def write_json(path: str, value: Any, *, durable: bool = True) -> None:
 
 
 def write_bytes(path: str, data: bytes, *, durable: bool = True, mode: int = 0o644) -> None:
-    """Replace ``path`` atomically with ``data``. An OSError has ``path`` as its file name."""
+    """Replace ``path`` atomically with ``data``.
+
+    An OSError has ``path`` as its file name.
+    """
     temporary = f"{path}.tmp-{os.getpid()}-{time.monotonic_ns()}"
     _unfinished.add(temporary)
     try:

@@ -1,4 +1,4 @@
-"""What `--check RUN` reads of another trainer's checkpoints."""
+"""Checkpoints of another trainer, as `--check RUN` reads them."""
 
 from __future__ import annotations
 

@@ -75,12 +75,15 @@ def status(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
 
 
 def _no_runs(snapshot: Snapshot) -> str:
-    """Return the line of a fleet in which no run was found: hosts that do not answer may have some."""
+    """Return the line of a fleet in which no run was found.
+
+    Hosts that do not answer may have some.
+    """
     if not snapshot.hosts:
         return "the fleet file has no hosts: docs/reference/fleet-file.md describes them"
-    silent = [host.name for host in snapshot.hosts if host.link != "live"]
-    if silent:
-        return f"no runs on the hosts that answer; not answering: {', '.join(silent)}"
+    unreachable = [host.name for host in snapshot.hosts if host.link != "live"]
+    if unreachable:
+        return f"no runs on the hosts that answer; not answering: {', '.join(unreachable)}"
     return "no runs yet: midstream --launch CONFIG --on TARGET starts one"
 
 

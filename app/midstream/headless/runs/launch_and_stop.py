@@ -130,7 +130,9 @@ def stop(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
 
 
 def _stopped(hosts: HostPool, run: RunView, output: Output) -> records.Status:
-    """Stop a run and return its last status; print what it waits for, as the next checkpoint of another trainer.
+    """Stop a run and return its last status; print what it waits for.
+
+    A run of another trainer may wait for its next checkpoint.
 
     Raises:
         MidstreamError: It failed, or does not end in time, or the user pressed Ctrl-C; the last two do not take the

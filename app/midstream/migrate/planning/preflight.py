@@ -254,7 +254,10 @@ def _occupied(target: Host, plan: Plan) -> Iterator[Check]:
 
 
 def _other_migration(migration: str) -> str:
-    """Return a hint on a migration that has the run: it may be a healthy one, so that ending it comes last."""
+    """Return a hint on another migration of the run.
+
+    It may be a healthy one, so that ending it comes last.
+    """
     return f"on the machine that started it midstream --continue {migration} follows it, --rollback {migration} ends it"
 
 

@@ -136,7 +136,10 @@ def _with_ancestors(pid: int) -> Set[int]:
 
 
 def _stat(pid: int) -> List[str]:
-    """Return the fields of a process's stat after its name. OSError, IndexError if it has ended."""
+    """Return the fields of a process's stat after its name.
+
+    OSError or IndexError if it has ended.
+    """
     with open("/proc/{}/stat".format(pid), encoding="utf-8", errors="replace") as stat:
         return stat.read().rsplit(")", 1)[1].split()
 
