@@ -78,7 +78,8 @@ def read_inputs(config: str | Path, overrides: Sequence[str] = ()) -> RunInputs:
 def check_flags(config: Mapping[str, Any], overrides: Sequence[str]) -> None:
     """Check engine flags for a run that has a config already.
 
-    The engine's reader checks them, on this machine. Whatever else the reader finds in the config is left to the engine that starts with it.
+    The engine's reader checks them, on this machine. Whatever else it finds in the config is left to the engine
+    that starts with it.
 
     Args:
         config: The run's config, of plain values.
