@@ -63,8 +63,8 @@ def _stored(trainer: RunFile, found: stored_state.StoredState, ranks: int) -> It
     for path, reason in found.incomplete:
         yield Check("incomplete", WARN, f"{path}: {reason}", "it is neither copied nor resumed from")
     if found.step is None:
-        pattern = trainer.checkpoints.pattern or f"the pattern of {trainer.checkpoints.rule}"
-        what = "none is complete yet" if found.incomplete else f"nothing in {found.directory} matches {pattern} yet"
+        pattern = trainer.checkpoints.pattern or f"the rule {trainer.checkpoints.rule}"
+        what = "none is complete yet" if found.incomplete else f"{pattern} matches nothing in {found.directory} yet"
         yield Check("checkpoint", WARN, what, "checkpoints: in the run file has their rule and their pattern")
         return
     if found.problem:
