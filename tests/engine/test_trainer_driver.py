@@ -154,7 +154,7 @@ def test_trainer_that_saves_on_a_signal_is_stopped_at_once(make: Callable[..., D
 
 def test_second_sigterm_gives_up_no_step_and_sigint_does(make: Callable[..., Driver]) -> None:
     """A user who types `--stop` twice sends two SIGTERM."""
-    driver = make(every=100, pause=0.02)
+    driver = make(every=200, pause=0.03)
     driver.start()
     driver.wait("a row", driver.rows)
     assert driver.process is not None
@@ -162,14 +162,14 @@ def test_second_sigterm_gives_up_no_step_and_sigint_does(make: Callable[..., Dri
         driver.process.send_signal(signal.SIGTERM)
         driver.wait("the wait", lambda: "waiting for the next checkpoint" in driver.status.message)
     assert driver.ended() == records.EXIT_DONE
-    assert driver.status.step == 100
+    assert driver.status.step == 200
     driver.start()
-    driver.wait("further rows", lambda: driver.rows() and driver.status.step > 105)
+    driver.wait("further rows", lambda: driver.rows() and driver.status.step > 205)
     driver.process.send_signal(signal.SIGTERM)
     driver.wait("the wait", lambda: "waiting for the next checkpoint" in driver.status.message)
     driver.process.send_signal(signal.SIGINT)
     assert driver.ended() == records.EXIT_DONE
-    assert driver.status.step == 100
+    assert driver.status.step == 200
 
 
 def test_withdrawn_stop_lets_the_trainer_train_on(make: Callable[..., Driver]) -> None:

@@ -64,7 +64,7 @@ def _stored(trainer: RunFile, found: stored_state.StoredState, ranks: int) -> It
         yield Check("incomplete", WARN, f"{path}: {reason}", "it is neither copied nor resumed from")
     if found.step is None:
         pattern = trainer.checkpoints.pattern or f"the rule {trainer.checkpoints.rule}"
-        what = "none is complete yet" if found.incomplete else f"{pattern} matches nothing in {found.directory} yet"
+        what = "none is complete yet" if found.incomplete else f"{found.directory} has no match of {pattern} yet"
         yield Check("checkpoint", WARN, what, "checkpoints: in the run file has their rule and their pattern")
         return
     if found.problem:

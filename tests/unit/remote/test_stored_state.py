@@ -28,7 +28,7 @@ def test_reason_is_shown_while_no_checkpoint_is_complete(tmp_path: Path) -> None
     Path(paths.config).write_text(json.dumps(run.to_json()))
     [check] = _stored(run, stored_state.newest(str(tmp_path), "r", 1), 1)
     assert (check.name, check.state) == ("checkpoint", WARN)
-    assert check.detail == f"ckpt-*.pt matches nothing in {out} yet"
+    assert check.detail == f"{out} has no match of ckpt-*.pt yet"
     (out / "ckpt-25.pt").write_text("{}")  # no file of torch
     incomplete, check = _stored(run, stored_state.newest(str(tmp_path), "r", 1), 1)
     assert incomplete.name == "incomplete"
