@@ -45,6 +45,9 @@ def config_path(name: str | Path) -> Path:
             return shipped(path.as_posix())
         hint = did_you_mean(str(name), config_names())
         raise UsageError(f"{name}: no such file, and midstream ships {', '.join(config_names())}", hint)
+    meant = f"{CONFIGS}/{path.name.removesuffix('.yaml')}.yaml"
+    if len(path.parts) == 1 and meant in config_names():
+        raise UsageError(f"{name}: no such file", f"did you mean {meant}?")
     return path
 
 

@@ -33,6 +33,8 @@ MODES = (
 
 
 OPEN_FILES = 1024
+FULL = (errno.ENOSPC, errno.EDQUOT)
+UNWRITABLE = (*FULL, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _drop_output()
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in FULL:
             raise
         _report_full_disk(error)
         _drop_output()
@@ -81,6 +83,12 @@ def _run(words: Sequence[str]) -> int:
         return int(error.code)
     except records.RecordError as error:
         output.error(MidstreamError(str(error), "the file is damaged or of another version"))
+        return int(Exit.FAILED)
+    except OSError as error:
+        if error.errno not in UNWRITABLE or not error.filename:  # without a name it is the output
+            raise
+        hint = "free some space" if error.errno in FULL else "its owner and mode, or MIDSTREAM_STATE=DIRECTORY"
+        output.error(MidstreamError(f"{error.filename} cannot be written: {error.strerror}", hint))
         return int(Exit.FAILED)
     except KeyboardInterrupt:
         output.message("midstream: interrupted")

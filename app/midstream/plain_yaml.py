@@ -9,9 +9,33 @@ from typing import Any
 
 import yaml
 from yaml.composer import ComposerError
+from yaml.constructor import ConstructorError
+
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+def check_keys(node: yaml.MappingNode) -> None:
+    """Refuse a key which is given twice: PyYAML takes the last one without a word.
+
+    Raises:
+        ConstructorError: With the key, its line and that of the first one.
+    """
+    first: dict[str, int] = {}
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
+            continue
+        if key.value in first:
+            twice = f"{key.value} is given twice, first in line {first[key.value]}"
+            raise ConstructorError(None, None, twice, key.start_mark)
+        first[key.value] = key.start_mark.line + 1
 
 
 class _PlainLoader(yaml.SafeLoader):
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)  # type: ignore[no-untyped-call]
+        check_keys(node)
+        return node
+
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark

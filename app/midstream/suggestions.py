@@ -23,3 +23,13 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 def nearest(name: str, known: Collection[str]) -> str:
     """Return a hint for an unknown name: the nearest known names, else all of them."""
     return did_you_mean(name, known) or f"known: {', '.join(known) or 'none'}"
+
+
+def nearest_run(run_id: str, known: Collection[str], unreachable: Collection[str]) -> str:
+    """Return a hint for a run that was not found.
+
+    It has the nearest runs and the hosts that do not answer.
+    """
+    found = nearest(run_id, known) if known else f"no host {'that answers ' if unreachable else ''}has a run"
+    missing = f"; not answering: {', '.join(unreachable)}; midstream --status shows why" if unreachable else ""
+    return found + missing

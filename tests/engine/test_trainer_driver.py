@@ -152,6 +152,26 @@ def test_trainer_that_saves_on_a_signal_is_stopped_at_once(make: Callable[..., D
     assert driver.status.step == len(driver.rows()) == int(name.split("-")[1])
 
 
+def test_second_sigterm_gives_up_no_step_and_sigint_does(make: Callable[..., Driver]) -> None:
+    """A user who types `--stop` twice sends two SIGTERM."""
+    driver = make(every=200, pause=0.03)
+    driver.start()
+    driver.wait("a row", driver.rows)
+    assert driver.process is not None
+    for _ in range(2):
+        driver.process.send_signal(signal.SIGTERM)
+        driver.wait("the wait", lambda: "waiting for the next checkpoint" in driver.status.message)
+    assert driver.ended() == records.EXIT_DONE
+    assert driver.status.step == 200
+    driver.start()
+    driver.wait("further rows", lambda: driver.rows() and driver.status.step > 205)
+    driver.process.send_signal(signal.SIGTERM)
+    driver.wait("the wait", lambda: "waiting for the next checkpoint" in driver.status.message)
+    driver.process.send_signal(signal.SIGINT)
+    assert driver.ended() == records.EXIT_DONE
+    assert driver.status.step == 200
+
+
 def test_withdrawn_stop_lets_the_trainer_train_on(make: Callable[..., Driver]) -> None:
     driver = make(every=200, pause=0.03)
     driver.start()
@@ -248,6 +268,7 @@ def test_checkpoint_with_other_bytes_is_not_resumed_from(make: Callable[..., Dri
     driver.start()
     assert driver.ended() == records.EXIT_FAILED
     assert "root digest" in driver.status.message
+    assert f"{driver.paths.checkpoint(name)} is damaged; move it away" in driver.status.message
     assert not driver.rows()
 
 

@@ -144,6 +144,31 @@ def test_init_never_overwrites_fleet_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert file.read_text() == text + "# mine\n"
 
 
+def test_init_names_the_file_it_cannot_write(tmp_path: Path) -> None:
+    (tmp_path / "occupied").write_text("")
+    file = tmp_path / "occupied" / "fleet.yaml"
+    refused(midstream("--init", "--fleet", file), 2, f"{file} cannot be written: ", "--fleet FILE")
+
+
+def test_doctor_writes_to_the_state_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for state, expected in ((tmp_path / "new", "pass"), (Path("/proc/none"), "fail")):
+        monkeypatch.setenv("MIDSTREAM_STATE", str(state))
+        [found] = [event for event in midstream("--doctor", "--json").of("check") if event["name"] == "state"]
+        assert found["state"] == expected, found
+    assert "cannot be written" in found["detail"]
+    assert not (tmp_path / "new").exists(), "nothing is changed"
+
+
+def test_unwritable_directory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path / "file" / "state"))
+    demo = midstream("--demo", "--headless", "--json")
+    refused(demo, 1, "cannot be written: ", "MIDSTREAM_STATE")
+    assert demo.of("result")[-1]["exit_code"] == 1
+    monkeypatch.chdir("/proc")  # no process can write there, not even root's
+    refused(midstream("--init-run", "."), 2, "/proc/run.yaml cannot be written: ")
+
+
 def test_status_reports_unreadable_records_of_one_run(still_training: tuple[Path, Run], tmp_path: Path) -> None:
     fleet, run = still_training
     broken = RunDirectory(tmp_path / "broken", "partial")

@@ -18,11 +18,13 @@ from midstream.compare.compiler import engine_and_packages
 from midstream.compare.estimate import Estimate, Memory, cache_file, store
 from midstream.compare.subject import of_config
 from midstream.fleet.fleet import Fleet, HostsTarget, LocalHostConfig, SshHostConfig
+from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
 from midstream.remote.machine import checks, inventory
 from midstream.watch.known_devices import devices_file
 from midstream_engine.shared.accelerator_types import parse
+from simulators.object_stores.s3_server import s3_server
 from simulators.sshd import Lab, environment
 from support import recorded_outputs as recorded
 from support.command_line import TINY, midstream, refused
@@ -175,6 +177,12 @@ def test_host_checks_name_obstacles_with_hints(tmp_path: Path) -> None:
     killer = replace(clean, kills_left_behind=True, scope=False)
     outlives = by_name(list(check_host(host, config, killer, 0.0)), "tpu")["outlives the login"]
     assert (outlives.state, "loginctl enable-linger on tpu" in outlives.hint) == (FAIL, True)
+    bare = replace(clean, accelerators=replace(clean.accelerators, gpus=[], tpus=[]))
+    states = {
+        login: by_name(list(check_host(host, config, bare, 0.0, login_node=login)), "tpu")["accelerators"].state
+        for login in (False, True)
+    }
+    assert states == {False: WARN, True: PASS}
     old = replace(clean, facts=replace(clean.facts, libc="glibc 2.17"))
     assert by_name(list(check_host(host, config, old, 0.0)), "tpu")["glibc"].state == FAIL
     gpus = replace(clean.accelerators, gpus=["A100"] * 8, driver="470.1", cuda="11.4")
@@ -186,6 +194,19 @@ def test_host_checks_name_obstacles_with_hints(tmp_path: Path) -> None:
     port = inventory.Port("mlx5_0", 1, "down", 200.0, "InfiniBand")
     found = by_name(list(check_host(host, config, replace(clean, infiniband=[port]), 0.0)), "tpu")
     assert found["InfiniBand"].detail == "port 1 of mlx5_0 is down"
+
+
+def test_check_lists_the_bucket_of_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with s3_server("runs") as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        for url, state, detail in (
+            ("s3://runs/ours", PASS, "this machine can list s3://runs/ours"),
+            ("s3://rusn/ours", WARN, "this machine cannot list s3://rusn/ours: there is no bucket rusn"),
+        ):
+            fleet = parse_fleet(f"hosts:\n  here: {{type: local, root: {tmp_path}, store: '{url}'}}\n")
+            found = by_name(list(check_target(fleet, HostPool(fleet), fleet.target("here"))), "here")["bucket"]
+            assert (found.state, found.detail) == (state, detail)
 
 
 def test_lock_file_in_use_is_not_stale(tmp_path: Path) -> None:

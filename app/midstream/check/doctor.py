@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -97,8 +98,13 @@ def _fleet(path: str | None) -> Check:
 def _state() -> Check:
     path = state_directory()
     existing = next(each for each in (path, *path.parents) if each.exists())
-    good = os.access(existing, os.W_OK | os.X_OK)
-    return judge("state", good, f"{path}", f"chown {existing}, or set MIDSTREAM_STATE to another directory")
+    try:
+        with tempfile.TemporaryFile(dir=existing) as file:
+            file.write(bytes(4096))  # a full disk has room for the name of a file, and none for its bytes
+    except OSError as error:
+        hint = f"make {existing} writable, or set MIDSTREAM_STATE to another directory"
+        return Check("state", FAIL, f"{path} cannot be written: {error.strerror}", hint)
+    return Check("state", PASS, str(path))
 
 
 def _ssh() -> Iterator[Check]:

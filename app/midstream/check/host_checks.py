@@ -27,15 +27,17 @@ GLIBC, GLIBC_TPU = (2, 27), (2, 31)
 SKEW_LIMIT = 5.0  # seconds; more confuses a reader of logs and fails certificates, no decision depends on clocks
 
 
-def check_host(host: Host, config: HostConfig, survey: Survey, skew: float) -> Iterator[Check]:
+def check_host(
+    host: Host, config: HostConfig, survey: Survey, skew: float, *, login_node: bool = False
+) -> Iterator[Check]:
     """Yield the checks of one host.
 
-    ``skew`` is its clock minus this machine's, in seconds.
+    ``skew`` is its clock minus this machine's, in seconds. ``login_node``: its jobs have the accelerators.
     """
     name = host.name
     packages = check_packages(name, config, survey)
     yield packages
-    yield from _accelerators(name, config, survey)
+    yield from _accelerators(name, config, survey, login_node)
     yield check_python(host, config, survey)
     tpu = packages.detail.startswith("tpu")
     if config.container is None:
@@ -63,11 +65,13 @@ def check_host(host: Host, config: HostConfig, survey: Survey, skew: float) -> I
     yield _outlives(name, survey)
 
 
-def _accelerators(name: str, config: HostConfig, survey: Survey) -> Iterator[Check]:
+def _accelerators(name: str, config: HostConfig, survey: Survey, login_node: bool) -> Iterator[Check]:
     found = survey.accelerators
     kinds = found.gpus or found.tpus
     if config.devices is not None:
         yield Check("accelerators", PASS, f"{config.devices} virtual CPU devices", host=name)
+    elif not kinds and login_node:
+        yield Check("accelerators", PASS, "none on the login node: those of a job count", host=name)
     elif not kinds:
         yield Check(
             "accelerators",

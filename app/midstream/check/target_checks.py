@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from midstream.check.check_result import FAIL, PASS, Check
+from midstream.check.check_result import FAIL, PASS, WARN, Check
 from midstream.check.host_checks import check_host, reach
 from midstream.check.mesh_checks import check_together
 from midstream.check.slurm_checks import check_allocation, check_commands
@@ -23,6 +23,7 @@ from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.rpc.result_checks import HINT
 from midstream.remote.machine import checks
 from midstream.stores.bucket_access import access_for
+from midstream.stores.bucket_host import BucketHost
 from midstream.stores.host_identity import identity_problem
 
 CONCURRENCY = 32
@@ -50,7 +51,8 @@ def check_target(fleet: Fleet, hosts: HostPool, target: Target) -> Iterator[Chec
             yield Check("answers", FAIL, survey.message, survey.hint, host.name)
             continue
         known[host.name], skews[host.name] = survey
-        yield from check_host(host, fleet.config_of(target, host.name), *survey)
+        login_node = target.slurm is not None
+        yield from check_host(host, fleet.config_of(target, host.name), *survey, login_node=login_node)
         yield from _store(fleet, host)
     if len(members) > 1 and len(known) == len(members):
         yield from check_together(fleet, target, members, known, skews)
@@ -102,9 +104,19 @@ def _time_of(host: Host, line: bytes) -> float:
 
 
 def _store(fleet: Fleet, host: Host) -> Iterator[Check]:
-    """Check the identity of a host's engines, if its checkpoints are in a bucket."""
+    """Check the bucket of a host's checkpoints, from this machine.
+
+    Also check the identity of the host's engines.
+    """
     store = fleet.store_of(host.name)
-    if store and access_for(fleet, store).impersonate:
+    if not store:
+        return
+    why, hint = BucketHost(store, access_for(fleet, store)).access_problem(store)
+    if why:  # a warning: the host may have another identity, with which its engines train
+        yield Check("bucket", WARN, f"this machine cannot list {store}: {why}", hint, host.name)
+    else:
+        yield Check("bucket", PASS, f"this machine can list {store}", host=host.name)
+    if access_for(fleet, store).impersonate:
         why, hint = identity_problem(fleet, host, store)
         yield Check(
             "store",

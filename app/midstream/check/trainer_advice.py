@@ -59,14 +59,14 @@ def _stop(trainer: RunFile) -> Check:
     return Check("stop", PASS, "it saves nothing on a signal: its next periodic checkpoint is waited for", advice)
 
 
-def _stored(trainer: RunFile, found: stored_state.StoredState | None, ranks: int) -> Iterator[Check]:
-    if found is None:
-        yield Check(
-            "checkpoint", WARN, "none is complete yet", "checkpoints: in the run file has their rule and their pattern"
-        )
-        return
+def _stored(trainer: RunFile, found: stored_state.StoredState, ranks: int) -> Iterator[Check]:
     for path, reason in found.incomplete:
         yield Check("incomplete", WARN, f"{path}: {reason}", "it is neither copied nor resumed from")
+    if found.step is None:
+        pattern = trainer.checkpoints.pattern or f"the rule {trainer.checkpoints.rule}"
+        what = "none is complete yet" if found.incomplete else f"{found.directory} has no match of {pattern} yet"
+        yield Check("checkpoint", WARN, what, "checkpoints: in the run file has their rule and their pattern")
+        return
     if found.problem:
         yield Check("checkpoint", FAIL, f"step {found.step}: {found.problem}", "it cannot be resumed from")
         return

@@ -17,6 +17,7 @@ import yaml
 from midstream.errors import UsageError
 from midstream.fleet import store_config
 from midstream.fleet.container_config import ContainerConfig, check_container
+from midstream.fleet.field_types import wrong_field
 from midstream.fleet.fleet import (
     COPY_ROUTES,
     DEFAULT_ROOT,
@@ -59,9 +60,8 @@ def load_fleet(path: str | Path | None = None) -> Fleet:
     try:
         text = file.read_text()
     except FileNotFoundError:
-        raise UsageError(
-            f"no fleet file at {file}", "midstream --init writes one; midstream --demo needs none"
-        ) from None
+        init = f"midstream --init{f' --fleet {path}' if path else ''} writes one"
+        raise UsageError(f"no fleet file at {file}", f"{init}; midstream --demo needs none") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from error
     return parse_fleet(text, str(file))
@@ -95,7 +95,9 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
         sections = {"hosts": hosts, "targets": targets, "stores": stores, "google": google, "notify": receivers}
         decoded = draccus.decode(_FleetFile, sections)
     except draccus.utils.DraccusException as error:
-        raise UsageError(f"{path}: {_one_line(error)}") from error
+        wrong = wrong_field("hosts", hosts, HostConfig) or wrong_field("targets", targets, TargetConfig)
+        what, hint = wrong or (_one_line(error), "")
+        raise UsageError(f"{path}: {what}", hint) from error
     for name, target in decoded.targets.items():
         _check_target(path, name, target, decoded.hosts)
         if isinstance(target, SliceTarget):

@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from midstream.plain_yaml import check_keys
+
 ENTRY = 2  # depth of a mapping with the fields of a host, a target or a store
 # Fields of texts alone. Those of the second line are names, of which some are keys above.
 TEXTS = (
@@ -50,25 +52,12 @@ def _prepare(root: yaml.Node) -> None:
         if isinstance(node, yaml.SequenceNode):
             waiting += [(each, depth + 1) for each in node.value]
         elif isinstance(node, yaml.MappingNode):
-            _check_keys(node)
+            check_keys(node)
             node.value = [
                 (key if key.tag == _MERGE else _text(key), _texts(value) if _has_texts(key, depth) else value)
                 for key, value in node.value
             ]
             waiting += [(value, depth + 1) for _, value in node.value]
-
-
-def _check_keys(node: yaml.MappingNode) -> None:
-    lines: dict[str, int] = {}
-    for key, _ in node.value:
-        if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
-            continue
-        before = lines.get(key.value)
-        lines[key.value] = key.start_mark.line
-        if before is not None:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"{key.value} is there twice: line {before + 1} has it too", key.start_mark
-            )
 
 
 def _has_texts(key: yaml.Node, depth: int) -> bool:

@@ -19,6 +19,8 @@ def parse_rate(text: str) -> float:
     match = _RATE.fullmatch(text.strip())
     if not match or (match[3] and not match[2]):
         raise UsageError(f"rate {text!r} is malformed", "100MB/s, 1Gb/s, 500MiB/s")
+    if not match[4]:
+        raise UsageError(f"rate {text!r} has no unit", "100MB/s, 1Gb/s, 500MiB/s")
     power = " kMGT".index(match[2] or " ")
     return float(match[1]) * (1024 if match[3] else 1000) ** power / (8 if match[4] == "b" else 1)
 

@@ -94,7 +94,7 @@ def run_file_text(found: TrainerDirectory, launcher: TrainingProcess | None) -> 
     lines = [
         f"# A run of {defaults.title}; docs: how-to/trainers. Check what is marked.",
         f"trainer: {trainer}",
-        f"command: {json.dumps(command)}",
+        f"command: {json.dumps(command)}" + ("" if launcher is not None else "  # check: its flags"),
     ]
     if defaults.resume is None:
         lines.append(f"resume: {json.dumps(command + ' --resume {checkpoint}')}  # check: how the script resumes")
@@ -112,7 +112,7 @@ def run_file_text(found: TrainerDirectory, launcher: TrainingProcess | None) -> 
     lines.append(
         f"environment: {{python: {json.dumps(python)}}}  # or lock: conda-lock.yml, uv.lock"
         if python.startswith("/")
-        else "# environment: {python: /path/to/python}  # or lock: conda-lock.yml, uv.lock"
+        else "# environment: {python: /path/to/python}  # or lock: conda-lock.yml, uv.lock; else python: of each host"
     )
     if launcher is not None:
         names = [

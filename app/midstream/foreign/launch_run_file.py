@@ -64,7 +64,7 @@ def launch_any(
     chosen = run_id or parsed.run_id or f"{path.resolve().parent.name or path.stem}-{secrets.token_hex(3)}"
     say = reporter_of(say)
     # Everything that may refuse the launch comes before the first byte is sent.
-    checked = check_launch(hosts, fleet, target, None, chosen, (), say, parsed.run)
+    checked = check_launch(hosts, fleet, target, None, chosen, (), None, parsed.run)
     if checked.continues:
         return launch_run(hosts, fleet, target, None, chosen, (), say)
     run = parsed.run

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from midstream.errors import UsageError
-from midstream.suggestions import nearest
+from midstream.suggestions import nearest_run
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
@@ -55,7 +55,4 @@ def run_of(snapshot: Snapshot, run_id: str) -> RunView:
 def unknown_run(run_id: str, snapshot: Snapshot) -> UsageError:
     known = sorted({run.run_id for run in snapshot.runs})
     unreachable = [host.name for host in snapshot.hosts if host.link != "live"]
-    hint = nearest(run_id, known)
-    return UsageError(
-        f"no run {run_id!r}", hint + (f"; not answering: {', '.join(unreachable)}" if unreachable else "")
-    )
+    return UsageError(f"no run {run_id!r}", nearest_run(run_id, known, unreachable))

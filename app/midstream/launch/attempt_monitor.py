@@ -102,7 +102,14 @@ def ranks_of(hosts: HostPool, host: str, run_id: str, number: int) -> tuple[Rank
     return (Rank(ANY, host),)
 
 
-def stop_run(hosts: HostPool, host: str, run_id: str, number: int, timeout: float) -> records.Status:
+def stop_run(
+    hosts: HostPool,
+    host: str,
+    run_id: str,
+    number: int,
+    timeout: float,
+    observe: Callable[[Sequence[RankView]], None] | None = None,
+) -> records.Status:
     """Stop an attempt on all its hosts; return the last status of process 0.
 
     It saves, seals and exits.
@@ -113,11 +120,13 @@ def stop_run(hosts: HostPool, host: str, run_id: str, number: int, timeout: floa
         run_id: The run.
         number: Number of the attempt.
         timeout: Longest wait for its end, in seconds.
+        observe: Called with the processes each time that they are looked at.
 
     Raises:
-        LaunchError: A process failed, or still runs after ``timeout`` seconds.
+        NotYetError: It has the command, and still runs after ``timeout`` seconds.
+        LaunchError: A process failed.
     """
-    ended = stop_ranks(hosts, ranks_of(hosts, host, run_id, number), run_id, number, timeout)
+    ended = stop_ranks(hosts, ranks_of(hosts, host, run_id, number), run_id, number, timeout, observe)
     first = ended[0].status
     assert first is not None  # `wait_ranks` returned it
     return first
@@ -262,7 +271,14 @@ def wait_ranks(
         time.sleep(POLL_INTERVAL)
 
 
-def stop_ranks(hosts: HostPool, ranks: Sequence[Rank], run_id: str, number: int, timeout: float) -> list[RankView]:
+def stop_ranks(
+    hosts: HostPool,
+    ranks: Sequence[Rank],
+    run_id: str,
+    number: int,
+    timeout: float,
+    observe: Callable[[Sequence[RankView]], None] | None = None,
+) -> list[RankView]:
     """Stop all processes and return their last states.
 
     They save at the same step boundary, seal and exit.
@@ -273,12 +289,14 @@ def stop_ranks(hosts: HostPool, ranks: Sequence[Rank], run_id: str, number: int,
         run_id: The run.
         number: Number of the attempt.
         timeout: Longest wait for their end, in seconds.
+        observe: Called with the processes each time that they are looked at.
 
     Raises:
-        LaunchError: A process failed, or still runs after ``timeout`` seconds.
+        NotYetError: A process still runs after ``timeout`` seconds.
+        LaunchError: A process failed.
     """
     _signal(hosts, ranks, run_id, number, "SIGTERM")
-    ended = wait_ranks(hosts, ranks, run_id, number, records.ENDED, timeout)
+    ended = wait_ranks(hosts, ranks, run_id, number, records.ENDED, timeout, observe)
     wait_ranks_exited(hosts, ranks, run_id, number)
     return ended
 

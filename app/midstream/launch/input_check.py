@@ -9,9 +9,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ from midstream.bundled_files import config_path
 from midstream.errors import UsageError
 from midstream.fleet.fleet import HostConfig, LocalHostConfig, Target
 from midstream.hosts.host import Host
+from midstream.launch.engine_flags import engine_flags
 from midstream.launch.install.environment import builds_environment, host_variant
 from midstream.launch.install.package_check import missing_modules
 from midstream.remote.machine import run_inputs
@@ -59,15 +62,7 @@ def read_inputs(config: str | Path, overrides: Sequence[str] = ()) -> RunInputs:
     Raises:
         UsageError: The config or a flag is wrong; the message has file, line and key.
     """
-    package = Path(midstream_engine.__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", MODULE, "--config_path", str(config_path(config)), *overrides],
-        env={**os.environ, "PYTHONPATH": str(package)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=READ_TIMEOUT,
-    )
+    done = _read(config_path(config), overrides)
     if done.returncode == records.EXIT_DONE:
         found: Any = json.loads(done.stdout)
         return RunInputs(
@@ -77,9 +72,52 @@ def read_inputs(config: str | Path, overrides: Sequence[str] = ()) -> RunInputs:
             tuple(cast("list[dict[str, Any]]", found["texts"])),
             found["packages"],
         )
+    raise _refusal(done)
+
+
+def check_flags(config: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Check engine flags for a run that has a config already.
+
+    The engine's reader checks them, on this machine. Whatever else it finds in the config is left to the engine
+    that starts with it.
+
+    Args:
+        config: The run's config, of plain values.
+        overrides: Flags for the engine.
+
+    Raises:
+        UsageError: A flag has an unknown name or a value of a wrong type.
+    """
+    names = engine_flags(overrides)
+    if not names:
+        return
+    with tempfile.TemporaryDirectory(prefix="midstream-") as directory:
+        file = Path(directory, "run.yaml")
+        file.write_text(json.dumps(config))  # without tags: a config of a host includes no file of this machine
+        done = _read(file, overrides)
+    if done.returncode == records.EXIT_DONE:
+        return
+    error = _refusal(done)
+    if any(re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", error.message) for name in names):
+        raise error
+
+
+def _read(config: Path, overrides: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    package = Path(midstream_engine.__file__).parents[1]
+    return subprocess.run(
+        [sys.executable, "-P", "-m", MODULE, "--config_path", str(config), *overrides],
+        env={**os.environ, "PYTHONPATH": str(package)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=READ_TIMEOUT,
+    )
+
+
+def _refusal(done: subprocess.CompletedProcess[str]) -> UsageError:
     lines = done.stderr.strip().splitlines()
     why = lines[-1].removeprefix("midstream: ") if lines else f"{MODULE} ended with {done.returncode}"
-    raise UsageError(why, "" if "hint:" in why else "docs/reference/configuration.md lists the keys")
+    return UsageError(why, "" if "hint:" in why else "docs/reference/configuration.md lists the keys")
 
 
 def check_inputs(

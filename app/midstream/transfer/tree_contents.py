@@ -79,7 +79,9 @@ class Contents:
             endpoint, path, what = missing[0]
             more = f", and {count(len(missing) - 1, 'more object')}" if len(missing) > 1 else ""
             raise TransferError(
-                f"object {printable(path)} of {endpoint}: {what}{more}", "copy another checkpoint", path
+                f"object {printable(path)} of {endpoint}: {what}{more}",
+                "--checkpoint STEP takes another one; --checkpoints RUN lists them",
+                path,
             )
         return [(self.endpoints[name] if name else self.first, entries) for name, entries in entries_of.items()]
 

@@ -44,7 +44,10 @@ def write_json(path: str, value: Any, *, durable: bool = True) -> None:
 
 
 def write_bytes(path: str, data: bytes, *, durable: bool = True, mode: int = 0o644) -> None:
-    """Replace ``path`` atomically with ``data``."""
+    """Replace ``path`` atomically with ``data``.
+
+    An OSError has ``path`` as its file name.
+    """
     temporary = f"{path}.tmp-{os.getpid()}-{time.monotonic_ns()}"
     _unfinished.add(temporary)
     try:
@@ -55,9 +58,11 @@ def write_bytes(path: str, data: bytes, *, durable: bool = True, mode: int = 0o6
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
+        if isinstance(error, OSError):
+            error.filename = path  # a full disk has none, and the temporary name is of no use
         raise
     finally:
         _unfinished.discard(temporary)

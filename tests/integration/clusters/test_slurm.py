@@ -42,6 +42,7 @@ TARGETS = {
     "limited": ["--nodes=1", "--time=1", "--signal=TERM@50"],
     "none": ["--partition=none"],
     "large": ["--nodes=9"],
+    "mistyped": ["--nodess=2"],
 }
 
 
@@ -237,7 +238,12 @@ def test_check_reports_commands_allocation_and_devices(fleet: Fleet, hosts: Host
     assert (checks["allocation"].state, checks["devices"].detail) == (PASS, "2 devices (cpu) on 2 nodes")
     assert "n[1-2] (low)" in checks["allocation"].detail
     login = fleet.hosts["login"]
-    for target, message in {"none": "Invalid partition name", "large": "node configuration is not available"}.items():
+    messages = {
+        "none": "Invalid partition name",
+        "large": "node configuration is not available",
+        "mistyped": "unrecognized option '--nodess=2'",
+    }
+    for target, message in messages.items():
         [check] = check_allocation(hosts.get("login"), login, target, SlurmTarget("login", TARGETS[target]))
         assert (check.name, check.state) == ("allocation", FAIL)
         assert message in check.detail

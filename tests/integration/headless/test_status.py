@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from support.command_line import midstream
 from support.run_directory import RunDirectory
 
 PATIENCE = 60.0
@@ -40,6 +41,23 @@ def test_json_lines_of_a_host_do_not_wait_for_another(tmp_path: Path) -> None:
             rest, _ = process.communicate(timeout=PATIENCE)
         assert [(each["name"], each["link"]) for each in map(json.loads, rest.splitlines())] == [("mute", "down")]
         assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("hosts", "line"),
+    [
+        ("{}", "the fleet file has no hosts"),
+        ("{here: {type: local, root: ROOT}}", "no runs yet: midstream --launch"),
+        (
+            "{here: {type: local, root: ROOT}, far: {type: ssh, address: 127.0.0.1:1}}",
+            "no runs on the hosts that answer; not answering: far",
+        ),
+    ],
+)
+def test_status_without_runs_says_what_is_known(hosts: str, line: str, tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(f"hosts: {hosts.replace('ROOT', str(tmp_path / 'root'))}\n")
+    assert midstream("--fleet", fleet, "--status").stdout.splitlines()[-1].startswith(line)
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])

@@ -88,7 +88,8 @@ SAMPLES: Mapping[str, Any] = {
              "directory": "/x", "variables": ["PATH"], "distributed": {"WORLD_SIZE": "2"}}],
     },
     "trainers.stored_state.newest": {
-        "step": 5, "size": 4096, "model": True, "optimizer": True, "scheduler": True, "random_states": 1,
+        "directory": "/x", "step": 5, "size": 4096, "model": True, "optimizer": True, "scheduler": True,
+        "random_states": 1,
         "data_position": "stored", "reshards": True, "advice": ["x"], "problem": "", "incomplete": [["a", "why"]],
     },
     "trainers.travelling_files.snapshot": {"digest": "ab" * 32, "files": 2, "size": 100},

@@ -20,7 +20,7 @@ from midstream.headless.fleet_snapshot import unknown_run
 from midstream.hosts.host_pool import HostPool
 from midstream.migrate.journal.migration_directory import MigrationDirectory
 from midstream.state_directory import state_directory
-from midstream.suggestions import nearest
+from midstream.suggestions import nearest, nearest_run
 from midstream.watch.snapshot import RunView, Snapshot
 
 
@@ -126,6 +126,8 @@ def test_nearest_lists_what_is_known_if_nothing_is_near() -> None:
     assert nearest("webtxt", ["webtext", "nano"]) == "did you mean webtext?"
     assert nearest("zzz", ["webtext", "nano"]) == "known: webtext, nano"
     assert nearest("zzz", []) == "known: none"
+    assert nearest_run("a", [], []) == "no host has a run"
+    assert nearest_run("a", ["b"], ["far"]) == "known: b; not answering: far; midstream --status shows why"
 
 
 # ------------------------------------------------------------------------------------------------------ --version

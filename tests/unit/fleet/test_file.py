@@ -61,7 +61,9 @@ def test_path_comes_from_flag_before_environment(tmp_path: Path, monkeypatch: py
 
 
 def test_missing_file_error_names_init(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no fleet file at .*none\.yaml \(midstream --init writes one"):
+    with pytest.raises(
+        UsageError, match=r"no fleet file at .*none\.yaml \(midstream --init --fleet .*none.yaml writes"
+    ):
         load_fleet(tmp_path / "none.yaml")
 
 
@@ -78,6 +80,10 @@ def test_binary_file_error_names_the_file(tmp_path: Path) -> None:
         ("hosts:\n  a: {type: local\n  b: {type: local}\n", "fleet.yaml:3: "),
         ("hosts:\n  a: 'open\n", "fleet.yaml:3: "),
         ("hosts:\n\ta: 1\n", "fleet.yaml:2: "),
+        (
+            "hosts:\n  a: {type: local}\n  b: {type: local}\n  a: {type: ssh, address: a}\n",
+            "fleet.yaml:4: a is given twice, first in line 2 (",
+        ),
     ],
 )
 def test_malformed_yaml_error_has_the_line(text: str, line: str) -> None:
@@ -94,7 +100,7 @@ def test_malformed_yaml_error_has_the_line(text: str, line: str) -> None:
     ],
 )
 def test_key_that_is_there_twice_is_refused(text: str, line: str) -> None:
-    assert refusal(text).startswith(f"{line} is there twice: line ")
+    assert refusal(text).startswith(f"{line} is given twice, first in line ")
 
 
 def test_variables_and_flags_are_texts_as_written() -> None:
@@ -144,6 +150,18 @@ def test_merged_mapping_may_repeat_a_key() -> None:
             "fleet.yaml: targets.t names host 'gpu2' (did you mean gpu1?)",
         ),
         ("targets: {t: {type: hosts}}", "fleet.yaml: targets.t names no hosts (hosts: [a, b])"),
+        (
+            "hosts: {a: {type: local, price_per_hour: twelve}}",
+            "fleet.yaml: hosts.a.price_per_hour is 'twelve' (a number)",
+        ),
+        (
+            "hosts: {a: {type: local, env: [A=1]}}",
+            "fleet.yaml: hosts.a.env is a list (names and values: {NAME: VALUE})",
+        ),
+        (
+            "hosts: {a: {type: local}}\ntargets: {t: {type: slurm, host: a, sbatch: --nodes=2}}",
+            "fleet.yaml: targets.t.sbatch is '--nodes=2' (a list: [TEXT, ...])",
+        ),
     ],
 )
 def test_errors_name_the_field_and_the_fix(text: str, message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from midstream.errors import Exit, UsageError
 from midstream.fleet.fleet import LocalHostConfig, SlurmTarget, Target
 from midstream.hosts.local_host import LocalHost
 from midstream.launch.config_file import read_config
-from midstream.launch.input_check import RunInputs, check_inputs, read_inputs
+from midstream.launch.input_check import RunInputs, check_flags, check_inputs, read_inputs
 from midstream.remote.machine import run_inputs
 from midstream_engine.check_config import inputs_of
 from midstream_engine.config import ConfigError, from_mapping
@@ -69,11 +70,28 @@ def from_mapping_of(name: str) -> dict[str, Any]:
     return inputs_of(load_config(["--config_path", str(config_path(name))]).config)
 
 
+def test_flags_of_a_run_are_checked_with_its_config() -> None:
+    config = {"data": {"tokenizer": "bytes"}, "model": {"type": "gpt2"}, "trainer": {"seed": 1}, "unknown": 1}
+    check_flags(config, ())
+    check_flags({**config, "unknown": {}}, ("--trainer.num_train_steps", "5"))  # not of a flag: the engine reports it
+    del config["unknown"]
+    check_flags(config, ("--trainer.num_train_steps", "5", "--model.hidden_dim=96"))
+    for flags, message in (
+        (("--trainer.num_trainsteps", "5"), "unknown key trainer.num_trainsteps; nearest: trainer.num_train_steps"),
+        (("--trainer.num_train_steps", "many"), "--trainer.num_train_steps: Couldn't parse 'many' into an int"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(message)):
+            check_flags(config, flags)
+
+
 def test_file_of_the_user_precedes_the_shipped_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "gpt2_nano.yaml").write_text("mine: 1\n")
     assert read_config("configs/gpt2_nano.yaml") == "mine: 1\n"
+    for name in ("gpt2_nano.yaml", "gpt2_nano"):
+        with pytest.raises(UsageError, match=rf"^{name}: no such file \(did you mean configs/gpt2_nano.yaml\?\)"):
+            config_path(name)
     with pytest.raises(UsageError, match=r"configs/none.yaml: no such file, and midstream ships configs/gpt2_nano"):
         read_config("configs/none.yaml")
     with pytest.raises(UsageError, match="No such file"):

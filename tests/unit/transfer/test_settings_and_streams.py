@@ -96,7 +96,7 @@ def test_send_queue_shrinks_items_near_the_end(seed: int, bucket: bool) -> None:
 
 @pytest.mark.parametrize(
     ("text", "rate"),
-    [("100MB/s", 100e6), ("1Gb/s", 125e6), ("2 MiB/s", 2 * MIB), ("1.5kB", 1500.0), ("7", 7.0)],
+    [("100MB/s", 100e6), ("1Gb/s", 125e6), ("2 MiB/s", 2 * MIB), ("1.5kB", 1500.0), ("7B/s", 7.0)],
 )
 def test_parse_rate_reads_common_units(text: str, rate: float) -> None:
     assert parse_rate(text) == rate
@@ -105,6 +105,12 @@ def test_parse_rate_reads_common_units(text: str, rate: float) -> None:
 @pytest.mark.parametrize("text", ["", "fast", "-1MB/s", "1 iB/s", "10 parsecs"])
 def test_parse_rate_refuses_malformed_rates(text: str) -> None:
     with pytest.raises(UsageError, match="malformed"):
+        parse_rate(text)
+
+
+@pytest.mark.parametrize("text", ["100", "100k"])
+def test_parse_rate_refuses_rates_without_unit(text: str) -> None:
+    with pytest.raises(UsageError, match="has no unit"):
         parse_rate(text)
 
 

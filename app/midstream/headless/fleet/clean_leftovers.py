@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, UsageError
 from midstream.output import Output, size, table
-from midstream.suggestions import nearest
+from midstream.suggestions import nearest_run
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
@@ -38,11 +38,7 @@ def clean(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     finally:
         hosts.close()
     if options.clean and options.clean not in known:
-        raise UsageError(
-            f"no run {options.clean!r}",
-            nearest(options.clean, sorted(known))
-            + (f"; not answering: {', '.join(unreachable)}" if unreachable else ""),
-        )
+        raise UsageError(f"no run {options.clean!r}", nearest_run(options.clean, sorted(known), unreachable))
     listed, removable_slices = (0, 0) if options.clean else _slices(fleet, options.yes, output)
     count, removable = len(rows) - 1 + listed, removable + removable_slices
     output.value(

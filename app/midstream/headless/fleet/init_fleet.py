@@ -6,6 +6,7 @@ from pathlib import Path
 
 from midstream.errors import Exit, UsageError
 from midstream.output import Output
+from midstream_engine import records
 
 
 def init(path: str | None, output: Output) -> int:
@@ -17,8 +18,11 @@ def init(path: str | None, output: Output) -> int:
     if file.exists():
         raise UsageError(f"{file} already exists", "edit it, or name another with --fleet FILE")
     text = fleet_from_ssh_config(Path("~/.ssh/config").expanduser())
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        records.write_bytes(str(file), text.encode())  # complete or absent: an empty file would never be replaced
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error.strerror}", "name another with --fleet FILE") from error
     output.value({"event": "fleet", "path": str(file)}, str(file))
     output.message(f"wrote {file}: read it, then run midstream --status")
     return Exit.DONE

@@ -46,7 +46,7 @@ def delete(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     elif options.delete.count("/") == 2:
         name, place = paths.get(options.delete, ""), options.delete
     else:
-        hint = did_you_mean(options.delete, known) or f"PROJECT/ZONE/NAME, or one of: {', '.join(known) or 'none'}"
+        hint = did_you_mean(options.delete, known) or ", or ".join(["PROJECT/ZONE/NAME of a slice", *known])
         raise UsageError(f"{options.delete!r} is not a target of type tpu, gce or kubernetes", hint)
     found, hosts = _with_hosts(fleet, name, output)
     try:

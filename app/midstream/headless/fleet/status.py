@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from midstream.counts import count
 from midstream.errors import Exit
 from midstream.headless.fleet_snapshot import fleet_snapshot
 from midstream.listing import run_facts
@@ -60,11 +61,7 @@ def status(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         )
     lines = table(rows)
     runs = run_rows(snapshot)
-    lines += (
-        ["", *table(runs), *_problems(snapshot.runs)]
-        if snapshot.runs
-        else ["", "no runs yet: midstream --launch CONFIG --on TARGET starts one"]
-    )
+    lines += ["", *table(runs), *_problems(snapshot.runs)] if snapshot.runs else ["", _no_runs(snapshot)]
     migrations = shown_migrations(_migrations()(fleet))
     if migrations:
         rows = [("MIGRATION", "RUN", "FROM", "TO", "STATE", "PHASE", "CERTIFICATE")]
@@ -76,6 +73,19 @@ def status(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     output.value({}, lines)
     _slices(fleet, output)
     return Exit.DONE
+
+
+def _no_runs(snapshot: Snapshot) -> str:
+    """Return the line of a fleet in which no run was found.
+
+    Hosts that do not answer may have some.
+    """
+    if not snapshot.hosts:
+        return "the fleet file has no hosts: docs/reference/fleet-file.md describes them"
+    unreachable = [host.name for host in snapshot.hosts if host.link != "live"]
+    if unreachable:
+        return f"no runs on the hosts that answer; not answering: {', '.join(unreachable)}"
+    return "no runs yet: midstream --launch CONFIG --on TARGET starts one"
 
 
 def _json_lines(fleet: Fleet, hosts: HostPool, condition: Condition | None, output: Output) -> int:
@@ -163,7 +173,7 @@ def _filtered_runs(snapshot: Snapshot, condition: Condition, output: Output) -> 
     found = tuple(run for run in snapshot.runs if condition.holds(run, moment))
     output.value({}, [*table(run_rows(snapshot, found)), *_problems(found)] if found else "")
     if not found:
-        output.message(f"midstream: none of {snapshot.run_count} runs passes the filter")
+        output.message(f"midstream: none of {count(snapshot.run_count, 'run')} passes the filter")
     return Exit.DONE
 
 

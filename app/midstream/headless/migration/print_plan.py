@@ -67,4 +67,4 @@ def require_consent(plan: Plan, options: argparse.Namespace, output: Output, *, 
         hint = "--yes accepts it; --checkpoint now discards none"
     else:
         hint = "--yes accepts it" + ("; --mode warm copies instead" if plan.mode == LIVE else "")
-    raise MidstreamError(reasons[0], hint, Exit.REFUSED)
+    raise MidstreamError(f"nothing was changed, because you did not agree to: {'; '.join(reasons)}", hint, Exit.REFUSED)

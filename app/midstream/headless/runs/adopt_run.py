@@ -50,10 +50,13 @@ def init_run(fleet: Fleet | None, options: argparse.Namespace, output: Output) -
     path = Path(RUN_FILE) if hosts is not None else Path(found.directory) / RUN_FILE
     if path.exists():
         raise UsageError(f"{path} exists", "move it away: a run file is not overwritten")
-    path.write_text(run_file_text(found, launcher), encoding="utf-8")
-    shown = f"process {launcher.pid}" if launcher is not None else "its programs"
+    try:
+        path.write_text(run_file_text(found, launcher), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}", "a directory that you can write") from error
+    shown = f"process {launcher.pid}" if launcher is not None else "the programs"
     output.value(
         {"event": "result", "ok": True, "file": str(path)},
-        f"{path} is written from {shown} of {found.directory}: check it, then midstream --launch {path} --on TARGET",
+        f"{path} is written from {shown} in {found.directory}: check it, then midstream --launch {path} --on TARGET",
     )
     return Exit.DONE

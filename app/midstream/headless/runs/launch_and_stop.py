@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from midstream.errors import Exit, UsageError
+from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.headless.fleet_snapshot import fleet_snapshot, unknown_run
 from midstream.output import Output
 from midstream_engine import records
@@ -14,8 +14,10 @@ from midstream_engine import records
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
     from midstream.hosts.host_pool import HostPool
+    from midstream.launch.attempt_monitor import RankView
     from midstream.launch.reporter import Reporter
     from midstream.launch.start_attempt import Attempt
+    from midstream.watch.snapshot import RunView
 
 STOP_TIMEOUT = 900.0  # seconds: the run saves before it stops
 START_TIMEOUT = 1800.0  # seconds to wait for the first step: the engine tokenizes and compiles before it
@@ -61,7 +63,7 @@ def _wait_until_training(hosts: HostPool, attempt: Attempt, report: Reporter) ->
     Raises:
         LaunchError: The run failed, with the reason.
     """
-    from midstream.launch.attempt_monitor import RankView, wait_ranks
+    from midstream.launch.attempt_monitor import wait_ranks
     from midstream.launch.errors import LaunchError, NotYetError
 
     if not attempt.process.pid:  # in the queue of a cluster, for hours perhaps
@@ -91,7 +93,6 @@ def _wait_until_training(hosts: HostPool, attempt: Attempt, report: Reporter) ->
 def stop(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     """Save and stop a run on its current host."""
     from midstream.hosts.host_pool import HostPool
-    from midstream.launch.attempt_monitor import stop_run
     from midstream.watch.runs.damaged_runs import refuse_damaged
 
     hosts = HostPool(fleet)
@@ -110,7 +111,7 @@ def stop(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         run = running[0]
         hosts_text = ", ".join(each.host for each in snapshot.members(run))
         output.message(f"stopping {run.run_id} on {hosts_text}: saving first")
-        ended = stop_run(hosts, run.host, run.run_id, run.attempt, timeout=STOP_TIMEOUT)
+        ended = _stopped(hosts, run, output)
     finally:
         hosts.close()
     output.value(
@@ -122,6 +123,38 @@ def stop(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
             "step": ended.step,
             "checkpoint": ended.checkpoint,
         },
-        f"{run.run_id} {ended.state} at step {ended.step}, checkpoint {ended.checkpoint}",
+        f"{run.run_id} {ended.state} at step {ended.step}, "
+        + (f"checkpoint {ended.checkpoint}" if ended.checkpoint else "without a checkpoint"),
     )
     return Exit.DONE
+
+
+def _stopped(hosts: HostPool, run: RunView, output: Output) -> records.Status:
+    """Stop a run and return its last status; print what it waits for.
+
+    A run of another trainer may wait for its next checkpoint.
+
+    Raises:
+        MidstreamError: It failed, or does not end in time, or the user pressed Ctrl-C; the last two do not take the
+            command back.
+    """
+    from midstream.launch.attempt_monitor import stop_run
+    from midstream.launch.errors import NotYetError
+
+    shown: list[str] = []  # what the run said; not empty once it has the command
+
+    def observe(ranks: Sequence[RankView]) -> None:
+        message = next((rank.status.message for rank in ranks if rank.status and rank.running), "")
+        if message and message not in shown:
+            output.message(f"{run.run_id}: {message}")
+        shown.append(message)
+
+    sent, hint = f"{run.run_id} has the command, and stops when it has saved", "midstream --status shows when it has"
+    try:
+        return stop_run(hosts, run.host, run.run_id, run.attempt, STOP_TIMEOUT, observe)
+    except NotYetError as error:
+        raise NotYetError(f"{error.message}; {sent}", hint) from error
+    except KeyboardInterrupt:
+        if not shown:
+            raise
+        raise MidstreamError(f"interrupted: {sent}", hint, Exit.INTERRUPTED) from None

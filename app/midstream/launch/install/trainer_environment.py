@@ -46,8 +46,8 @@ def prepare_trainer_environment(
     where = "the run file" if run.environment.python else f"python: of {host.name} in the fleet file"
     if not python:
         raise LaunchError(
-            f"{host.name}: no interpreter for {run.trainer}",
-            "environment: {python: PATH} or {lock: FILE} in the run file, or python: of "
+            f"{host.name}: no interpreter is named for the trainer",
+            "environment: {python: /path/to/python} or {lock: FILE} in the run file, or python: of "
             f"{host.name} in the fleet file",
         )
     command = in_container(config.container, [python, "-c", _VERSION], root=host.root, variables=config.env)

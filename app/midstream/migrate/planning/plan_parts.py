@@ -36,6 +36,7 @@ from midstream.migrate.planning.consent import (
 )
 from midstream.migrate.planning.plan_inputs import Contents, Ends
 from midstream.migrate.planning.precision_changes import precision_changes
+from midstream.migrate.planning.source_run import steps_done
 from midstream.migrate.records import cost
 from midstream.migrate.records.json_values import section
 from midstream.migrate.records.modes import COLD
@@ -123,7 +124,7 @@ def plan_route(ends: Ends, contents: Contents) -> Route:
         source=run.host,
         source_attempt=run.attempt,
         source_state=run.state,
-        source_step=ends.status.step,
+        source_step=steps_done(ends.run),
         target=target.name,
         target_host=target.hosts[0],
         probed=_probe_route(ends.source_store, ends.target_store, ends.source, ends.destination),
@@ -150,19 +151,19 @@ def estimate(fleet: Fleet, request: Request, ends: Ends, contents: Contents, sha
         shape: Devices and batch on both sides, and what changes of the run.
     """
     run, mode, size = ends.run, request.mode, contents.checkpoint_bytes
-    step_done, target = ends.status.step, ends.target
+    done, target = steps_done(run), ends.target
     rates = measured_rates.rates_between(
         measured_rates.past_migrations(), run.run_id, run.host, target.hosts[0], mode, size
     )
     pace = measured_rates.step_seconds_on(run.curve, run.lineage, target.name)
     rates = rates if pace is None else replace(rates, step=pace)
     step, _ = downtime_estimate.step_seconds(run.curve)
-    lost = max(0, step_done - contents.checkpoint.step) if contents.checkpoint else 0
+    lost = max(0, done - contents.checkpoint.step) if contents.checkpoint else 0
     schedule, wanted = (
         schedule_change.training_schedule(contents.config),
         schedule_change.training_schedule(contents.config, ends.flags),
     )
-    left = max(0, wanted.steps - step_done)
+    left = max(0, wanted.steps - done)
     needs = _environment_needs(fleet, ends)
     work = plan_estimate.Work(
         mode=mode,

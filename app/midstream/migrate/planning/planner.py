@@ -12,6 +12,7 @@ from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet, Target
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.engine_flags import engine_flags, keep_name
+from midstream.launch.input_check import check_flags
 from midstream.launch.slurm_allocation import device_kind, query_allocation, requested_devices
 from midstream.migrate.planning import batch_shape, schedule_change, source_run, trainer_plan
 from midstream.migrate.planning.plan_inputs import Allocated, Contents, Ends
@@ -38,6 +39,7 @@ def make_plan(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Reques
     config = host_files.training_config(ends.source, ends.run.run_id)
     if is_run_file(config):
         return trainer_plan.plan_trainer(fleet, snapshot, request, ends, config)
+    check_flags(config, request.overrides)
     contents = _read_source(request, ends, config)
     return assemble(fleet, snapshot, request, ends, contents)
 

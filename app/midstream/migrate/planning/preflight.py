@@ -149,7 +149,7 @@ def _source(source: Host, described: run_state.RunDescription, plan: Plan) -> It
             "migration lock",
             FAIL,
             f"migration {lock.migration} is migrating the run to {lock.owner}",
-            f"midstream --rollback {lock.migration} ends it, on the machine that started it",
+            _other_migration(lock.migration),
         )
     if fence.epoch != plan.source_epoch:
         yield Check(
@@ -253,6 +253,14 @@ def _occupied(target: Host, plan: Plan) -> Iterator[Check]:
         yield Check("target is free", PASS, "nothing trains there")
 
 
+def _other_migration(migration: str) -> str:
+    """Return a hint on another migration of the run.
+
+    It may be a healthy one, so that ending it comes last.
+    """
+    return f"on the machine that started it midstream --continue {migration} follows it, --rollback {migration} ends it"
+
+
 def _in_the_way(target: Host, run_id: str, attempt: int) -> Check:
     """Describe an attempt of the run itself that runs on the target."""
     found = target.call(run_state.status)(root=target.root, run_id=run_id, attempt=attempt).status
@@ -266,7 +274,7 @@ def _in_the_way(target: Host, run_id: str, attempt: int) -> Check:
             "run is free",
             FAIL,
             f"attempt {attempt} of {run_id} is a standby on {target.name} for migration {command.migration}",
-            f"midstream --rollback {command.migration} ends it, on the machine that started the migration",
+            _other_migration(command.migration),
         )
     return Check(
         "run is free",
@@ -288,7 +296,7 @@ def check_data(source: Host, targets: Sequence[Host], plan: Plan) -> Iterator[Ch
             "" if standby else "--mode warm tries it while the source trains",
         )
     for digest in plan.route.data_digests:
-        name = f"token cache {digest[:12]}"
+        name = f"{'token cache' if plan.trainer is None else 'files of the run'} {digest[:12]}"
         lacking = host_files.hosts_without(targets, digest)
         size = f"{plan.estimate.data_bytes / 1e6:.1f} MB in all"
         names = ", ".join(host.name for host in lacking)

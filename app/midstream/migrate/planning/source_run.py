@@ -16,7 +16,7 @@ from midstream.migrate.records.request import Request
 from midstream.migrate.source_and_target.checkpoint_store import CheckpointStore, checkpoint_store_of
 from midstream.remote.runs import run_state
 from midstream.remote.verify import tree
-from midstream.suggestions import nearest
+from midstream.suggestions import nearest_run
 from midstream.watch.runs.damaged_runs import refuse_damaged
 from midstream.watch.snapshot import CheckpointView, RunView, Snapshot
 
@@ -32,9 +32,7 @@ def find_run(fleet: Fleet, snapshot: Snapshot, request: Request) -> RunView:
     copies = [copy for copy in snapshot.copies(request.run_id) if not request.source or copy.host == request.source]
     if not copies:
         known = sorted({run.run_id for run in snapshot.runs})
-        hint = nearest(request.run_id, known) if known else "no host has a run"
-        if unreachable:
-            hint += "; not answering: " + ", ".join(f"{host.name} ({host.error or host.link})" for host in unreachable)
+        hint = nearest_run(request.run_id, known, [host.name for host in unreachable])
         raise UsageError(f"no run {request.run_id!r}" + (f" on {request.source}" if request.source else ""), hint)
     refuse_damaged(snapshot.copies(request.run_id))
     run = _owned(fleet, copies)
@@ -177,6 +175,15 @@ def choose_checkpoint(run: RunView, request: Request) -> CheckpointView | None:
             f"complete ones: {steps}",
         )
     return max(chosen, key=lambda checkpoint: checkpoint.attempt)
+
+
+def steps_done(run: RunView) -> int:
+    """Return the updates that the run has had, by its status and its rows.
+
+    An attempt that failed before it had restored anything reports step 0; the rows of the attempts before it count.
+    """
+    rows = int(run.curve[-1]["global_step"]) + 1 if run.curve else 0
+    return max(run.step or 0, rows)
 
 
 def _refuse_newer_damage(run: RunView, chosen: CheckpointView) -> None:

@@ -80,7 +80,7 @@ def plan_trainer(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends,
         data_digests=digests,
         data_bytes=data,
     )
-    lost = max(0, ends.status.step - checkpoint.step) if checkpoint else 0
+    lost = max(0, source_run.steps_done(run) - checkpoint.step) if checkpoint else 0
     route = replace(plan_route(ends, contents), data_location="")
     return Plan(
         identity=identify(fleet, request, ends, contents),

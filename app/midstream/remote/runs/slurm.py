@@ -263,7 +263,8 @@ def _done(argv: Sequence[str], env: Optional[Mapping[str, str]] = None) -> "subp
     except OSError as error:
         raise SlurmError("{}: {}".format(argv[0], error.strerror)) from error
     if done.returncode:
-        words: List[str] = done.stderr.decode(errors="replace").strip().splitlines()
+        lines: List[str] = done.stderr.decode(errors="replace").strip().splitlines()
+        words = [line for line in lines if not line.startswith('Try "')]  # of an unknown flag: the line before has it
         raise SlurmError("{}: {}".format(argv[0], words[-1] if words else "exit code {}".format(done.returncode)))
     return done
 

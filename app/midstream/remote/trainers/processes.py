@@ -105,11 +105,13 @@ def look(directory: str) -> TrainerDirectory:
 def _training(directory: str) -> List[TrainingProcess]:
     """Return processes whose working directory is the directory.
 
-    They are those that run a program: shells and editors are left out.
+    They are those that run a program: shells and editors are left out, and the command that calls this, which a
+    user types in that directory.
     """
     found: Dict[int, TrainingProcess] = {}
+    calling = _with_ancestors(os.getpid())
     for name in os.listdir("/proc"):
-        if not name.isdecimal() or int(name) == os.getpid():
+        if not name.isdecimal() or int(name) in calling:
             continue
         one = _process(int(name), directory)
         if one is not None:
@@ -119,6 +121,27 @@ def _training(directory: str) -> List[TrainingProcess]:
         dataclasses.replace(each, parent=each.parent if each.parent in found else 0)
         for each in sorted(mine, key=lambda each: each.pid)
     ][:MOST]
+
+
+def _with_ancestors(pid: int) -> Set[int]:
+    """Return a process, the one that started it, and so on."""
+    found: Set[int] = set()
+    while pid > 0 and pid not in found:
+        found.add(pid)
+        try:
+            pid = int(_stat(pid)[1])
+        except (OSError, ValueError, IndexError):
+            break
+    return found
+
+
+def _stat(pid: int) -> List[str]:
+    """Return the fields of a process's stat after its name.
+
+    OSError or IndexError if it has ended.
+    """
+    with open("/proc/{}/stat".format(pid), encoding="utf-8", errors="replace") as stat:
+        return stat.read().rsplit(")", 1)[1].split()
 
 
 def _process(pid: int, directory: str) -> Optional[TrainingProcess]:
@@ -134,9 +157,8 @@ def _process(pid: int, directory: str) -> Optional[TrainingProcess]:
             words = [word.decode(errors="replace") for word in file.read(1 << 16).split(b"\0") if word]
         with open(posixpath.join(place, "environ"), "rb") as file:
             variables = [each.decode(errors="replace") for each in file.read(1 << 20).split(b"\0") if b"=" in each]
-        with open(posixpath.join(place, "stat"), encoding="utf-8", errors="replace") as stat:
-            fields = stat.read().rsplit(")", 1)[1].split()
-            parent, started = int(fields[1]), int(fields[19])
+        fields = _stat(pid)
+        parent, started = int(fields[1]), int(fields[19])
         executable = os.readlink(posixpath.join(place, "exe"))
     except (OSError, ValueError, IndexError):
         return None

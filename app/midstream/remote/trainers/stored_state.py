@@ -23,10 +23,12 @@ from midstream_engine.foreign.work_directory import WORK
 class StoredState:
     """Newest recorded checkpoint, what a resume continues with, and incomplete ones.
 
-    ``problem``: why it cannot be said what is in it. ``incomplete``: path and reason of each.
+    ``problem``: why it cannot be said what is in it. ``incomplete``: path and reason of each. ``directory``: where
+    checkpoints are looked for.
     """
 
-    step: int
+    directory: FileName
+    step: Optional[int]  # None: none is recorded
     size: int  # bytes
     model: bool
     optimizer: bool
@@ -40,8 +42,8 @@ class StoredState:
 
 
 @reads()
-def newest(root: str, run_id: str, ranks: int) -> Optional[StoredState]:
-    """Describe the newest recorded checkpoint of a run; None where it has none.
+def newest(root: str, run_id: str, ranks: int) -> StoredState:
+    """Describe the newest recorded checkpoint of a run.
 
     Raises RecordError.
     """
@@ -56,17 +58,19 @@ def newest(root: str, run_id: str, ranks: int) -> Optional[StoredState]:
     except (OSError, ValueError):  # its directory is missing, or has too many entries: what is recorded counts
         incomplete = []
     if not recorded:
-        return None
+        return StoredState(directory, None, 0, False, False, False, 0, "none", False, [], "", incomplete)
     manifest = recorded[-1]
     place = paths.checkpoint(manifest.name)
     path = records.read_json(posixpath.join(place, records.TRAIN))["state"]["path"]
     try:
         state = saved_state(run.checkpoints.rule, posixpath.join(place, FILES, path))
     except (IncompleteError, OSError, ValueError) as error:
+        why = str(error)[:300]
         return StoredState(
-            manifest.step, manifest.size, False, False, False, 0, "none", False, [], str(error)[:300], incomplete
+            directory, manifest.step, manifest.size, False, False, False, 0, "none", False, [], why, incomplete
         )
     return StoredState(
+        directory,
         manifest.step,
         manifest.size,
         state.model,

@@ -354,7 +354,9 @@ class _TreeCopy:
         wrong = source.host.call(remote_objects.check, timeout=HASH_TIMEOUT)(directory=source.directory, entry=entry)
         if wrong is not None:
             return TransferError(
-                f"object {printable(path)} of {source} is corrupt: {wrong}", "copy another checkpoint", path
+                f"object {printable(path)} of {source} is corrupt: {wrong}",
+                "--checkpoint STEP takes another one; --checkpoints RUN lists them",
+                path,
             )
         return ChangedOnWayError(
             f"object {printable(path)} changed on its way from {source} to {self.target}: {what}", "run it again", path

@@ -53,9 +53,12 @@ def write_evidence(
     """
     for wanted in (restored.recorded, expected):
         if wanted is not None and restored.root_digest != wanted:
+            hint = " (hint: {} is damaged; move it away to continue from the checkpoint before it)".format(
+                place.paths.checkpoint(name)
+            )
             raise work_directory.MismatchError(
-                "{} has root digest {}, expected is {}; the trainer is not started".format(
-                    name, restored.root_digest, wanted
+                "{} has root digest {}, expected is {}; the trainer is not started{}".format(
+                    name, restored.root_digest, wanted, hint if wanted == restored.recorded else ""
                 )
             )
     records.Restore(

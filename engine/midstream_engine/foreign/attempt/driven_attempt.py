@@ -57,7 +57,7 @@ class DrivenAttempt:
         self._watch: Optional[CheckpointWatch] = None
         self._stop: Optional[records.Command] = None  # what is being done; None for a signal
         self._sequence = 0  # of the newest command that was read
-        self._requested = 0  # requests to stop: a second one does not wait
+        self._requested = False  # a signal to stop has arrived
         self._saves: List[int] = []  # sequences of commands to save that are not answered yet
         self._log_size = 0
         self._lock: Optional[int] = None  # descriptor, open until this process exits
@@ -188,7 +188,7 @@ class DrivenAttempt:
         while True:
             arrived = wait_for_signal()
             if arrived in STOPS:
-                self._requested += 1
+                self._requested = True
             if arrived == signal.SIGUSR1:
                 self._saves.append(0)
             self._look()
@@ -316,7 +316,6 @@ class DrivenAttempt:
         assert self._trainer is not None
         assert self._watch is not None
         deadline, before = time.monotonic() + seconds, self._watch.newest_step
-        requested = self._requested
         self.status.update(message="waiting for the next checkpoint of the trainer, then it stops")
         while time.monotonic() < deadline and self._trainer.poll() is None:
             self._look()
@@ -326,15 +325,14 @@ class DrivenAttempt:
             elif self._group.is_stopping():
                 break
             arrived = wait_for_signal()
-            requested += 1 if arrived in STOPS else 0
+            if arrived == signal.SIGINT:  # as of the engine: a second SIGTERM or SIGHUP gives up no step
+                break
             stopping = self._stop
             self._read_command()
             if stopping is not None and self._stop is None:
                 self.status.update(message="")
                 return True
             keep_fence(self._place)
-            if requested > max(1, self._requested):
-                break  # a second signal: do not wait
         self.status.update(message="")
         return False
 
