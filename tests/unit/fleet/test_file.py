@@ -80,10 +80,6 @@ def test_binary_file_error_names_the_file(tmp_path: Path) -> None:
         ("hosts:\n  a: {type: local\n  b: {type: local}\n", "fleet.yaml:3: "),
         ("hosts:\n  a: 'open\n", "fleet.yaml:3: "),
         ("hosts:\n\ta: 1\n", "fleet.yaml:2: "),
-        (
-            "hosts:\n  a: {type: local}\n  b: {type: local}\n  a: {type: ssh, address: a}\n",
-            "fleet.yaml:4: a is given twice, first in line 2 (",
-        ),
     ],
 )
 def test_malformed_yaml_error_has_the_line(text: str, line: str) -> None:
