@@ -19,6 +19,7 @@ from midstream_engine.foreign.checkpoints.checkpoint import Checkpoint
 from midstream_engine.foreign.checkpoints.checkpoint_finder import CheckpointFinder
 from midstream_engine.foreign.recorded_checkpoints import Found
 from midstream_engine.foreign.trainer_setup import Setup
+from midstream_engine.foreign.work_directory import travelling
 
 SCAN_INTERVAL = 0.5  # seconds
 RETRY_INTERVAL = 10.0  # seconds until a checkpoint that could not be recorded is tried again, doubled each time
@@ -43,6 +44,7 @@ class CheckpointWatch:
         self.newest_step = first if self.newest is not None else -1  # of the newest complete one that was found
         checkpoints = setup.run.checkpoints
         self._finder = CheckpointFinder(checkpoints.rule, setup.checkpoints, checkpoints.pattern, setup.world.size)
+        self._others = travelling(paths.root, setup.run.files_digest)  # weights to begin with are no checkpoint of it
         self.problem = ""  # why the newest one is not recorded, in one line
         self._failed = ("", -1)  # path and step of the one that could not be recorded
         self._again, self._wait = 0.0, RETRY_INTERVAL  # when it is tried again, and how long later the next time
@@ -90,7 +92,7 @@ class CheckpointWatch:
         complete = [
             (each.step, each)
             for each in self._finder.find()
-            if each.complete and each.step is not None and each.step > above
+            if each.complete and each.step is not None and each.step > above and not self._travels(each)
         ]
         partial = [] if ended_well else [pair for pair in complete if self._may_be_partial(pair[1])]
         self._is_first_look = False
@@ -105,6 +107,11 @@ class CheckpointWatch:
             return None
         step, newest = max(complete, key=lambda pair: pair[0])
         return Found(self._setup.checkpoints, newest.path, step, tuple(sorted(file.path for file in newest.files)))
+
+    def _travels(self, found: Checkpoint) -> bool:
+        """Return whether a checkpoint is one of the files that travel."""
+        path = posixpath.join(self._setup.checkpoints, found.path)
+        return posixpath.relpath(path, self._setup.directory) in self._others
 
     def _may_be_partial(self, found: Checkpoint) -> bool:
         """Return whether the trainer may still be writing a checkpoint.
