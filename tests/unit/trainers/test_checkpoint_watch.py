@@ -153,7 +153,7 @@ def test_clock_of_a_shared_disk_may_be_another(watched: Watched, monkeypatch: py
     assert watched.poll() is not None
 
 
-def test_old_checkpoint_of_an_adopted_trainer_is_recorded_at_once(watched: Watched) -> None:
+def test_old_checkpoint_is_recorded_at_the_first_look(watched: Watched) -> None:
     path = watched.write(20, "complete", ".state")
     os.utime(path, (0, 0))  # its change is of now; a trainer may write any time of modification
     assert watched.poll() is None

@@ -389,5 +389,8 @@ class DrivenAttempt:
 
 
 def _ended_well(how: str) -> bool:
-    """Return whether a trainer that has ended by itself wrote its last checkpoint to the end, by its exit code."""
+    """Return whether a trainer that ended by itself completed its last checkpoint.
+
+    ``how``: its exit code; that of an adopted trainer is not known.
+    """
     return how == "exit code 0" or how.startswith("exit code unknown")
