@@ -59,7 +59,8 @@ def bring_files(root: str, digest: str, directory: str) -> None:
 def travelling(root: str, digest: str) -> Set[str]:
     """Return the files that travel, and their folders.
 
-    Their paths are relative to the working directory. Empty without a ``digest``, or where they are not on this host. Raises RecordError, OSError.
+    Their paths are relative to the working directory. Empty without a ``digest``, or where they are not
+    on this host. Raises RecordError, OSError.
     """
     described = records.read_json_or_none(posixpath.join(root, "data", digest, records.MANIFEST)) if digest else None
     found: Set[str] = set()
