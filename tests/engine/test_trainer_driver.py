@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -138,6 +139,37 @@ def test_stop_waits_for_the_next_checkpoint_and_seals(make: Callable[..., Driver
     assert driver.status.acknowledged == 1
     assert not driver.trainers()
     assert [row["global_step"] for row in driver.rows()][: fence.sealed_step] == list(range(fence.sealed_step))
+
+
+LAST = """
+import json, os, sys, time
+out = sys.argv[1]
+with open(os.path.join(out, "metrics.jsonl"), "a") as file:
+    file.write(json.dumps({"step": 0, "loss": 1.0}) + "\\n")
+while not os.path.exists(os.path.join(out, "go")):
+    time.sleep(0.02)
+os.makedirs(os.path.join(out, "ckpt-1"))
+for name in ("model", "optimizer"):
+    with open(os.path.join(out, "ckpt-1", name + ".state"), "w") as file:
+        file.write(name)
+"""
+
+
+def test_trainer_that_ends_during_a_stop_loses_nothing(make: Callable[..., Driver], tmp_path: Path) -> None:
+    """Its last checkpoint is a directory, by which nothing shows that it is complete; its exit code does."""
+    file = write_script(tmp_path / "last")
+    (file.parent / "last.py").write_text(LAST)
+    text = file.read_text().replace("ckpt-*.json", "ckpt-*")
+    file.write_text(re.sub(r"(?m)^(command: ).*$", r'\1"{python} last.py {out}"', text))
+    driver = make(file)
+    driver.start()
+    driver.wait("a row", driver.rows)
+    driver.send(records.STOP, epoch=2, owner="there")
+    driver.wait("the stop is read", lambda: "waiting for the next checkpoint" in driver.status.message)
+    Path(driver.paths.dir, "work", "out", "go").touch()
+    assert driver.ended() == records.EXIT_DONE
+    assert driver.checkpoints() == ["step-1-a001"]
+    assert records.Fence.read(driver.paths.fence).sealed_step == 1
 
 
 def test_trainer_that_saves_on_a_signal_is_stopped_at_once(make: Callable[..., Driver]) -> None:

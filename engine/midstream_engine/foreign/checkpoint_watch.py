@@ -9,7 +9,7 @@ import os
 import posixpath
 import threading
 import time
-from typing import Dict, Optional
+from typing import Any, Dict, Optional, Tuple
 
 from midstream_engine import records
 from midstream_engine.checkpoint.save_fence import FenceUnreadableError
@@ -19,6 +19,7 @@ from midstream_engine.foreign.checkpoints.checkpoint import Checkpoint
 from midstream_engine.foreign.checkpoints.checkpoint_finder import CheckpointFinder
 from midstream_engine.foreign.recorded_checkpoints import Found
 from midstream_engine.foreign.trainer_setup import Setup
+from midstream_engine.foreign.work_directory import travelling
 
 SCAN_INTERVAL = 0.5  # seconds
 RETRY_INTERVAL = 10.0  # seconds until a checkpoint that could not be recorded is tried again, doubled each time
@@ -43,9 +44,12 @@ class CheckpointWatch:
         self.newest_step = first if self.newest is not None else -1  # of the newest complete one that was found
         checkpoints = setup.run.checkpoints
         self._finder = CheckpointFinder(checkpoints.rule, setup.checkpoints, checkpoints.pattern, setup.world.size)
+        self._others = travelling(paths.root, setup.run.files_digest)  # weights to begin with are no checkpoint of it
         self.problem = ""  # why the newest one is not recorded, in one line
         self._failed = ("", -1)  # path and step of the one that could not be recorded
         self._again, self._wait = 0.0, RETRY_INTERVAL  # when it is tried again, and how long later the next time
+        self._unchanged: Dict[str, Tuple[Any, float]] = {}  # path of one without an end: its files, since when
+        self._is_first_look = True
         self._scanned = 0.0
         self._thread: Optional[threading.Thread] = None
         self._done: Optional[records.Manifest] = None
@@ -88,9 +92,13 @@ class CheckpointWatch:
         complete = [
             (each.step, each)
             for each in self._finder.find()
-            if each.complete and each.step is not None and each.step > above
+            if each.complete and each.step is not None and each.step > above and not self._travels(each)
         ]
         partial = [] if ended_well else [pair for pair in complete if self._may_be_partial(pair[1])]
+        self._is_first_look = False
+        self._unchanged = {
+            each.path: self._unchanged[each.path] for _, each in complete if each.path in self._unchanged
+        }
         complete = [pair for pair in complete if pair not in partial]
         if partial and settle:
             what = "{} was written just before the trainer was ended, and nothing shows that it is complete"
@@ -100,19 +108,30 @@ class CheckpointWatch:
         step, newest = max(complete, key=lambda pair: pair[0])
         return Found(self._setup.checkpoints, newest.path, step, tuple(sorted(file.path for file in newest.files)))
 
+    def _travels(self, found: Checkpoint) -> bool:
+        """Return whether a checkpoint is one of the files that travel."""
+        path = posixpath.join(self._setup.checkpoints, found.path)
+        return posixpath.relpath(path, self._setup.directory) in self._others
+
     def _may_be_partial(self, found: Checkpoint) -> bool:
         """Return whether the trainer may still be writing a checkpoint.
 
         It is one that does not show its end, and changed a moment ago. A trainer that was ended may have been ended in
-        the middle of it.
+        the middle of it. The clock of a shared disk may be another: its times count only for what the first look finds.
         """
         if self._setup.run.checkpoints.rule != "glob" or glob.shows_end(found):
             return False
         try:
-            changed = max(os.stat(posixpath.join(self._setup.checkpoints, file.path)).st_ctime for file in found.files)
+            stats = [os.stat(posixpath.join(self._setup.checkpoints, file.path)) for file in found.files]
         except FileNotFoundError:
             return True
-        return abs(time.time() - changed) < QUIET
+        files = [(each.st_ino, each.st_size, each.st_mtime_ns) for each in stats]
+        known, since = self._unchanged.get(found.path, (None, 0.0))
+        if known != files:
+            age = max(0.0, time.time() - max(each.st_ctime for each in stats)) if self._is_first_look else 0.0
+            since = time.monotonic() - age
+            self._unchanged[found.path] = files, since
+        return time.monotonic() - since < QUIET
 
     def _fails_still(self, found: Found) -> bool:
         """Return whether a checkpoint failed so recently that it is not tried again."""

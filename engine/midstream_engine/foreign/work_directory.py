@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import posixpath
 import shutil
-from typing import Any, Dict, NamedTuple, Optional, Sequence
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Set
 
 from midstream_engine import records
 from midstream_engine.foreign.checkpoints.search import GIVEN_UP
@@ -54,6 +54,23 @@ def bring_files(root: str, digest: str, directory: str) -> None:
             os.unlink(temporary)
             raise MismatchError("{}: {} has other bytes than its manifest says".format(tree, relative))
         os.replace(temporary, target)
+
+
+def travelling(root: str, digest: str) -> Set[str]:
+    """Return the files that travel, and their folders.
+
+    Their paths are relative to the working directory. Empty without a ``digest``, or where they are not
+    on this host. Raises RecordError, OSError.
+    """
+    described = records.read_json_or_none(posixpath.join(root, "data", digest, records.MANIFEST)) if digest else None
+    found: Set[str] = set()
+    for value in described["objects"] if described is not None else ():
+        path = records.ObjectEntry.from_json(value).path
+        relative = path[len(FILES) + 1 :] if path.startswith(FILES + "/") else ""
+        while relative and relative not in found:
+            found.add(relative)
+            relative = posixpath.dirname(relative)
+    return found
 
 
 def place_checkpoint(paths: records.RunPaths, name: str, directory: str) -> Restored:

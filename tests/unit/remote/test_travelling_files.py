@@ -32,3 +32,13 @@ def test_two_starts_make_one_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert first == second
     assert [path.name for path in store.iterdir() if not path.name.startswith(".")] == [first.digest]
     assert not list(store.glob(".files-*"))
+
+
+def test_trainer_that_writes_beside_its_code_has_its_files(tmp_path: Path) -> None:
+    """With ``out: .`` nothing travelled, without a word."""
+    code = tmp_path / "code"
+    (code / "logs").mkdir(parents=True)
+    for name in ("train.py", "model.py", "logs/old.py"):
+        (code / name).write_text("print()\n")
+    for leave, expected in (["."], 3), (["logs"], 2), ([".", "logs"], 2):
+        assert travelling_files.snapshot(str(tmp_path / "root"), str(code), ["**/*.py"], leave).files == expected

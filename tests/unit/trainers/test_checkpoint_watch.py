@@ -141,6 +141,50 @@ def test_file_of_unknown_form_may_be_partial(watched: Watched, monkeypatch: pyte
     assert watched.steps == [40, 60]  # the newest two are not removed
 
 
+def test_clock_of_a_shared_disk_may_be_another(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched.poll()
+    watched.write(20, "a half", ".state")
+    now = time.time
+    for difference in (-60.0, 60.0):
+        monkeypatch.setattr(time, "time", lambda difference=difference: now() + difference)
+        assert watched.poll() is None
+        assert watched.poll(settle=True) is None
+    monkeypatch.setattr(checkpoint_watch, "QUIET", 0.0)
+    assert watched.poll() is not None
+
+
+def test_old_checkpoint_is_recorded_at_the_first_look(watched: Watched) -> None:
+    path = watched.write(20, "complete", ".state")
+    os.utime(path, (0, 0))  # its change is of now; a trainer may write any time of modification
+    assert watched.poll() is None
+    other = Watched(watched.directory.parents[1] / "other")
+    now = time.time() + 60
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: now)
+        other.write(20, "complete", ".state")
+        assert other.poll() is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complete"),
+    [
+        ("log.json", '{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.25}\n', True),  # a value in each line
+        ("config.json", '{\n  // learning rate\n  "lr": 0.1,\n  "steps": 100\n}\n', True),
+        ("config.json", '\ufeff{"lr": 0.1, "steps": 100}', True),
+        ("config.json", '{"lr": 0.1, "ste', False),
+        ("config.json", '{"lr": 0.1, "loss": -Infin', False),
+        ("config.json", '{"lr": 0.1, "steps": 100' + "\0" * 40, False),  # the machine was switched off
+    ],
+)
+def test_directory_may_have_json_of_another_form(watched: Watched, name: str, content: str, complete: bool) -> None:
+    """Python's json cannot read it, and the checkpoint would never be recorded."""
+    directory = watched.directory / "ckpt-20"
+    directory.mkdir()
+    (directory / "model.txt").write_text("model")
+    (directory / name).write_text(content)
+    assert (watched.poll(settle=True, ended_well=True) is not None) == complete
+
+
 @pytest.mark.parametrize(("suffix", "content"), [(".json", b'{"weights": [1, 2'), (".npz", b"PK\x03\x04half")])
 def test_partial_file_of_known_form_is_not_recorded(watched: Watched, suffix: str, content: bytes) -> None:
     path = watched.directory / f"ckpt-20{suffix}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from midstream.remote.trainers import travelling_files
 from midstream_engine import records
 from midstream_engine.foreign.attempt.attempt_place import AttemptPlace
 from midstream_engine.foreign.attempt.attempt_trainer import AttemptTrainer
@@ -101,6 +103,23 @@ def test_checkpoints_beside_the_code_are_set_aside(tmp_path: Path, pattern: str)
     assert (work / "train.py").exists()
     assert list(work.glob("given-up-by-attempt-2/run/step-39/metadata.json"))
     assert watch(attempt, attempt.setup, 20) == []
+
+
+def test_files_that_travel_are_no_checkpoints_of_the_run(tmp_path: Path) -> None:
+    """Weights to begin with were moved away from the trainer, or counted as its newest checkpoint."""
+    code = tmp_path / "code"
+    write_checkpoint(code / "pretrained", 90000)
+    attempt = Attempt(tmp_path, Checkpoints("levanter"), out=".")
+    tree = travelling_files.snapshot(attempt.paths.root, str(code), ["pretrained"])
+    run = dataclasses.replace(attempt.run, files_digest=tree.digest)
+    setup = attempt.trainer.setup(run, attempt.setup.directory)
+    write_checkpoint(Path(setup.directory, "run"), 40)
+    attempt.trainer.place_inputs(setup, None)
+    work = Path(setup.directory)
+    assert (work / "pretrained" / "step-89999" / "metadata.json").exists()
+    assert list(work.glob("given-up-by-attempt-2/run/step-39"))
+    write_checkpoint(work / "run", 30)
+    assert watch(attempt, setup, 20) == [30]
 
 
 def test_latest_is_set_aside_with_the_checkpoints_it_names(tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ def snapshot(root: str, directory: str, patterns: Sequence[str], leave: Sequence
 def _matching(directory: str, patterns: Sequence[str], leave: Sequence[str]) -> List[str]:
     """Paths of the files that match, sorted, relative to the directory."""
     apart = [os.path.realpath(posixpath.join(directory, each)) for each in leave]
+    apart = [each for each in apart if each != os.path.realpath(directory)]  # a trainer that writes beside its code
     found: Set[str] = set()
     for pattern in patterns:
         if pattern.startswith(("/", "~")) or ".." in pattern.split("/"):

@@ -51,7 +51,8 @@ class AttemptTrainer(NamedTuple):
         if run.files_digest and not run.directory:
             work_directory.bring_files(place.paths.root, run.files_digest, setup.directory)
         inside = setup.checkpoints == posixpath.normpath(setup.directory)  # code and data are there too
-        work_directory.set_aside(setup.checkpoints, place.number, _checkpoints_in(setup) if inside else None)
+        earlier = _checkpoints_in(setup, place.paths.root) if inside else None
+        work_directory.set_aside(setup.checkpoints, place.number, earlier)
         if setup.out not in (setup.checkpoints, posixpath.normpath(setup.directory)):
             work_directory.set_aside(setup.out, place.number)
         os.makedirs(setup.out, exist_ok=True)
@@ -87,16 +88,18 @@ class AttemptTrainer(NamedTuple):
         return tail
 
 
-def _checkpoints_in(setup: Setup) -> List[str]:
+def _checkpoints_in(setup: Setup, root: str) -> List[str]:
     """Return the checkpoints in a working directory that has other files too.
 
-    Raises RecordError, OSError.
+    A file that travels, such as weights to begin with, is none. Raises RecordError, OSError.
     """
     checkpoints = setup.run.checkpoints
     try:
         found = search(setup.checkpoints, checkpoints.pattern or rule_of(checkpoints.rule).PATTERN)
     except SearchError as error:
         raise records.RecordError("checkpoints: {}".format(error)) from None
+    others = work_directory.travelling(root, setup.run.files_digest)
+    found = [path for path in found if path not in others]
     if checkpoints.rule == "deepspeed":  # names the newest, beside them
         found += sorted({posixpath.join(posixpath.dirname(path), deepspeed.LATEST) for path in found})
     return found

@@ -198,7 +198,7 @@ class DrivenAttempt:
                 return self._stop_trainer(run)
             how = self._trainer.poll()
             if how is not None:
-                self._look(settle=True, ended_well=how == "exit code 0" or how.startswith("exit code unknown"))
+                self._look(settle=True, ended_well=_ended_well(how))
                 return self._ended_by_itself(run, how)
             self._group.check()
             if self._group.was_left():
@@ -283,6 +283,7 @@ class DrivenAttempt:
                 return self._follow(run)
         self.status.update(state=records.STOPPING)
         before = self._watch.newest_step
+        ended = self._trainer.poll()  # by itself, before the signal
         self._trainer.signal(policy.signal)
         deadline = time.monotonic() + policy.grace
         while self._trainer.poll() is None and time.monotonic() < deadline:
@@ -296,7 +297,7 @@ class DrivenAttempt:
         if self._group.is_first:
             self._group.wait_ended(policy.grace + END_TIMEOUT)
         # What was complete before the end; exit codes prove nothing.
-        self._look(settle=True, ended_well=policy.saves and not killed)
+        self._look(settle=True, ended_well=_ended_well(ended) if ended else policy.saves and not killed)
         newest = self._watch.newest_step
         if policy.saves and newest == before and self._group.is_first:
             self._note("{} saved nothing new on {}".format(run.trainer, policy.signal))
@@ -383,3 +384,11 @@ class DrivenAttempt:
         self.status.update(state=state)
         self.status.close()
         return records.EXIT_DONE
+
+
+def _ended_well(how: str) -> bool:
+    """Return whether a trainer that ended by itself completed its last checkpoint.
+
+    ``how``: its exit code; that of an adopted trainer is not known.
+    """
+    return how == "exit code 0" or how.startswith("exit code unknown")

@@ -5,6 +5,7 @@ They are files or directories that match a pattern.
 
 from __future__ import annotations
 
+import json
 import re
 import zipfile
 from typing import Any, Dict, List, Optional, cast
@@ -19,6 +20,7 @@ STEP_NAMES = ("global_step", "step", "steps", "iter_num", "iteration", "iteratio
 _NAME = re.compile(r"(\d+)(?:\.[A-Za-z]\w*)*$")
 _CHECKED = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 _JSON, _ARCHIVES = ".json", (".npz", ".zip")  # show their end, too
+_LITERAL = 12  # characters before the end at which a value that is cut shows: -Infinity, an escape
 _OPTIMIZER = re.compile(r"optim", re.IGNORECASE)
 _SCHEDULER = re.compile(r"sched", re.IGNORECASE)
 _RANDOM = re.compile(r"(?:^|_)(?:rng|random|seed_state)", re.IGNORECASE)
@@ -101,9 +103,28 @@ def _check_end(tree: CheckpointTree, path: str) -> None:
     """Raise IncompleteError for a file of JSON or an archive that has no end."""
     name = path or tree.name
     if name.endswith(_JSON) and tree.sizes[path] <= TEXT_LIMIT:
-        tree.checked(path, lambda: records.parse_json(tree.text(path), name))
+        text = tree.text(path)
+        if not path:  # the file is recorded at once
+            tree.checked(path, lambda: records.parse_json(text, name))
+        elif _is_cut(text):
+            raise IncompleteError("{} is partial: the end of the JSON is missing".format(name))
     elif name.endswith(_ARCHIVES) and not tree.checked(path, lambda: _is_archive(tree.full(path))):
         raise IncompleteError("{} is partial: the end of the archive is missing".format(name))
+
+
+def _is_cut(text: str) -> bool:
+    """Return whether a JSON text ends in the middle.
+
+    One of several values (a log), or with comments, is complete, although it is not JSON.
+    """
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        end = text.rstrip()
+        return error.msg.startswith("Unterminated") or error.pos >= len(end) - _LITERAL or end.endswith("\0")
+    except (ValueError, RecursionError):  # a number, or a nesting, that Python does not read
+        return False
+    return False
 
 
 def _is_archive(path: str) -> bool:

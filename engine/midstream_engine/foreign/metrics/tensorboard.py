@@ -54,7 +54,7 @@ class TensorBoardParser(IndependentParts):
                 continue
             except FormatError as error:
                 return Parsed(points, consumed, str(error))
-            left = "{} bytes of a record are left, and at most {} are read".format(self._left, RECORD_LIMIT)
+            left = "a record is passed over, at most {} bytes are read; {} are left".format(RECORD_LIMIT, self._left)
             return Parsed(points, consumed, left if self._left else "")
 
 
