@@ -21,7 +21,7 @@ def pod_status(fleet: Fleet, host: str, config: KubernetesHostConfig) -> tuple[S
     try:
         pods = look_up_pods(host, config)
     except HostError as error:
-        return SliceStatus.UNKNOWN, f"its cluster does not answer: {error.message}"
+        return SliceStatus.UNKNOWN, f"its pod cannot be looked up: {error.message}"
     phases = {phase for _, phase in pods}
     words = ", ".join(f"pod {name} is {phase}" for name, phase in pods[:4])
     if pods and phases <= set(ENDED):
