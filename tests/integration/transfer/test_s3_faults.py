@@ -101,19 +101,19 @@ def test_s3_prefix_that_is_opened_after_rotations_has_new_key(
     idle.put("object", DATA)
 
 
-@pytest.mark.parametrize("torn", ["", "[default]\naws_access_key_id = new\n"])
+@pytest.mark.parametrize("partial", ["", "[default]\naws_access_key_id = new\n"])
 def test_s3_key_file_that_is_being_written_is_read_again(
-    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: str
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partial: str
 ) -> None:
     """A client that found no key must not stay without one, although a public bucket needs none."""
     keys = tmp_path / "keys"
     with_keys(monkeypatch, keys, ("default", "old", "t"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     s3.admits = {"old": "t"}
-    client = open_bucket("s3://runs/p", Access(region=f"torn-{len(torn)}", public=True))
+    client = open_bucket("s3://runs/p", Access(region=f"partial-{len(partial)}", public=True))
     client.put("object", DATA)
     s3.admits, complete = {"new": "t"}, keys.read_text().replace("old", "new")
-    keys.write_text(torn)
+    keys.write_text(partial)
     with pytest.raises((AccessDeniedError, StoreError)):
         client.get("object")
     keys.write_text(complete)

@@ -300,7 +300,10 @@ class S3Client(S3Requests):
             return upload.complete(condition)
 
     def _joined(self, temporary: str, start: int, parts: Sequence[StoredObject]) -> StoredObject:
-        """Compose a temporary object. Its name has its range: another copy's of that name has the same bytes."""
+        """Compose a temporary object.
+
+        Its name has its range: another copy's object of that name has the same bytes.
+        """
         size = sum(each.size for each in parts)
         path = f"{temporary}-{start}-{size}"
         with contextlib.suppress(FileNotFoundError):  # the response to its completion was lost

@@ -121,7 +121,7 @@ class S3Requests:
 
         Errors as of `open_session`; the next request tries it again.
         """
-        global _latest  # noqa: PLW0603
+        global _latest
         with self.lock:
             if self._opened != opened:
                 return
