@@ -57,7 +57,7 @@ def _prepare(root: yaml.Node) -> None:
                 (key if key.tag == _MERGE else _text(key), _texts(value) if _has_texts(key, depth) else value)
                 for key, value in node.value
             ]
-            waiting += [(value, depth + 1) for _, value in node.value]
+            waiting += [(value, depth + (key.tag != _MERGE)) for key, value in node.value]
 
 
 def _has_texts(key: yaml.Node, depth: int) -> bool:
@@ -77,12 +77,13 @@ def _texts(node: yaml.Node) -> yaml.Node:
     It is a copy: an alias may name the same scalar as a number.
     """
     if isinstance(node, yaml.SequenceNode):
-        return yaml.SequenceNode(node.tag, [_texts(each) for each in node.value], node.start_mark)
+        items = [_text(each) if isinstance(each, yaml.ScalarNode) else _texts(each) for each in node.value]
+        return yaml.SequenceNode(node.tag, items, node.start_mark)
     if not isinstance(node, yaml.MappingNode):
         return node if node.tag == _NULL else _text(node)
-    pairs = [(key, _empty(value) if value.tag == _NULL else _text(value)) for key, value in node.value]
+    pairs = [(key, _texts(value) if key.tag == _MERGE else _variable(value)) for key, value in node.value]
     return yaml.MappingNode(node.tag, pairs, node.start_mark)
 
 
-def _empty(node: yaml.Node) -> yaml.Node:
-    return yaml.ScalarNode(_TEXT, "", node.start_mark, node.end_mark)
+def _variable(node: yaml.Node) -> yaml.Node:
+    return yaml.ScalarNode(_TEXT, "", node.start_mark, node.end_mark) if node.tag == _NULL else _text(node)

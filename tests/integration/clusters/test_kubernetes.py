@@ -287,7 +287,12 @@ def test_pod_that_is_evicted_lets_its_engine_save(tmp_path: Path) -> None:
 
 
 def test_run_of_a_pod_that_has_ended_is_lost(cluster: Cluster) -> None:
-    fleet = parse_fleet(TARGET + "hosts:\n  other: {type: kubernetes, namespace: ml, selector: app=train}\n")
+    text = TARGET + "hosts:\n  other: {type: kubernetes, namespace: ml, selector: app=train}\n"
+    never = "".join(
+        f"  {name}: {{type: kubernetes, pods: 1{where}}}\n"
+        for name, where in (("unseen", ""), ("placed", ", context: lab"))
+    )
+    fleet = parse_fleet(text.replace("hosts:\n", never + "hosts:\n", 1))
     target = fleet.targets["cell"]
     assert isinstance(target, KubernetesTarget)
     PodJob("cell", target).create(lambda _: None)
@@ -319,6 +324,8 @@ def test_run_of_a_pod_that_has_ended_is_lost(cluster: Cluster) -> None:
     assert verdict("cell-0")[0] == UNREACHABLE, "an unreachable cluster is no evidence"
     cluster.set_flag("down", on=False)
     assert verdict("other")[0] == UNREACHABLE, "a pod that a controller replaces comes again"
+    assert verdict("unseen-0")[0] == UNREACHABLE, "the current context may be of another cluster"
+    assert verdict("placed-0")[0] == LOST
 
 
 def test_failed_pod_deletes_what_was_created(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

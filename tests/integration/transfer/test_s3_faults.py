@@ -86,6 +86,40 @@ def test_s3_key_that_was_replaced_is_read_again(
     assert requests[request_]()
 
 
+def test_s3_prefix_that_is_opened_after_rotations_has_new_key(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, access = tmp_path / "keys", Access(region="rotations")
+    with_keys(monkeypatch, keys, ("default", "key-0", "t"))
+    s3.admits = {"key-0": "t"}
+    client, idle = open_bucket("s3://runs/p", access), open_bucket("s3://runs/idle", access)
+    for number in range(1, 4):
+        s3.admits = {f"key-{number}": "t"}
+        keys.write_text(keys.read_text().replace(f"key-{number - 1}", f"key-{number}"))
+        client.put("object", DATA)
+    open_bucket("s3://runs/q", access).put("object", DATA)
+    idle.put("object", DATA)
+
+
+@pytest.mark.parametrize("partial", ["", "[default]\naws_access_key_id = new\n"])
+def test_s3_key_file_that_is_being_written_is_read_again(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partial: str
+) -> None:
+    """A client that found no key must not stay without one, although a public bucket needs none."""
+    keys = tmp_path / "keys"
+    with_keys(monkeypatch, keys, ("default", "old", "t"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    s3.admits = {"old": "t"}
+    client = open_bucket("s3://runs/p", Access(region=f"partial-{len(partial)}", public=True))
+    client.put("object", DATA)
+    s3.admits, complete = {"new": "t"}, keys.read_text().replace("old", "new")
+    keys.write_text(partial)
+    with pytest.raises((AccessDeniedError, StoreError)):
+        client.get("object")
+    keys.write_text(complete)
+    assert client.get("object")[0] == DATA
+
+
 def test_s3_profile_file_and_anonymous_access(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     s3.admits, s3.public = {"theirs": "t"}, True
     with_keys(monkeypatch, tmp_path / "keys", ("default", "mine", "m"), ("lab", "theirs", "t"))
@@ -187,7 +221,7 @@ def test_s3_object_of_more_parts_than_an_upload_may_have(s3: S3Server, monkeypat
     pieces = [random.Random(number).randbytes((5 << 20) + number) for number in range(7)]
     client = open_bucket("s3://runs/p", Access())
     parts = [client.put(f".incoming/{number}", data, part=True) for number, data in enumerate(pieces)]
-    s3.faults.append(Fault("POST", r"joined-0-0\?uploadId", "close"))  # completed, and the answer lost
+    s3.faults.append(Fault("POST", r"joined-0-157\d+\?uploadId", "close"))  # completed, and the answer lost
     data = b"".join(pieces)
     client.join("joined", parts, len(data), hashed(data), ".incoming/joined")
     assert client.get("joined")[0] == data

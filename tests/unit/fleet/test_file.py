@@ -123,6 +123,23 @@ def test_merged_mapping_may_repeat_a_key() -> None:
     assert (fleet.hosts["b"].root, fleet.hosts["b"].env) == ("/b", {"X": "no"})
 
 
+@pytest.mark.parametrize("merged", ["*common", "[*common]", "{X: no, Y: 010}"])
+def test_merged_variables_are_texts_as_written(merged: str) -> None:
+    fleet = parse_fleet(
+        "hosts:\n"
+        "  a: {type: local, env: &common {X: no, Y: 010}}\n"
+        f"  b: {{type: local, env: {{<<: {merged}, Z: 12:30}}}}\n"
+    )
+    assert fleet.hosts["b"].env == {"X": "no", "Y": "010", "Z": "12:30"}
+
+
+def test_flag_of_null_is_a_text() -> None:
+    fleet = parse_fleet("hosts: {a: {type: local}}\ntargets:\n  j: {type: slurm, host: a, sbatch: [--comment, null]}\n")
+    slurm = fleet.target("j").slurm
+    assert slurm is not None
+    assert slurm.sbatch == ["--comment", "null"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

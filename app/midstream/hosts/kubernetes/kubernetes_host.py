@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO, cast
@@ -33,6 +34,8 @@ SCRIPT = "printf '\\001midstream\\001\\n'; \"$@\"; code=$?; printf '\\001exit %d
 ENDED = re.compile(r"\x01exit (\d{1,3})\x01\n?")
 # kubectl's own line, before the command's, for a pod of several containers of which none is named.
 DEFAULTED = re.compile(r'\ADefaulted container "[^"\n]*" out of: [^\n]*\n')
+
+_seen: set[str] = set()  # words of the queries that have found a pod
 
 
 def kubectl_words(config: KubernetesHostConfig | KubernetesTarget) -> list[str]:
@@ -220,8 +223,7 @@ def look_up_pods(host: str, config: KubernetesHostConfig) -> list[tuple[str, str
     Raises:
         HostError: The cluster does not answer, or has no pod of that name.
     """
-    what = ["pod", config.pod] if config.pod else ["pods", f"--selector={config.selector}"]
-    words = [*kubectl_words(config), "get", *what, "--output=json", f"--request-timeout={GET_TIMEOUT:.0f}s"]
+    words = _query(config)
     done = LocalHost(host, LocalHostConfig()).run(words, timeout=2 * GET_TIMEOUT)
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
@@ -229,7 +231,20 @@ def look_up_pods(host: str, config: KubernetesHostConfig) -> list[tuple[str, str
         if done.returncode == 127:
             raise HostError(f"{host}: no kubectl on this machine", "install kubectl")
         raise HostError(f"{host}: {why}", "correct context:, namespace: or pod: in the fleet file")
-    return list_pods(done.stdout)
+    pods = list_pods(done.stdout)
+    if pods:
+        _seen.add(shlex.join(words))
+    return pods
+
+
+def was_seen(config: KubernetesHostConfig) -> bool:
+    """Return whether this process has found a pod of an entry, in the same cluster."""
+    return shlex.join(_query(config)) in _seen
+
+
+def _query(config: KubernetesHostConfig) -> list[str]:
+    what = ["pod", config.pod] if config.pod else ["pods", f"--selector={config.selector}"]
+    return [*kubectl_words(config), "get", *what, "--output=json", f"--request-timeout={GET_TIMEOUT:.0f}s"]
 
 
 def list_pods(output: bytes) -> list[tuple[str, str]]:

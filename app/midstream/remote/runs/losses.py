@@ -26,7 +26,7 @@ class MetricsRow(_LoggedStep, _OtherKeys):
 def reduced(row: Mapping[str, Any]) -> MetricsRow:
     """Return the keys of a row that comparisons need.
 
-    A loss of null becomes NaN, for which the file has no form.
+    A loss of null is NaN: the file has no form for it.
     """
     loss = row["train/loss"]
     kept: MetricsRow = {"global_step": row["global_step"], "train/loss": math.nan if loss is None else loss}

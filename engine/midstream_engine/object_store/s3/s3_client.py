@@ -274,7 +274,11 @@ class S3Client(S3Requests):
         given, made = list(parts), list[StoredObject]()
         pieces = given
         while len(pieces) > MOST_PARTS:  # of 8 MiB each where they came in a stream: 80 GB
-            pieces = [self._joined(f"{temporary}-{len(made)}-{i}", lot) for i, lot in enumerate(groups(pieces))]
+            start, joined_lots = 0, list[StoredObject]()
+            for lot in groups(pieces):
+                joined_lots.append(self._joined(temporary, start, lot))
+                start += joined_lots[-1].size
+            pieces = joined_lots
             made += pieces
 
         def once(condition: dict[str, str]) -> str:
@@ -295,11 +299,16 @@ class S3Client(S3Requests):
             multipart_of(upload, parts, lambda part: self.get(part.path, part.version)[0])
             return upload.complete(condition)
 
-    def _joined(self, path: str, parts: Sequence[StoredObject]) -> StoredObject:
-        """Compose a temporary object."""
+    def _joined(self, temporary: str, start: int, parts: Sequence[StoredObject]) -> StoredObject:
+        """Compose a temporary object.
+
+        Its name has its range: another copy's object of that name has the same bytes.
+        """
+        size = sum(each.size for each in parts)
+        path = f"{temporary}-{start}-{size}"
         with contextlib.suppress(FileNotFoundError):  # the response to its completion was lost
             self._composed(path, parts, {MARK: "part"}, {})
-        found, size = self.look(path), sum(each.size for each in parts)
+        found = self.look(path)
         if found is None or found.size != size:
             raise DamagedObjectError(f"{joined(self.url, path)}: the composed object has other bytes than were sent")
         return found

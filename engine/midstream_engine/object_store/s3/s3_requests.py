@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -24,6 +25,8 @@ from midstream_engine.object_store.urls import joined, split_url
 
 T = TypeVar("T")
 
+_sessions, _latest = itertools.count(1), 0  # numbers of sessions; a client begins with the latest that was opened
+
 
 class S3Requests:
     """Requests for objects below ``s3://bucket/prefix``."""
@@ -31,15 +34,12 @@ class S3Requests:
     def __init__(self, url: str, access: Access) -> None:
         self.url = url.rstrip("/")
         _, self.bucket, self.prefix = split_url(url)
-        self._access, self._opened = access, 0
+        self._access, self._opened = access, _latest
         self.lock = threading.RLock()
-        self._open()
+        self.client, self._anonymous = open_session(access, relevant_environment(), _latest)
+        self.failures = _failures()
         self._exists = False  # the bucket; known once any request has succeeded
         self.sends_md5 = False  # whether the service answers without the checksum, so that Content-MD5 is sent
-
-    def _open(self) -> None:
-        self.client, self._anonymous = open_session(self._access, relevant_environment(), self._opened)
-        self.failures = _failures()
 
     # ------------------------------------------------------------------------------------------------- requests
 
@@ -117,11 +117,19 @@ class S3Requests:
         repeated(lambda: self.client.list_objects_v2(Bucket=self.bucket, MaxKeys=1), self._is_transient)
 
     def _renew(self, opened: int) -> None:
-        """Open the session again, once for all threads that saw the same one."""
+        """Open the session again, once for all threads that saw the same one.
+
+        Errors as of `open_session`; the next request tries it again.
+        """
+        global _latest
         with self.lock:
-            if self._opened == opened:
-                self._opened += 1
-                self._open()
+            if self._opened != opened:
+                return
+            number = next(_sessions)
+            client, anonymous = open_session(self._access, relevant_environment(), number)
+            if anonymous and not self._anonymous:  # their file is being written, for example
+                raise AccessDeniedError(f"{self.url}: the credentials are no longer there", s3_errors.CREDENTIALS)
+            self.client, self._anonymous, self._opened, _latest = client, anonymous, number, number
 
     def _check_bucket(self) -> None:
         """Raise BucketMissingError if the bucket does not exist.
