@@ -213,9 +213,8 @@ def check_same_data(origin: Origin, config: TrainLmConfig, tokenizer: str) -> No
         "data.tokenizer": (state["tokenizer"], tokenizer),
     }
     # Examples have another length with it: other stretches of the text, in another order.
-    recorded = (origin.config.get("data") or {}).get("next_token")
-    if recorded is not None:
-        wanted["data.next_token"] = (recorded, config.data.next_token)
+    if data := origin.config.get("data"):
+        wanted["data.next_token"] = (data.get("next_token", False), config.data.next_token)
     for name, (theirs, ours) in wanted.items():
         if theirs != ours:
             raise EngineError(
