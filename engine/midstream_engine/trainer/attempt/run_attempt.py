@@ -221,6 +221,9 @@ def get_ready(
     held = setup.validation.sets if setup.validation else {}
     digests = (f"{name} {cache.digest[:12]}".strip() for name, cache in held.items())
     check_alike(attempt.processes, "validation", ", ".join(digests) or "none")
+    # `auto` is chosen by the memory of each host's devices, and other programs would wait for each other's collectives.
+    remat = setup.config.model.gradient_checkpointing
+    check_alike(attempt.processes, "model.gradient_checkpointing", str(remat))
     if origin is not None and origin.same_run:
         check_same_data(origin, config, setup.tokenizer.id)
         report_changes(origin, config)
