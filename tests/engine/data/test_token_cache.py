@@ -194,9 +194,7 @@ def test_tokenizer_file_neither_cuts_nor_fills_documents(tmp_path: Path) -> None
 
 def test_run_goes_on_with_the_tokens_of_its_first_tokenizer(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers: make setup")
-    words = tokenizers.Tokenizer(
-        tokenizers.models.BPE({"a": 0, "<|endoftext|>": 1, "b": 7}, [], dropout=0.1)
-    )
+    words = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "<|endoftext|>": 1, "b": 7}, [], dropout=0.1))
     words.enable_truncation(3)
     path = tmp_path / "tokenizer.json"
     words.save(str(path))

@@ -121,7 +121,9 @@ def test_checkpoint_from_before_next_token_trained_without_it() -> None:
     origin = Origin("checkpoints/step-5-a001", True, True, None, "", state, config={"data": {"pack": False}})
     check_same_data(origin, config, "bytes")
     longer = dataclasses.replace(config, data=dataclasses.replace(config.data, next_token=True))
-    with pytest.raises(EngineError, match="data.next_token is True, but checkpoint step-5-a001 was trained with False"):
+    with pytest.raises(
+        EngineError, match=r"data\.next_token is True, but checkpoint step-5-a001 was trained with False"
+    ):
         check_same_data(origin, longer, "bytes")
     unknown = dataclasses.replace(origin, config={})
     check_same_data(unknown, longer, "bytes")
