@@ -303,6 +303,11 @@ def _named_types(origin: Origin, setup: Plan) -> Iterator[None]:
     try:
         yield
     except CheckpointMismatchError as error:
+        if generator := next((one.axes[0] for one in error.different if one.name == "key" and one.axes), None):
+            raise EngineError(
+                f"{origin.directory}: the run has random numbers of the generator {', '.join(generator)}, and this "
+                "midstream has threefry2x32 alone (hint: continue it with the midstream that it began with)"
+            ) from None
         pairs = {next((key for key in _TYPES if one.name.startswith(key)), ""): one for one in error.different}
         if error.missing or error.extra or "" in pairs or any(one.axes or one.shape for one in error.different):
             raise

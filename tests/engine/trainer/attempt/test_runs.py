@@ -256,6 +256,26 @@ def test_run_of_an_earlier_tokenizer_goes_on_with_its_tokens(root: Path, tmp_pat
     assert rows("updated", (EARLIER, 3), ("", 6)) == rows("earlier", (EARLIER, 3), (EARLIER, 6))
 
 
+# With JAX_DEFAULT_PRNG_IMPL=rbg, before that variable had no effect.
+OTHER_GENERATOR = """
+import sys
+from midstream_engine import train
+from midstream_engine.models import random_keys
+random_keys.GENERATOR = "rbg"
+sys.exit(train.main())
+"""
+
+
+def test_run_of_another_random_generator_is_named(root: Path) -> None:
+    flags = ["--trainer.num_train_steps", "2"]
+    with Engine(root, *flags, devices=1, run_id="generator", program=OTHER_GENERATOR) as engine:
+        assert engine.finish()[0] == 0
+    with Engine(root, "--trainer.num_train_steps", "4", devices=1, run_id="generator") as engine:
+        code, log = engine.finish()
+    assert code == 1
+    assert "random numbers of the generator key<rbg>, and this midstream has threefry2x32 alone" in log
+
+
 def test_corrupt_checkpoint_is_no_fresh_start(uninterrupted_run: Engine, root: Path) -> None:
     shutil.copytree(
         uninterrupted_run.paths.dir, root / "runs" / "rotten", ignore=shutil.ignore_patterns("attempts", "lineage.json")
