@@ -39,8 +39,8 @@ def test_id_beyond_vocabulary_stops_tokenizing_with_its_document(tmp_path: Path,
     plain = f"tokenizer.json:{hashlib.sha256(Path(path).read_bytes()).hexdigest()}:<|endoftext|>"
     with pytest.raises(DataError, match=r"1\.jsonl: document 1 has token id 65538, but the vocabulary has 3 ids"):
         open_cache(str(tmp_path / "root"), urls, config, load_tokenizer(path, "<|endoftext|>", plain))
-    whole = open_cache(str(tmp_path / "root"), urls, config, load_tokenizer(path, "<|endoftext|>"))
-    assert (whole.vocab_size, int(whole.read(0, whole.tokens).max())) == (65539, 65538), "of a new run"
+    complete = open_cache(str(tmp_path / "root"), urls, config, load_tokenizer(path, "<|endoftext|>"))
+    assert (complete.vocab_size, int(complete.read(0, complete.tokens).max())) == (65539, 65538), "of a new run"
 
 
 def test_id_beyond_vocabulary_is_not_written(tmp_path: Path) -> None:
