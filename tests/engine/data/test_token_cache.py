@@ -189,7 +189,21 @@ def test_tokenizer_file_neither_cuts_nor_fills_documents(tmp_path: Path) -> None
     content = hashlib.sha256(path.read_bytes()).hexdigest()
     assert tokenizer.id != f"tokenizer.json:{content}:<|endoftext|>", "caches with documents cut off have this id"
     assert tokenizer.vocab_size == plain.vocab_size == 8, "ids 3 to 6 are not used"
-    assert plain.id.endswith(":<|endoftext|>")
+    assert plain.id.endswith(":<|endoftext|>:all ids")
+
+
+def test_run_goes_on_with_the_tokens_of_its_first_tokenizer(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers: make setup")
+    words = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "<|endoftext|>": 1, "b": 7}, [], dropout=0.1))
+    words.enable_truncation(3)
+    path = tmp_path / "tokenizer.json"
+    words.save(str(path))
+    recorded = f"tokenizer.json:{hashlib.sha256(path.read_bytes()).hexdigest()}:<|endoftext|>"
+    tokenizer = load_tokenizer(str(path), "<|endoftext|>", recorded)
+    assert (tokenizer.id, tokenizer.vocab_size) == (recorded, 3)
+    assert tokenizer.encode(b"abababab").tolist() == [0, 7, 0]
+    with pytest.raises(DataError, match="has dropout"):
+        load_tokenizer(str(path), "<|endoftext|>", recorded.replace("<|endoftext|>", "a"))
 
 
 def test_tokenizer_file_with_dropout_is_refused(tmp_path: Path) -> None:

@@ -35,11 +35,14 @@ def environment(root: Path, devices: int, extra: Mapping[str, str] | None = None
 
 
 class Engine:
-    """One attempt of run ``r`` as a process."""
+    """One attempt of run ``r`` as a process. ``program``: Python text that calls ``train.main`` itself."""
 
-    def __init__(self, root: Path, *flags: str, devices: int = 2, run_id: str = "r", **extra: str) -> None:
+    def __init__(
+        self, root: Path, *flags: str, devices: int = 2, run_id: str = "r", program: str = "", **extra: str
+    ) -> None:
         self.paths = records.RunPaths(str(root), run_id)
-        command = [sys.executable, "-m", "midstream_engine.train", "--config_path", str(CONFIGS / "gpt2_tiny.yaml")]
+        start = ["-c", program] if program else ["-m", "midstream_engine.train"]
+        command = [sys.executable, *start, "--config_path", str(CONFIGS / "gpt2_tiny.yaml")]
         self.process = subprocess.Popen(
             [*command, "--trainer.id", run_id, *flags],
             env=environment(root, devices, extra),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ import numpy as np
 
 from midstream_engine.base_directory import resolved_path
 from midstream_engine.data.errors import DataError
+
+log = logging.getLogger(__name__)
 
 
 class Tokenizer(Protocol):
@@ -76,9 +79,12 @@ class FileTokenizer:
 
     Text that is not UTF-8 is read with replacement characters. Documents have all their tokens and no others: the
     file's own settings for inputs of a fixed length do not apply.
+
+    Runs that began when they did apply go on as they began: ``recorded`` is the id in their checkpoints, see
+    `load_tokenizer`.
     """
 
-    def __init__(self, path: str, eos_token: str) -> None:
+    def __init__(self, path: str, eos_token: str, recorded: str = "") -> None:
         try:
             from tokenizers import Tokenizer as HfTokenizer
         except ImportError:
@@ -93,20 +99,31 @@ class FileTokenizer:
         eos = self._tokenizer.token_to_id(eos_token)
         if eos is None:
             raise DataError(f"data.eos_token: {eos_token!r} is not in the vocabulary of {path}")
+        self.eos = eos
+        self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self.id = f"tokenizer.json:{hashlib.sha256(content).hexdigest()}:{eos_token}"
+        fixed_length = bool(self._tokenizer.truncation or self._tokenizer.padding)
+        if self.id == recorded:
+            if fixed_length:
+                log.warning(
+                    "data.tokenizer: %s cuts documents off at a length, or fills them up: this run began so and goes "
+                    "on so; a new run has complete documents", path,
+                )  # fmt: skip
+            return
         if getattr(self._tokenizer.model, "dropout", None):
             raise DataError(
                 f"data.tokenizer: {path} has dropout, with which the same text has other tokens each time "
                 "(hint: set model.dropout in it to null)"
             )
-        self.eos = eos
-        # Ids may have gaps, so that the largest is above their number.
-        self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
-        self.id = f"tokenizer.json:{hashlib.sha256(content).hexdigest()}:{eos_token}"
+        # Other settings have other ids: caches and checkpoints of earlier runs have the plain one.
+        if (size := 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())) != self.vocab_size:
+            self.vocab_size = size  # ids may have gaps, so that the largest is above their number
+            self.id += ":all ids"
         # Many files have the length that was last used with them: documents would be cut off there, or filled up.
-        if self._tokenizer.truncation or self._tokenizer.padding:
+        if fixed_length:
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
-            self.id += ":any length"  # not the id of caches that were made with these settings
+            self.id += ":any length"
 
     def encode(self, text: bytes) -> np.ndarray:
         return self.encode_all([text])[0]
@@ -118,10 +135,14 @@ class FileTokenizer:
         return [np.asarray(encoding.ids, np.uint32) for encoding in encodings]
 
 
-def load_tokenizer(name: str, eos_token: str) -> Tokenizer:
+def load_tokenizer(name: str, eos_token: str, recorded: str = "") -> Tokenizer:
     """Load a tokenizer by its name or path.
 
-    The name is ``bytes``, ``ids:SIZE[:EOS]``, or the path of a ``tokenizer.json`` or of its folder.
+    Args:
+        name: ``bytes``, ``ids:SIZE[:EOS]``, or the path of a ``tokenizer.json`` or of its folder.
+        eos_token: Token at the end of a document, in the file's vocabulary.
+        recorded: Id of the tokenizer in the checkpoint of the run that goes on; empty: none. It may be of before the
+            settings of a ``tokenizer.json`` that change its tokens were put aside.
 
     Raises:
         DataError: There is no such tokenizer.
@@ -135,4 +156,4 @@ def load_tokenizer(name: str, eos_token: str) -> Tokenizer:
         path = os.path.join(path, "tokenizer.json")
     if not os.path.isfile(path):
         raise DataError(f"data.tokenizer: {name!r} is neither 'bytes' nor the path of a tokenizer.json")
-    return FileTokenizer(path, eos_token)
+    return FileTokenizer(path, eos_token, recorded)

@@ -42,7 +42,7 @@ def main() -> None:
         answer: dict[str, Any]
         try:
             if tokenizer is None:
-                tokenizer = load_tokenizer(task["tokenizer"], task["eos_token"])
+                tokenizer = load_tokenizer(task["tokenizer"], task["eos_token"], task["id"])
                 if tokenizer.id != task["id"]:
                     raise DataError(f"data.tokenizer: {task['tokenizer']} has changed during use (hint: start again)")
             done = units.tokenize(unit, task["directory"], tokenizer, task["text_key"], task["max_bytes"])

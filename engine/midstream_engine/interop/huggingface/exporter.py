@@ -71,7 +71,7 @@ def export_model(
         raise ConversionError(f"{checkpoint}: train.json names no configuration, so the model's shape is unknown")
     config = from_mapping(provenance["config"]).config
     files = files_at(tokenizer) if tokenizer else _tokenizer_files(config, checkpoint, train["state"])
-    rows: int = vocab_size or provenance.get("vocab_size") or _vocab_size(config, files)
+    rows: int = vocab_size or provenance.get("vocab_size") or _vocab_size(config, files, train["state"])
     entries = {
         entry.name.removeprefix(PREFIX): entry
         for entry in report.manifest.array_entries
@@ -175,11 +175,10 @@ def _tokenizer_files(config: TrainLmConfig, checkpoint: str, state: dict[str, An
     return next((files for place in places if (files := files_at(place))), {})
 
 
-def _vocab_size(config: TrainLmConfig, files: dict[str, str]) -> int:
+def _vocab_size(config: TrainLmConfig, files: dict[str, str], state: dict[str, Any]) -> int:
     try:
         name = config.data.given_tokenizer
-        return load_tokenizer(
-            files.get("tokenizer.json", name) if name.startswith(IMPORTED) else name, config.data.eos_token
-        ).vocab_size
+        path = files.get("tokenizer.json", name) if name.startswith(IMPORTED) else name
+        return load_tokenizer(path, config.data.eos_token, state.get("tokenizer") or "").vocab_size
     except (ConfigError, DataError) as error:
         raise ConversionError(f"the size of the vocabulary is unknown: {error} (hint: give --vocab-size)") from None

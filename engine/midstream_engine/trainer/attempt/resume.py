@@ -213,9 +213,8 @@ def check_same_data(origin: Origin, config: TrainLmConfig, tokenizer: str) -> No
         "data.tokenizer": (state["tokenizer"], tokenizer),
     }
     # Examples have another length with it: other stretches of the text, in another order.
-    recorded = (origin.config.get("data") or {}).get("next_token")
-    if recorded is not None:
-        wanted["data.next_token"] = (recorded, config.data.next_token)
+    if data := origin.config.get("data"):
+        wanted["data.next_token"] = (data.get("next_token", False), config.data.next_token)
     for name, (theirs, ours) in wanted.items():
         if theirs != ours:
             raise EngineError(
@@ -304,6 +303,11 @@ def _named_types(origin: Origin, setup: Plan) -> Iterator[None]:
     try:
         yield
     except CheckpointMismatchError as error:
+        if generator := next((one.axes[0] for one in error.different if one.name == "key" and one.axes), None):
+            raise EngineError(
+                f"{origin.directory}: the run has random numbers of the generator {', '.join(generator)}, and this "
+                "midstream has threefry2x32 alone (hint: continue it with the midstream that it began with)"
+            ) from None
         pairs = {next((key for key in _TYPES if one.name.startswith(key)), ""): one for one in error.different}
         if error.missing or error.extra or "" in pairs or any(one.axes or one.shape for one in error.different):
             raise

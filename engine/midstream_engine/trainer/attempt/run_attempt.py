@@ -140,7 +140,7 @@ def report_finished(config: TrainLmConfig, origin: Origin, status: StatusFile) -
     Raises EngineError where the configuration is not the run's.
     """
     name = tokenizer_path(config.data.given_tokenizer, config.trainer.resolved_root())
-    check_same_data(origin, config, load_tokenizer(name, config.data.eos_token).id)
+    check_same_data(origin, config, load_tokenizer(name, config.data.eos_token, origin.state["tokenizer"]).id)
     report_changes(origin, config)
     status.update(step=origin.step, checkpoint=origin.name, root_digest=read_manifest(origin.directory).root_digest)
     log.info(
@@ -209,12 +209,21 @@ def get_ready(
         return known
     step = origin.step if origin else 0
     sets = origin.validation if origin and origin.same_run else None
-    setup = in_turn(attempt, lambda: prepare(config, root, digest, step=step, batch_schedule=schedule, validation=sets))
+    tokenizer = origin.state["tokenizer"] if origin and origin.same_run else ""
+    setup = in_turn(
+        attempt,
+        lambda: prepare(
+            config, root, digest, step=step, batch_schedule=schedule, validation=sets, tokenizer_id=tokenizer
+        ),
+    )
     check_alike(attempt.processes, "data", setup.batches.cache.digest)
     # With other sets on a host, its processes would compute other batches of an evaluation, or another number of them.
     held = setup.validation.sets if setup.validation else {}
     digests = (f"{name} {cache.digest[:12]}".strip() for name, cache in held.items())
     check_alike(attempt.processes, "validation", ", ".join(digests) or "none")
+    # `auto` is chosen by the memory of each host's devices, and other programs would wait for each other's collectives.
+    remat = setup.config.model.gradient_checkpointing
+    check_alike(attempt.processes, "model.gradient_checkpointing", str(remat))
     if origin is not None and origin.same_run:
         check_same_data(origin, config, setup.tokenizer.id)
         report_changes(origin, config)

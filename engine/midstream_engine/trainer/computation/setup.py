@@ -146,6 +146,7 @@ def make_plan(
     *,
     step: int = 0,
     batch_schedule: BatchSchedule | None = None,
+    tokenizer_id: str = "",
 ) -> Plan:
     """Plan the run on ``devices``, before anything is compiled.
 
@@ -154,6 +155,7 @@ def make_plan(
         devices: None for all.
         step: The first step to train.
         batch_schedule: None for the configuration's.
+        tokenizer_id: Of the run's tokenizer in its checkpoint; empty for a fresh start.
 
     Raises:
         ConfigError: The configuration cannot be laid out on the devices.
@@ -173,7 +175,8 @@ def make_plan(
         cuts[evaluated].size // layout.batch_shards if per_device_eval == -1 else per_device_eval,
         "trainer.per_device_eval_parallelism",
     )
-    tokenizer = load_tokenizer(tokenizer_path(data.given_tokenizer, trainer.resolved_root()), data.eos_token)
+    path = tokenizer_path(data.given_tokenizer, trainer.resolved_root())
+    tokenizer = load_tokenizer(path, data.eos_token, tokenizer_id)
     policy = policy_of(config)
     rate = learning_rate(config.optimizer, trainer.num_train_steps)
     optimizer = build_optimizer(config.optimizer, rate)
@@ -217,6 +220,7 @@ def prepare(
     step: int = 0,
     batch_schedule: BatchSchedule | None = None,
     validation: Mapping[str, Mapping[str, str]] | None = None,
+    tokenizer_id: str = "",
 ) -> Setup:
     """Plan the run, and open its data.
 
@@ -228,12 +232,13 @@ def prepare(
         step: See :func:`make_plan`.
         batch_schedule: See :func:`make_plan`.
         validation: The checkpoint's record of the validation sets; None for a fresh start.
+        tokenizer_id: See :func:`make_plan`.
 
     Raises:
         ConfigError: The configuration cannot be laid out on the devices.
         DataError: The data cannot be read, or is not that of ``data_digest``.
     """
-    plan = make_plan(config, devices, step=step, batch_schedule=batch_schedule)
+    plan = make_plan(config, devices, step=step, batch_schedule=batch_schedule, tokenizer_id=tokenizer_id)
     trainer, data = config.trainer, config.data
     cache = open_training(root, data, plan.tokenizer, seq_len=plan.positions, wanted=data_digest)
     sets = open_validation(root, data, plan.tokenizer, validation)

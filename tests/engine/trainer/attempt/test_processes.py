@@ -210,6 +210,26 @@ def test_other_validation_text_on_a_host_is_refused(tmp_path: Path) -> None:
     assert "validation differs: " in statuses(both.paths[0], 1, 1)[0].message
 
 
+# A process with devices of more memory than the others'.
+ROOMY = """
+import sys
+from midstream_engine import train
+from midstream_engine.trainer.computation import setup
+setup.by_memory = lambda *arguments, **named: "qkv"
+sys.exit(train.main())
+"""
+
+
+@long
+def test_other_stored_activations_on_a_host_are_refused(tmp_path: Path) -> None:
+    """Its program would be another one, and wait for other collectives."""
+    flags = [*FLAGS, "--model.gradient_checkpointing", "auto"]
+    with Together([tmp_path, tmp_path], *flags, programs=[["-m", "midstream_engine.train"], ["-c", ROOMY]]) as both:
+        ended = both.finish(480)
+    assert [code for code, _ in ended] == [1, 1], ended
+    assert "model.gradient_checkpointing differs: qkv on " in statuses(both.paths[0], 1, 1)[0].message
+
+
 @long
 def test_nan_loss_ends_all_processes_with_one_message(tmp_path: Path) -> None:
     with Together([tmp_path, tmp_path], *FLAGS, "--optimizer.learning_rate", "1e30", "--optimizer.warmup", "0") as both:

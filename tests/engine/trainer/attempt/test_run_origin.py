@@ -11,7 +11,7 @@ from midstream_engine import records
 from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.config import TrainerConfig, TrainLmConfig
 from midstream_engine.errors import EngineError
-from midstream_engine.trainer.attempt.resume import find_origin
+from midstream_engine.trainer.attempt.resume import Origin, check_same_data, find_origin
 from midstream_engine.trainer.runtime.attempt_record import Attempt, open_attempt
 from support.checkpoints.checkpoint_states import plain_state, save
 
@@ -113,3 +113,17 @@ def test_origin_of_command_names_its_checkpoint(tmp_path: Path) -> None:
     assert (origin.name, origin.root_digest) == ("step-5-a001", manifests[0].root_digest)
     with pytest.raises(EngineError, match="restore names no checkpoint"):
         find_origin(mine, wishing(), dataclasses.replace(order, checkpoint="../elsewhere"))
+
+
+def test_checkpoint_from_before_next_token_trained_without_it() -> None:
+    config = TrainLmConfig()
+    state = {"seed": config.trainer.seed, "seq_len": config.model.seq_len, "shuffle": True, "tokenizer": "bytes"}
+    origin = Origin("checkpoints/step-5-a001", True, True, None, "", state, config={"data": {"pack": False}})
+    check_same_data(origin, config, "bytes")
+    longer = dataclasses.replace(config, data=dataclasses.replace(config.data, next_token=True))
+    with pytest.raises(
+        EngineError, match=r"data\.next_token is True, but checkpoint step-5-a001 was trained with False"
+    ):
+        check_same_data(origin, longer, "bytes")
+    unknown = dataclasses.replace(origin, config={})
+    check_same_data(unknown, longer, "bytes")

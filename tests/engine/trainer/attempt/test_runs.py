@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import signal
@@ -215,6 +217,63 @@ def test_other_data_order_is_refused(root: Path) -> None:
         assert code == 1
         assert said in log
         assert "Traceback" not in log
+
+
+# The engine before it put the lengths and gaps of a tokenizer.json aside: the recorded id is the plain one.
+EARLIER = """
+import sys
+from midstream_engine import train
+from midstream_engine.trainer.computation import setup
+load = setup.load_tokenizer
+setup.load_tokenizer = lambda name, eos, recorded="": load(name, eos, "RECORDED")
+sys.exit(train.main())
+"""
+
+
+def test_run_of_an_earlier_tokenizer_goes_on_with_its_tokens(root: Path, tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers: make setup")
+    letters = {letter: number for number, letter in enumerate("abcdefgh")}
+    model = tokenizers.models.BPE({**letters, "<|endoftext|>": 8, "<gap>": 200}, [])
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.enable_truncation(20)
+    file, text = tmp_path / "tokenizer.json", tmp_path / "text.jsonl"
+    tokenizer.save(str(file))
+    text.write_text("".join(json.dumps({"text": "abcdefgh" * (4 + line % 3)}) + "\n" for line in range(100)))
+    plain = f"tokenizer.json:{hashlib.sha256(file.read_bytes()).hexdigest()}:<|endoftext|>"
+    flags = ["--data.tokenizer", str(file), "--data.train_urls", f"[{text}]", "--data.validation_urls", f"[{text}]"]
+    flags += ["--trainer.steps_per_eval", "2"]
+
+    def rows(run_id: str, *stages: tuple[str, int]) -> list[tuple[float, str, float | None]]:
+        found = []
+        for attempt, (program, steps) in enumerate(stages, 1):
+            more = [*flags, "--trainer.num_train_steps", str(steps), "--optimizer.lr_schedule", "constant"]
+            with Engine(root, *more, devices=1, run_id=run_id, program=program.replace("RECORDED", plain)) as engine:
+                code, log = engine.finish()
+            assert code == 0, log
+            found += [(row["train/loss"], row["batch_digest"], row.get("eval/loss")) for row in engine.rows(attempt)]
+        return found
+
+    assert rows("updated", (EARLIER, 3), ("", 6)) == rows("earlier", (EARLIER, 3), (EARLIER, 6))
+
+
+# With JAX_DEFAULT_PRNG_IMPL=rbg, before that variable had no effect.
+OTHER_GENERATOR = """
+import sys
+from midstream_engine import train
+from midstream_engine.models import random_keys
+random_keys.GENERATOR = "rbg"
+sys.exit(train.main())
+"""
+
+
+def test_run_of_another_random_generator_is_named(root: Path) -> None:
+    flags = ["--trainer.num_train_steps", "2"]
+    with Engine(root, *flags, devices=1, run_id="generator", program=OTHER_GENERATOR) as engine:
+        assert engine.finish()[0] == 0
+    with Engine(root, "--trainer.num_train_steps", "4", devices=1, run_id="generator") as engine:
+        code, log = engine.finish()
+    assert code == 1
+    assert "random numbers of the generator key<rbg>, and this midstream has threefry2x32 alone" in log
 
 
 def test_corrupt_checkpoint_is_no_fresh_start(uninterrupted_run: Engine, root: Path) -> None:
