@@ -27,7 +27,10 @@ def canonical_json(value: Any) -> bytes:
 
 
 def finite_json(value: Any) -> Any:
-    """Return a JSON value with null for numbers that are not finite: JSON has no form for them."""
+    """Return a JSON value with null for numbers that are not finite.
+
+    JSON has no form for them.
+    """
     if isinstance(value, dict):
         return {name: finite_json(item) for name, item in value.items()}  # type: ignore[reportUnknownVariableType]
     if isinstance(value, (list, tuple)):

@@ -96,7 +96,10 @@ def _numbers(
 
 
 def band_of(losses: Sequence[float]) -> float:
-    """Return the band for losses of consecutive rows; those that are not finite are left out."""
+    """Return the band for losses of consecutive rows.
+
+    Those that are not finite are left out.
+    """
     finite = filter(math.isfinite, losses)
     differences = [records.relative_difference(before, after) for before, after in pairwise(finite)]
     if not differences:

@@ -86,7 +86,10 @@ class Certificate:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON value; numbers that are not finite, such as a loss of NaN, become null."""
+        """Return the JSON value.
+
+        Numbers that are not finite, such as a loss of NaN, become null.
+        """
         return records.finite_json({**asdict(self), "valid": self.valid})
 
     @classmethod

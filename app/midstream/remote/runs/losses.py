@@ -24,7 +24,10 @@ class MetricsRow(_LoggedStep, _OtherKeys):
 
 
 def reduced(row: Mapping[str, Any]) -> MetricsRow:
-    """Return the keys of a row that comparisons need. A number of null is NaN: the file has no form for it."""
+    """Return the keys of a row that comparisons need.
+
+    A number of null is NaN: the file has no form for it.
+    """
     kept: MetricsRow = {"global_step": row["global_step"], "train/loss": _number(row["train/loss"])}
     if "batch_digest" in row:
         kept["batch_digest"] = row["batch_digest"]
