@@ -56,11 +56,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _open_streams() -> None:
     """Open the standard streams that the caller has closed, on /dev/null.
 
-    A file that is opened later would get the number of one, and with it what programs write there.
+    A file that is opened later would get the number of one, and with it what programs write there. Child processes have
+    them too.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (as long as the process)
+            stream = open(os.devnull, mode, errors="backslashreplace")  # noqa: SIM115 (as long as the process)
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 def _run(words: Sequence[str]) -> int:

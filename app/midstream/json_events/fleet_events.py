@@ -26,6 +26,7 @@ _SLICE = {
     "created": "UTC seconds",
     "why": "the provider's explanation",
     "machines": "the provider's names of the workers",
+    "stopped": "by its owner: it can be started again, with what is on its disks",
     "multislice": "one of several slices that were requested together",
 }
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 CHECKPOINTS = 20  # of a run, the newest ones
 DETAILED_SIZE, NAMES_SIZE = 1 << 19, 1 << 20  # characters of runs with their checkpoints, and of further names
+EARLIER_SIZE = 1 << 20  # characters of names that an earlier session saw, of hosts that do not answer now
 OVERHEAD = 12  # characters of a name in the file, besides its own
 
 
@@ -42,7 +43,7 @@ def read_names(fleet_path: str | Path) -> dict[str, dict[str, Any]]:
 def remember_names(fleet: Fleet, snapshot: Snapshot) -> None:
     """Write the names of a snapshot.
 
-    Hosts that did not answer keep those that they had.
+    Hosts that did not answer keep those that they had, as far as there is room.
 
     A failure is ignored: completion is a convenience.
     """
@@ -50,10 +51,12 @@ def remember_names(fleet: Fleet, snapshot: Snapshot) -> None:
         return
     with suppress(OSError):
         known = read_entries(names_file()).get(fleet_key(fleet.path), {})
-        hosts = _of_live_hosts(fleet, snapshot)
+        hosts, room = _of_live_hosts(fleet, snapshot), EARLIER_SIZE
         for host in snapshot.hosts:
             if host.name not in hosts and isinstance(known, dict) and host.name in known:
-                hosts[host.name] = known[host.name]
+                room -= len(json.dumps(known[host.name], indent=1))
+                if room >= 0:
+                    hosts[host.name] = known[host.name]
         if hosts != known:
             write_entry(names_file(), fleet.path, hosts)
 

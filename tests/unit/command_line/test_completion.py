@@ -139,6 +139,18 @@ def test_thousands_of_runs_have_names_beside_other_fleets(fleet: Fleet, tmp_path
     assert set(read_names(fleet.path)) == {"here", "lab"}
 
 
+def test_names_of_hosts_that_answer_in_turn_stay_readable(fleet: Fleet, tmp_path: Path) -> None:
+    path = tmp_path / "large.yaml"
+    path.write_text("")
+    names = "abcd"
+    large = Fleet({name: SshHostConfig(root="~/m") for name in names}, path=str(path))
+    for live in names:
+        runs = [run_view(f"{live}-{number:05}-{'x' * 80}", live, 1) for number in range(12_000)]
+        remember_names(large, snapshot(*runs, **{name: LIVE if name == live else DOWN for name in names}))
+        assert live in read_names(path)
+    assert set(read_names(fleet.path)) == {"here", "lab"}
+
+
 def test_entries_that_were_written_first_make_room(tmp_path: Path) -> None:
     file = tmp_path / "entries.json"
     for number in range(4):

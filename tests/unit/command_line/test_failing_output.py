@@ -68,3 +68,13 @@ def test_closed_streams_are_no_error_and_get_no_file(closed: str, tmp_path: Path
         assert "Traceback" not in done.stderr
         assert (not done.stdout) == (">&-" in closed.split() or code == Exit.USAGE)
     assert json.loads(Path(names).read_text()), "what is written is in its own file"
+
+
+def test_closed_streams_are_open_in_child_processes(tmp_path: Path) -> None:
+    links = " ".join(f"$(readlink /proc/$$/fd/{number})" for number in range(3))
+    child = f'found="{links}"; echo $found > {tmp_path}/streams'
+    code = f"import subprocess, sys; from midstream import cli; cli.main([]); subprocess.run(['sh', '-c', {child!r}])"
+    command = f"exec {shlex.join([sys.executable, '-c', code])} 0<&- >&- 2>&-"
+    env = {**os.environ, "MIDSTREAM_STATE": str(tmp_path / "state")}
+    assert subprocess.run(["sh", "-c", command], check=False, env=env, timeout=60).returncode == 0
+    assert (tmp_path / "streams").read_text().split() == ["/dev/null"] * 3

@@ -69,6 +69,19 @@ def test_loss_that_is_not_finite_is_shown_and_is_a_symptom(tmp_path: Path, loss:
     assert condition.holds(run, FleetMoment(Snapshot(1, NOW, (), (run,)), (), NOW))
 
 
+@pytest.mark.parametrize(
+    ("losses", "since"),
+    [
+        ([2.0] * 20 + [math.nan] + [2.0] * 20 + [math.nan] * 9, "since step 41"),
+        ([math.nan] * 30, "since step 0"),
+        ([2.0] + [math.nan] * 400, "since step 181 or earlier"),
+    ],
+)
+def test_symptom_begins_after_the_last_finite_loss(tmp_path: Path, losses: list[float], since: str) -> None:
+    (found,) = symptoms(reported(tmp_path / "metrics.jsonl", losses), NOW)
+    assert found.message == f"the loss is NaN or infinite {since}"
+
+
 def test_json_of_a_loss_that_is_not_finite_has_null(tmp_path: Path) -> None:
     run = reported(tmp_path / "metrics.jsonl", [2.0, math.nan])
     data = io.StringIO()

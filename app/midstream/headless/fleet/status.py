@@ -131,9 +131,10 @@ def run_rows(snapshot: Snapshot, chosen: Container[RunView] | None = None) -> li
     """
     runs = [("RUN", "HOST", "STATE", "STEP", "LOSS", "EPOCH", "CHECKPOINT", "AGE", "REASON")]
     for run in snapshot.runs:
-        members, loss = snapshot.members(run), run_facts.loss(run)
+        members = snapshot.members(run)
         if run is not members[0] or (chosen is not None and run not in chosen):
             continue  # another process of the same attempt
+        loss = run_facts.loss(run)
         complete = [checkpoint for checkpoint in run.checkpoints if checkpoint.complete]
         newest = max(complete, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt), default=None)
         current = "" if run is snapshot.copies(run.run_id)[0] else " (superseded)"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from midstream.migrate.records.facts import ReplayAgreement
 from midstream_engine import records
 
 SHARE = 0.2  # of the typical difference between neighbouring losses
@@ -60,31 +61,47 @@ class Overlap:
             (step for step, one, other in self.steps if records.relative_difference(one, other) > self.band), None
         )
 
+    def facts(self) -> ReplayAgreement:
+        """Return it for the journal."""
+        steps = [step for step, _, _ in self.steps]
+        worst = self.worst if math.isfinite(self.worst) else None
+        return ReplayAgreement(len(steps), min(steps, default=None), max(steps, default=None), worst, self.band)
+
 
 def overlap_of(source: Sequence[Mapping[str, Any]], target: Sequence[Mapping[str, Any]]) -> Overlap:
     """Compare the rows of both sides, step by step.
 
-    ``source`` may have more: its neighbours give the band. Steps whose losses are NaN on both sides are left out: they
-    say nothing.
+    ``source`` may have more: its neighbours give the band. Numbers that are NaN on both sides are left out: they say
+    nothing.
     """
     known = {row["global_step"]: row for row in source}
     pairs = [(known[row["global_step"]], row) for row in target if row["global_step"] in known]
-    rate, batch = "optim/learning_rate", "batch_digest"
+    batch = "batch_digest"
     return Overlap(
-        tuple(
-            (row["global_step"], one["train/loss"], row["train/loss"])
-            for one, row in pairs
-            if not (math.isnan(one["train/loss"]) and math.isnan(row["train/loss"]))
-        ),
+        _numbers("train/loss", pairs),
         band_of([row["train/loss"] for row in source]),
-        tuple((row["global_step"], one[rate], row[rate]) for one, row in pairs if rate in one and rate in row),
+        _numbers("optim/learning_rate", pairs),
         tuple((row["global_step"], one[batch], row[batch]) for one, row in pairs if one.get(batch) and row.get(batch)),
     )
 
 
+def _numbers(
+    name: str, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
+) -> tuple[tuple[int, float, float], ...]:
+    return tuple(
+        (row["global_step"], one[name], row[name])
+        for one, row in pairs
+        if name in one and name in row and not (math.isnan(one[name]) and math.isnan(row[name]))
+    )
+
+
 def band_of(losses: Sequence[float]) -> float:
-    """Return the band for losses of consecutive rows."""
-    differences = [records.relative_difference(before, after) for before, after in pairwise(losses)]
+    """Return the band for losses of consecutive rows.
+
+    Those that are not finite are left out.
+    """
+    finite = filter(math.isfinite, losses)
+    differences = [records.relative_difference(before, after) for before, after in pairwise(finite)]
     if not differences:
         return WIDEST
     return max(NARROWEST, min(WIDEST, SHARE * statistics.median(differences)))

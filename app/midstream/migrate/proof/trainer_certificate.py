@@ -9,6 +9,7 @@ where the script has the tap. *Environment*: versions on both sides.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -179,10 +180,8 @@ def _learning_rate(step: int, evidence: Evidence, overlaps: Sequence[Overlap]) -
             else f"{wrong[2]:.6g} at step {wrong[0]}, the source had {wrong[1]:.6g}",
             {"steps": [list(pair) for pair in pairs]},
         )
-    before = [
-        (row["global_step"], row[RATE]) for row in evidence.source_rows if RATE in row and row["global_step"] < step
-    ]
-    after = [(row["global_step"], row[RATE]) for row in evidence.target_rows if RATE in row]
+    before = [pair for pair in _rates(evidence.source_rows) if pair[0] < step]
+    after = _rates(evidence.target_rows)
     if len(before) < 2 or not after:
         return Claim("learning rate", NOT_CHECKED, "it is not logged (log it with the loss)", needed=False)
     slopes = [abs(b - a) / (t - s) for (s, a), (t, b) in pairwise(before[-9:]) if t > s]
@@ -198,13 +197,18 @@ def _learning_rate(step: int, evidence: Evidence, overlaps: Sequence[Overlap]) -
     )
 
 
+def _rates(rows: Rows) -> list[tuple[int, float]]:
+    """Return (step, learning rate) of the rows where it is a number."""
+    return [(row["global_step"], row[RATE]) for row in rows if RATE in row and not math.isnan(row[RATE])]
+
+
 def overlap_claim(plan: Plan, *overlaps: Overlap) -> Claim:
     """Compare losses of the steps that both sides did."""
     accepted = plan.trainer is not None and plan.trainer.losses_may_differ
     steps = [step for each in overlaps for step in each.steps]
     if not steps:
         hint = "--mode warm compares those of a rehearsal" if not plan.has_standby else "the rehearsal logged too few"
-        return Claim("replay overlap", NOT_CHECKED, f"no step was done by both ({hint})", needed=False)
+        return Claim("replay overlap", NOT_CHECKED, f"no step with a loss was done by both ({hint})", needed=False)
     worst = max(each.worst for each in overlaps)
     band = min(each.band for each in overlaps if each.steps)
     holds, identical = all(each.agrees for each in overlaps), all(each.identical for each in overlaps)

@@ -56,7 +56,7 @@ class ReplayAgreement:
     steps: int
     first: int | None
     last: int | None
-    largest_relative_difference: float  # of a step's losses
+    largest_relative_difference: float | None  # of a step's losses; None: one of them is not finite
     tolerance: float
 
 

@@ -26,17 +26,20 @@ class MetricsRow(_LoggedStep, _OtherKeys):
 def reduced(row: Mapping[str, Any]) -> MetricsRow:
     """Return the keys of a row that comparisons need.
 
-    A loss of null is NaN: the file has no form for it.
+    A number of null is NaN: the file has no form for it.
     """
-    loss = row["train/loss"]
-    kept: MetricsRow = {"global_step": row["global_step"], "train/loss": math.nan if loss is None else loss}
+    kept: MetricsRow = {"global_step": row["global_step"], "train/loss": _number(row["train/loss"])}
     if "batch_digest" in row:
         kept["batch_digest"] = row["batch_digest"]
     if "time" in row:
         kept["time"] = row["time"]
     if "optim/learning_rate" in row:
-        kept["optim/learning_rate"] = row["optim/learning_rate"]
+        kept["optim/learning_rate"] = _number(row["optim/learning_rate"])
     return kept
+
+
+def _number(value: Any) -> Any:
+    return math.nan if value is None else value
 
 
 @reads()

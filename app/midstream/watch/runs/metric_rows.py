@@ -27,9 +27,10 @@ def parse_rows(text: str) -> Sequence[dict[str, Any]]:
         except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
+            if None in row.values():
+                row = {name: _number(name, value) for name, value in row.items()}
             # A long run has many lines: share the strings of their names.
-            numbers = ((name, _number(name, value)) for name, value in row.items())
-            rows.append({sys.intern(name): value for name, value in numbers if _is_metric(name, value)})
+            rows.append({sys.intern(name): value for name, value in row.items() if _is_metric(name, value)})
     return rows
 
 
@@ -48,6 +49,6 @@ def _is_metric(name: str, value: Any) -> bool:
     if name == "global_step":
         return type(value) is int and 0 <= value <= MAX_INTEGER
     if isinstance(value, float) or (isinstance(value, int) and abs(value) <= MAX_INTEGER):
-        return not name.startswith(THROUGHPUT) or math.isfinite(value)
+        return math.isfinite(value) or not name.startswith(THROUGHPUT)
     measured = "/" in name or name == "time"
     return not measured and (value is None or (isinstance(value, str) and len(value) <= MAX_TEXT_LENGTH))

@@ -5,6 +5,7 @@ It has stalled, or its loss is NaN or diverges, compared with its own history.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -39,9 +40,11 @@ def symptoms(run: RunView, now: float) -> list[Symptom]:
     stalled = _stalled(run, rows, now)
     if stalled:
         found.append(Symptom(STALLED, stalled))
-    if rows and not math.isfinite(rows[-1]["train/loss"]):
-        step = next(row["global_step"] for row in rows if not math.isfinite(row["train/loss"]))
-        found.append(Symptom(NOT_A_NUMBER, f"the loss is {rows[-1]['train/loss']} since step {step}"))
+    bad = list(itertools.takewhile(lambda row: not math.isfinite(row["train/loss"]), reversed(rows)))
+    if bad:
+        earlier = " or earlier" if len(bad) == len(rows) and len(rows) < len(run.curve) else ""
+        since = f"since step {bad[-1]['global_step']}{earlier}"
+        found.append(Symptom(NOT_A_NUMBER, f"the loss is NaN or infinite {since}"))
     elif rising := _diverging([row["train/loss"] for row in rows]):
         found.append(Symptom(DIVERGING, rising))
     return found

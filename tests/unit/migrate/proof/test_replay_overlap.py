@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
 import random
 
 import pytest
 
 from midstream.migrate.proof.replay_overlap import NARROWEST, WIDEST, band_of, overlap_of
+from midstream.migrate.records.facts import Facts
 
 
 def rows(losses: list[float], first: int = 0, rate: float = 0.1) -> list[dict[str, float]]:
@@ -66,3 +69,23 @@ def test_losses_that_are_nan_on_both_sides_say_nothing() -> None:
     assert overlap.identical
     assert [step for step, _, _ in overlap.steps] == [0, 2, 3]
     assert overlap_of(source, rows([2.0, 2.0, nan])).first_difference == 1
+
+
+def test_losses_that_are_nan_do_not_widen_the_band() -> None:
+    nan = float("nan")
+    assert band_of([2.0, nan, nan, nan, 2.0, 2.0]) == NARROWEST
+    assert not overlap_of(rows([2.0, 2.0, nan, nan, nan]), rows([2.0, 2.01])).agrees
+
+
+def test_learning_rates_that_are_nan_on_both_sides_say_nothing() -> None:
+    nan = float("nan")
+    one, other = rows([2.0, 2.0], rate=nan), rows([2.0, 2.0], rate=nan)
+    assert overlap_of(one, other).learning_rates == ()
+    assert len(overlap_of(one, rows([2.0, 2.0])).learning_rates) == 2, "of one side only: they differ"
+
+
+def test_facts_of_a_loss_of_nan_are_read_from_the_journal() -> None:
+    overlap = overlap_of(rows([2.0, 2.1]), rows([2.0, float("nan")]))
+    assert math.isinf(overlap.worst)
+    facts = Facts(agreement=overlap.facts())
+    assert Facts.from_json(json.loads(json.dumps(facts.to_json()))) == facts, "else the line counts as damaged"

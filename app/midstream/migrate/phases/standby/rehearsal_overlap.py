@@ -9,7 +9,7 @@ from midstream.migrate.proof import restore_evidence
 from midstream.migrate.proof.replay_overlap import overlap_of
 from midstream.migrate.proof.trainer_certificate import ROWS_BEFORE, overlap_claim, rehearsal_rows
 from midstream.migrate.records.certificate import CLAIM_FAILED
-from midstream.migrate.records.facts import Facts, ReplayAgreement, required
+from midstream.migrate.records.facts import Facts, required
 from midstream.watch.snapshot import RunView
 from midstream_engine import records
 
@@ -44,14 +44,7 @@ def check(migration: Migration) -> None:
     overlap = overlap_of(source, rows)
     claim = overlap_claim(plan, overlap)
     migration.note(f"rehearsal: {claim.name}: {claim.verdict}: {claim.statement}")
-    steps = [step for step, _, _ in overlap.steps]
-    migration.journal.record(
-        Facts(
-            agreement=ReplayAgreement(
-                len(steps), min(steps, default=None), max(steps, default=None), overlap.worst, overlap.band
-            )
-        )
-    )
+    migration.journal.record(Facts(agreement=overlap.facts()))
     if claim.verdict == CLAIM_FAILED and not claim.agreed:
         raise MidstreamError(
             f"the rehearsal on {plan.target}: {claim.statement}",
