@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from midstream.counts import count
 from midstream.errors import MidstreamError
 from midstream.migrate.phases.context.migration import Migration, NeedsOperatorError, ways_to_continue
@@ -13,7 +17,28 @@ from midstream.migrate.records.phase_names import FINISH
 from midstream.watch.snapshot import RunView
 from midstream_engine import records
 
-HEALTHY_TIMEOUT = 7 * 86400.0
+HEALTHY_TIMEOUT = 7 * 86400.0  # seconds
+NEAR = 64  # rows
+
+
+def losses_are_lost(curve: Sequence[Mapping[str, Any]], step: int) -> bool:
+    """Return whether losses are NaN or infinite from ``step`` on, and were not before.
+
+    A single one does not count: a run may pass over such a batch.
+
+    Args:
+        curve: Spliced rows of the run; the newest `NEAR` on either side of ``step`` count.
+        step: First step on the target.
+    """
+    before: list[float] = []
+    after: list[float] = []
+    for row in reversed(curve):
+        loss, side = row.get("train/loss"), after if row["global_step"] >= step else before
+        if isinstance(loss, int | float) and len(side) < NEAR:
+            side.append(loss)
+        if len(before) == NEAR:
+            break
+    return bool(after) and not any(map(math.isfinite, after)) and any(map(math.isfinite, before))
 
 
 class Finish:
@@ -44,6 +69,13 @@ class Finish:
                 f"the run on {plan.target} ended at step {step} ({run.state}{': ' + message if message else ''}), "
                 f"before {count(plan.policy.healthy_steps, 'healthy step')}",
                 ways_to_continue(migration),
+            )
+        elif losses_are_lost(run.curve, sealed.step):
+            raise NeedsOperatorError(
+                f"no loss of the run on {plan.target} has been finite since step {sealed.step}, "
+                f"where {plan.source} had finite ones",
+                f"see its log; midstream --rollback {plan.migration} --yes goes back to step {sealed.step} on "
+                f"{plan.source}, midstream --continue {plan.migration} looks again",
             )
         else:
             self._copy_last_lines(migration)

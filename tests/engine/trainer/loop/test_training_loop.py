@@ -273,7 +273,7 @@ def test_signal_stops_although_the_fence_cannot_be_sealed(
         stage.signals.stops += 1
 
     stage.during[1] = both
-    monkeypatch.setattr(training_loop, "seal", unreadable)
+    monkeypatch.setattr(training_loop, "seal_together", unreadable)
     assert stage.loop.run() == records.STOPPED
     assert stage.events[-1] == ("save", 2)
     assert (stage.status.value.rejected, stage.status.value.message) == (1, "fence.json cannot be read")
