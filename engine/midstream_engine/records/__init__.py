@@ -95,6 +95,7 @@ if TYPE_CHECKING:
         safe_relative,
     )
     from midstream_engine.records.metrics_rows import (
+        both_nan,
         parse_metrics,
         relative_difference,
     )
@@ -219,6 +220,7 @@ __all__ = [
     "attempt_name",
     "batch_digest",
     "boot_id",
+    "both_nan",
     "canonical_json",
     "check_format",
     "check_run_id",
@@ -284,7 +286,7 @@ _NAMES = {  # module -> its names; a module is loaded with the first use of one 
         "SpreadHost",
         "safe_relative",
     ),
-    "metrics_rows": ("parse_metrics", "relative_difference"),
+    "metrics_rows": ("both_nan", "parse_metrics", "relative_difference"),
     "process_identity": ("ProcessIdentity", "boot_id", "identify", "is_running", "this_process"),
     "process_states": (
         "STARTING",

@@ -44,3 +44,8 @@ def relative_difference(a: float, b: float) -> float:
     if not (math.isfinite(a) and math.isfinite(b)):
         return 0.0 if a == b else math.inf
     return 0.0 if a == b else abs(a - b) / max(abs(a), abs(b))
+
+
+def both_nan(a: float, b: float) -> bool:
+    """Return whether both are NaN: such a pair of measured values says nothing."""
+    return math.isnan(a) and math.isnan(b)

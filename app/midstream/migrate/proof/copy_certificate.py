@@ -10,7 +10,6 @@ the seal agree with the source's own, where it has any.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -140,7 +139,7 @@ def _continuity(
         for row in target_rows
         if row["global_step"] in source_losses
     ]
-    pairs = [pair for pair in pairs if not (math.isnan(pair[1]) and math.isnan(pair[2]))]  # they say nothing
+    pairs = [pair for pair in pairs if not records.both_nan(pair[1], pair[2])]
     if not pairs:
         what = "the source has no losses past the seal to compare with"
         return Claim("continuity", NOT_CHECKED, what, needed=False)

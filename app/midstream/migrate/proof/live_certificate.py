@@ -8,7 +8,6 @@ takeover is reported with it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -150,7 +149,7 @@ def _continuity(
     pairs = [
         (step, theirs, ours)
         for step, theirs, ours in _pairs(source_rows, replica_rows)
-        if not (math.isnan(theirs["train/loss"]) and math.isnan(ours["train/loss"]))  # they say nothing
+        if not records.both_nan(theirs["train/loss"], ours["train/loss"])
     ]
     if not pairs:
         return Claim("continuity", NOT_CHECKED, "no step with a loss was done by both", needed=False)

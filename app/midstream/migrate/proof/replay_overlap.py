@@ -91,7 +91,7 @@ def _numbers(
     return tuple(
         (row["global_step"], one[name], row[name])
         for one, row in pairs
-        if name in one and name in row and not (math.isnan(one[name]) and math.isnan(row[name]))
+        if name in one and name in row and not records.both_nan(one[name], row[name])
     )
 
 

@@ -101,20 +101,25 @@ def test_continue_leaves_a_process_that_resumes_alone(
     assert spawned == []
 
 
-def test_rollback_after_the_last_look_is_no_success(
-    migration: MigrationDirectory, looked: threading.Event, spawned: list[tuple[str, ...]]
-) -> None:
-    data = io.StringIO()
-    options = argparse.Namespace(continue_=None, rollback="m", yes=True, mode=None)
+def finishes_before(migration: MigrationDirectory, looked: threading.Event, request: Callable[[], object]) -> None:
+    """Check the answer to a request for a rollback that comes as the migration completes."""
     with ThreadPoolExecutor() as pool:
         with migration.locked():
-            answer = pool.submit(migrate_run.resume, options, Output(True, data, io.StringIO()))
+            answer = pool.submit(request)
             while not migration.rollback_requested():
                 assert not answer.done()
             assert looked.wait(TIMEOUT)
             write_result(migration, migration_state.COMPLETED, Exit.DONE)
         with pytest.raises(UsageError, match="m is finished: a is retired"):
             answer.result(TIMEOUT)
+
+
+def test_rollback_after_the_last_look_is_no_success(
+    migration: MigrationDirectory, looked: threading.Event, spawned: list[tuple[str, ...]]
+) -> None:
+    data = io.StringIO()
+    options = argparse.Namespace(continue_=None, rollback="m", yes=True, mode=None)
+    finishes_before(migration, looked, lambda: migrate_run.resume(options, Output(True, data, io.StringIO())))
     assert [json.loads(line)["event"] for line in data.getvalue().splitlines()] in ([], ["phase", "result"])
     assert (spawned, migration.rollback_requested()) == ([], False)
 
@@ -137,15 +142,7 @@ def test_late_rollback_is_answered_on_a_screen(
     spawned: list[tuple[str, ...]],
     answer_of: Callable[[MigrationDirectory], None],
 ) -> None:
-    with ThreadPoolExecutor() as pool:
-        with migration.locked():
-            answer = pool.submit(answer_of, migration)
-            while not migration.rollback_requested():
-                assert not answer.done()
-            assert looked.wait(TIMEOUT)
-            write_result(migration, migration_state.COMPLETED, Exit.DONE)
-        with pytest.raises(UsageError, match="m is finished: a is retired"):
-            answer.result(TIMEOUT)
+    finishes_before(migration, looked, lambda: answer_of(migration))
     assert (spawned, migration.rollback_requested()) == ([], False)
 
 

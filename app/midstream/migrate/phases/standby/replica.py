@@ -71,7 +71,7 @@ class Agreement:
                 f"batch {step} of the replica is not the source's", "the data differs: midstream --verify on both hosts"
             )
         losses = source_rows["train/loss"], replica_rows["train/loss"]
-        difference = 0.0 if all(map(math.isnan, losses)) else records.relative_difference(*losses)
+        difference = 0.0 if records.both_nan(*losses) else records.relative_difference(*losses)
         self.steps += 1
         self.first = step if self.first is None else min(self.first, step)
         self.last = step if self.last is None else max(self.last, step)
