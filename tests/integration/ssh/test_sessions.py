@@ -1,11 +1,16 @@
-"""Servers that allow few sessions per connection."""
+"""Sessions of one connection: concurrent, few, or closed by the server at any moment."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import paramiko
 import pytest
+from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EOF
 
 from midstream.errors import HostError
 from midstream.hosts.ssh import channels
@@ -68,4 +73,34 @@ def test_server_without_sessions_is_refused(lab: Lab) -> None:
     machine = SshHost("none", lab.host("none", devices=1, sshd="MaxSessions 0\n").config)
     with pytest.raises(HostError, match="refuses a channel"):
         machine.connect()
+    machine.close()
+
+
+@pytest.mark.parametrize("kind", [MSG_CHANNEL_EOF, MSG_CHANNEL_DATA])
+def test_command_that_ends_first_keeps_the_connection(lab: Lab, monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
+    """Its stdin is written or closed while its CLOSE arrives: a message after ours would be an error of protocol."""
+    send: Any = paramiko.Transport.__dict__["_send_user_message"]
+    late = 0
+
+    def send_late(transport: Any, message: Any) -> None:
+        nonlocal late
+        if message.asbytes()[0] == kind:
+            deadline = time.monotonic() + 60
+            while transport._channels.values() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            late += not transport._channels.values()
+        send(transport, message)
+
+    machine = SshHost("gpu1", lab.host("gpu1", devices=1).config)
+    machine.connect()
+    ended = machine.open(["true"])
+    with monkeypatch.context() as patched, contextlib.suppress(BrokenPipeError):
+        patched.setattr(paramiko.Transport, "_send_user_message", send_late)
+        if kind == MSG_CHANNEL_DATA:
+            ended.stdin.write(b"x")
+        ended.stdin.close()
+    assert late == 1
+    assert ended.wait(60) == 0
+    machine.ping()  # the server has handled all messages
+    assert machine.run(["echo", "x"]).stdout == b"x\n"
     machine.close()

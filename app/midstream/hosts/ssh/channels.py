@@ -70,8 +70,10 @@ class Channels:
         except paramiko.ChannelException:  # a refusal, as opposed to no answer
             return None
         except (paramiko.SSHException, EOFError, OSError) as error:
-            if connection is not self._first and not connection.active:
-                return None
+            lost = not connection.active or not isinstance(error, paramiko.SSHException)
+            if lost and connection is not self._first:
+                connection.close()
+                return None  # it is lost; whether the host is, the first one shows
             if connection.active and str(error) == CONCURRENT_REFUSAL:
                 return None
             raise connection_lost(self._name, "no answer to the request for a channel") from error

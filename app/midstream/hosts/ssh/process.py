@@ -48,7 +48,7 @@ def send_command(channel: paramiko.Channel, command: str) -> None:
     request.add_string(command)
     inner = cast(Any, channel)
     inner._event_pending()
-    inner.transport._send_user_message(request)
+    inner.before_close(inner.transport._send_user_message, request)
 
 
 def command_started(channel: paramiko.Channel, timeout: float) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import socket
+import threading
 import time
-from typing import Any, ClassVar, cast
+from collections.abc import Callable
+from typing import Any, ClassVar, ParamSpec, TypeVar, cast
 
 import paramiko
 from paramiko.common import (
+    MSG_CHANNEL_CLOSE,
     MSG_CHANNEL_DATA,
     MSG_CHANNEL_EXTENDED_DATA,
     MSG_REQUEST_FAILURE,
@@ -32,6 +36,78 @@ MAX_UNANSWERED = 4  # keep-alives without an answer until the connection is clos
 IDLE_POLL_INTERVAL = 1.0  # seconds; paramiko's 0.1 s keeps a core busy with a large fleet
 # AES-GCM first: on hosts with AES instructions it is the fastest by far.
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class OrderedChannel(paramiko.Channel):
+    """A channel that sends nothing after its CLOSE.
+
+    paramiko builds a message, releases the channel's lock, and sends the message. If the server ends the channel in
+    between, the thread that reads sends CLOSE first. OpenSSH then closes the connection with all its channels
+    ("packet referred to nonexistent channel"), or gives the number to another channel, which would get the message.
+    """
+
+    def before_close(self, send: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call ``send``, and hold a CLOSE of this channel until it returns."""
+        closes: _Closes = cast(Any, self.transport).closes
+        closes.hold(self.remote_chanid)
+        try:
+            return send(*args, **kwargs)
+        finally:
+            message = closes.release(self.remote_chanid)
+            if message is not None:
+                cast(Any, self.transport)._send_user_message(message)
+
+    def send(self, s: Any) -> int:
+        return self.before_close(super().send, s)
+
+    def recv(self, nbytes: int) -> bytes:  # it may send a window adjustment
+        return self.before_close(super().recv, nbytes)
+
+    def recv_stderr(self, nbytes: int) -> bytes:
+        return self.before_close(super().recv_stderr, nbytes)
+
+    def shutdown(self, how: int) -> None:
+        self.before_close(super().shutdown, how)
+
+    def resize_pty(self, width: int = 80, height: int = 24, width_pixels: int = 0, height_pixels: int = 0) -> None:
+        self.before_close(super().resize_pty, width, height, width_pixels, height_pixels)
+
+
+class _Closes:
+    """CLOSE messages that wait until other threads have sent what they built before.
+
+    Channels are identified by the server's number. It is not given to another channel before CLOSE. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._senders: collections.Counter[int] = collections.Counter()
+        self._waiting: dict[int, Message] = {}
+
+    def hold(self, number: int) -> None:
+        with self._lock:
+            self._senders[number] += 1
+
+    def release(self, number: int) -> Message | None:
+        """Return the CLOSE to send now: the caller was the last sender."""
+        with self._lock:
+            self._senders[number] -= 1
+            if self._senders[number]:
+                return None
+            del self._senders[number]
+            return self._waiting.pop(number, None)
+
+    def wait(self, number: int, message: Message) -> bool:
+        """Store the CLOSE for the last sender; False if none is sending."""
+        with self._lock:
+            if number not in self._senders:
+                return False
+            self._waiting[number] = message
+            return True
 
 
 class BoundedPacketizer(Packetizer):
@@ -93,6 +169,7 @@ class Transport(paramiko.Transport):
         super().__init__(sock, default_window_size=WINDOW, packetizer_class=BoundedPacketizer)
         self.auth_timeout = self.banner_timeout = CONNECT_TIMEOUT
         self.channel_timeout = CHANNEL_TIMEOUT
+        self.closes = _Closes()
         self._unanswered = 0
         handlers = cast(Any, self)._handler_table
         for kind in (MSG_REQUEST_SUCCESS, MSG_REQUEST_FAILURE):
@@ -113,6 +190,19 @@ class Transport(paramiko.Transport):
             handle(message)
 
         return answered
+
+    def open_channel(self, *args: Any, **kwargs: Any) -> paramiko.Channel:
+        channel = super().open_channel(*args, **kwargs)
+        channel.__class__ = OrderedChannel  # paramiko has no setting for the class
+        return channel
+
+    def _send_user_message(self, data: Any) -> None:
+        if isinstance(data, Message):
+            with data.packet.getbuffer() as packet:
+                kind, number = packet[0], int.from_bytes(packet[1:5], "big")
+            if kind == MSG_CHANNEL_CLOSE and self.closes.wait(number, data):
+                return
+        cast(Any, super())._send_user_message(data)
 
     def start_keepalives(self) -> None:
         """Send keep-alives from now on."""
