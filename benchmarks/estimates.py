@@ -77,7 +77,7 @@ CASES: dict[str, dict[str, Any]] = {
                   "num_kv_heads": 32, "intermediate_dim": 14336},
         "trainer": {"per_device_parallelism": 1},
     },
-    # Our own steps on one H200, docs/benchmarks.md ("On an H200"): everything within a layer computed again.
+    # Our own steps on one H200, docs/benchmarks/training.md ("On an H200"): everything within a layer computed again.
     "124m-h200x1": {
         "accelerators": "h200x1", "seconds": 0.0793, "vocabulary": 50304, "batch": 32,
         "model": {"type": "gpt2", "seq_len": 1024, "hidden_dim": 768, "num_layers": 12, "num_heads": 12},

@@ -76,7 +76,8 @@ class Layout:
         Over a plane or a cube of chips at once its compiler makes an all-reduce of a reduce-scatter, which sends twice
         the bytes. Along one side, or a ring of two rows, it does not; there is one phase then: ().
 
-        On TPU7x it does not either, but one phase costs 1.8 GiB, and two expose more than three (docs/benchmarks.md).
+        On TPU7x it does not either, but one phase costs 1.8 GiB, and two expose more than three
+        (docs/benchmarks/compiled-steps.md).
         """
         devices = self.mesh.devices[:, 0]
         if self.platform != "tpu" or len(devices) != self.batch_shards:
