@@ -96,6 +96,7 @@ if TYPE_CHECKING:
     )
     from midstream_engine.records.metrics_rows import (
         both_nan,
+        difference_text,
         parse_metrics,
         relative_difference,
     )
@@ -227,6 +228,7 @@ __all__ = [
     "checkpoint_name",
     "crc32c_base64",
     "data_digests",
+    "difference_text",
     "finite_json",
     "first_fence",
     "identify",
@@ -286,7 +288,7 @@ _NAMES = {  # module -> its names; a module is loaded with the first use of one 
         "SpreadHost",
         "safe_relative",
     ),
-    "metrics_rows": ("both_nan", "parse_metrics", "relative_difference"),
+    "metrics_rows": ("both_nan", "difference_text", "parse_metrics", "relative_difference"),
     "process_identity": ("ProcessIdentity", "boot_id", "identify", "is_running", "this_process"),
     "process_states": (
         "STARTING",

@@ -46,6 +46,13 @@ def relative_difference(a: float, b: float) -> float:
     return 0.0 if a == b else abs(a - b) / max(abs(a), abs(b))
 
 
+def difference_text(difference: float) -> str:
+    """Return a `relative_difference` as the end of "differ by ..."."""
+    if math.isinf(difference):
+        return "infinity (a loss of one side is not finite)"
+    return f"{difference:.1e} relative"
+
+
 def both_nan(a: float, b: float) -> bool:
     """Return whether both are NaN: such a pair of measured values says nothing."""
     return math.isnan(a) and math.isnan(b)

@@ -113,7 +113,8 @@ def reference_losses(restore: records.Restore) -> Claim:
     statement = (
         f"{sequences} {agree(len(pairs), 'gives', 'give')} the same losses{how}"
         if holds
-        else f"losses of {sequences} differ by up to {worst:.1e} relative ({REFERENCE_LOSS_TOLERANCE:.0e})"
+        else f"losses of {sequences} differ by up to {records.difference_text(worst)} "
+        f"(allowed {REFERENCE_LOSS_TOLERANCE:.0e})"
         if complete
         else "the checkpoint has no complete reference losses"
     )
@@ -146,7 +147,7 @@ def _continuity(
     tolerance = CONTINUITY_TOLERANCE[precision]
     differences = [records.relative_difference(a, b) for _, a, b in pairs]
     worst = max(differences)
-    allowed = f"{worst:.1e} relative (allowed {tolerance:.0e}, {precision})"
+    allowed = f"{records.difference_text(worst)} (allowed {tolerance:.0e}, {precision})"
     return Claim(
         "continuity",
         _verdict(worst <= tolerance),

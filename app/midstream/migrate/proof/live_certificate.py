@@ -163,7 +163,7 @@ def _continuity(
         if drift is not None
         else "parameter drift was not measured"
     )
-    difference = f"{worst:.1e} relative (allowed {tolerance:.0e}, {kind})"
+    difference = f"{records.difference_text(worst)} (allowed {tolerance:.0e}, {kind})"
     statement = (
         f"{len(pairs)} losses agree with the source's within {difference}; {distance}"
         if worst <= tolerance

@@ -221,8 +221,8 @@ def overlap_claim(plan: Plan, *overlaps: Overlap) -> Claim:
     else:
         first = next(each.first_difference for each in overlaps if each.first_difference is not None)
         what = (
-            f"losses differ from the source's by up to {worst:.1e} relative from step {first} on (allowed {band:.0e}): "
-            "the order of the data, or the random state, begins again"
+            f"losses differ from the source's by up to {records.difference_text(worst)} from step {first} on "
+            f"(allowed {band:.0e}): the order of the data, or the random state, begins again"
         )
         if plan.trainer is not None and plan.trainer.advice:
             what += f" ({plan.trainer.advice[0]})"

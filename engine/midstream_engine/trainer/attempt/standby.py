@@ -56,8 +56,8 @@ def rehearse(origin: Origin, setup: Setup, programs: Programs, status: StatusFil
     error = worst_error(recorded, measured.losses)
     if recorded and error > TOLERANCE:
         raise EngineError(
-            f"rehearsal: losses of {origin.name} differ by {error:.1e} relative from those recorded with it "
-            f"(allowed {TOLERANCE:.0e}): these devices do not compute the same run"
+            f"rehearsal: losses of {origin.name} differ by {records.difference_text(error)} from those recorded "
+            f"with it (allowed {TOLERANCE:.0e}): these devices do not compute the same run"
         )
     state, seconds, loss = resumed.state, 0.0, math.nan
     del resumed

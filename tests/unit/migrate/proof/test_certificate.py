@@ -150,3 +150,15 @@ def test_loss_of_nan_is_compared_and_written(tmp_path: Path, source: float, verd
     for one in (proof, read):
         assert "<svg" in curve_picture.seam(one, NAN_ROWS)
         assert "2.5" in certificate_page.page(one, NAN_ROWS, "seam.svg", None)
+
+
+def test_loss_of_one_side_that_is_not_finite_is_named() -> None:
+    recomputed = [RESTORE.recorded_losses[0], math.nan]
+    source = [{"global_step": ROWS[0]["global_step"], "train/loss": math.inf}]
+    proof = copy_certificate.certify(
+        PLAN, SEALED, dataclasses.replace(RESTORE, recomputed_losses=recomputed), ROWS, source
+    )
+    for name in ("reference losses", "continuity"):
+        claim = next(claim for claim in proof.claims if claim.name == name)
+        assert claim.verdict == CLAIM_FAILED
+        assert "by up to infinity (a loss of one side is not finite)" in claim.statement

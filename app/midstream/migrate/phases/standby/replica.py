@@ -78,7 +78,8 @@ class Agreement:
         self.worst = max(self.worst, difference)
         if difference > self.tolerance:
             raise ReplicaUnfitError(
-                f"at step {step} the replica's loss differs by {difference:.1e} relative (allowed {self.tolerance:.0e})"
+                f"at step {step} the replica's loss differs by {records.difference_text(difference)} "
+                f"(allowed {self.tolerance:.0e})"
             )
 
     def facts(self) -> ReplayAgreement:
