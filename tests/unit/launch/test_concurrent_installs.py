@@ -209,6 +209,19 @@ def test_python_is_downloaded_for_two_hosts_at_once(
     assert list(found[0].parent.iterdir()) == [found[1]]
 
 
+@pytest.mark.usefixtures("room")
+def test_part_of_a_killed_download_is_removed_later(pins: dict[str, Any]) -> None:
+    build = python_build(os.uname().machine, pins)
+    path = python_tarball(build)
+    abandoned, running = (path.with_name(f"{path.name}.part-{name}") for name in ("abandoned", "running"))
+    for part in (abandoned, running):
+        part.write_bytes(b"x")
+    os.utime(abandoned, (1e9, 1e9))
+    path.unlink()
+    assert python_tarball(build) == path
+    assert sorted(path.parent.iterdir()) == [path, running]
+
+
 def test_hosts_that_share_a_root_receive_wheels(hosts: list[LocalHost], room: Path, tmp_path: Path) -> None:
     write_wheel(tmp_path / "index")
     wheels = list((tmp_path / "index").glob("*.whl"))

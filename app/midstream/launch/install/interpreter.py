@@ -9,12 +9,14 @@ machine's cache (``$MIDSTREAM_CACHE``, default ``~/.cache/midstream``), or is do
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import json
 import os
 import secrets
 import shutil
+import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from midstream.launch.install.placed_directory import install_command, is_comple
 
 INSTALL_TIMEOUT = 600.0  # seconds for the host to download or unpack
 DOWNLOAD_TIMEOUT = 60.0  # seconds without a byte
+ABANDONED_AFTER = 86400.0  # seconds since the last byte of a download that was killed
 
 _LOOK = """\
 uname -m; ldd --version 2>&1 | head -n 1
@@ -142,6 +145,7 @@ def python_tarball(build: PythonBuild) -> Path:
     if path.exists() and _sha256(path) == build.sha256:
         return path
     cache.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(path)
     mirror = os.environ.get("UV_PYTHON_INSTALL_MIRROR") or build.mirror
     url = f"{mirror.rstrip('/')}/{build.file.replace('+', '%2B')}"
     by_hand = f"put it at {path} by hand, name a mirror with UV_PYTHON_INSTALL_MIRROR, or an interpreter with python:"
@@ -158,6 +162,13 @@ def python_tarball(build: PythonBuild) -> Path:
     finally:
         part.unlink(missing_ok=True)
     return path
+
+
+def _remove_abandoned(path: Path) -> None:
+    for part in path.parent.glob(f"{path.name}.part-*"):
+        with contextlib.suppress(OSError):  # another process removes it too
+            if time.time() - part.stat().st_mtime > ABANDONED_AFTER:
+                part.unlink()
 
 
 def _sha256(path: Path) -> str:
