@@ -47,6 +47,7 @@ from midstream.output import duration
 from midstream.watch.snapshot import Accelerator, HostView, RunView, Snapshot
 
 UNKNOWN = "unknown"
+LIMIT = "trainer.per_device_parallelism"
 CONCURRENCY = 32  # hosts that are requested at the same time
 
 
@@ -90,17 +91,19 @@ def plan_shape(snapshot: Snapshot, request: Request, ends: Ends, contents: Conte
     limit = int(trainer.get("per_device_parallelism") or -1)
     before = batch_shape.batch_shape(schedule.size(step), source_devices, limit, model_axis)
     precision = flags.get("trainer.mp") or trainer.get("mp")
-    if "trainer.per_device_parallelism" in flags:
-        limit = _integer("trainer.per_device_parallelism", flags["trainer.per_device_parallelism"])
+    if LIMIT in flags:
+        limit = _integer(LIMIT, flags[LIMIT])
         config = {**config, "trainer": {**trainer, "per_device_parallelism": limit}}
     memory_fit.require_precision(trainer.get("mp"), precision, kind)
     after, needed = batch_shape.batch_shape(batch, target_devices, limit, model_axis), None
-    overrides = request.overrides
+    overrides, fits = request.overrides, ""
     if contents.arrays:
-        sizes = [batch, *later]
-        after, needed, most = memory_fit.fitting_division(contents.arrays, config, sizes, target_devices, memory, kind)
+        fit = contents.arrays, config, [batch, *later], target_devices, memory, kind
+        after, needed, most = memory_fit.fitting_division(*fit)
         if most is not None:
-            overrides = (*overrides, "--trainer.per_device_parallelism", str(most))
+            overrides = (*overrides, f"--{LIMIT}", str(most))
+        elif LIMIT not in flags and (more := memory_fit.without_limit(*fit)) is not None:
+            fits = f"; without the run's limit {more} examples at a time fit: -- --{LIMIT} -1"
     for size in later:  # refuse now what a later size of the schedule would refuse then
         batch_shape.batch_shape(size, target_devices, limit, model_axis)
     changes = _changes(run, before, after, source_devices, target_devices, trainer, wanted.steps)
@@ -113,7 +116,7 @@ def plan_shape(snapshot: Snapshot, request: Request, ends: Ends, contents: Conte
         num_train_steps=wanted.steps,
         overrides=overrides,
         changes=(*changes, *precision_changes(trainer, flags), *schedule_changes),
-        memory=needed.describe_on(memory, kind) if needed is not None else "",
+        memory=needed.describe_on(memory, kind) + fits if needed is not None else "",
     )
     return shape, schedule_consent(schedule_changes, step)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.errors import MidstreamError
-from midstream.migrate.planning import memory_fit
+from midstream.launch.engine_flags import engine_flags
+from midstream.migrate.planning import memory_fit, plan_parts
 from midstream.migrate.planning.batch_shape import batch_shape
+from midstream.migrate.records.request import Request
+from midstream.watch.snapshot import Accelerator
 from midstream_engine.records import ArrayEntry
 
 LAYERS, EMBED, MLP = 4, 64, 256
@@ -111,6 +115,34 @@ def test_division_leaves_room_for_later_batches() -> None:
     assert needed.total < footprint.total
     assert memory_fit.fitting_division(ARRAYS, CONFIG, [64, 8], 2, less)[::2] == (fitted, fitted.per_device)
     assert memory_fit.fitting_division(ARRAYS, CONFIG, [8, 64], 2, None)[2] is None
+
+
+def test_plan_names_the_flag_that_removes_a_lower_limit() -> None:
+    """The limit may be of a migration to smaller devices."""
+
+    def memory_text(limit: int, *overrides: str, kind: str = "NVIDIA A100-SXM4-80GB") -> str:
+        trainer = {**CONFIG["trainer"], "num_train_steps": 100, "per_device_parallelism": limit}
+        memory = None if kind == "unknown" else 80 << 30
+        accelerators = tuple(Accelerator(index, kind, memory) for index in range(2))
+        status = SimpleNamespace(step=3, devices=[{"kind": kind}] * 4)
+        ends: Any = SimpleNamespace(
+            run=SimpleNamespace(status=status),
+            status=status,
+            flags=engine_flags(overrides),
+            target=SimpleNamespace(hosts=["one"]),
+            allocation=None,
+        )
+        contents: Any = SimpleNamespace(config={**CONFIG, "trainer": trainer}, trainer=trainer, arrays=ARRAYS)
+        machine = SimpleNamespace(accelerators=accelerators)
+        snapshot: Any = SimpleNamespace(host=lambda _: SimpleNamespace(machine=machine))
+        shape, _ = plan_parts.plan_shape(snapshot, Request("r", "one", overrides=overrides), ends, contents)
+        return shape.memory.rpartition("; ")[2]
+
+    hint = "without the run's limit 32 examples at a time fit: -- --trainer.per_device_parallelism -1"
+    assert memory_text(2) == hint
+    assert memory_text(-1) == memory_text(32) == memory_text(2, *hint.split(": -- ")[1].split())
+    assert "usable" in memory_text(-1)
+    assert memory_text(2, kind="unknown") == "the memory of its devices is not known"
 
 
 def test_less_memory_lowers_per_device_batch_only() -> None:
