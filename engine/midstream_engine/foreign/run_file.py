@@ -20,6 +20,8 @@ from midstream_engine.records.record import JsonRecord
 
 # What replaces a placeholder of the command: `Placeholders`.
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+SCRIPT = re.compile(r"[\s;&|<>$`]")  # a word with one of these is read by a shell: sh -c 'cd {out} && ...'
+PLAIN = re.compile(r"[\w@%+=:,./-]+", re.ASCII)  # a shell takes it as it is
 PLACEHOLDERS = (
     "nodes", "rank", "master", "port", "devices", "world", "per_device", "accumulation", "checkpoint", "out", "python",
     "steps",
@@ -177,7 +179,9 @@ class World:
 def expand(words: List[str], values: Mapping[str, object]) -> List[str]:
     """Replace the placeholders of a template.
 
-    Raises RecordError for one that has no value.
+    A value in a script of a shell has to be `PLAIN`: the name of a checkpoint is of another host, and may be a command.
+
+    Raises RecordError for one that has no value, or for such a value that is not plain.
     """
 
     def value(match: "re.Match[str]") -> str:
@@ -187,6 +191,8 @@ def expand(words: List[str], values: Mapping[str, object]) -> List[str]:
         found = values.get(name)
         if found is None or found == "":
             raise RecordError("{{{}}} has no value here".format(name))
+        if SCRIPT.search(match.string) and not PLAIN.fullmatch(str(found)):
+            raise RecordError("{{{}}} is in a script, and a shell would not read {!r} as one word".format(name, found))
         return str(found)
 
     return [PLACEHOLDER.sub(value, word) for word in words]

@@ -244,3 +244,15 @@ def test_pattern_that_can_never_match_is_refused(more: str, key: str) -> None:
     }  # fmt: skip
     text[key.split(".")[0]] = more.partition(": ")[2]
     assert f"run.yaml: {key}: " in error_of("\n".join(f"{name}: {value}" for name, value in text.items())).message
+
+
+@pytest.mark.parametrize("name", ["x;touch y", "a b", "$(touch y)", "a'b", "a\nb", "~"])
+def test_checkpoint_name_is_no_part_of_a_script(name: str) -> None:
+    script, word = ["sh", "-c", "exec train --resume {checkpoint}"], ["train", "--resume", "{checkpoint}"]
+    with pytest.raises(
+        records.RecordError, match=r"\{checkpoint\} is in a script, and a shell would not read .* as one word"
+    ):
+        expand(script, {"checkpoint": name})
+    assert expand(word, {"checkpoint": name}) == ["train", "--resume", name], "no shell reads it"
+    plain = "/runs/r/epoch=0-step=10,loss:1.5.ckpt"
+    assert expand(script, {"checkpoint": plain})[2] == f"exec train --resume {plain}"
