@@ -16,7 +16,7 @@ from midstream_engine.object_store.urls import joined
 
 SMALLEST_PART = 5 << 20  # bytes; of all parts of an upload but the last
 MOST_PARTS = 10_000
-LARGEST_COPY = 4 << 30  # bytes of a part that the service copies; 5 GiB are the limit
+LARGEST_COPY = 1 << 30  # bytes of a part that the service copies: 5 GiB are its limit, and the request has a timeout
 PARTS_AT_ONCE = 8  # parts of a file in memory
 
 
