@@ -239,10 +239,7 @@ class Guard:
                     except MidstreamError as error:  # HostError too
                         refused.append(f"{target}: {error}")
                 continue
-            shared = shares_root(self.fleet, run, target)
-            if not store and not shared and run.host in self.fleet.hosts_of(target):
-                continue
-            if self.tries < 1:
+            if self.tries < 1 or not self._can_take(run, target, store):
                 continue
             pods = None
             try:
@@ -266,18 +263,14 @@ class Guard:
             if detail.get("outcome") == migration_state.COMPLETED:
                 self._notify(notify.FINISHED, f"migrated to {target} (migration {migration})", migration=migration)
                 return
-            if another := self._other_migration(migration, results):
+            another = self._other_migration(migration, results)
+            if another or (results and not self._has_open_migration()):
                 guard_pods.delete(pods, self._report_pods)
+            if another:
                 raise MigratedByAnotherError(another)
-            if results:
-                refused.append(f"{target}: {results[-1].message}")
-                if not self._has_open_migration():
-                    guard_pods.delete(pods, self._report_pods)
-            if (
-                verdict.kind == TERMINATING
-                and fleet_slices.host_slice_status(self.fleet, run.host)[0] == SliceStatus.PREEMPTED
-            ):
-                return  # preempted during the migration: judge the run again
+            refused += [f"{target}: {result.message}" for result in results[-1:]]
+            if verdict.kind == TERMINATING and self._is_preempted(run.host):
+                return  # during the migration: judge the run again
             if detail.get("ok"):  # its user has rolled it back: another migration would undo that
                 hint = f"midstream --guard {self.run_id} guards it again"
                 break
@@ -289,6 +282,13 @@ class Guard:
         message = f"{verdict.reason}, and no target took the run{spent}: {'; '.join(refused) or 'no target is left'}"
         self._notify(notify.NEEDS_YOU, message)
         raise MidstreamError(message, hint)
+
+    def _is_preempted(self, host: str) -> bool:
+        return fleet_slices.host_slice_status(self.fleet, host)[0] == SliceStatus.PREEMPTED
+
+    def _can_take(self, run: RunView, target: str, store: str) -> bool:
+        """Return whether a target is not where the run is, or shares its directory."""
+        return bool(store) or shares_root(self.fleet, run, target) or run.host not in self.fleet.hosts_of(target)
 
     def _other_migration(self, own: str, results: list[Event]) -> str:
         """Return why another migration has the run; empty: none has it."""
