@@ -66,6 +66,8 @@ def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         if not options.yes:
             guard.check_consent(copies[0])
         output.message(f"midstream: guarding {options.guard} on {where}; up to {count(options.tries, 'migration')}")
+        if not guard.has_target(copies[0]):
+            output.message(f"midstream: --to names no other target than {where}: the guard can only notify")
         return guard.run()
     except KeyboardInterrupt:
         output.message("")  # after the terminal's ^C

@@ -342,6 +342,14 @@ class Guard:
         owner = run.fence.owner if run.fence is not None else ""
         return run.store or self.fleet.store_of_target(owner)
 
+    def has_target(self, run: RunView) -> bool:
+        """Return whether any target can take the run from where it is now."""
+        store = self._store(run)
+        return any(
+            job_restart.is_own_target(self.fleet, run, target) or self._can_take(run, target, store)
+            for target in self.targets
+        )
+
     def check_consent(self, run: RunView) -> None:
         """Refuse to guard a run whose config needs consent to a migration.
 

@@ -428,3 +428,12 @@ def test_guard_recognises_migration_of_another_in_preflight(
     monkeypatch.setattr(guard_plan.preflight, "run_checks", lambda *_: [check])
     with pytest.raises(MigratedByAnotherError, match="it has the run"):
         watching._plan(Request("r", "b"), "")
+
+
+@pytest.mark.parametrize(("targets", "has"), [(["a"], False), (["a", "b"], True), (["cluster"], True)])
+def test_guard_has_a_target_other_than_where_the_run_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: list[str], has: bool
+) -> None:
+    (run,) = on_cluster().runs
+    watching, _ = cluster_guard(tmp_path, monkeypatch, [on_cluster()], targets)
+    assert watching.has_target(run) == has
