@@ -18,6 +18,7 @@ from midstream.hosts.host_pool import HostPool
 from midstream.migrate.failover import guard as guarding
 from midstream.migrate.failover.guard import Guard
 from midstream.migrate.notifications import notify
+from midstream.migrate.records import migration_state
 from midstream.migrate.records.event import Event
 from midstream.migrate.records.plan import Plan
 from midstream.watch.watcher import Watcher
@@ -122,7 +123,7 @@ def test_guard_migrates_bucket_run_of_preempted_slice(
             assert "nothing is done without evidence" in event["message"]
             tpu_server.preempt("pod")
 
-    done = Event("result", 0.0, detail={"ok": True})
+    done = Event("result", 0.0, detail={"ok": True, "outcome": migration_state.COMPLETED})
     monkeypatch.setattr(guarding.migration_process, "start", start)  # test_tpu_source_preempted.py runs a migration
     monkeypatch.setattr(guarding.migration_process, "follow", lambda _: iter([done]))
     with bucket_server("runs") as bucket:
@@ -154,5 +155,6 @@ def test_guard_refuses_invalid_arguments(lab: Lab) -> None:
     fleet = lab.fleet_file(one=lab.local("one"))
     refused(midstream("--fleet", fleet, "--guard", "r"), 2, "--to")
     refused(midstream("--fleet", fleet, "--guard", "r", "--to", "nowhere"), 2, "nowhere")
+    refused(midstream("--fleet", fleet, "--guard", "r", "--to", ", "), 2, "names no target")
     refused(midstream("--fleet", fleet, "--guard", "r", "--to", "one"), 2, "no run 'r'")
     refused(midstream("--fleet", fleet, "--guard", "r", "--to", "one", "--tries", "0"), 2, "--tries")

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from midstream.headless.migration.migrate_run import print_event, result_lines
+from midstream.migrate.records.downtime_report import DowntimeReport
 from midstream.migrate.records.event import Event
 from midstream.output import Output
 
@@ -51,3 +52,16 @@ def test_result_says_whether_the_certificate_is_in_force(valid: bool, outcome: s
     certificate = {"valid": valid, "step": 7, "root_digest": "0" * 64, "claims": []}
     event = Event("result", 0.0, detail={"run": "r", "outcome": outcome, "certificate": certificate})
     assert result_lines(event)[1].startswith(f"certificate: {words}, step 7")
+
+
+@pytest.mark.parametrize(
+    ("measured", "line"),
+    [
+        ({"save": 0.5, "first_step": 1.5}, "downtime: 2.0 s (save 0.5, first step 1.5); predicted 3.0 s"),
+        ({"save": 0.0}, "downtime: 2.0 s; predicted 3.0 s"),
+    ],
+)
+def test_result_has_the_measured_downtime(measured: dict[str, float], line: str) -> None:
+    report = DowntimeReport({"save": 3.0}, measured, 10.0, 12.0)
+    event = Event("result", 0.0, detail={"run": "r", "outcome": "completed", "downtime": report.to_json()})
+    assert line in result_lines(event)

@@ -28,7 +28,11 @@ def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     from midstream.migrate.notifications.notify import notify_all
     from midstream.watch.watcher import Watcher
 
-    targets = [name.strip() for name in options.to.split(",") if name.strip()]
+    targets = [*dict.fromkeys(name.strip() for name in options.to.split(",") if name.strip())]
+    if not targets:
+        raise UsageError(
+            f"--to {options.to!r} names no target", "targets that may take the run: --to TARGET[,TARGET...]"
+        )
     for name in targets:
         if name not in fleet.unavailable:  # an unavailable target is skipped later
             fleet.target(name)  # reports a wrong name now, not at a preemption
@@ -62,6 +66,8 @@ def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         if not options.yes:
             guard.check_consent(copies[0])
         output.message(f"midstream: guarding {options.guard} on {where}; up to {count(options.tries, 'migration')}")
+        if not guard.has_target(copies[0]):
+            output.message(f"midstream: --to names no other target than {where}: the guard can only notify")
         return guard.run()
     except KeyboardInterrupt:
         output.message("")  # after the terminal's ^C

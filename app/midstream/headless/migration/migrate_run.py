@@ -229,12 +229,12 @@ def result_lines(event: Event) -> list[str]:
         )
         lines += [f"  {claim['verdict']:<11} {claim['name']}: {claim['statement']}" for claim in certificate["claims"]]
     report = detail.get("downtime")
-    if report and report.get("downtime") is not None:
+    if report and report.get("total") is not None:
         parts = ", ".join(
             f"{shown_phase(name)} {seconds:.1f}" for name, seconds in report["measured"].items() if seconds >= 0.05
         )
         predicted = sum(report["predicted"].values())
-        lines.append(f"downtime: {report['downtime']:.1f} s ({parts}); predicted {predicted:.1f} s")
+        lines.append(f"downtime: {report['total']:.1f} s{f' ({parts})' if parts else ''}; predicted {predicted:.1f} s")
     return [*lines, *report_lines(detail.get("duration") or {})]
 
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from midstream.check.check_result import FAIL
 from midstream.errors import Exit, HostError, MidstreamError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.deadline import Deadline
@@ -30,7 +29,8 @@ from midstream.hosts.providers import fleet_slices
 from midstream.hosts.providers.provider import SliceStatus
 from midstream.launch.attempt_monitor import look_at_ranks, ranks_of
 from midstream.migrate.execution import migration_process
-from midstream.migrate.failover import guard_pods, job_restart
+from midstream.migrate.failover import guard_plan, guard_pods, job_restart
+from midstream.migrate.failover.guard_plan import MigratedByAnotherError
 from midstream.migrate.failover.run_verdict import (
     ENDED,
     FAILED,
@@ -46,10 +46,9 @@ from midstream.migrate.failover.time_limit import TimeLimit
 from midstream.migrate.journal.migration_directory import list_migrations
 from midstream.migrate.journal.migration_view import MigrationView
 from midstream.migrate.notifications import notify
-from midstream.migrate.planning import planner as planning
-from midstream.migrate.planning import preflight
 from midstream.migrate.planning.source_run import shares_root
 from midstream.migrate.records import migration_state
+from midstream.migrate.records.event import Event
 from midstream.migrate.records.modes import COLD, WARM
 from midstream.migrate.records.plan import Plan
 from midstream.migrate.records.request import Request
@@ -94,6 +93,8 @@ class Guard:
     _time_limit: TimeLimit = field(init=False)
     _job: bool = False  # the notice is of a job's time limit
     _restarted_step: int = -1  # at which the guard restarted the run last
+    _begun: set[str] = field(default_factory=set[str])  # the migrations that it has begun
+    _waits: bool = False  # for another migration of the run, since its last notification that the run is lost
 
     def __post_init__(self) -> None:
         self._time_limit = TimeLimit(self.fleet, self.hosts, self.targets, self.lead, self._report_lead)
@@ -137,10 +138,16 @@ class Guard:
                 self._report_once(notify.NEEDS_YOU, f"{verdict.reason}; nothing is done without evidence")
             if verdict.kind in (LOST, TERMINATING) and duration >= EVIDENCE_DURATION and run is not None:
                 if not self._has_open_migration():
-                    self._notify(notify.LOST, verdict.reason)
-                    self._migrate(run, verdict)
+                    if not self._waits:
+                        self._notify(notify.LOST, verdict.reason)
+                    self._waits = False
+                    try:
+                        self._migrate(run, verdict)
+                    except MigratedByAnotherError as error:
+                        self._wait_for_other(error.message)
                     durations, notice, provided, read_at = {}, "", (SliceStatus.UNKNOWN, ""), 0.0
             elif verdict.kind == HEALTHY:
+                self._waits = False
                 self._symptoms(run)
             time.sleep(POLL_INTERVAL)
 
@@ -217,6 +224,7 @@ class Guard:
         """Migrate the run to the first target that takes it.
 
         Raises:
+            MigratedByAnotherError: Another migration has the run: it is judged again.
             MidstreamError: No target took it.
         """
         refused: list[str] = []
@@ -231,10 +239,7 @@ class Guard:
                     except MidstreamError as error:  # HostError too
                         refused.append(f"{target}: {error}")
                 continue
-            shared = shares_root(self.fleet, run, target)
-            if not store and not shared and run.host in self.fleet.hosts_of(target):
-                continue
-            if self.tries < 1:
+            if self.tries < 1 or not self._can_take(run, target, store):
                 continue
             pods = None
             try:
@@ -243,8 +248,10 @@ class Guard:
                     self.watch.wait_for(partial(answering, self.fleet.hosts_of(target)), PODS_SEEN_TIMEOUT)
                 plan = self._plan(self._request(run, verdict, target, store), store)
             except (HostError, MidstreamError) as error:
-                refused.append(f"{target}: {error}")
                 guard_pods.delete(pods, self._report_pods)
+                if isinstance(error, MigratedByAnotherError):
+                    raise
+                refused.append(f"{target}: {error}")
                 continue
             self.tries -= 1
             migration = migration_process.start(self.fleet, plan)
@@ -256,15 +263,14 @@ class Guard:
             if detail.get("outcome") == migration_state.COMPLETED:
                 self._notify(notify.FINISHED, f"migrated to {target} (migration {migration})", migration=migration)
                 return
-            if results:
-                refused.append(f"{target}: {results[-1].message}")
-                if not self._has_open_migration():
-                    guard_pods.delete(pods, self._report_pods)
-            if (
-                verdict.kind == TERMINATING
-                and fleet_slices.host_slice_status(self.fleet, run.host)[0] == SliceStatus.PREEMPTED
-            ):
-                return  # preempted during the migration: judge the run again
+            another = self._other_migration(migration, results)
+            if another or (results and not self._has_open_migration()):
+                guard_pods.delete(pods, self._report_pods)
+            if another:
+                raise MigratedByAnotherError(another)
+            refused += [f"{target}: {result.message}" for result in results[-1:]]
+            if verdict.kind == TERMINATING and self._is_preempted(run.host):
+                return  # during the migration: judge the run again
             if detail.get("ok"):  # its user has rolled it back: another migration would undo that
                 hint = f"midstream --guard {self.run_id} guards it again"
                 break
@@ -276,6 +282,21 @@ class Guard:
         message = f"{verdict.reason}, and no target took the run{spent}: {'; '.join(refused) or 'no target is left'}"
         self._notify(notify.NEEDS_YOU, message)
         raise MidstreamError(message, hint)
+
+    def _is_preempted(self, host: str) -> bool:
+        return fleet_slices.host_slice_status(self.fleet, host)[0] == SliceStatus.PREEMPTED
+
+    def _can_take(self, run: RunView, target: str, store: str) -> bool:
+        """Return whether a target is not where the run is, or shares its directory."""
+        return bool(store) or shares_root(self.fleet, run, target) or run.host not in self.fleet.hosts_of(target)
+
+    def _other_migration(self, own: str, results: list[Event]) -> str:
+        """Return why another migration has the run; empty: none has it."""
+        self._begun.add(own)
+        if results and results[-1].detail.get("outcome") == migration_state.MOVED_ON:
+            return results[-1].message
+        others = [view.migration for view in self._open_migrations() if view.migration not in self._begun]
+        return f"migration {others[0]} of {self.run_id} is open" if others else ""
 
     def _restart(self, run: RunView, target: str) -> None:
         """Continue the run as the next job of its own target.
@@ -312,35 +333,22 @@ class Guard:
         request = Request(self.run_id, target, mode=COLD, checkpoint="latest")
         if not store:
             return request
-        return replace(request, source=self._host_of_copy(run, target), source_lost=True)
+        return replace(
+            request, source=guard_plan.host_of_copy(self.fleet, self.watch.snapshot(), run, target), source_lost=True
+        )
 
     def _store(self, run: RunView) -> str:
         """Return the bucket of a lost run's checkpoints; empty if they were on its disks."""
         owner = run.fence.owner if run.fence is not None else ""
         return run.store or self.fleet.store_of_target(owner)
 
-    def _host_of_copy(self, run: RunView, target: str) -> str:
-        """Return a host with an older copy of the run, for its config and history.
-
-        Hosts of the lost target are excluded; ``target``'s own hosts are the last choice.
-
-        Raises:
-            MidstreamError: No host that answers has a copy.
-        """
-        snapshot = self.watch.snapshot()
-        lost_target = fleet_slices.target_of_host(self.fleet, run.host)
-        lost_hosts = lost_target[1].hosts if lost_target is not None else ()
-        live = {host.name for host in snapshot.hosts if host.link == LIVE}
-        found = [
-            copy for copy in snapshot.copies(self.run_id) if copy.host in live - {*lost_hosts} and not copy.running
-        ]
-        if not found:
-            raise MidstreamError(
-                f"no other host that answers has a copy of {self.run_id}, and its bucket has checkpoints only",
-                "add a host that the run was on before to the fleet file",
-            )
-        target_hosts = self.fleet.hosts_of(target)
-        return min(found, key=lambda copy: copy.host in target_hosts).host
+    def has_target(self, run: RunView) -> bool:
+        """Return whether any target can take the run from where it is now."""
+        store = self._store(run)
+        return any(
+            job_restart.is_own_target(self.fleet, run, target) or self._can_take(run, target, store)
+            for target in self.targets
+        )
 
     def check_consent(self, run: RunView) -> None:
         """Refuse to guard a run whose config needs consent to a migration.
@@ -366,20 +374,8 @@ class Guard:
                 raise MidstreamError(line, "--yes agrees to it", Exit.REFUSED)
 
     def _plan(self, request: Request, store: str) -> Plan:
-        """Make a plan and run its preflight.
-
-        Raises:
-            MidstreamError: It cannot be planned, needs consent, or a check fails.
-        """
-        plan = planning.make_plan(self.fleet, self.hosts, self.watch.snapshot(), request)
-        if store and plan.route.source_store != store:
-            raise MidstreamError(f"its checkpoints in {store} cannot be used, and the copy on {plan.source} is older")
-        if plan.policy.consent and not self.agreed:  # no user to confirm it
-            raise MidstreamError(plan.policy.consent[0], "--guard with --yes agrees to it, and --migrate shows it")
-        for check in preflight.run_checks(self.fleet, self.hosts, plan):
-            if check.state == FAIL:
-                raise MidstreamError(f"{check.name}: {check.detail}", check.hint)
-        return plan
+        """Make a plan and run its preflight (`guard_plan.make`)."""
+        return guard_plan.make(self.fleet, self.hosts, self.watch.snapshot(), request, store, self.agreed)
 
     def _symptoms(self, run: RunView | None) -> None:
         if run is None:
@@ -388,6 +384,16 @@ class Guard:
         skew = host.machine.clock_skew if host is not None and host.machine is not None else 0.0
         for symptom in symptoms(run, time.time() + skew):
             self._report_once(symptom.kind, f"{run.run_id} on {run.host}: {symptom.message}", once=symptom.kind)
+
+    def _wait_for_other(self, message: str) -> None:
+        """Report that another migration has the run: that of another guard, or a user's.
+
+        Each message is reported once.
+        """
+        self._waits = True
+        if message not in self._reported:
+            self._reported.add(message)
+            self.report({"event": "guard", "kind": "waiting", "run": self.run_id, "message": message})
 
     def _report_pods(self, kind: str, target: str, message: str) -> None:
         self.report({"event": "guard", "kind": kind, "run": self.run_id, "to": target, "message": message})

@@ -37,6 +37,8 @@ from midstream.stores.host_identity import identity_problem
 from midstream_engine import records
 
 SURVEY_TIMEOUT = 120.0  # seconds for the target to survey itself
+MIGRATION_LOCK = "migration lock"  # name of the check that no other migration has the run
+MIGRATED_SINCE = "the run has been migrated since: plan again"  # hint
 ROUTE_MAX_AGE = 60.0  # seconds for which a plan's probed route is used
 DISK_SLACK = 1.1  # factor on the bytes to be copied
 ENVIRONMENT_BYTES = 2e9  # of an engine's environment that is to be built
@@ -146,7 +148,7 @@ def _source(source: Host, described: run_state.RunDescription, plan: Plan) -> It
     # `expires` is by the host's own clock.
     if lock and lock.epoch > fence.epoch and lock.expires > source.call(standby_state.clock)():
         yield Check(
-            "migration lock",
+            MIGRATION_LOCK,
             FAIL,
             f"migration {lock.migration} is migrating the run to {lock.owner}",
             _other_migration(lock.migration),
@@ -156,7 +158,7 @@ def _source(source: Host, described: run_state.RunDescription, plan: Plan) -> It
             "fence",
             FAIL,
             f"the run is at epoch {fence.epoch} (owner {fence.owner}), planned for epoch {plan.source_epoch}",
-            "the run has been migrated since: plan again",
+            MIGRATED_SINCE,
         )
     else:
         yield Check("fence", PASS, f"epoch {fence.epoch}, owner {fence.owner}")

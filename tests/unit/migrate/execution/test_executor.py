@@ -264,6 +264,22 @@ def test_rollback_ends_if_the_run_migrated_on(migration: Migration, monkeypatch:
         migration_process.rollback("m")
 
 
+def test_migration_ends_if_another_took_the_run_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No command to start the run on its former source is shown: it runs elsewhere."""
+    migration = unsealed(tmp_path)
+    run = RunDirectory(tmp_path / "other", "r")
+    run.paths = migration.source_paths
+    run.status(1, records.STOPPED, 9, records.ProcessIdentity("another boot", 1, 1))
+    Path(run.paths.config).write_text("trainer: {id: r}\n")
+    records.Fence(2, "c", 9, [records.Seal(1, 9).to_json()]).write(run.paths.fence)
+    refused = Step(phase_names.CUTOVER, raising(MidstreamError("a: run r has migrated to c (epoch 2)")))
+    assert carry_out(migration, monkeypatch, refused) == Exit.FAILED
+    view = migration.directory.view()
+    assert (view.state, view.open) == (migration_state.MOVED_ON, False)
+    assert "another migration has taken r from a to c (epoch 2)" in view.error
+    assert "--launch" not in view.error
+
+
 @pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(b"")], ids=["deleted", "empty"])
 def test_unreadable_certificate_is_issued_again(
     damage: Callable[[Path], None], migration: Migration, monkeypatch: pytest.MonkeyPatch

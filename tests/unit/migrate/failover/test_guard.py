@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from midstream.check.check_result import FAIL, Check
 from midstream.errors import Exit, MidstreamError
 from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_file import parse_fleet
@@ -21,10 +22,12 @@ from midstream.hosts import deadline
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.providers.provider import SliceStatus
 from midstream.launch.attempt_monitor import RankView
-from midstream.migrate.failover import guard, run_verdict
+from midstream.migrate.failover import guard, guard_plan, run_verdict
+from midstream.migrate.failover.guard_plan import MigratedByAnotherError
 from midstream.migrate.journal import migration_directory
 from midstream.migrate.journal.journal import Journal
 from midstream.migrate.notifications.notify import notify
+from midstream.migrate.planning import preflight
 from midstream.migrate.records import migration_state
 from midstream.migrate.records.event import Event
 from midstream.migrate.records.facts import Facts
@@ -342,7 +345,7 @@ def test_guard_hands_job_to_target_of_same_login_node_cold(tmp_path: Path, monke
         requests.append(request)
         raise MidstreamError("no")
 
-    monkeypatch.setattr(guard.planning, "make_plan", refuse)
+    monkeypatch.setattr(guard_plan.planning, "make_plan", refuse)
     watching, _ = cluster_guard(tmp_path, monkeypatch, [on_cluster()], ["other", "b"])
     with pytest.raises(MidstreamError):
         watching.run()
@@ -388,3 +391,49 @@ def test_guard_does_not_undo_the_rollback_of_its_user(tmp_path: Path, monkeypatc
         watching.run()
     assert found.value.hint == "midstream --guard r guards it again"
     assert [event["kind"] for event in events] == ["lost", "migrating", "needs you"], events
+
+
+def test_guard_waits_for_migration_of_another_guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another guard was first: its migration has the lock, then the run. The guard goes on, on the run's new host."""
+    ended = on_cluster(records.FINISHED, running=False)
+    watching, events = cluster_guard(tmp_path, monkeypatch, [*[on_cluster()] * 9, ended], ["other", "b"], tries=3)
+    planned: list[str] = []
+
+    def plan(request: Request, _store: str) -> Plan:
+        planned.append(request.target)
+        if len(planned) == 1:
+            raise MigratedByAnotherError("migration lock: migration n is migrating the run to c")
+        return changed(PLAN, migration="m")
+
+    detail = {"ok": False, "exit_code": 1, "outcome": migration_state.MOVED_ON}
+    moved = Event("result", 0.0, message="another migration has taken r from a to c (epoch 2)", detail=detail)
+    monkeypatch.setattr(watching, "_plan", plan)
+    monkeypatch.setattr(guard.migration_process, "start", lambda _fleet, plan: plan.migration)
+    monkeypatch.setattr(guard.migration_process, "follow", lambda _: iter([moved]))
+    assert watching.run() == Exit.DONE
+    assert {*planned} == {"other"}, "no second target is tried"
+    kinds = [event["kind"] for event in events]
+    assert kinds[:4] == ["lost", "waiting", "migrating", "waiting"], events
+    assert kinds[-1] == "finished"
+    assert kinds.count("lost") == 1
+
+
+@pytest.mark.parametrize("failed", [preflight.MIGRATION_LOCK, "fence"])
+def test_guard_recognises_migration_of_another_in_preflight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: str
+) -> None:
+    watching, _ = cluster_guard(tmp_path, monkeypatch, [on_cluster()], ["b"])
+    check = Check(failed, FAIL, "it has the run", preflight.MIGRATED_SINCE)
+    monkeypatch.setattr(guard_plan.planning, "make_plan", lambda *_: PLAN)
+    monkeypatch.setattr(guard_plan.preflight, "run_checks", lambda *_: [check])
+    with pytest.raises(MigratedByAnotherError, match="it has the run"):
+        watching._plan(Request("r", "b"), "")
+
+
+@pytest.mark.parametrize(("targets", "has"), [(["a"], False), (["a", "b"], True), (["cluster"], True)])
+def test_guard_has_a_target_other_than_where_the_run_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: list[str], has: bool
+) -> None:
+    (run,) = on_cluster().runs
+    watching, _ = cluster_guard(tmp_path, monkeypatch, [on_cluster()], targets)
+    assert watching.has_target(run) == has
