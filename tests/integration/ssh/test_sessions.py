@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +14,9 @@ import paramiko
 import pytest
 from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EOF
 
-from midstream.errors import HostError
+from midstream.errors import ConnectionLostError, HostError
 from midstream.hosts.ssh import channels
+from midstream.hosts.ssh.process import send_command
 from midstream.hosts.ssh.ssh_host import SshHost
 from simulators.sshd import Lab
 from support.command_line import midstream
@@ -102,5 +105,52 @@ def test_command_that_ends_first_keeps_the_connection(lab: Lab, monkeypatch: pyt
     assert late == 1
     assert ended.wait(60) == 0
     machine.ping()  # the server has handled all messages
+    assert machine.run(["echo", "x"]).stdout == b"x\n"
+    machine.close()
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_lost_connection_with_an_exit_status_is_lost(lab: Lab, early: bool) -> None:
+    """The exit status comes first where a process that the command has left still writes."""
+    server = lab.host("gpu1", devices=1)
+    machine = SshHost("gpu1", server.config)
+    machine.connect()
+    process = machine.open(["sh", "-c", "(sleep 60; echo late) & echo early"])
+    if early:
+        assert process.wait(60) == 0
+    assert process.stdout.readline() == b"early\n"
+    for pid in server.sessions():
+        os.kill(pid, signal.SIGKILL)
+    assert process.stdout.read() == b""
+    with pytest.raises(ConnectionLostError):
+        process.wait(60)
+    with pytest.raises(ConnectionLostError):
+        machine.ping()
+    machine.close()
+
+
+def test_output_before_a_lost_connection_is_read(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection is lost when the window is adjusted for data that were read."""
+    machine = SshHost("gpu1", lab.host("gpu1", devices=1).config)
+    machine.connect()
+    process = machine.open(["head", "-c", "1000000", "/dev/zero"])
+    assert process.wait(60) == 0
+
+    def fail(*_: object) -> None:
+        raise EOFError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(paramiko.Transport, "_send_user_message", fail)
+        assert len(process.stdout.read()) == 1_000_000
+    machine.close()
+
+
+def test_channel_that_ends_before_its_command(lab: Lab) -> None:
+    machine = SshHost("gpu1", lab.host("gpu1", devices=1).config)
+    machine.connect()
+    channel = machine._session()
+    channel.close()
+    with pytest.raises(EOFError):
+        send_command(channel, "true")
     assert machine.run(["echo", "x"]).stdout == b"x\n"
     machine.close()

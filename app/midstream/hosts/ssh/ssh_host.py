@@ -176,10 +176,13 @@ class SshHost:
         Raises:
             ConnectionLostError: The server does not answer.
         """
+        transport = self._transport()
         try:
-            self._transport().global_request("keepalive@openssh.com", wait=True)
+            transport.global_request("keepalive@openssh.com", wait=True)
         except (OSError, EOFError) as error:
             raise connection_lost(self.name, str(error)) from error
+        if not transport.is_active():  # without an answer, paramiko raises nothing
+            raise connection_lost(self.name, "the connection is closed")
 
     def _transport(self) -> paramiko.Transport:
         connection = self._connection
