@@ -154,3 +154,63 @@ def test_channel_that_ends_before_its_command(lab: Lab) -> None:
         send_command(channel, "true")
     assert machine.run(["echo", "x"]).stdout == b"x\n"
     machine.close()
+
+
+def test_new_connection_has_a_session_for_its_command(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other commands wait for a session when a connection for one more is opened."""
+    machine = SshHost("narrow", lab.host("narrow", devices=1, sshd="MaxSessions 1\n").config)
+    machine.connect()
+    busy = machine.open(["cat"])
+    inner: Any = machine._channels
+    used: list[paramiko.Channel] = []
+
+    class Shared(list[Any]):
+        def append(self, item: Any, /) -> None:
+            super().append(item)
+            taker = threading.Thread(target=lambda: used.append(item.transport.open_session(timeout=60)))
+            taker.start()  # as a command that waits
+            taker.join(1.0)
+
+    inner._extra = Shared()
+    monkeypatch.setattr(type(inner), "_active", lambda self: list(self._extra))
+    assert machine.run(["echo", "x"]).stdout == b"x\n"
+    busy.close()
+    machine.close()
+
+
+def test_host_closed_while_it_connects_stays_closed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = lab.host("slow", devices=1)
+    machine = SshHost("slow", server.config)
+    inspect = machine._inspect
+    connecting, go_on = threading.Event(), threading.Event()
+
+    def slowly() -> None:
+        inspect()
+        connecting.set()
+        assert go_on.wait(60)
+
+    monkeypatch.setattr(machine, "_inspect", slowly)
+    lost: list[bool] = []
+
+    def connect() -> None:
+        try:
+            machine.connect()
+        except ConnectionLostError:
+            lost.append(True)
+
+    threads = [threading.Thread(target=connect) for _ in range(2)]  # the second one waits for the first
+    for each in threads:
+        each.start()
+    assert connecting.wait(60)
+    machine.close()
+    go_on.set()
+    for each in threads:
+        each.join(60)
+    assert lost == [True, True]
+    assert machine._connection is None
+    deadline = time.monotonic() + 60
+    while server.sessions() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not server.sessions()
+    machine.connect()
+    machine.close()
