@@ -214,3 +214,22 @@ def test_host_closed_while_it_connects_stays_closed(lab: Lab, monkeypatch: pytes
     assert not server.sessions()
     machine.connect()
     machine.close()
+
+
+def test_session_that_opens_too_late_is_closed(lab: Lab) -> None:
+    server = lab.host("narrow", devices=1, sshd="MaxSessions 1\n")
+    machine = SshHost("narrow", server.config)
+    machine.connect()
+    pids = server.sessions()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    transport = machine._transport()
+    with pytest.raises(paramiko.SSHException, match="Timeout"):
+        transport.open_session(timeout=0.2)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    for _ in range(3):
+        machine.ping()  # the server has closed the session
+    assert machine.run(["echo", "x"]).stdout == b"x\n"
+    assert len(server.sessions()) == len(pids), "the command has the first connection"
+    machine.close()

@@ -149,3 +149,13 @@ def test_slow_query_does_not_block_latest(tmp_path: Path) -> None:
     assert Accelerators(devices=None, smi=nvidia).latest(wait=0.1) == []
     with answer.open("w"):  # its end is the answer to the query, which has waited for it until here
         file.unlink()  # a further query would wait for ever
+
+
+def test_nvidia_smi_that_cannot_be_started_now_is_tried_again(tmp_path: Path) -> None:
+    smi = nvidia_smi(tmp_path, "index uuid name memory.total memory.used utilization.gpu")
+    program = Path(smi._command)
+    text = program.read_text()
+    program.write_bytes(b"\0")  # an OSError other than that of a missing program, as without memory
+    assert smi.look() == []
+    program.write_text(text)
+    assert len(smi.look()) == 2

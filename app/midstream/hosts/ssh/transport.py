@@ -16,9 +16,11 @@ from paramiko.common import (
     MSG_CHANNEL_CLOSE,
     MSG_CHANNEL_DATA,
     MSG_CHANNEL_EXTENDED_DATA,
+    MSG_CHANNEL_OPEN_SUCCESS,
     MSG_NEWKEYS,
     MSG_REQUEST_FAILURE,
     MSG_REQUEST_SUCCESS,
+    cMSG_CHANNEL_CLOSE,
     cMSG_CHANNEL_WINDOW_ADJUST,
     cMSG_GLOBAL_REQUEST,
 )
@@ -157,9 +159,9 @@ class BoundedPacketizer(Packetizer):
         self._greeting = 0
         self._deadline = 0.0
         self._written = 0.0
-        self._keepalive: Callable[[], None] | None = None
+        self._keepalive: Callable[[], object] | None = None
 
-    def set_keepalive(self, interval: float, callback: Callable[[], None]) -> None:
+    def set_keepalive(self, interval: float, callback: Callable[[], object]) -> None:
         self._keepalive_interval, self._keepalive = interval, callback
 
     def _check_keepalive(self) -> None:
@@ -172,7 +174,7 @@ class BoundedPacketizer(Packetizer):
             self._keepalive()
             self._written = now  # it may have written nothing
 
-    def write_all(self, out: bytes) -> None:
+    def write_all(self, out: Any) -> None:
         self._written = time.monotonic()
         super().write_all(out)
 
@@ -234,6 +236,7 @@ class Transport(paramiko.Transport):
         handlers = cast(Any, self)._handler_table
         for kind in (MSG_REQUEST_SUCCESS, MSG_REQUEST_FAILURE, MSG_NEWKEYS):
             handlers[kind] = self._answered(handlers[kind])
+        handlers[MSG_CHANNEL_OPEN_SUCCESS] = self._opened
         self.prefers_certificates = False  # True if known_hosts has an authority for the host
         security = self.get_security_options()
         security.ciphers = (*CIPHERS, *(each for each in security.ciphers if each not in CIPHERS))
@@ -254,6 +257,21 @@ class Transport(paramiko.Transport):
                     self._send_user_message(each)
 
         return answered
+
+    def _opened(self, message: Message) -> None:
+        """Pass on that a channel is open.
+
+        The server counts it as a session also if nothing waits for it any more: then it is closed.
+        """
+        inner, number, servers_number = cast(Any, self), message.get_int(), message.get_int()
+        if inner._channels.get(number) is not None:
+            message.rewind()
+            inner._parse_channel_open_success(message)
+            return
+        close = Message()
+        close.add_byte(cMSG_CHANNEL_CLOSE)
+        close.add_int(servers_number)
+        self._send_user_message(close)
 
     def open_channel(self, *args: Any, **kwargs: Any) -> paramiko.Channel:
         channel = super().open_channel(*args, **kwargs)
