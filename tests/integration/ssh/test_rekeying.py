@@ -91,7 +91,7 @@ def test_write_without_new_keys_breaks_the_connection(lab: Lab, monkeypatch: pyt
 
 
 def test_many_commands_with_frequent_new_keys(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paramiko.packet.Packetizer, "REKEY_BYTES", 1 << 16)
+    monkeypatch.setattr(transport.BoundedPacketizer, "REKEY_BYTES", 1 << 16)
     machine = SshHost("gpu1", lab.host("gpu1", devices=1).config)
     machine.connect()
     data = os.urandom(50_000)
