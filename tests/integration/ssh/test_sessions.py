@@ -12,7 +12,7 @@ from typing import Any
 
 import paramiko
 import pytest
-from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EOF
+from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_DATA, MSG_CHANNEL_EOF, MSG_CHANNEL_REQUEST
 
 from midstream.errors import ConnectionLostError, HostError
 from midstream.hosts.ssh import channels
@@ -232,4 +232,21 @@ def test_session_that_opens_too_late_is_closed(lab: Lab) -> None:
         machine.ping()  # the server has closed the session
     assert machine.run(["echo", "x"]).stdout == b"x\n"
     assert len(server.sessions()) == len(pids), "the command has the first connection"
+    machine.close()
+
+
+def test_connection_that_breaks_when_a_command_is_sent(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = SshHost("gpu1", lab.host("gpu1", devices=1).config)
+    machine.connect()
+    send: Any = paramiko.Transport.__dict__["_send_message"]
+
+    def fail(transport: Any, message: Any) -> None:
+        if message.asbytes()[0] in (MSG_CHANNEL_REQUEST, MSG_CHANNEL_EOF, MSG_CHANNEL_CLOSE):
+            raise EOFError
+        send(transport, message)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(paramiko.Transport, "_send_message", fail)
+        with pytest.raises(ConnectionLostError):
+            machine.open(["true"])
     machine.close()

@@ -240,8 +240,7 @@ class SshProcess:
         return self._stderr.text()
 
     def close(self) -> None:
-        with contextlib.suppress(OSError, EOFError):  # the transport may be closing
-            self._channel.close()
+        self._channel.close()
         self._stderr.read()
         for stream in (self.stdin, self.stdout):
             with contextlib.suppress(OSError, ValueError, EOFError):  # a closed channel cannot be flushed

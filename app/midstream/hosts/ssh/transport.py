@@ -107,6 +107,10 @@ class OrderedChannel(paramiko.Channel):
             self.exit_status = -1
         cast(Any, super())._unlink()
 
+    def close(self) -> None:
+        with contextlib.suppress(EOFError, OSError):  # the connection is lost, and this channel with it
+            super().close()
+
     def shutdown(self, how: int) -> None:
         self.before_close(super().shutdown, how)
 

@@ -52,7 +52,7 @@ class HostFeed:
         self._hosts = hosts
         self._store = store
         self._min_interval = self._interval = interval
-        self._probe_interval = interval  # what the probe was told
+        self._probe_interval = interval  # that the probe has
         self._last_event = time.monotonic()  # when the last event other than a ping's answer arrived
         self._last_line = time.monotonic()  # when the last line arrived
         self._closed = 0.0  # when a probe that does not answer was closed last, monotonic
@@ -189,7 +189,7 @@ class HostFeed:
                 return
             process, self._interval = self._process, seconds
             if process is None or not self._connected:
-                return  # the next probe starts with it, or is told after its first beat
+                return  # the next probe starts with it, or gets it after its first beat
             self._probe_interval = seconds
         self._send(process.stdin, {"pace": seconds})
 
