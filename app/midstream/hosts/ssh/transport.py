@@ -151,6 +151,16 @@ class _Closes:
             return True
 
 
+class _Events(dict[int, threading.Event]):
+    """The events of channels that are being opened.
+
+    paramiko reads them at the end of a connection, while other threads may add some: its thread would fail.
+    """
+
+    def values(self) -> Any:
+        return list(super().values())
+
+
 class BoundedPacketizer(Packetizer):
     """A packetizer that limits the size of the greeting and of packets.
 
@@ -235,6 +245,7 @@ class Transport(paramiko.Transport):
         self.auth_timeout = self.banner_timeout = CONNECT_TIMEOUT
         self.channel_timeout = CHANNEL_TIMEOUT
         self.closes = _Closes()
+        cast(Any, self).channel_events = _Events()
         self._unanswered = 0
         self._after_new_keys: list[Any] = []  # messages of the thread that reads
         handlers = cast(Any, self)._handler_table
