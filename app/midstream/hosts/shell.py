@@ -91,9 +91,13 @@ def _interact(channel: paramiko.Channel) -> int:
     """Copy keys to the channel and its output to the screen, until it ends."""
     keys, screen = sys.stdin.fileno(), sys.stdout.fileno()
     channel.settimeout(0.0)
-    with _raw(keys), _resizing(channel, screen):
+    with _raw(keys), _resizing() as resized:
+        _resize(channel, screen)
         while True:
-            ready, _, _ = select.select([channel, keys], [], [])
+            ready, _, _ = select.select([channel, keys, resized], [], [])
+            if resized in ready:
+                os.read(resized, 4096)
+                _resize(channel, screen)
             if channel in ready:
                 data = channel.recv(1 << 16)
                 if not data:
@@ -105,11 +109,20 @@ def _interact(channel: paramiko.Channel) -> int:
                     channel.shutdown_write()
                     break
                 channel.settimeout(None)
-                channel.sendall(typed)
+                with contextlib.suppress(OSError, EOFError):  # it has ended, which its output shows
+                    channel.sendall(typed)
                 channel.settimeout(0.0)
     code = channel.recv_exit_status()
     channel.close()
     return code if code >= 0 else 255
+
+
+def _resize(channel: paramiko.Channel, screen: int) -> None:
+    """Give the remote terminal the size of this one."""
+    import paramiko
+
+    with contextlib.suppress(paramiko.SSHException):  # it has ended
+        channel.resize_pty(*terminal_size(screen))
 
 
 def _write(screen: int, data: bytes) -> None:
@@ -132,19 +145,25 @@ def _raw(terminal: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _resizing(channel: paramiko.Channel, screen: int) -> Iterator[None]:
-    """Context in which the remote terminal follows the size of this one."""
+def _resizing() -> Iterator[int]:
+    """Context with a descriptor that can be read once the terminal was resized.
 
-    def resize(*_: object) -> None:
-        columns, rows = terminal_size(screen)
-        channel.resize_pty(columns, rows)
+    The signal may arrive while this thread has a lock of the channel: its handler must not use the channel.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
 
-    resize()
-    before = signal.signal(signal.SIGWINCH, resize)
+    def notify(*_: object) -> None:
+        with contextlib.suppress(BlockingIOError):  # full of earlier ones
+            os.write(writing, b"\0")
+
+    before = signal.signal(signal.SIGWINCH, notify)
     try:
-        yield
+        yield reading
     finally:
         signal.signal(signal.SIGWINCH, before)
+        os.close(reading)
+        os.close(writing)
 
 
 def terminal_size(screen: int) -> tuple[int, int]:

@@ -44,6 +44,22 @@ sys.exit(open_shell("gpu1", SshHostConfig(**json.loads(sys.argv[1]))))
 """
 
 
+# The same in a terminal that is resized while a key is sent.
+RESIZED_SHELL = (
+    """
+import os, signal
+import paramiko
+send = paramiko.Transport._send_message
+def resized(transport, message):
+    if message.asbytes()[0] == 94:  # data of a channel
+        os.kill(os.getpid(), signal.SIGWINCH)
+    send(transport, message)
+paramiko.Transport._send_message = resized
+"""
+    + SHELL
+)
+
+
 @pytest.fixture(autouse=True)
 def _nothing_is_remembered() -> None:
     PROMPTS.reset()
@@ -223,5 +239,16 @@ def test_shell_on_host_has_terminal(lab: Lab, programs: list[TerminalProgram], t
     terminal.expect("ready> ")
     terminal.type('echo "port is ${SSH_CONNECTION##* }"\n')
     terminal.expect(f"port is {server.port}")
+    terminal.type("exit 7\n")
+    assert terminal.wait() == 7
+
+
+def test_terminal_that_is_resized_while_keys_are_sent(
+    lab: Lab, programs: list[TerminalProgram], tmp_path: Path
+) -> None:
+    terminal = in_terminal(programs, RESIZED_SHELL, lab.host("gpu1"), PATH=str(tmp_path))  # without an ssh program
+    terminal.expect("[$#] ")
+    terminal.type("echo an''swer\n")
+    terminal.expect("answer")
     terminal.type("exit 7\n")
     assert terminal.wait() == 7

@@ -10,12 +10,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from midstream.fleet.fleet import Fleet
+from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.remote.machine import inventory
+from midstream.watch.feeds.host_feed import HostFeed
 from midstream.watch.snapshot import DOWN, LIVE, STALE, HostView, Snapshot
 from midstream.watch.watcher import Watcher, take_snapshot
 from midstream_engine import records
@@ -190,6 +193,30 @@ def test_watch_continues_after_interval_change(run: RunDirectory, watch: Watcher
         feed.set_interval(0.1)
     run.rows(1, 3)
     assert steps(wait_until(watch, live, rows=4)) == [0, 1, 2, 3]
+
+
+def test_interval_that_changes_while_a_probe_starts(
+    server: SshServer, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = HostFeed._start
+
+    def start_slowly(feed: HostFeed, host: Host, devices: int | None) -> Any:
+        started = start(feed, host, devices)
+        feed.set_interval(0.1)
+        return started
+
+    monkeypatch.setattr(HostFeed, "_start", start_slowly)
+    fleet = Fleet(hosts={"gpu1": server.config})
+    hosts = HostPool(fleet)
+    watch = Watcher(fleet, hosts, interval=3600.0)
+    watch.start()
+    try:
+        wait_until(watch, live, rows=3)
+        run.rows(1, 3)
+        wait_until(watch, live, rows=4)
+    finally:
+        watch.stop()
+        hosts.close()
 
 
 def test_status_shows_hardware_and_its_users(lab: Lab, tmp_path: Path) -> None:

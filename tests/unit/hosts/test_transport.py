@@ -33,3 +33,15 @@ def test_keepalive_during_a_key_exchange_does_not_wait() -> None:
         assert not keepalive.is_alive(), "a third of the time that paramiko waits"
         transport.__dict__.update(active=False)
         transport.close()
+
+
+def test_channels_may_be_requested_while_a_connection_ends() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        transport = Transport(ours)
+        events: dict[int, threading.Event] = transport.__dict__["channel_events"]
+        events[0] = threading.Event()
+        for number, event in enumerate(events.values(), 1):
+            event.set()
+            events[number] = threading.Event()  # as another thread adds it
+        transport.close()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from midstream.remote.machine.accelerators import Accelerators, tpu_apps, tpus
 from midstream.remote.machine.nvidia import Nvidia
@@ -149,3 +150,28 @@ def test_slow_query_does_not_block_latest(tmp_path: Path) -> None:
     assert Accelerators(devices=None, smi=nvidia).latest(wait=0.1) == []
     with answer.open("w"):  # its end is the answer to the query, which has waited for it until here
         file.unlink()  # a further query would wait for ever
+
+
+def test_nvidia_smi_that_cannot_be_started_now_is_tried_again(tmp_path: Path) -> None:
+    smi = nvidia_smi(tmp_path, "index uuid name memory.total memory.used utilization.gpu")
+    program = Path(smi._command)
+    text = program.read_text()
+    program.write_bytes(b"\0")  # an OSError other than that of a missing program, as without memory
+    assert smi.look() == []
+    program.write_text(text)
+    assert len(smi.look()) == 2
+
+
+def test_poll_that_failed_is_repeated(tmp_path: Path) -> None:
+    class FailsOnce(Nvidia):
+        failed = False
+
+        def look(self) -> list[dict[str, Any]]:
+            if not self.failed:
+                self.failed = True
+                raise MemoryError
+            return super().look()
+
+    nvidia_smi(tmp_path, "index uuid name memory.total memory.used utilization.gpu")
+    found = Accelerators(devices=None, every=0.01, smi=FailsOnce(str(tmp_path / "nvidia-smi")))
+    assert len(found.latest(wait=60.0)) == 2

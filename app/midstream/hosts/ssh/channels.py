@@ -50,11 +50,12 @@ class Channels:
         """
         deadline = time.monotonic() + SESSION_TIMEOUT
         while True:
-            for connection in (self._first, *self._active()):
+            tried = (self._first, *self._active())
+            for connection in tried:
                 channel = self._try(connection, window)
                 if channel is not None:
                     return channel
-            channel = self._over_new_connection(window)
+            channel = self._over_new_connection(tried, window)
             if channel is not None:
                 return channel
             if time.monotonic() >= deadline:
@@ -78,12 +79,17 @@ class Channels:
                 return None
             raise connection_lost(self._name, "no answer to the request for a channel") from error
 
-    def _over_new_connection(self, window: int | None) -> paramiko.Channel | None:
-        """Open a session over a further connection, or return None.
+    def _over_new_connection(self, tried: tuple[Connection, ...], window: int | None) -> paramiko.Channel | None:
+        """Open a session over a connection that was not ``tried``, or return None.
 
-        None: there are `MAX_EXTRA_CONNECTIONS` already.
+        None: there are `MAX_EXTRA_CONNECTIONS` already, or the connection was lost at once.
         """
         with self._connecting:
+            for connection in self._active():
+                if connection not in tried:  # opened by another thread while this one waited
+                    channel = self._try(connection, window)
+                    if channel is not None:
+                        return channel
             if len(self._active()) >= MAX_EXTRA_CONNECTIONS:
                 return None
             try:
@@ -95,14 +101,19 @@ class Channels:
                     f"{self._name}: its SSH server refuses a channel, and a further connection: {error.message}",
                     "raise MaxSessions of its sshd",
                 ) from error
+            try:
+                channel = self._try(connection, window)  # before other threads take all of its sessions
+            except BaseException:
+                connection.close()
+                raise
             with self._lock:
-                if not self._closed:
+                closed = self._closed
+                if not closed:
                     self._extra.append(connection)
-            if self._closed:
+            if closed:
                 connection.close()
                 raise connection_lost(self._name, "the connection is closed")
-            channel = self._try(connection, window)
-        if channel is None:
+        if channel is None and connection.active:
             raise self._refused()
         return channel
 

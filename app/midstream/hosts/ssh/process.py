@@ -38,7 +38,8 @@ def connection_lost(host: str, what: str) -> ConnectionLostError:
 def send_command(channel: paramiko.Channel, command: str) -> None:
     """Request that the server runs ``command``; `command_started` reads its answer.
 
-    What is written to the command's stdin may follow at once: it saves a round trip.
+    What is written to the command's stdin may follow at once: it saves a round trip. Raises EOFError if the server has
+    closed the channel, or the connection is lost.
     """
     request = Message()
     request.add_byte(cMSG_CHANNEL_REQUEST)
@@ -46,9 +47,14 @@ def send_command(channel: paramiko.Channel, command: str) -> None:
     request.add_string("exec")
     request.add_boolean(True)  # request an answer
     request.add_string(command)
-    inner = cast(Any, channel)
-    inner._event_pending()
-    inner.before_close(inner.transport._send_user_message, request)
+    cast(Any, channel).before_close(_send_request, channel, request)
+
+
+def _send_request(channel: Any, request: Message) -> None:
+    channel._event_pending()
+    if channel.closed:  # before that event, which would not come again
+        raise EOFError("the channel is closed")
+    channel.transport._send_user_message(request)
 
 
 def command_started(channel: paramiko.Channel, timeout: float) -> None:
@@ -117,10 +123,7 @@ class _Reader(io.RawIOBase):
             self._stderr.read()
             self._check()
         self._check()
-        try:
-            data = self._channel.recv(size)
-        except EOFError:  # the connection broke during a window update: `wait` raises
-            return b""
+        data = self._channel.recv(size)
         self._stderr.read()
         return data
 
@@ -176,10 +179,7 @@ class _Stderr:
         with self._lock:
             until = self._size + STDERR_BATCH
             while self._size < until and self._channel.recv_stderr_ready():
-                try:
-                    data = self._channel.recv_stderr(STDERR_TAIL_SIZE)
-                except EOFError:  # as in `_Reader`
-                    return
+                data = self._channel.recv_stderr(STDERR_TAIL_SIZE)
                 if not data:
                     return
                 self._tail = (self._tail + data)[-STDERR_TAIL_SIZE:]
@@ -240,8 +240,7 @@ class SshProcess:
         return self._stderr.text()
 
     def close(self) -> None:
-        with contextlib.suppress(OSError, EOFError):  # the transport may be closing
-            self._channel.close()
+        self._channel.close()
         self._stderr.read()
         for stream in (self.stdin, self.stdout):
             with contextlib.suppress(OSError, ValueError, EOFError):  # a closed channel cannot be flushed

@@ -59,11 +59,13 @@ class SshHost:
         self._connection: Connection | None = None
         self._channels: Channels | None = None
         self._lock = threading.Lock()
+        self._closings = 0  # calls of `close`
         self._is_additional = False
 
     # ------------------------------------------------------------------------------------------ the connection
 
     def connect(self) -> None:
+        closings = self._closings
         with self._lock:
             if self._connection is not None:
                 if self._connection.active:
@@ -71,13 +73,20 @@ class SshHost:
                 self._drop()
             try:
                 with CONNECT_LIMIT.slot():
+                    self._check_open(closings)
                     self._connection = self._open()
                     self._channels = Channels(self.name, self._connection, self._open)
                     if not self._is_additional:
                         self._inspect()
+                self._check_open(closings)
             except BaseException:
                 self._drop()
                 raise
+
+    def _check_open(self, closings: int) -> None:
+        """Raise ConnectionLostError if the host was closed while it was being connected."""
+        if self._closings != closings:
+            raise connection_lost(self.name, "it was closed")
 
     def with_new_connection(self) -> SshHost:
         """Return the same host over a further connection, which the caller closes.
@@ -125,7 +134,8 @@ class SshHost:
             raise HostError(f"{self.name}: root {root!r} is not absolute", "root: ~/.midstream, or an absolute path")
 
     def close(self) -> None:
-        # A thread that is still connecting has the lock until its timeout: do not wait for it.
+        # A thread that is still connecting has the lock until its timeout: do not wait for it. It sees the count.
+        self._closings += 1
         acquired = self._lock.acquire(timeout=CLOSE_TIMEOUT)
         try:
             self._drop()
@@ -176,10 +186,13 @@ class SshHost:
         Raises:
             ConnectionLostError: The server does not answer.
         """
+        transport = self._transport()
         try:
-            self._transport().global_request("keepalive@openssh.com", wait=True)
+            transport.global_request("keepalive@openssh.com", wait=True)
         except (OSError, EOFError) as error:
             raise connection_lost(self.name, str(error)) from error
+        if not transport.is_active():  # without an answer, paramiko raises nothing
+            raise connection_lost(self.name, "the connection is closed")
 
     def _transport(self) -> paramiko.Transport:
         connection = self._connection

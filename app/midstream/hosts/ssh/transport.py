@@ -11,16 +11,21 @@ from collections.abc import Callable
 from typing import Any, ClassVar, ParamSpec, TypeVar, cast
 
 import paramiko
+from paramiko.buffered_pipe import BufferedPipe, PipeTimeout
 from paramiko.common import (
     MSG_CHANNEL_CLOSE,
     MSG_CHANNEL_DATA,
     MSG_CHANNEL_EXTENDED_DATA,
+    MSG_CHANNEL_OPEN_SUCCESS,
+    MSG_NEWKEYS,
     MSG_REQUEST_FAILURE,
     MSG_REQUEST_SUCCESS,
+    cMSG_CHANNEL_CLOSE,
+    cMSG_CHANNEL_WINDOW_ADJUST,
     cMSG_GLOBAL_REQUEST,
 )
 from paramiko.message import Message
-from paramiko.packet import Packetizer
+from paramiko.packet import NeedRekeyException, Packetizer
 
 from midstream.hosts.ssh.host_certificate import SUFFIX
 
@@ -64,11 +69,47 @@ class OrderedChannel(paramiko.Channel):
     def send(self, s: Any) -> int:
         return self.before_close(super().send, s)
 
-    def recv(self, nbytes: int) -> bytes:  # it may send a window adjustment
-        return self.before_close(super().recv, nbytes)
+    def recv(self, nbytes: int) -> bytes:
+        return self._received(cast(Any, self).in_buffer, nbytes)
 
     def recv_stderr(self, nbytes: int) -> bytes:
-        return self.before_close(super().recv_stderr, nbytes)
+        return self._received(cast(Any, self).in_stderr_buffer, nbytes)
+
+    def _received(self, buffer: BufferedPipe, size: int) -> bytes:
+        """Return what has arrived.
+
+        paramiko drops it if the connection is lost while the window is adjusted.
+        """
+        try:
+            data = buffer.read(size, self.timeout)
+        except PipeTimeout:
+            raise TimeoutError from None
+        with contextlib.suppress(EOFError):
+            self.before_close(self._adjust_window, len(data))
+        return data
+
+    def _adjust_window(self, size: int) -> None:
+        inner = cast(Any, self)
+        more = inner._check_add_window(size)
+        if more > 0:
+            message = Message()
+            message.add_byte(cMSG_CHANNEL_WINDOW_ADJUST)
+            message.add_int(self.remote_chanid)
+            message.add_int(more)
+            inner.transport._send_user_message(message)
+
+    def _unlink(self) -> None:
+        """Close the channel because the connection has ended.
+
+        The exit status may arrive before the end of the output. Without that end it is unknown what the command did.
+        """
+        if not self.closed and not self.eof_received:
+            self.exit_status = -1
+        cast(Any, super())._unlink()
+
+    def close(self) -> None:
+        with contextlib.suppress(EOFError, OSError):  # the connection is lost, and this channel with it
+            super().close()
 
     def shutdown(self, how: int) -> None:
         self.before_close(super().shutdown, how)
@@ -110,16 +151,46 @@ class _Closes:
             return True
 
 
+class _Events(dict[int, threading.Event]):
+    """The events of channels that are being opened.
+
+    paramiko reads them at the end of a connection, while other threads may add some: its thread would fail.
+    """
+
+    def values(self) -> Any:
+        return list(super().values())
+
+
 class BoundedPacketizer(Packetizer):
     """A packetizer that limits the size of the greeting and of packets.
 
-    paramiko accepts any announced length, up to 4 GiB.
+    paramiko accepts any announced length, up to 4 GiB. Keep-alives are also due while keys are exchanged, and after the
+    clock was set back; paramiko's are not.
     """
 
     def __init__(self, sock: Any) -> None:
         super().__init__(sock)
         self._greeting = 0
         self._deadline = 0.0
+        self._written = 0.0
+        self._keepalive: Callable[[], object] | None = None
+
+    def set_keepalive(self, interval: float, callback: Callable[[], object]) -> None:
+        self._keepalive_interval, self._keepalive = interval, callback
+
+    def _check_keepalive(self) -> None:
+        """Call the callback if nothing was written for the interval.
+
+        Called when nothing was read for a second.
+        """
+        now = time.monotonic()
+        if self._keepalive is not None and now > self._written + self._keepalive_interval:
+            self._keepalive()
+            self._written = now  # it may have written nothing
+
+    def write_all(self, out: Any) -> None:
+        self._written = time.monotonic()
+        super().write_all(out)
 
     def _read_timeout(self, timeout: float) -> bytes:
         """Read a part of the greeting, with a limit on its length and time.
@@ -139,7 +210,11 @@ class BoundedPacketizer(Packetizer):
     def read_all(self, n: int, check_rekey: bool = False) -> bytes:
         if n > PACKET_LIMIT:
             raise paramiko.SSHException(f"it announced a packet of {n} bytes")
-        return super().read_all(n, check_rekey)
+        try:
+            return super().read_all(n, check_rekey)
+        except NeedRekeyException:  # nothing was read for a second
+            self._check_keepalive()
+            raise
 
 
 def _within_window(handle: Any) -> Any:
@@ -170,10 +245,13 @@ class Transport(paramiko.Transport):
         self.auth_timeout = self.banner_timeout = CONNECT_TIMEOUT
         self.channel_timeout = CHANNEL_TIMEOUT
         self.closes = _Closes()
+        cast(Any, self).channel_events = _Events()
         self._unanswered = 0
+        self._after_new_keys: list[Any] = []  # messages of the thread that reads
         handlers = cast(Any, self)._handler_table
-        for kind in (MSG_REQUEST_SUCCESS, MSG_REQUEST_FAILURE):
+        for kind in (MSG_REQUEST_SUCCESS, MSG_REQUEST_FAILURE, MSG_NEWKEYS):
             handlers[kind] = self._answered(handlers[kind])
+        handlers[MSG_CHANNEL_OPEN_SUCCESS] = self._opened
         self.prefers_certificates = False  # True if known_hosts has an authority for the host
         security = self.get_security_options()
         security.ciphers = (*CIPHERS, *(each for each in security.ciphers if each not in CIPHERS))
@@ -188,8 +266,27 @@ class Transport(paramiko.Transport):
         def answered(message: Message) -> None:
             self._unanswered = 0
             handle(message)
+            if self.clear_to_send.is_set():
+                waiting, self._after_new_keys = self._after_new_keys, []
+                for each in waiting:
+                    self._send_user_message(each)
 
         return answered
+
+    def _opened(self, message: Message) -> None:
+        """Pass on that a channel is open.
+
+        The server counts it as a session also if nothing waits for it any more: then it is closed.
+        """
+        inner, number, servers_number = cast(Any, self), message.get_int(), message.get_int()
+        if inner._channels.get(number) is not None:
+            message.rewind()
+            inner._parse_channel_open_success(message)
+            return
+        close = Message()
+        close.add_byte(cMSG_CHANNEL_CLOSE)
+        close.add_int(servers_number)
+        self._send_user_message(close)
 
     def open_channel(self, *args: Any, **kwargs: Any) -> paramiko.Channel:
         channel = super().open_channel(*args, **kwargs)
@@ -202,7 +299,15 @@ class Transport(paramiko.Transport):
                 kind, number = packet[0], int.from_bytes(packet[1:5], "big")
             if kind == MSG_CHANNEL_CLOSE and self.closes.wait(number, data):
                 return
-        cast(Any, super())._send_user_message(data)
+        if threading.current_thread() is self and not self.clear_to_send.is_set():
+            # Keys are exchanged, and this thread reads the server's part: paramiko would wait here for itself.
+            self._after_new_keys.append(data)
+            return
+        try:
+            cast(Any, super())._send_user_message(data)
+        except paramiko.SSHException as error:  # the server has not sent its part for 30 s
+            self.packetizer.close()
+            raise EOFError(str(error)) from error
 
     def start_keepalives(self) -> None:
         """Send keep-alives from now on."""
@@ -214,7 +319,7 @@ class Transport(paramiko.Transport):
         if self._unanswered > MAX_UNANSWERED:
             self.packetizer.close()  # its readers get the end of file
             return
-        if not self.clear_to_send.is_set():  # keys are exchanged, and this thread reads the server's part
+        if not self.clear_to_send.is_set():  # keys are exchanged: its part is the answer
             return
         message = Message()
         message.add_byte(cMSG_GLOBAL_REQUEST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from typing import Any, Dict, List, Optional
@@ -48,17 +49,24 @@ class Accelerators:
 
     def _look(self) -> None:
         while True:
-            found, apps = self._nvidia.look(), self._nvidia.apps
-            if not found:
-                found = tpus()
-                apps = tpu_apps(found)
-            users = inventory.processes({pid for each in found for pid in each["pids"]}, apps, self._root)
-            self._facts = {"driver": self._nvidia.driver, "cuda": self._nvidia.cuda, "users": users}
-            self._found = found
-            self._looked.set()
-            if not self._found and not self._nvidia.present:
-                return  # accelerators do not appear while a machine runs
+            try:
+                self._look_once()
+            except Exception as error:  # noqa: BLE001  without this thread old values would count as live for ever
+                sys.excepthook(type(error), error, error.__traceback__)
+            else:
+                if not self._found and not self._nvidia.present:
+                    return  # accelerators do not appear while a machine runs
             time.sleep(self._every)
+
+    def _look_once(self) -> None:
+        found, apps = self._nvidia.look(), self._nvidia.apps
+        if not found:
+            found = tpus()
+            apps = tpu_apps(found)
+        users = inventory.processes({pid for each in found for pid in each["pids"]}, apps, self._root)
+        self._facts = {"driver": self._nvidia.driver, "cuda": self._nvidia.cuda, "users": users}
+        self._found = found
+        self._looked.set()
 
 
 def tpus(bus: str = "/sys/bus/pci/devices", proc: str = "/proc") -> List[Accelerator]:

@@ -87,7 +87,7 @@ class Nvidia:
         except (FileNotFoundError, PermissionError, NotADirectoryError):
             self.present = False
             return None
-        except subprocess.TimeoutExpired:
+        except (OSError, subprocess.TimeoutExpired):  # as where there is no memory for a process
             return None
         return None if done.returncode else done.stdout.decode(errors="replace")
 

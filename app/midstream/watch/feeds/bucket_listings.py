@@ -64,7 +64,7 @@ class BucketListings:
         A thread that waits for its bucket cannot be interrupted and ends later.
         """
         self._stopped.set()
-        for thread in self._threads.values():
+        for thread in tuple(self._threads.values()):  # `update` may add one
             thread.set_runs({})
 
 

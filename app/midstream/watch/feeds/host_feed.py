@@ -52,6 +52,7 @@ class HostFeed:
         self._hosts = hosts
         self._store = store
         self._min_interval = self._interval = interval
+        self._probe_interval = interval  # that the probe has
         self._last_event = time.monotonic()  # when the last event other than a ping's answer arrived
         self._last_line = time.monotonic()  # when the last line arrived
         self._closed = 0.0  # when a probe that does not answer was closed last, monotonic
@@ -169,9 +170,10 @@ class HostFeed:
             process = host.open(shell_probe.command(host.root, self._interval), window=WINDOW)
             return process, shell_probe.ShellProbeParser(devices, host.root).parse
         self._speaks_json = True
+        self._probe_interval = self._interval
         process = start_program(host, probe.main, window=WINDOW)(
             root=host.root,
-            interval=self._interval,
+            interval=self._probe_interval,
             devices=devices,
             known=self._store.metrics_known(self.name),
         )
@@ -187,7 +189,8 @@ class HostFeed:
                 return
             process, self._interval = self._process, seconds
             if process is None or not self._connected:
-                return  # the next probe starts with it
+                return  # the next probe starts with it, or gets it after its first beat
+            self._probe_interval = seconds
         self._send(process.stdin, {"pace": seconds})
 
     def _merge(self, stdin: BinaryIO, event: Mapping[str, Any]) -> None:
@@ -196,8 +199,13 @@ class HostFeed:
             return
         self._last_event = self._last_line
         self._store.take(self.name, event)
-        if event["event"] == "beat":
-            self._connected = True
+        if event["event"] == "beat" and not self._connected:
+            with self._lock:
+                self._connected = True
+                late = self._speaks_json and self._probe_interval != self._interval
+                self._probe_interval = self._interval
+            if late:  # it was set while the probe started
+                self._send(stdin, {"pace": self._probe_interval})
         if event["event"] in ("hello", "beat") and time.monotonic() - self._pinged > PING_INTERVAL:
             self._ping(stdin)
 

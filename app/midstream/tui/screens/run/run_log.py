@@ -123,7 +123,9 @@ class RunLogScreen(RunToolsScreen):
 
     def on_paged_log_view_page_wanted(self, event: PagedLogView.PageWanted) -> None:
         run = self.run_view
-        if run is not None and self._log_source is not None:
+        if run is None or self._log_source is None:  # its host has not reported it again
+            self.log_view.failed()
+        else:
             self.in_background(partial(self._read, *self._log_copy(run), self._log_source, event.request))
 
     def _read(self, run: RunView, process: int, source: Source, request: PageRequest) -> None:
@@ -149,7 +151,9 @@ class RunLogScreen(RunToolsScreen):
 
     def on_paged_log_view_search_wanted(self, event: PagedLogView.SearchWanted) -> None:
         run = self.run_view
-        if run is not None and self._log_source is not None:
+        if run is None or self._log_source is None:
+            self.log_view.failed()
+        else:
             self.in_background(partial(self._search, *self._log_copy(run), self._log_source, event))
 
     def _search(self, run: RunView, process: int, source: Source, wanted: PagedLogView.SearchWanted) -> None:
