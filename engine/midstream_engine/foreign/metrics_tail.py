@@ -38,7 +38,7 @@ class MetricsTail:
         self.step = first  # updates that have a row
         self.rows = 0
         self.problem = ""  # why the source cannot be read, in one line
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._file = records.open_lines(path)
         self._time: Optional[float] = None  # of the last row
         self._evaluated = first
         self._apart: Dict[int, Dict[str, Any]] = {}  # values of steps whose loss has not come yet

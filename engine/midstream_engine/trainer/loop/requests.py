@@ -116,12 +116,24 @@ class Requests:
     Each request is returned once.
     """
 
-    def __init__(self, signals: Signals, commands: CommandFile, processes: Processes = ALONE) -> None:
+    def __init__(
+        self, signals: Signals, commands: CommandFile, processes: Processes = ALONE, answered: int = 0
+    ) -> None:
+        """Prepare to collect.
+
+        Args:
+            signals: Signals to this process.
+            commands: Commands to the attempt, as this host has them.
+            processes: Of the attempt.
+            answered: Sequence of the newest command that an earlier start of this attempt has answered; the same on
+                all processes.
+        """
         self._signals, self._commands = signals, commands
         self._processes = processes
         command = commands.command
         # The command that the attempt was started with, such as a restore, is carried out by starting.
         started = command.sequence if command is not None and command.action in records.STARTS else 0
+        started = max(started, answered)
         self._done = np.array([0, 0, started], np.int32)
         self._answered = [0, 0]  # signals of this process that are in ``_done``
         self._sent = started  # newest command that this process has sent to the others

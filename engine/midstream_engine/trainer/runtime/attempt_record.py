@@ -152,9 +152,17 @@ def claim_attempt(paths: records.RunPaths) -> int:
 
 
 def record_start(attempt: Attempt, entry: records.LineageEntry) -> None:
-    """Append the attempt to ``lineage.json``; process 0 only."""
-    if attempt.processes.leads:
-        _edit_lineage(attempt, entry)
+    """Append the attempt to ``lineage.json``; process 0 only.
+
+    The entry of an attempt that is started again stays: its first step, and the checkpoint that it began with.
+    """
+    if not attempt.processes.leads:
+        return
+    lineage = records.Lineage.read_or_none(attempt.paths.lineage)
+    for before in lineage.entries if lineage else []:
+        if (before.attempt, before.epoch) == (entry.attempt, entry.epoch) and before.first_step <= entry.first_step:
+            entry = dataclasses.replace(before, last_step=None)
+    _edit_lineage(attempt, entry)
 
 
 def record_end(attempt: Attempt, last_step: int) -> None:
