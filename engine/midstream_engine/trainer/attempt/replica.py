@@ -41,6 +41,9 @@ class _Unsaved:
     def due(self, _step: int, _now: float) -> bool:
         return False
 
+    def save(self, *_: object, **__: object) -> None:
+        """Do nothing: its steps are the source's, too."""
+
 
 @dataclass(frozen=True)
 class Outcome:

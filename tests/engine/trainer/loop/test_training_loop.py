@@ -15,6 +15,7 @@ import pytest
 from midstream_engine import records
 from midstream_engine.checkpoint.save_fence import FenceUnreadableError
 from midstream_engine.config import load_config
+from midstream_engine.data.errors import DataError
 from midstream_engine.errors import EngineError, FencedError
 from midstream_engine.signals import Signals
 from midstream_engine.trainer.computation.finiteness import FINITE, INFINITE, float_names
@@ -188,6 +189,20 @@ def test_request_during_a_long_update_acts_at_its_end(tmp_path: Path, setups: An
     assert stage.events == [("dispatch", 0), ("row", 0), ("save", 1)]
 
 
+def test_start_without_its_first_batch_saves_nothing(
+    tmp_path: Path, setups: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(tmp_path, setups())
+
+    def batch(_: int) -> Any:
+        raise DataError("the bucket does not answer")
+
+    monkeypatch.setattr(stage.loop._reader, "batch", batch)
+    with pytest.raises(DataError):
+        stage.loop.run()
+    assert stage.events == []
+
+
 def test_signal_stops_although_a_command_says_a_later_step(tmp_path: Path, setups: Any) -> None:
     """Both arrive at one boundary. The sender of the signal will not wait."""
     stage = Stage(tmp_path, setups())
@@ -288,7 +303,7 @@ def test_row_of_the_running_update_is_written_before_the_end(tmp_path: Path, set
     assert stage.events[-1] == ("row", 3)
 
 
-def test_row_is_written_before_an_error_of_the_data(
+def test_row_and_state_are_written_before_an_error_of_the_data(
     tmp_path: Path, setups: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = Stage(tmp_path, setups())
@@ -303,7 +318,9 @@ def test_row_is_written_before_an_error_of_the_data(
     monkeypatch.setattr(stage.loop, "_prepare", prepare_three)
     with pytest.raises(EngineError, match="the data cannot be read"):
         stage.loop.run()
-    assert stage.events[-1] == ("row", 2)
+    assert [event for event in stage.events if event[0] != "dispatch"][:4] == [
+        ("row", 0), ("row", 1), ("row", 2), ("save", 3),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
