@@ -77,7 +77,7 @@ class Replay(Loop):
         metrics = Recorder(MetricsFile(attempt.files.replay))
         unsaved: Any = _Unsaved()
         super().__init__(compiled, unsaved, requests, attempt, status, metrics, state, step)
-        self._recorder, self._lease = metrics, Lease(attempt)
+        self._recorder, self._lease = metrics, Lease(attempt.files.lease)
         self._kept: tuple[int, list[HostArray]] | None = None
         self._keep_at: int | None = None
         self._promotion: records.Command | None = None
