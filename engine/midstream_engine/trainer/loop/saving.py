@@ -125,6 +125,11 @@ class Saver:
             return False
         return kind is not None
 
+    @property
+    def postponed(self) -> bool:
+        """Whether a save waits until the fence is readable."""
+        return self._postponed
+
     def postpone(self) -> None:
         """Keep the due save due until the fence is readable."""
         self._postponed = True

@@ -145,11 +145,10 @@ class Loop:
                 if wanted.stop and self._stop(wanted):
                     return records.STOPPED
                 if self._boundary >= self._trainer.num_train_steps:
-                    if wanted.known.unreadable:
-                        time.sleep(FENCE_POLL_INTERVAL)
-                        continue
-                    self._save("end of training", last=True)
-                    return records.FINISHED
+                    if not wanted.known.unreadable and self._save_last():
+                        return records.FINISHED
+                    time.sleep(FENCE_POLL_INTERVAL)
+                    continue
                 self._answer(wanted)
                 if wanted.known.due and wanted.known.unreadable:
                     self._saver.postpone()
@@ -353,6 +352,19 @@ class Loop:
         if write:
             self._status.try_write()
         log.info("command %d (%s) done at step %d", command.sequence, command.action, self.step)
+
+    def _save_last(self) -> bool:
+        """Save the state of the last step; return false where the fence became unreadable by then.
+
+        Of several processes others may read it: they fail together. Raises NotSavedError.
+        """
+        try:
+            self._save("end of training", last=True)
+        except NotSavedError:
+            if self._attempt.processes.client is not None or not self._saver.postponed:
+                raise
+            return False
+        return True
 
     def _save_before_failing(self) -> None:
         """Save the updates of this attempt: the next batch cannot be read."""

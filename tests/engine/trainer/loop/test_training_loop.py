@@ -74,7 +74,7 @@ class Stage:
         compiled: Any = SimpleNamespace(setup=setup, programs=SimpleNamespace(step=self._step, evaluate=evaluate))
         saver: Any = SimpleNamespace(
             busy=False, failed=0, due=lambda step, _now: step in saves, save=self._save, poll=lambda *_: None,
-            close=lambda: None,
+            close=lambda: None, postponed=False,
         )  # fmt: skip
         recorder: Any = SimpleNamespace(write=self._write)
         requests = Requests(self.signals, CommandFile(attempt.files.command_file))
@@ -214,6 +214,23 @@ def test_signal_stops_although_a_command_says_a_later_step(tmp_path: Path, setup
     stage.during[1] = both
     assert stage.loop.run() == records.STOPPED
     assert stage.events[-1] == ("save", 2)
+
+
+def test_fence_that_is_unreadable_at_the_last_save_is_read_again(
+    tmp_path: Path, setups: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was readable at the boundary: the disk stopped to answer while the save began."""
+    stage = Stage(tmp_path, setups())
+    saver: Any = stage.loop._saver
+    monkeypatch.setattr(training_loop, "FENCE_POLL_INTERVAL", 0.0)
+
+    def unreadable(*arguments: Any, **named: Any) -> None:
+        saver.postponed, saver.save = True, stage._save
+        raise NotSavedError("step 6 not saved: fence.json: Stale file handle")
+
+    saver.save = unreadable
+    assert stage.loop.run() == records.FINISHED
+    assert stage.events[-1] == ("save", STEPS)
 
 
 def test_signal_ends_the_attempt_that_cannot_save_for_a_command(tmp_path: Path, setups: Any) -> None:
