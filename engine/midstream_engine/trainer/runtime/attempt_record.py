@@ -15,6 +15,7 @@ import yaml
 
 from midstream_engine import records
 from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_engine.checkpoint.save_fence import check_not_removed
 from midstream_engine.checkpoint.stores import bucket_fence
 from midstream_engine.errors import EngineError, FencedError
 from midstream_engine.processes.rendezvous import ALONE, Processes
@@ -85,6 +86,10 @@ def open_attempt(root: str, run_id: str, environment: Mapping[str, str], store: 
         if fence is None and standby:
             fence = records.Fence(0, "")
         elif fence is None:
+            try:
+                check_not_removed(paths)
+            except CheckpointError as error:
+                raise EngineError(str(error)) from None
             fence = dataclasses.replace(records.first_fence(target), epoch=given_epoch or 1)
             fence.write(paths.fence)
     epoch = fence.epoch if given_epoch is None else given_epoch
