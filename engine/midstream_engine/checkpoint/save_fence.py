@@ -38,9 +38,10 @@ def read_fence(paths: RunPaths) -> Fence | None:
 
 
 def check_not_removed(paths: RunPaths) -> None:
-    """Raise FenceUnreadableError where a run whose fence was not found had one: attempts are recorded after it.
+    """Raise FenceUnreadableError where a fence that was not found was removed.
 
-    A file that is absent for a moment, as on a network file system, may be the fence of another owner.
+    The run had one if it has a lineage, which is written after the fence. A file that is absent for a moment, as on a
+    network file system, may be the fence of another owner.
     """
     if os.path.exists(paths.lineage):
         raise FenceUnreadableError(

@@ -96,7 +96,10 @@ class MetricsTail:
             self.problem = "rows of metrics cannot be written: {}".format(error)[:300]
 
     def sync(self) -> None:
-        """Write the rows that wait, and wait until all are on the disk; an error is the `problem`."""
+        """Write all rows, and wait until they are on the disk.
+
+        An error is the `problem`.
+        """
         self._settle(sync=True)
 
     def close(self) -> None:

@@ -204,7 +204,10 @@ def place(source: str, target: str, *, link: bool) -> None:
 
 
 def _sync(directory: str) -> None:
-    """Wait until a checkpoint's files, and the names of all of them, are on the disk. Raises OSError."""
+    """Wait until a checkpoint's files and their names are on the disk.
+
+    Raises OSError.
+    """
     for parent, _, names in os.walk(directory):
         for name in names:
             descriptor = os.open(posixpath.join(parent, name), os.O_RDONLY)
@@ -264,7 +267,10 @@ def prune(paths: records.RunPaths, attempt: int, keep: int = KEPT) -> List[str]:
 
 
 def _empty_trash(paths: records.RunPaths) -> List[str]:
-    """Delete what is in the trash, also of a driver that was killed, or move it back if it has been pinned."""
+    """Delete what is in the trash, or move it back if it has been pinned.
+
+    It may be of a driver that was killed.
+    """
     removed: List[str] = []
     for entry in sorted(os.listdir(paths.checkpoints)):
         name, trash = entry[len(TRASH) :], paths.checkpoint(entry)
@@ -282,7 +288,10 @@ def _empty_trash(paths: records.RunPaths) -> List[str]:
 
 
 def _pinned(paths: records.RunPaths) -> Set[str]:
-    """Return the checkpoints that are pinned now. Raises RecordError where a pin cannot be read."""
+    """Return the checkpoints that are pinned now.
+
+    Raises RecordError where a pin cannot be read.
+    """
     found: Set[str] = set()
     for name in os.listdir(paths.pins) if os.path.isdir(paths.pins) else ():
         pin = records.Pin.read_or_none(posixpath.join(paths.pins, name)) if name.endswith(".json") else None

@@ -15,7 +15,9 @@ log = logging.getLogger(__name__)
 
 
 class MetricsFile:
-    """Appends rows. Each row is one write, so only the last line can be partial; opening the file removes that.
+    """Appends rows. Each row is one write, so only the last line can be partial.
+
+    A partial line that an earlier writer has left is removed when the file is opened.
 
     A full disk does not stop training: rows stay in memory until there is room. No checkpoint is started before they
     are written (see `settle`), so a process that ends before loses rows only of steps that are trained again.

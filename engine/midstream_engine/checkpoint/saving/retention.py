@@ -88,9 +88,9 @@ class Retention:
 
 
 def empty_trash(store: CheckpointStore, paths: RunPaths, when: float) -> list[str]:
-    """Delete what is in the trash, or move it back if it has been pinned; return the names that were deleted.
+    """Delete what is in the trash, or move it back if it has been pinned.
 
-    ``when``: UTC seconds, for the expiry of pins. Raises CheckpointError, OSError.
+    Returns the names that were deleted. ``when``: UTC seconds, for the expiry of pins. Raises CheckpointError, OSError.
     """
     deleted = []
     for entry in store.names():

@@ -26,9 +26,10 @@ TURN_TIMEOUT = 7 * 24 * 3600.0  # seconds: tokenizing may take days, and a proce
 
 
 def agree_on_command(processes: Processes, commands: CommandFile, answered: int) -> int:
-    """Distribute the command that process 0 was started with; return process 0's ``answered``.
+    """Distribute the command that process 0 was started with.
 
-    ``answered``: sequence of the newest command that an earlier start of this attempt has answered.
+    Returns the ``answered`` of process 0: sequence of the newest command that an earlier start of this attempt has
+    answered.
     """
     if processes.client is None:
         return answered

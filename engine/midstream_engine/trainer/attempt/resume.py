@@ -132,7 +132,10 @@ def find_origin(attempt: Attempt, config: TrainLmConfig, command: records.Comman
 
 
 def _newest_fence(attempt: Attempt) -> records.Fence | None:
-    """Return the run's fence, on this host or in its bucket. Errors as of `find_origin`."""
+    """Return the run's fence, on this host or in its bucket.
+
+    Errors as of `find_origin`.
+    """
     fence = read_fence(attempt.paths)
     if attempt.paths.store:
         fence = bucket_fence.newest_fence(attempt.paths, fence)
@@ -145,9 +148,9 @@ def _newest_fence(attempt: Attempt) -> records.Fence | None:
 
 
 def _saved_since(attempt: Attempt, command: records.Command) -> Origin | None:
-    """Return the newest checkpoint that this attempt saved after the one that ``command`` restores.
+    """Return the newest checkpoint that this attempt itself has saved.
 
-    None at its first start: it has saved nothing then.
+    It is later than the one that ``command`` restores. None at the attempt's first start: it has saved nothing then.
     """
     named = records.parse_checkpoint_name(command.checkpoint or "")
     if command.action != records.RESTORE or named is None or named[1] == attempt.number:

@@ -280,7 +280,7 @@ def begin(
 
 
 def _was_started_before(attempt: Attempt, origin: Origin) -> bool:
-    """Return whether ``restore.json`` is the evidence of an earlier start of this attempt.
+    """Return whether ``restore.json`` is of an earlier start of this attempt.
 
     That start began with the checkpoint that a certificate names; this one continues from what it has saved since.
     """

@@ -1,4 +1,7 @@
-"""Lease of a standby or replica, which the migration renews. Standard library only."""
+"""Lease of a standby or replica, which the migration renews.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ class Lease:
     """
 
     def __init__(self, path: str, seconds: float = SECONDS) -> None:
-        """Begin with the file at ``path``, which need not exist; ``seconds`` without a renewal end the lease."""
+        """Begin with the file at ``path``, which need not exist.
+
+        ``seconds``: without a renewal, after which the lease has expired.
+        """
         self._path = path
         self.seconds = float(os.environ.get("MIDSTREAM_STANDBY_SECONDS") or seconds)
         self._renewed = self._looked = time.monotonic()

@@ -354,9 +354,10 @@ class Loop:
         log.info("command %d (%s) done at step %d", command.sequence, command.action, self.step)
 
     def _save_last(self) -> bool:
-        """Save the state of the last step; return false where the fence became unreadable by then.
+        """Save the state of the last step; return whether it is saved.
 
-        Of several processes others may read it: they fail together. Raises NotSavedError.
+        It is not where the fence became unreadable by then. Of several processes others may read it: they fail
+        together. Raises NotSavedError.
         """
         try:
             self._save("end of training", last=True)

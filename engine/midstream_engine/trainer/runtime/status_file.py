@@ -135,7 +135,10 @@ class StatusFile:
 
 
 def _answers(path: str, run_id: str, attempt: int) -> tuple[int, int]:
-    """Return the sequences that an earlier start of this process has acknowledged and rejected; 0 for none."""
+    """Return the newest sequences that an earlier start has acknowledged and rejected.
+
+    They are 0 for none.
+    """
     try:
         before = records.Status.read_or_none(path)
     except (OSError, records.RecordError) as error:
