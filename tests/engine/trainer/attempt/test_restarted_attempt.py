@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,7 +94,7 @@ def test_requeued_job_continues_and_its_records_are_readable(tmp_path: Path) -> 
     digest = records.Manifest.read(f"{paths.checkpoint('step-4-a001')}/{records.MANIFEST}").root_digest
     records.Command(records.RESTORE, checkpoint="step-4-a001", root_digest=digest).write(files.command_file)
 
-    job = {"MIDSTREAM_ATTEMPT": "2", "MIDSTREAM_EPOCH": "1"}
+    job: dict[str, Any] = {"MIDSTREAM_ATTEMPT": "2", "MIDSTREAM_EPOCH": "1"}
     assert train_all(tmp_path, [(*TINY, *keep, "--trainer.num_train_steps", "8")], **job)[0] == [0]
     with open(files.metrics, "ab") as file:
         file.write(b'{"global_step": 8, "train/lo')  # the first start was killed while it wrote a row
