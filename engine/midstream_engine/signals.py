@@ -107,13 +107,12 @@ class Signals:
         with os.fdopen(reading, "rb", buffering=0) as pipe:
             while numbers := pipe.read(64):
                 for number in numbers:
-                    self._take(signal.Signals(number))
+                    if number in (signal.SIGUSR1, *STOPS):  # others have a handler of a library, or no name
+                        self._take(signal.Signals(number))
 
     def _take(self, number: signal.Signals) -> None:
         if number == signal.SIGUSR1:
             self.saves += 1
-            return
-        if number not in STOPS:  # of a handler that a library has installed
             return
         with self._deciding:
             if not self._at_boundaries:

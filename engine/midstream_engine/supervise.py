@@ -7,6 +7,8 @@ code or signal, and the last line of its log. It ends an engine that makes no pr
 because it has a thread of its own. If another process of the attempt has failed in the same directory, it ends this one
 too, after `PEER_TIMEOUT`. The engine is killed when its supervisor exits. When Google's metadata server announces that
 this machine will be preempted, the supervisor sends a training engine the signal to save.
+
+An attempt may be started a second time, as a requeued job is: status and exits of its earlier start do not count.
 """
 
 from __future__ import annotations
@@ -84,6 +86,8 @@ class Supervisor:
         self._command = list(command)
         self._secrets = dict(secrets or {})
         self._progress = Progress(stall_timeout, time.monotonic())
+        self._earlier_engine: records.ProcessIdentity | None = None  # of an earlier start of this attempt
+        self._earlier_exits: dict[str, records.ProcessExit] = {}  # of that start, by the names of their files
         self._failed_peer = ""
         self._peer_since = 0.0  # since when it counts as failed
         self._reason = ""  # why this supervisor ended the engine
@@ -105,6 +109,11 @@ class Supervisor:
     def _run(self) -> int:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._files.exit(self._process))
+        earlier = self._status()
+        if earlier is not None:
+            self._earlier_engine = earlier.identity
+            with contextlib.suppress(OSError):
+                self._earlier_exits = dict(self._failed_exits())
         environment = {**os.environ, **self._secrets}
         engine = subprocess.Popen(self._command, env=environment, preexec_fn=_child_setup(os.getpid()))
         self._notices.start()
@@ -151,24 +160,29 @@ class Supervisor:
 
     def _find_failed_peers(self) -> list[str]:
         """Return the failed peers; the one found before where the disk does not answer."""
-        found: list[str] = []
         try:
-            names = sorted(os.listdir(self._files.dir))
+            exits = self._failed_exits()
         except OSError:
             return [self._failed_peer] if self._failed_peer else []
-        for name in names:
+        return [f"process {ended.process}" for name, ended in exits if ended != self._earlier_exits.get(name)]
+
+    def _failed_exits(self) -> list[tuple[str, records.ProcessExit]]:
+        """Return the exits of failed peers that can be read, by file name. Raises OSError."""
+        found: list[tuple[str, records.ProcessExit]] = []
+        for name in sorted(os.listdir(self._files.dir)):
             if name.startswith("exit-") and name.endswith(".json") and name != f"exit-{self._process}.json":
                 with contextlib.suppress(records.RecordError, OSError):
                     ended = records.ProcessExit.read(os.path.join(self._files.dir, name))
                     if ended.failed:
-                        found.append(f"process {ended.process}")
+                        found.append((name, ended))
         return found
 
     def _status(self) -> records.Status | None:
         try:
-            return records.Status.read_or_none(self._files.status(self._process))
+            status = records.Status.read_or_none(self._files.status(self._process))
         except (OSError, records.RecordError):  # a disk that hangs or is full does not mean that the engine stalled
             return None
+        return None if status is not None and status.identity == self._earlier_engine else status
 
     @staticmethod
     def _end(engine: subprocess.Popen[bytes]) -> None:

@@ -375,6 +375,19 @@ def test_adopted_trainer_without_its_driver_is_not_doubled(make: Callable[..., D
         assert not list(file.parent.rglob("given-up-by-attempt-*"))  # what it writes stays where it writes it
 
 
+def test_adopted_trainer_outlives_a_driver_that_fails(make: Callable[..., Driver], tmp_path: Path) -> None:
+    with their_trainer(tmp_path / "theirs") as (file, theirs):
+        driver = make(file, {"directory": str(file.parent)})
+        os.mkdir(driver.paths.lineage)  # it cannot be written, as on a disk with errors
+        driver.start("--attach", str(theirs.pid))
+        assert driver.ended() == records.EXIT_FAILED
+        assert f"process {theirs.pid} trains on: adopt it again" in driver.status.message
+        assert theirs.poll() is None
+        os.rmdir(driver.paths.lineage)
+        driver.start("--attach", str(theirs.pid))
+        driver.wait("a checkpoint", driver.checkpoints)
+
+
 def test_second_run_in_the_same_directory_is_refused(make: Callable[..., Driver], tmp_path: Path) -> None:
     """It would take checkpoints and metrics of the first as its own."""
     with their_trainer(tmp_path / "theirs") as (file, theirs):

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+
 from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.records import Fence, RecordError, RunPaths, locked
 
@@ -35,6 +37,19 @@ def read_fence(paths: RunPaths) -> Fence | None:
         raise FenceUnreadableError(f"{error}; nothing is committed until the fence can be read") from error
 
 
+def check_not_removed(paths: RunPaths) -> None:
+    """Raise FenceUnreadableError where a fence that was not found was removed.
+
+    The run had one if it has a lineage, which is written after the fence. A file that is absent for a moment, as on a
+    network file system, may be the fence of another owner.
+    """
+    if os.path.exists(paths.lineage):
+        raise FenceUnreadableError(
+            f"{paths.fence} has been removed; nothing is committed until it exists "
+            f"(hint: midstream --repair {paths.run_id})"
+        )
+
+
 def check(paths: RunPaths, epoch: int, step: int) -> Fence | None:
     """Return the fence if it accepts ``step-<step>`` of ``epoch``.
 
@@ -42,9 +57,11 @@ def check(paths: RunPaths, epoch: int, step: int) -> Fence | None:
 
     Raises:
         FenceRejectedError: The fence does not accept that step of that epoch.
-        FenceUnreadableError: The fence cannot be read.
+        FenceUnreadableError: The fence cannot be read, or has been removed.
     """
     fence = read_fence(paths)
+    if fence is None:
+        check_not_removed(paths)
     if fence is not None and not fence.accepts(epoch, step):
         raise FenceRejectedError(
             f"run {paths.run_id} is owned by {fence.owner} under epoch {fence.epoch}, "
@@ -65,7 +82,10 @@ def seal(paths: RunPaths, *, epoch: int, owner: str, step: int) -> Fence:
         FenceUnreadableError: The fence cannot be read.
     """
     with locked(paths.lock):
-        old = read_fence(paths) or Fence(epoch - 1, "")
+        found = read_fence(paths)
+        if found is None:
+            check_not_removed(paths)
+        old = found or Fence(epoch - 1, "")
         if (old.epoch, old.owner, old.sealed_step) == (epoch, owner, step):
             return old
         try:

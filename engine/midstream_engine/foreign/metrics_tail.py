@@ -9,7 +9,8 @@ import copy
 import json
 import os
 import time
-from typing import Any, Dict, List, Mapping, Optional
+from collections import deque
+from typing import Any, Deque, Dict, List, Mapping, Optional
 
 from midstream_engine import records
 from midstream_engine.foreign.batch_tap import BatchTap
@@ -22,7 +23,7 @@ PASS_TIMEOUT = 300.0  # seconds for the metrics of earlier attempts: about 1 GB
 class MetricsTail:
     """Writer of a trainer's rows to ``metrics.jsonl`` or ``replay.jsonl``.
 
-    It appends to the file of an attempt.
+    It appends to the file of an attempt. On a full disk rows stay in memory until there is room: the trainer trains on.
     """
 
     def __init__(self, reader: MetricsReader, path: str, *, first: int, tap: Optional[BatchTap] = None) -> None:
@@ -38,13 +39,14 @@ class MetricsTail:
         self.step = first  # updates that have a row
         self.rows = 0
         self.problem = ""  # why the source cannot be read, in one line
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._file = records.open_lines(path)
+        self._waiting: Deque[bytes] = deque()  # rows that are not written yet
         self._time: Optional[float] = None  # of the last row
         self._evaluated = first
         self._apart: Dict[int, Dict[str, Any]] = {}  # values of steps whose loss has not come yet
 
     def poll(self) -> int:
-        """Read what is new; return the number of rows that were written."""
+        """Read what is new; return the number of new rows."""
         before = self.rows
         parts = self._read()
         while parts:
@@ -56,6 +58,7 @@ class MetricsTail:
                     self._write(found)
             read = any(part.rows for part in parts)
             parts = self._read() if read else []
+        self._settle()
         return self.rows - before
 
     def pass_over(self) -> None:
@@ -79,14 +82,28 @@ class MetricsTail:
     def _write(self, found: Mapping[str, Any]) -> None:
         row = self._row(found["global_step"], found)
         if row:
-            records.append_line(self._file, json.dumps(row, allow_nan=False).encode() + b"\n")
+            self._waiting.append(json.dumps(row, allow_nan=False).encode() + b"\n")
             self.rows += 1
 
+    def _settle(self, *, sync: bool = False) -> None:
+        try:
+            while self._waiting:
+                records.append_line(self._file, self._waiting[0])
+                self._waiting.popleft()
+            if sync:
+                os.fsync(self._file)
+        except OSError as error:
+            self.problem = "rows of metrics cannot be written: {}".format(error)[:300]
+
     def sync(self) -> None:
-        """Wait until the rows are on the disk."""
-        os.fsync(self._file)
+        """Write all rows, and wait until they are on the disk.
+
+        An error is the `problem`.
+        """
+        self._settle(sync=True)
 
     def close(self) -> None:
+        self._settle()
         os.close(self._file)
 
     def _row(self, step: int, found: Mapping[str, Any]) -> Dict[str, Any]:

@@ -3,8 +3,9 @@
 Its name is one that the fence accepts.
 
 ``checkpoints/step-<N>-a<NNN>/`` has the files below ``files/``, ``train.json`` whose state lists their hashes (so that
-the root digest covers them), and ``manifest.json``, written last. Files are linked where the trainer never writes them
-again in place; else they are copied. What is incomplete by its rule is never recorded.
+the root digest covers them), and ``manifest.json``, written last, when everything else is on the disk: trainers do not
+wait for that, and a power cut would leave a manifest of files that are empty. Files are linked where the trainer never
+writes them again in place; else they are copied. What is incomplete by its rule is never recorded.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 import posixpath
 import shutil
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from midstream_engine import records
 from midstream_engine.checkpoint import save_fence
@@ -29,6 +30,7 @@ from midstream_engine.foreign.run_file import RunFile
 
 FILES = "files"
 CHUNK = 1 << 20
+TRASH = ".trash-"  # begins the name of a checkpoint that is being removed
 KEPT = 2  # newest recorded checkpoints that are not removed
 
 
@@ -109,6 +111,7 @@ def record(paths: records.RunPaths, run: RunFile, found: Found, attempt: int, ep
         arrays=[],
         objects=[entry.to_json() for entry in sorted(entries, key=lambda entry: entry.path)],
     )
+    _sync(directory)
     with records.locked(paths.lock):
         save_fence.check(paths, epoch, found.step)
         manifest.write(posixpath.join(directory, records.MANIFEST))
@@ -200,6 +203,22 @@ def place(source: str, target: str, *, link: bool) -> None:
     shutil.copymode(source, target)
 
 
+def _sync(directory: str) -> None:
+    """Wait until a checkpoint's files and their names are on the disk.
+
+    Raises OSError.
+    """
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            descriptor = os.open(posixpath.join(parent, name), os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        records.sync_directory(parent)
+    records.sync_directory(posixpath.dirname(directory))
+
+
 def _hashed(directory: str, path: str) -> records.ObjectEntry:
     target = posixpath.join(directory, path)
     sha256, size = digest_of(target)
@@ -234,28 +253,48 @@ def usable(paths: records.RunPaths) -> List[records.Manifest]:
 def prune(paths: records.RunPaths, attempt: int, keep: int = KEPT) -> List[str]:
     """Remove an attempt's surplus recorded checkpoints; return their names.
 
-    They are neither pinned nor among the newest ``keep``.
+    They are neither pinned nor among the newest ``keep``. Each is moved to the trash first, and the pins are read
+    again: the process that sets a pin checks afterwards that its checkpoint exists.
+
+    Raises RecordError where a pin cannot be read: its checkpoint is not known, and nothing is removed.
     """
-    own = [manifest for manifest in usable(paths) if manifest.attempt == attempt]
+    own = [manifest.name for manifest in usable(paths) if manifest.attempt == attempt]
     pinned = _pinned(paths)
+    for name in own[:-keep]:
+        if name not in pinned:
+            os.rename(paths.checkpoint(name), paths.checkpoint(TRASH + name))
+    return _empty_trash(paths)
+
+
+def _empty_trash(paths: records.RunPaths) -> List[str]:
+    """Delete what is in the trash, or move it back if it has been pinned.
+
+    It may be of a driver that was killed.
+    """
     removed: List[str] = []
-    for manifest in own[:-keep]:
-        if manifest.name in pinned:
+    for entry in sorted(os.listdir(paths.checkpoints)):
+        name, trash = entry[len(TRASH) :], paths.checkpoint(entry)
+        if not entry.startswith(TRASH) or records.parse_checkpoint_name(name) is None:
             continue
-        directory = paths.checkpoint(manifest.name)
-        os.unlink(posixpath.join(directory, records.MANIFEST))  # from here on it is no checkpoint
-        shutil.rmtree(directory, ignore_errors=True)
-        removed.append(manifest.name)
+        complete = os.path.exists(posixpath.join(trash, records.MANIFEST))
+        if name in _pinned(paths) and complete and not os.path.exists(paths.checkpoint(name)):
+            os.rename(trash, paths.checkpoint(name))
+            continue
+        if complete:
+            os.unlink(posixpath.join(trash, records.MANIFEST))  # from here on it is no checkpoint
+        shutil.rmtree(trash, ignore_errors=True)
+        removed.append(name)
     return removed
 
 
-def _pinned(paths: records.RunPaths) -> Sequence[str]:
-    found: List[str] = []
+def _pinned(paths: records.RunPaths) -> Set[str]:
+    """Return the checkpoints that are pinned now.
+
+    Raises RecordError where a pin cannot be read.
+    """
+    found: Set[str] = set()
     for name in os.listdir(paths.pins) if os.path.isdir(paths.pins) else ():
-        try:
-            pin = records.Pin.read(posixpath.join(paths.pins, name))
-        except (FileNotFoundError, records.RecordError):
-            continue
-        if pin.expires > time.time():
-            found.append(pin.checkpoint)
+        pin = records.Pin.read_or_none(posixpath.join(paths.pins, name)) if name.endswith(".json") else None
+        if pin is not None and pin.expires > time.time():
+            found.add(pin.checkpoint)
     return found

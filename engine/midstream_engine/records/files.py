@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Generator, List, Set, Union
 from midstream_engine.records.errors import DamagedRecordError, RecordError
 
 LARGEST_FILE = 1 << 26  # bytes of a JSON file that is read: a manifest of a hundred thousand objects has about 20 MB
+TAIL = 1 << 16  # bytes of a file that are searched at a time for the end of its last complete line
 _unfinished: Set[str] = set()  # temporary files that this process writes now, in any thread
 
 
@@ -96,6 +97,30 @@ def append_line(descriptor: int, line: bytes) -> None:
     except OSError:
         os.ftruncate(descriptor, size)
         raise
+
+
+def open_lines(path: str) -> int:
+    """Open a file to append lines to it; return the descriptor.
+
+    A partial last line, of a writer that was killed or of a power cut, is removed: the next line would become a part
+    of it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        size = end = os.fstat(descriptor).st_size
+        while end:
+            begin = max(0, end - TAIL)
+            newline = os.pread(descriptor, end - begin, begin).rfind(b"\n")
+            if newline >= 0:
+                end = begin + newline + 1
+                break
+            end = begin
+        if end < size:
+            os.ftruncate(descriptor, end)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def sync_directory(path: str) -> None:

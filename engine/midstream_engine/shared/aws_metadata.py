@@ -33,7 +33,7 @@ def metadata_address(vendor: str = VENDOR) -> str:
     if named:
         return named.rstrip("/")
     try:
-        with open(vendor, encoding="utf-8") as file:
+        with open(vendor, encoding="utf-8", errors="replace") as file:
             return ADDRESS if "Amazon EC2" in file.read(200) else ""
     except OSError:
         return ""

@@ -33,7 +33,7 @@ def metadata_address(asset_tag: str = ASSET_TAG) -> str:
     if named:
         return named.rstrip("/")
     try:
-        with open(asset_tag, encoding="utf-8") as file:
+        with open(asset_tag, encoding="utf-8", errors="replace") as file:
             return ADDRESS if AZURE_TAG in file.read(200) else ""
     except OSError:
         return ""

@@ -29,7 +29,7 @@ def metadata_server(product: str = PRODUCT, host: str = HOST) -> str:
     if named:
         return named
     try:
-        with open(product, encoding="utf-8") as file:
+        with open(product, encoding="utf-8", errors="replace") as file:
             return host if "Google" in file.read() else ""
     except OSError:
         return ""

@@ -17,12 +17,14 @@ log = logging.getLogger(__name__)
 class MetricsFile:
     """Appends rows. Each row is one write, so only the last line can be partial.
 
+    A partial line that an earlier writer has left is removed when the file is opened.
+
     A full disk does not stop training: rows stay in memory until there is room. No checkpoint is started before they
     are written (see `settle`), so a process that ends before loses rows only of steps that are trained again.
     """
 
     def __init__(self, path: str) -> None:
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._descriptor = records.open_lines(path)
         self._waiting: deque[bytes] = deque()
 
     def write(self, row: Mapping[str, Any]) -> None:

@@ -234,3 +234,36 @@ def test_failed_checkpoint_is_tried_again_later(watched: Watched, monkeypatch: p
     Path(watched.paths.fence).write_text(json.dumps(records.first_fence("here").to_json()))
     assert watched.poll() is not None
     assert watched.steps == [20]
+
+
+def test_pin_that_is_set_during_a_removal_keeps_its_checkpoint(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        watched.write(step)
+        watched.poll()
+    rename = os.rename
+
+    def pinning(source: str, target: str) -> None:
+        if os.path.basename(source) == "step-1-a001":
+            records.Pin("step-1-a001", time.time() + 60).write(f"{watched.paths.pins}/m.json")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", pinning)
+    watched.write(3)
+    watched.poll()
+    assert watched.steps == [1, 2, 3]
+    os.unlink(f"{watched.paths.pins}/m.json")
+    monkeypatch.setattr(os, "rename", rename)
+    assert recorded_checkpoints.prune(watched.paths, 1) == ["step-1-a001"]
+    assert sorted(os.listdir(watched.paths.checkpoints)) == ["step-2-a001", "step-3-a001"]
+
+
+def test_pin_that_cannot_be_read_keeps_all_checkpoints(watched: Watched) -> None:
+    Path(watched.paths.pins, "m.json").write_text("{")
+    for step in (1, 2, 3):
+        watched.write(step)
+        assert watched.poll() is not None
+    assert watched.steps == [1, 2, 3]
+    Path(watched.paths.pins, "m.json").unlink()
+    assert recorded_checkpoints.prune(watched.paths, 1) == ["step-1-a001"]

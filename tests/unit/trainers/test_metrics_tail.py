@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from midstream_engine import records
 from midstream_engine.foreign.batch_tap import BatchTap
 from midstream_engine.foreign.checkpoints.search import SearchError
 from midstream_engine.foreign.metrics.metrics_reader import open_reader
@@ -34,6 +36,33 @@ def tailed(path: Path, *rows: dict[str, Any], first: int = 0) -> list[dict[str, 
     tail.close()
     timed = ("time", "throughput/duration")
     return [{name: row[name] for name in row if name not in timed} for row in read_rows(str(path / "metrics.jsonl"))]
+
+
+def test_rows_wait_for_room_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer may write to another disk, and trains on."""
+    reader = Reader({"global_step": 0, "train/loss": 3.0})
+    tail = MetricsTail(reader, str(tmp_path / "metrics.jsonl"), first=0)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "append_line", full)
+        assert tail.poll() == 1
+        tail.sync()
+        assert "rows of metrics cannot be written: [Errno 28] No space left" in tail.problem
+    assert read_rows(str(tmp_path / "metrics.jsonl")) == []
+    reader.parts = [RowsOfPart("metrics.csv", 1, [{"global_step": 1, "train/loss": 2.0}])]
+    assert tail.poll() == 1
+    assert tail.problem == ""
+    tail.close()
+    assert [row["global_step"] for row in read_rows(str(tmp_path / "metrics.jsonl"))] == [0, 1]
+
+
+def test_partial_last_row_of_an_earlier_driver_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"global_step": 0, "train/loss": 3.0}\n{"global_step": 1, "tr')
+    assert [row["global_step"] for row in tailed(tmp_path, {"global_step": 1, "train/loss": 2.0}, first=1)] == [0, 1]
 
 
 def test_learning_rate_that_is_logged_apart_joins_its_loss(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+import pytest
 
 from midstream_engine import records
 from midstream_engine.foreign.checkpoints.checkpoint_finder import find_checkpoints, saved_state
@@ -39,3 +42,36 @@ def test_checkpoint_is_recorded_and_placed_complete(case: Case, tmp_path: Path) 
     assert (placed.step, placed.root_digest) == (case.step, manifest.root_digest)
     (after,) = find_checkpoints(case.rule, str(tmp_path / "there"), case.path, case.ranks)
     assert (after.complete, after.step) == (True, case.step), after.reason
+
+
+def test_manifest_is_written_after_all_files_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut leaves no manifest of files that are empty: trainers do not wait for the disk."""
+    work = tmp_path / "work" / "ckpt-7" / "shards"
+    work.mkdir(parents=True)
+    for name in ("0.json", "1.json"):
+        (work / name).write_text("{}")
+    paths = records.RunPaths(str(tmp_path / "root"), "r")
+    Path(paths.checkpoints).mkdir(parents=True)
+    run = RunFile(
+        trainer="script", command=["train"], resume=["train"], checkpoints=Checkpoints("glob", "ckpt-*"),
+        metrics=Metrics("regex"),
+    )  # fmt: skip
+    synced: set[int] = set()
+    fsync, write = os.fsync, records.Manifest.write
+    unsynced: list[str] = []
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def checked(manifest: records.Manifest, path: str, **how: bool) -> None:
+        directory = Path(path).parent
+        unsynced.extend(str(each) for each in (directory.parent, directory, *directory.rglob("*"))
+                        if each.stat().st_ino not in synced)  # fmt: skip
+        write(manifest, path, **how)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(records.Manifest, "write", checked)
+    files = ("ckpt-7/shards/0.json", "ckpt-7/shards/1.json")
+    assert record(paths, run, Found(str(tmp_path / "work"), "ckpt-7", 7, files), 1, 1, {}, 1) is not None
+    assert unsynced == []

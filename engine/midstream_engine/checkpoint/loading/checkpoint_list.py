@@ -62,10 +62,10 @@ def _manifest(directory: str, name: str) -> tuple[Manifest | None, str]:
     return manifest, ""
 
 
-def newest_complete(paths: RunPaths, fence: Fence | None) -> str | None:
+def newest_complete(paths: RunPaths, fence: Fence | None, *, attempt: int | None = None) -> str | None:
     """Return the name of the newest complete checkpoint that the fence accepts.
 
-    The newest is by step, then attempt; None if there is none.
+    The newest is by step, then attempt; None if there is none. ``attempt``: only those that it has saved.
 
     A partial directory is skipped. An unreadable manifest is damage, not an interrupted save: the run must not continue
     silently from an older state.
@@ -74,6 +74,8 @@ def newest_complete(paths: RunPaths, fence: Fence | None) -> str | None:
         CheckpointCorruptError: A manifest that cannot be read is newer than any other.
     """
     for entry in reversed(list_checkpoints(paths)):
+        if attempt not in (None, entry.attempt):
+            continue
         if entry.flaw:
             hint = "move the directory away to resume from an older checkpoint"
             raise CheckpointCorruptError(f"{entry.flaw} (hint: {hint})")

@@ -74,7 +74,7 @@ class Retention:
         if not store.names():
             return []
         when = time.time() if now is None else now
-        left = self._empty_trash(store, paths, when)  # of a call that was killed
+        left = empty_trash(store, paths, when)  # of a call that was killed
         with locked(paths.lock):
             saved = [
                 Saved(entry.step, entry.attempt, entry.manifest.epoch, entry.name)
@@ -84,21 +84,24 @@ class Retention:
             names = to_delete(self.policy, saved, read_fence(paths), read_pins(paths, when))
             for name in names:
                 store.set_aside(name)
-        return left + self._empty_trash(store, paths, when)
+        return left + empty_trash(store, paths, when)
 
-    @staticmethod
-    def _empty_trash(store: CheckpointStore, paths: RunPaths, when: float) -> list[str]:
-        """Delete what is in the trash, or move it back if it has been pinned."""
-        deleted = []
-        for entry in store.names():
-            name = entry.removeprefix(TRASH)
-            if not entry.startswith(TRASH) or parse_checkpoint_name(name) is None:
-                continue
-            if name in read_pins(paths, when) and store.bring_back(name):
-                continue
-            store.empty(name)
-            deleted.append(name)
-        return deleted
+
+def empty_trash(store: CheckpointStore, paths: RunPaths, when: float) -> list[str]:
+    """Delete what is in the trash, or move it back if it has been pinned.
+
+    Returns the names that were deleted. ``when``: UTC seconds, for the expiry of pins. Raises CheckpointError, OSError.
+    """
+    deleted = []
+    for entry in store.names():
+        name = entry.removeprefix(TRASH)
+        if not entry.startswith(TRASH) or parse_checkpoint_name(name) is None:
+            continue
+        if name in read_pins(paths, when) and store.bring_back(name):
+            continue
+        store.empty(name)
+        deleted.append(name)
+    return deleted
 
 
 def read_pins(paths: RunPaths, now: float) -> set[str]:

@@ -52,9 +52,17 @@ class Prefetch(Generic[T]):
     @property
     def ready(self) -> bool:
         """Whether `next` returns an item without waiting; false where it would raise."""
+        item = self._first()
+        return item is not None and not isinstance(item, BaseException)
+
+    @property
+    def failed(self) -> bool:
+        """Whether `next` raises what ``make`` raised, without waiting."""
+        return isinstance(self._first(), BaseException)
+
+    def _first(self) -> T | BaseException | None:
         with self._ready.mutex:
-            waiting = self._ready.queue
-            return bool(waiting) and not isinstance(waiting[0], BaseException)
+            return self._ready.queue[0] if self._ready.queue else None
 
     def close(self) -> None:
         """Stop, and drop the prepared items."""

@@ -60,7 +60,7 @@ def keep_fence_of_adopted(place: AttemptPlace) -> None:
     identity = records.ProcessIdentity.read_or_none(posixpath.join(place.files.dir, ADOPTED))
     if identity is None or not records.is_running(identity):
         return
-    say("the driver was killed: process {} trains on, and is ended when the run passes on".format(identity.pid))
+    say("the driver has ended: process {} trains on, and is ended when the run passes on".format(identity.pid))
     trainer = Adopted(identity)
     runs = True
     while runs:

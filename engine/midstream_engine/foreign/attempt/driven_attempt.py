@@ -25,7 +25,7 @@ from midstream_engine.foreign.checkpoint_watch import CheckpointWatch
 from midstream_engine.foreign.marked_processes import end_marked, watch_driver
 from midstream_engine.foreign.metrics_tail import MetricsTail
 from midstream_engine.foreign.run_file import RunFile, World
-from midstream_engine.foreign.trainer_process import TrainerProcess
+from midstream_engine.foreign.trainer_process import Adopted, TrainerProcess
 from midstream_engine.foreign.trainer_setup import PACKAGES, Node, Setup, versions
 from midstream_engine.foreign.work_directory import Restored, placed_checkpoint
 from midstream_engine.trainer.runtime.status_file import StatusFile
@@ -113,11 +113,16 @@ class DrivenAttempt:
         return self._status
 
     def fail(self, message: str, code: int) -> int:
-        """End the trainer, report why, and return ``code``."""
+        """End the trainer, report why, and return ``code``.
+
+        A trainer that was adopted trains on, unless another epoch has the run: `watch_driver` keeps its fence.
+        """
         end_marked(self._launch.mark)
-        if self._trainer is not None:
-            self._trainer.end()
         line = " ".join(message.split())[:600]
+        if isinstance(self._trainer, Adopted) and code != records.EXIT_FENCED and self._trainer.poll() is None:
+            line = "{} (process {} trains on: adopt it again)".format(line, self._trainer.pids[0])
+        elif self._trainer is not None:
+            self._trainer.end()
         say(line)
         if self._status is not None:
             self._status.update(state=records.FAILED, message=line)

@@ -5,8 +5,6 @@ It rehearses on an earlier checkpoint, then waits for the state.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import posixpath
 import shutil
 import signal
@@ -19,6 +17,7 @@ from midstream_engine.foreign.attempt.attempt_trainer import AttemptTrainer
 from midstream_engine.foreign.attempt.signals import STOPS, wait_for_signal
 from midstream_engine.foreign.run_file import RunFile
 from midstream_engine.foreign.work_directory import MismatchError
+from midstream_engine.trainer.attempt.standby_lease import Lease
 from midstream_engine.trainer.runtime.status_file import StatusFile
 
 REHEARSAL_TIMEOUT = 1800.0  # seconds for the first rows of a rehearsal
@@ -32,6 +31,7 @@ class Standby:
         self._trainer, self._status = trainer, status
         self._files = trainer.place.files
         self._sequence = 0
+        self._lease = Lease(self._files.lease, LEASE)
 
     def run(self, run: RunFile, command: records.Command) -> Optional[records.Command]:
         """Rehearse, then wait; return the command that hands the run over.
@@ -72,7 +72,7 @@ class Standby:
         how: Optional[str] = None
         while tail.rows < run.rehearsal_steps and time.monotonic() < deadline:
             arrived = wait_for_signal()
-            if arrived in STOPS or self._lease_expired():
+            if arrived in STOPS or self._lease.over():
                 trainer.end()
                 return None
             how = trainer.poll()
@@ -94,7 +94,7 @@ class Standby:
     def _wait_for_state(self) -> Optional[records.Command]:
         while True:
             arrived: Optional[signal.Signals] = wait_for_signal()
-            if arrived in STOPS or self._lease_expired():
+            if arrived in STOPS or self._lease.over():
                 return None
             try:
                 command = records.Command.read_or_none(self._files.command_file)
@@ -111,15 +111,3 @@ class Standby:
                 self._status.update(epoch=epoch, acknowledged=command.sequence, state=records.RESTORING)
                 return command
             self._status.update(rejected=command.sequence, message="a standby does not {}".format(command.action))
-
-    def _lease_expired(self) -> bool:
-        try:
-            renewed = os.stat(self._files.lease).st_mtime
-        except FileNotFoundError:
-            renewed = self._started_at()
-        return time.time() - renewed > LEASE
-
-    def _started_at(self) -> float:
-        with contextlib.suppress(OSError):
-            return os.stat(self._files.command_file).st_mtime
-        return time.time()

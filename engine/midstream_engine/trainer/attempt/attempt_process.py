@@ -30,6 +30,7 @@ from midstream_engine.config.reading.load import USAGE, parse_arguments
 from midstream_engine.config.tracker import labels_of
 from midstream_engine.errors import EngineError
 from midstream_engine.printable import printable
+from midstream_engine.processes.coordinator_client import PeerLostError
 from midstream_engine.processes.rendezvous import Processes, complete, host_name, rendezvous
 from midstream_engine.processes.shared_file_systems import find_shared_file_systems
 from midstream_engine.signals import Signals
@@ -181,7 +182,10 @@ def _attempt(
                 restore_config(attempt.paths, resolved, before)
             except OSError as refused:
                 log.error("run.yaml remains this attempt's: %s", refused)
-        status.update(state=records.FAILED, message=line)
+        if isinstance(error, PeerLostError):
+            status.end(records.FAILED, line)  # no change after this process's own end: everything is saved
+        else:
+            status.update(state=records.FAILED, message=line)
         processes.abandon(line)
         return code, processes
     log.info("%s at step %d", ended, status.value.step)
@@ -231,7 +235,7 @@ def _report_failure(failure: str, status: StatusFile) -> None:
     """
     line = f"{failure}; this process ends at step {status.value.step}"
     log.error(line)
-    status.update(state=records.FAILED, message=line)
+    status.end(records.FAILED, line)  # no change after this process's own end: everything is saved
 
 
 def _record_signal(status: StatusFile, processes: Processes, name: str, updates_lost: bool) -> int:

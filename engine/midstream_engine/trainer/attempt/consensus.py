@@ -25,15 +25,20 @@ T = TypeVar("T")
 TURN_TIMEOUT = 7 * 24 * 3600.0  # seconds: tokenizing may take days, and a process that fails is detected anyway
 
 
-def agree_on_command(processes: Processes, commands: CommandFile) -> None:
-    """Distribute the command that process 0 was started with."""
+def agree_on_command(processes: Processes, commands: CommandFile, answered: int) -> int:
+    """Distribute the command that process 0 was started with.
+
+    Returns the ``answered`` of process 0: sequence of the newest command that an earlier start of this attempt has
+    answered.
+    """
     if processes.client is None:
-        return
+        return answered
     command = commands.command
-    text = json.dumps(command.to_json() if command is not None else None).encode()
-    value = json.loads(processes.broadcast("first-command", lambda: text))
+    text = json.dumps([command.to_json() if command is not None else None, answered]).encode()
+    value, answered = json.loads(processes.broadcast("first-command", lambda: text))
     if value is not None:
         commands.take(records.Command.from_json(value, "the command of process 0"))
+    return answered
 
 
 def agree_on_origin(attempt: Attempt, find: Callable[[], Origin | None]) -> Origin | None:

@@ -9,6 +9,7 @@ Until it is promoted it is not part of the run: it writes no checkpoint, has no 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,9 @@ class _Unsaved:
     def due(self, _step: int, _now: float) -> bool:
         return False
 
+    def save(self, *_: object, **__: object) -> None:
+        """Do nothing: its steps are the source's, too."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -71,10 +75,11 @@ class Replay(Loop):
         state: TrainState,
         step: int,
     ) -> None:
-        metrics = Recorder(MetricsFile(attempt.files.replay))
+        # One process writes the rows: several may share the directory, and only process 0 has the batches' digests.
+        metrics = Recorder(MetricsFile(attempt.files.replay if attempt.processes.leads else os.devnull))
         unsaved: Any = _Unsaved()
         super().__init__(compiled, unsaved, requests, attempt, status, metrics, state, step)
-        self._recorder, self._lease = metrics, Lease(attempt)
+        self._recorder, self._lease = metrics, Lease(attempt.files.lease)
         self._kept: tuple[int, list[HostArray]] | None = None
         self._keep_at: int | None = None
         self._promotion: records.Command | None = None
@@ -177,8 +182,12 @@ class Replay(Loop):
         if self._finite.reason:
             raise EngineError(f"the replica is not promoted: its state is not finite: {self._finite.reason}")
         self._recorder.settle()
-        with open(self._attempt.files.replay, encoding="utf-8") as file:
-            rows = [row for row in records.parse_metrics(file) if row["global_step"] >= command.step]
+        rows: dict[int, dict[str, Any]] = {}
+        if self._leads:
+            with open(self._attempt.files.replay, encoding="utf-8") as file:
+                # By step: an attempt that was started before, as a requeued job is, has replayed some already.
+                rows = {row["global_step"]: row for row in records.parse_metrics(file)}
+        since = tuple(row for step, row in sorted(rows.items()) if step >= command.step)
         kept = self._kept[1] if self._kept is not None and self._kept[0] == command.step else None
         self._status.update(message="")
-        return Outcome(command, self.state, self.step, tuple(rows), kept)
+        return Outcome(command, self.state, self.step, since, kept)

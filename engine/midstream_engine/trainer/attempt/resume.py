@@ -85,21 +85,15 @@ class Resumed:
 def find_origin(attempt: Attempt, config: TrainLmConfig, command: records.Command | None) -> Origin | None:
     """Return the checkpoint that this attempt starts from; None for a fresh start.
 
-    The ``command`` that it was started with may name it. Otherwise it is the run's newest complete checkpoint that the
+    The ``command`` that it was started with may name it; an attempt that is started a second time, as a requeued job
+    is, continues from what it has saved since. Otherwise it is the run's newest complete checkpoint that the
     fence accepts, then the one that ``trainer`` names. Raises EngineError, and never returns None, where the run has
     checkpoints or a fence but none that can be used, or ``trainer.load_checkpoint`` is false and it has checkpoints;
     FencedError where the run has passed this attempt's epoch.
     """
     if command is not None and command.action in records.STARTS:
-        return origin_of(attempt, command)
-    fence = read_fence(attempt.paths)
-    if attempt.paths.store:
-        fence = bucket_fence.newest_fence(attempt.paths, fence)
-        if fence is not None and fence.epoch > attempt.epoch:
-            raise FencedError(
-                f"run {attempt.paths.run_id} has passed to {fence.owner} (epoch {fence.epoch}, sealed at step "
-                f"{fence.sealed_step}) by the fence in {attempt.paths.store}; epoch {attempt.epoch} may not continue it"
-            )
+        return _saved_since(attempt, command) or origin_of(attempt, command)
+    fence = _newest_fence(attempt)
     try:
         name = newest_complete(attempt.paths, fence)
     except OSError as error:
@@ -135,6 +129,40 @@ def find_origin(attempt: Attempt, config: TrainLmConfig, command: records.Comman
         directory = _resolve(config.trainer.initialize_model_from, "trainer.initialize_model_from")
         return _origin(directory, False, same_run=False)
     return None
+
+
+def _newest_fence(attempt: Attempt) -> records.Fence | None:
+    """Return the run's fence, on this host or in its bucket.
+
+    Errors as of `find_origin`.
+    """
+    fence = read_fence(attempt.paths)
+    if attempt.paths.store:
+        fence = bucket_fence.newest_fence(attempt.paths, fence)
+        if fence is not None and fence.epoch > attempt.epoch:
+            raise FencedError(
+                f"run {attempt.paths.run_id} has passed to {fence.owner} (epoch {fence.epoch}, sealed at step "
+                f"{fence.sealed_step}) by the fence in {attempt.paths.store}; epoch {attempt.epoch} may not continue it"
+            )
+    return fence
+
+
+def _saved_since(attempt: Attempt, command: records.Command) -> Origin | None:
+    """Return the newest checkpoint that this attempt itself has saved.
+
+    It is later than the one that ``command`` restores. None at the attempt's first start: it has saved nothing then.
+    """
+    named = records.parse_checkpoint_name(command.checkpoint or "")
+    if command.action != records.RESTORE or named is None or named[1] == attempt.number:
+        return None
+    try:
+        name = newest_complete(attempt.paths, _newest_fence(attempt), attempt=attempt.number)
+    except OSError as error:
+        raise EngineError(f"the checkpoints of run {attempt.paths.run_id} cannot be read: {error}") from error
+    if name is None:
+        return None
+    log.info("attempt %d was started before, and has saved %s since", attempt.number, name)
+    return _origin(attempt.paths.checkpoint(name), True, migration=command.migration)
 
 
 def origin_of(attempt: Attempt, command: records.Command) -> Origin:

@@ -92,8 +92,8 @@ def _run(
     threads: contextlib.ExitStack,
 ) -> str:
     commands = CommandFile(attempt.files.command_file)
-    agree_on_command(attempt.processes, commands)
-    requests = Requests(signals, commands, attempt.processes)
+    answered = agree_on_command(attempt.processes, commands, max(status.value.acknowledged, status.value.rejected))
+    requests = Requests(signals, commands, attempt.processes, answered)
     configure_jax(config, root)
     devices = describe_devices()
     status.update(devices=devices, versions=versions())
@@ -264,7 +264,7 @@ def begin(
     # Time to compile counts only where training waits for it: not during the restore, and not on standby.
     waited = losses.waited + programs.wait()
     status.update(compiled_seconds=programs.compiled_seconds)
-    if evidence is not None and attempt.processes.leads:
+    if evidence is not None and attempt.processes.leads and not _was_started_before(attempt, origin):
         seconds = {**evidence.seconds, "compile": 0.0 if attempt.standby else waited}
         dataclasses.replace(evidence, seconds=seconds).write(attempt.files.restore)
     if origin.own:
@@ -277,6 +277,16 @@ def begin(
         time.monotonic() - began,
     )  # fmt: skip
     return Beginning(resumed.state, resumed.step, origin, resumed.root_digest)
+
+
+def _was_started_before(attempt: Attempt, origin: Origin) -> bool:
+    """Return whether ``restore.json`` is of an earlier start of this attempt.
+
+    That start began with the checkpoint that a certificate names; this one continues from what it has saved since.
+    """
+    saved = records.parse_checkpoint_name(origin.name)
+    own = origin.own and saved is not None and saved[1] == attempt.number
+    return own and os.path.exists(attempt.files.restore)
 
 
 def train(

@@ -121,7 +121,7 @@ def wait_on_standby(
 
 def _command(attempt: Attempt, requests: Requests, status: StatusFile) -> records.Command | None:
     status.update(state=records.WAITING, message=f"waits for its state, epoch {attempt.epoch}")
-    lease = Lease(attempt)
+    lease = Lease(attempt.files.lease)
     while True:
         # Process 0 has the lease, and all processes leave at the same look: each look waits for all.
         wanted = requests.look(Known(due=attempt.processes.leads and lease.over()))

@@ -1,12 +1,13 @@
-"""Lease of a standby or replica, which the migration renews."""
+"""Lease of a standby or replica, which the migration renews.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import time
-
-from midstream_engine.trainer.runtime.attempt_record import Attempt
 
 log = logging.getLogger(__name__)
 SECONDS = 3600.0  # bounds the cost of a forgotten standby; $MIDSTREAM_STANDBY_SECONDS overrides it
@@ -23,10 +24,15 @@ class Lease:
     starts another attempt.
     """
 
-    def __init__(self, attempt: Attempt) -> None:
-        self._path = attempt.files.lease
-        self.seconds = float(os.environ.get("MIDSTREAM_STANDBY_SECONDS") or SECONDS)
+    def __init__(self, path: str, seconds: float = SECONDS) -> None:
+        """Begin with the file at ``path``, which need not exist.
+
+        ``seconds``: without a renewal, after which the lease has expired.
+        """
+        self._path = path
+        self.seconds = float(os.environ.get("MIDSTREAM_STANDBY_SECONDS") or seconds)
         self._renewed = self._looked = time.monotonic()
+        self._version: tuple[int, int] | None = None
         self._version = self._read_version()
         self._over = False
 
@@ -49,4 +55,7 @@ class Lease:
             found = os.stat(self._path)
         except FileNotFoundError:
             return None
+        except OSError as error:  # the disk does not answer: the file is looked at again
+            log.debug("%s", error)
+            return self._version
         return found.st_mtime_ns, found.st_ino

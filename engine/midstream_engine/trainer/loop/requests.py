@@ -24,7 +24,7 @@ from midstream_engine.signals import Signals
 log = logging.getLogger(__name__)
 
 # Indices of the vector.
-SAVES, STOPS, COMMAND, EPOCH, DUE, BUSY, FAILED, UNREADABLE = range(8)
+SAVES, STOPS, COMMAND, EPOCH, DUE, BUSY, FAILED, UNREADABLE, NO_DATA = range(9)
 
 
 class CommandFile:
@@ -97,6 +97,7 @@ class Known:
     busy: bool = False  # a save is still running
     failed: int = 0  # outcome of the last save: 0 saved, else ``saving.NOT_SAVED`` or ``saving.FENCED``
     unreadable: bool = False  # the fence cannot be read: nothing is saved until it can
+    no_data: bool = False  # the next batch cannot be read: the attempt ends after this boundary
 
 
 @dataclass(frozen=True)
@@ -116,12 +117,24 @@ class Requests:
     Each request is returned once.
     """
 
-    def __init__(self, signals: Signals, commands: CommandFile, processes: Processes = ALONE) -> None:
+    def __init__(
+        self, signals: Signals, commands: CommandFile, processes: Processes = ALONE, answered: int = 0
+    ) -> None:
+        """Prepare to collect.
+
+        Args:
+            signals: Signals to this process.
+            commands: Commands to the attempt, as this host has them.
+            processes: Of the attempt.
+            answered: Sequence of the newest command that an earlier start of this attempt has answered; the same on
+                all processes.
+        """
         self._signals, self._commands = signals, commands
         self._processes = processes
         command = commands.command
         # The command that the attempt was started with, such as a restore, is carried out by starting.
         started = command.sequence if command is not None and command.action in records.STARTS else 0
+        started = max(started, answered)
         self._done = np.array([0, 0, started], np.int32)
         self._answered = [0, 0]  # signals of this process that are in ``_done``
         self._sent = started  # newest command that this process has sent to the others
@@ -162,6 +175,7 @@ class Requests:
                 bool(agreed[BUSY]),
                 int(agreed[FAILED]),
                 bool(agreed[UNREADABLE]),
+                bool(agreed[NO_DATA]),
             ),
         )
 
@@ -176,7 +190,17 @@ class Requests:
         # One more than the consensus where this process received another signal: two signals never count as one.
         counts = [done + (now > seen) for done, now, seen in zip(self._done, signals, self._answered, strict=False)]
         mine = np.array(
-            [*counts, sequence, known.epoch, known.due, known.busy, known.failed, known.unreadable], np.int32
+            [
+                *counts,
+                sequence,
+                known.epoch,
+                known.due,
+                known.busy,
+                known.failed,
+                known.unreadable,
+                known.no_data,
+            ],
+            np.int32,
         )
         if self._processes.client is None:
             return mine, signals

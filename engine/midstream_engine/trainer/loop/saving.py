@@ -17,7 +17,7 @@ from midstream_engine.checkpoint.save_fence import FenceRejectedError, FenceUnre
 from midstream_engine.checkpoint.saving.background_task import BackgroundTask
 from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
 from midstream_engine.checkpoint.saving.consensus import complete_share
-from midstream_engine.checkpoint.saving.retention import Retention
+from midstream_engine.checkpoint.saving.retention import Retention, empty_trash
 from midstream_engine.checkpoint.saving.save import PendingSave, begin_save
 from midstream_engine.checkpoint.saving.save_group import SaveGroup
 from midstream_engine.checkpoint.saving.save_rendezvous import abort_save
@@ -124,6 +124,11 @@ class Saver:
                 )  # fmt: skip
             return False
         return kind is not None
+
+    @property
+    def postponed(self) -> bool:
+        """Whether a save waits until the fence is readable."""
+        return self._postponed
 
     def postpone(self) -> None:
         """Keep the due save due until the fence is readable."""
@@ -328,7 +333,7 @@ class Saver:
     def _remove_pruned_shares(self) -> None:
         """Remove this host's shares of the checkpoints that process 0 has pruned.
 
-        Process 0 has the pins.
+        Process 0 has the pins. What an earlier process had begun to remove here is removed too.
         """
         client, file_systems = self._processes.client, self._file_systems
         assert client is not None
@@ -339,8 +344,8 @@ class Saver:
         try:
             for name in set(names) & set(store.names()):
                 store.set_aside(name)
-                store.empty(name)
-        except OSError as error:
+            empty_trash(store, self._attempt.paths, time.time())
+        except (CheckpointError, OSError) as error:
             log.error("old checkpoints not removed: %s", error)
 
     def _group(self) -> SaveGroup | None:

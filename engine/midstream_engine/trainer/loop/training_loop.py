@@ -113,6 +113,7 @@ class Loop:
         self._fence = FenceReader(attempt.paths, status)
         self._logged = 0.0
         self._later: Wanted | None = None  # a command to stop at a later step
+        self._source: Prefetch[tuple[Batch, NamedArray, NamedArray]] | None = None
         profiled = self._trainer if self._leads else dataclasses.replace(self._trainer, profiler=False)
         self._profile = Profile(profiled, attempt, step)
         self._flops = flops.utilisation_columns(setup.config.model, setup.tokenizer.vocab_size)
@@ -129,7 +130,7 @@ class Loop:
             FencedError: Another attempt owns the run.
             CheckpointError: The last checkpoint could not be saved.
         """
-        source = Prefetch(self._prepare, self.step)
+        source = self._source = Prefetch(self._prepare, self.step)
         self._status.update(state=records.TRAINING, step=self.step)
         try:
             while True:
@@ -144,16 +145,17 @@ class Loop:
                 if wanted.stop and self._stop(wanted):
                     return records.STOPPED
                 if self._boundary >= self._trainer.num_train_steps:
-                    if wanted.known.unreadable:
-                        time.sleep(FENCE_POLL_INTERVAL)
-                        continue
-                    self._save("end of training", last=True)
-                    return records.FINISHED
+                    if not wanted.known.unreadable and self._save_last():
+                        return records.FINISHED
+                    time.sleep(FENCE_POLL_INTERVAL)
+                    continue
                 self._answer(wanted)
                 if wanted.known.due and wanted.known.unreadable:
                     self._saver.postpone()
                 elif wanted.known.due:
                     self._try_save("checkpointer")
+                if wanted.known.no_data:
+                    self._save_before_failing()
                 self._update(source)
         finally:
             source.close()
@@ -171,7 +173,12 @@ class Loop:
         index = self._boundary
         self._profile.before(index)
         began = time.monotonic()
-        batch, tokens, mask = source.next()
+        try:
+            batch, tokens, mask = source.next()
+        except Exception:
+            if self._attempt.processes.client is None:  # otherwise the others do not save at this boundary
+                self._save_before_failing()
+            raise
         loaded = time.monotonic()
         number = place(np.array(index, np.int32), self._setup.layout.replicated())
         # Before the update: the devices have the consensus when the running update ends, not one update later.
@@ -266,7 +273,7 @@ class Loop:
         known, step = wanted.known, self._boundary
         return (
             wanted.stop or wanted.save or wanted.command is not None
-            or known.due or bool(known.failed) or known.epoch > self._attempt.epoch
+            or known.due or known.no_data or bool(known.failed) or known.epoch > self._attempt.epoch
             or step >= self._trainer.num_train_steps or self._profile.changes(step)
             or (self._evaluation_due(step) and self._programs.evaluate is not None)
         )  # fmt: skip
@@ -276,7 +283,9 @@ class Loop:
         busy, failed = self._saver.busy, self._saver.failed
         due = self._leads and self._saver.due(step, time.monotonic())
         epoch, unreadable = self._fence.epoch(), bool(self._fence.unreadable)
-        return Known(epoch=epoch, due=due, busy=busy, failed=0 if busy else failed, unreadable=unreadable)
+        no_data = self._source is not None and self._source.failed and step < self._trainer.num_train_steps
+        failed = 0 if busy else failed
+        return Known(epoch=epoch, due=due, busy=busy, failed=failed, unreadable=unreadable, no_data=no_data)
 
     def _hold_back(self, wanted: Wanted) -> Wanted:
         """Return the requests; hold back a command to stop at a later step until then.
@@ -344,12 +353,32 @@ class Loop:
             self._status.try_write()
         log.info("command %d (%s) done at step %d", command.sequence, command.action, self.step)
 
-    def _try_save(self, reason: str, *, callback: Callable[[], None] | None = None) -> None:
+    def _save_last(self) -> bool:
+        """Save the state of the last step; return whether it is saved.
+
+        It is not where the fence became unreadable by then. Of several processes others may read it: they fail
+        together. Raises NotSavedError.
+        """
+        try:
+            self._save("end of training", last=True)
+        except NotSavedError:
+            if self._attempt.processes.client is not None or not self._saver.postponed:
+                raise
+            return False
+        return True
+
+    def _save_before_failing(self) -> None:
+        """Save the updates of this attempt: the next batch cannot be read."""
+        if self._completed:
+            self._try_save("the next batch cannot be read", last=True)
+
+    def _try_save(self, reason: str, *, last: bool = False, callback: Callable[[], None] | None = None) -> None:
         """Save; the saver reports a failure."""
         with contextlib.suppress(NotSavedError):
-            self._save(reason, callback=callback)
+            self._save(reason, last=last, callback=callback)
 
     def _save(self, reason: str, *, last: bool = False, callback: Callable[[], None] | None = None) -> None:
+        assert self._running is None, "the state has an update more than the step says"
         with _fence_errors():
             self._saver.save(
                 self.state, self.step, reason, last=last, callback=callback, not_finite=self._finite.reason

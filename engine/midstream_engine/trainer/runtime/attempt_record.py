@@ -15,6 +15,7 @@ import yaml
 
 from midstream_engine import records
 from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_engine.checkpoint.save_fence import check_not_removed
 from midstream_engine.checkpoint.stores import bucket_fence
 from midstream_engine.errors import EngineError, FencedError
 from midstream_engine.processes.rendezvous import ALONE, Processes
@@ -85,6 +86,10 @@ def open_attempt(root: str, run_id: str, environment: Mapping[str, str], store: 
         if fence is None and standby:
             fence = records.Fence(0, "")
         elif fence is None:
+            try:
+                check_not_removed(paths)
+            except CheckpointError as error:
+                raise EngineError(str(error)) from None
             fence = dataclasses.replace(records.first_fence(target), epoch=given_epoch or 1)
             fence.write(paths.fence)
     epoch = fence.epoch if given_epoch is None else given_epoch
@@ -152,9 +157,17 @@ def claim_attempt(paths: records.RunPaths) -> int:
 
 
 def record_start(attempt: Attempt, entry: records.LineageEntry) -> None:
-    """Append the attempt to ``lineage.json``; process 0 only."""
-    if attempt.processes.leads:
-        _edit_lineage(attempt, entry)
+    """Append the attempt to ``lineage.json``; process 0 only.
+
+    The entry of an attempt that is started again stays: its first step, and the checkpoint that it began with.
+    """
+    if not attempt.processes.leads:
+        return
+    lineage = records.Lineage.read_or_none(attempt.paths.lineage)
+    for before in lineage.entries if lineage else []:
+        if (before.attempt, before.epoch) == (entry.attempt, entry.epoch) and before.first_step <= entry.first_step:
+            entry = dataclasses.replace(before, last_step=None)
+    _edit_lineage(attempt, entry)
 
 
 def record_end(attempt: Attempt, last_step: int) -> None:

@@ -26,6 +26,8 @@ class StatusFile:
 
     ``progress`` is the time of the last change of state, step, checkpoint or command, which the training loop makes
     and the heartbeat thread does not.
+
+    An attempt may be started a second time, as a requeued job is: its answers to commands stay.
     """
 
     def __init__(
@@ -41,13 +43,14 @@ class StatusFile:
         host: str = "",
     ) -> None:
         identity = records.this_process()
+        acknowledged, rejected = _answers(path, run_id, attempt)
         self._path = path
         self._lock = threading.Lock()
         self._writing = threading.Lock()  # another one, so that training does not wait for the disk at each step
         self._status = records.Status(
             state=records.STARTING, step=0, process=process, heartbeat=time.time(), run_id=run_id, attempt=attempt,
             epoch=epoch, num_train_steps=num_train_steps, processes=processes, host=host, progress=time.time(),
-            **identity.to_json(),
+            acknowledged=acknowledged, rejected=rejected, **identity.to_json(),
         )  # fmt: skip
         self._final = False  # no further change counts, even while other threads still run
         self._ended = threading.Event()
@@ -129,6 +132,21 @@ class StatusFile:
             with self._lock:
                 self._status = status = dataclasses.replace(self._status, heartbeat=time.time())
             status.write(self._path, durable=durable)
+
+
+def _answers(path: str, run_id: str, attempt: int) -> tuple[int, int]:
+    """Return the newest sequences that an earlier start has acknowledged and rejected.
+
+    They are 0 for none.
+    """
+    try:
+        before = records.Status.read_or_none(path)
+    except (OSError, records.RecordError) as error:
+        log.warning("the commands that were answered before are unknown: %s", error)
+        return 0, 0
+    if before is None or (before.run_id, before.attempt) != (run_id, attempt):
+        return 0, 0
+    return before.acknowledged, before.rejected
 
 
 def describe_devices() -> list[dict[str, Any]]:

@@ -147,9 +147,10 @@ def test_replica_checks_its_state_again_when_it_takes_over() -> None:
 def test_rows_that_waited_for_room_are_rows_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replica, path = Replay.__new__(Replay), tmp_path / "replay.jsonl"
     untyped: Any = replica
-    untyped.step, untyped.state, untyped._kept = 81, None, None
+    untyped.step, untyped.state, untyped._kept, untyped._leads = 81, None, None, True
     untyped._promotion = records.Command(records.PROMOTE, epoch=2, step=80)
     untyped._finite = SimpleNamespace(reason="")
+    path.write_text('{"global_step": 79}\n{"global_step": 80, "train/loss": 1.0}\n{"global_st')  # of an earlier start
     untyped._attempt = SimpleNamespace(files=SimpleNamespace(replay=str(path)))
     untyped._status = SimpleNamespace(update=lambda **_: None)
     untyped._recorder = Recorder(MetricsFile(str(path)))
@@ -208,6 +209,20 @@ def test_replica_processes_leave_together_without_a_lease(
     assert offered[0].due == (process == 0)
     assert replaying.replay._known(1).due == (process == 0), "at each boundary"
     assert "lease was not renewed" in replaying.status.value.message
+
+
+def test_only_process_0_writes_the_rows_of_a_replay(tmp_path: Path) -> None:
+    """The processes may share the directory, and the other ones' rows have no digest of the batch."""
+    for process in (1, 0):
+        replaying = Replaying(tmp_path / str(process), process, lambda _known: Wanted(stop=True))
+        assert replaying.run() == Outcome(None)
+        assert Path(replaying.attempt.files.replay).exists() == (process == 0)
+    follower = Replaying(tmp_path / "1", 1, Wanted).replay
+    follower._promotion, follower.step = records.Command(records.PROMOTE, epoch=2, step=2), 2
+    outcome = follower._promoted()
+    follower._recorder.close()
+    assert outcome is not None
+    assert outcome.rows == ()
 
 
 def test_replica_processes_reject_a_command_together(tmp_path: Path) -> None:

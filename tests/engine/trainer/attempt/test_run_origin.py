@@ -9,6 +9,7 @@ import pytest
 
 from midstream_engine import records
 from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_engine.checkpoint.save_fence import FenceUnreadableError, seal
 from midstream_engine.config import TrainerConfig, TrainLmConfig
 from midstream_engine.errors import EngineError
 from midstream_engine.trainer.attempt.resume import Origin, check_same_data, find_origin
@@ -100,6 +101,21 @@ def test_origin_sealed_elsewhere_is_no_fresh_start(tmp_path: Path) -> None:
     dataclasses.replace(fence, epoch=2, owner="there", sealed_step=8).write(mine.paths.fence)
     with pytest.raises(EngineError, match="was migrated at step 8, and that checkpoint is missing"):
         find_origin(dataclasses.replace(mine, epoch=2), wishing(), None)
+
+
+def test_removed_fence_is_not_a_new_run(tmp_path: Path) -> None:
+    """It may name another owner: a source that was migrated would become the owner again."""
+    mine = attempt(tmp_path, "mine")
+    records.Lineage("mine").write(mine.paths.lineage)
+    Path(mine.paths.fence).unlink()
+    removed = r"fence.json has been removed.* \(hint: midstream --repair mine\)"
+    with pytest.raises(EngineError, match=removed):
+        attempt(tmp_path, "mine")
+    with pytest.raises(FenceUnreadableError, match=removed):
+        save(mine.paths, plain_state(), step=5, epoch=mine.epoch)
+    with pytest.raises(FenceUnreadableError, match=removed):
+        seal(mine.paths, epoch=2, owner="there", step=5)
+    assert not Path(mine.paths.fence).exists()
 
 
 def test_origin_of_command_names_its_checkpoint(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -221,12 +222,15 @@ def test_full_disk_ends_no_standby(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     status.close()
 
 
+def stale(*_: object) -> None:
+    raise OSError(errno.ESTALE, "Stale file handle")
+
+
 def test_standby_lease_expires_by_its_clock_unless_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(standby_lease.time, "monotonic", lambda: now)
     path = tmp_path / "lease"
-    attempt: Any = SimpleNamespace(files=SimpleNamespace(lease=str(path)))
-    found = standby_lease.Lease(attempt)
+    found = standby_lease.Lease(str(path))
     assert found.seconds == 3600.0
     for _ in range(5):
         now += 3000.0
@@ -237,6 +241,10 @@ def test_standby_lease_expires_by_its_clock_unless_renewed(tmp_path: Path, monke
     now += 2.0
     assert found.over()
     assert found.over(), "the file is not read again so soon"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", stale)
+        now += standby_lease.POLL_INTERVAL
+        assert found.over(), "a disk that does not answer renews nothing, and is no error"
     records.write_bytes(str(path), b"")
     now += standby_lease.POLL_INTERVAL
     assert not found.over()

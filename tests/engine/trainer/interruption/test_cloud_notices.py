@@ -51,6 +51,15 @@ def test_azure_notice_makes_training_engine_save(tmp_path: Path) -> None:
     assert (ended.returncode, "preempt not before Wed, 25 Nov 2026" in ended.stdout) == (7, True), ended
 
 
+def test_firmware_with_other_bytes_names_no_cloud(tmp_path: Path) -> None:
+    """An error would end the supervisor, and the engine with it, at each start."""
+    firmware = tmp_path / "firmware"
+    firmware.write_bytes(b"To be filled by O.E.M.\xff\xfe\n")
+    assert google_metadata.metadata_server(str(firmware)) == ""
+    assert aws_metadata.metadata_address(str(firmware)) == ""
+    assert azure_metadata.metadata_address(str(firmware)) == ""
+
+
 def test_aws_notice_needs_an_action() -> None:
     with AwsMetadata() as server:
         assert aws_metadata.notices(server.url) == []

@@ -36,9 +36,9 @@ hashlib.pbkdf2_hmac("sha256", b"", b"", (1 << 31) - 1)
 """
 
 
-def in_c(recorded: bool, ignored: bool = False) -> subprocess.Popen[str]:
+def in_c(recorded: bool, ignored: bool = False, program: str = IN_C) -> subprocess.Popen[str]:
     """Start the program above, as nohup does where ``ignored``."""
-    code = IN_C.format(sources=SOURCES, recorded=recorded)
+    code = program.format(sources=SOURCES, recorded=recorded)
     ignore = ["-c", "trap '' HUP; exec \"$@\"", "sh"] if ignored else ["-c", 'exec "$@"', "sh"]
     process = subprocess.Popen(
         ["/bin/sh", *ignore, sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -54,6 +54,16 @@ def test_stop_is_answered_while_main_thread_is_in_c(number: signal.Signals) -> N
         process.send_signal(number)
         assert process.communicate(timeout=60) == (f"{number.name} False\n", None)
     assert process.returncode == 5
+
+
+def test_real_time_signal_of_a_library_ends_no_thread() -> None:
+    """It has no name in Python; the signals after it are still answered."""
+    program = IN_C.replace("signals.install()", "signals.install(); import signal; signal.signal(40, print)")
+    with in_c(recorded=True, program=program) as process:
+        process.send_signal(40)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=60)[0] == "SIGTERM False\n"
 
 
 def test_stop_before_the_attempt_exits_128_plus_number() -> None:

@@ -239,6 +239,24 @@ def test_peer_that_is_started_again_ends_nothing(tmp_path: Path, monkeypatch: py
     assert supervisor._reason_to_end() == ""
 
 
+def test_second_start_is_not_judged_by_the_first(tmp_path: Path) -> None:
+    """A requeued job has the status and the exits of its first start in its directory."""
+    stopped = Engine(tmp_path, "say('stopped', 7)")
+    assert stopped.ended()[1].state == "stopped"
+    exit_of_peer(tmp_path)
+    code, ended = Engine(tmp_path, "sys.exit(3)").ended()
+    assert (code, ended.state, ended.failed) == (3, "", True), "it failed before its first status"
+
+    again = (sys.executable, "-c", "import sys; from midstream_engine import supervise; "
+             "supervise.PEER_TIMEOUT = -1.0; sys.exit(supervise.main())")  # fmt: skip
+    path = records.AttemptPaths(str(tmp_path)).exit(1)
+    peer_fails = f"records.ProcessExit(1, None, 1.0, 'SIGKILL', state='training').write({path!r})"
+    assert Engine(tmp_path, f"time.sleep(2); {peer_fails}; time.sleep(600)", supervisor=again).ended()[1].message == (
+        "process 1 failed"
+    )
+    assert records.ProcessExit.read(path).time == 1.0, "it was ended by the second exit, not by the first"
+
+
 def test_disk_that_does_not_answer_ends_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = supervise.Supervisor(str(tmp_path), 0, [])
     exit_of_peer(tmp_path)

@@ -70,10 +70,13 @@ def test_share_is_completed_once_older_ones_made_room(tmp_path: Path, monkeypatc
                 raise OSError(errno.ENOSPC, "No space left on device")
         commit(store, path, data)
 
+    begun = Path(hosts.paths("b").checkpoint(".trash-step-1-a001"))  # by a process that was killed
+    (begun / "arrays").mkdir(parents=True)
     refused: list[bool] = []
     monkeypatch.setattr(DirectoryObjects, "commit", full)
     assert hosts.together("ab", save) == [["step-3-a001", "step-4-a001"]] * 2
     assert refused == [True, False]
+    assert not begun.exists()
     for host in "ab":
         directory = Path(hosts.paths(host).checkpoint("step-4-a001"))
         assert (directory / MANIFEST).exists()

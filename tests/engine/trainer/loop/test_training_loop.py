@@ -15,6 +15,7 @@ import pytest
 from midstream_engine import records
 from midstream_engine.checkpoint.save_fence import FenceUnreadableError
 from midstream_engine.config import load_config
+from midstream_engine.data.errors import DataError
 from midstream_engine.errors import EngineError, FencedError
 from midstream_engine.signals import Signals
 from midstream_engine.trainer.computation.finiteness import FINITE, INFINITE, float_names
@@ -73,7 +74,7 @@ class Stage:
         compiled: Any = SimpleNamespace(setup=setup, programs=SimpleNamespace(step=self._step, evaluate=evaluate))
         saver: Any = SimpleNamespace(
             busy=False, failed=0, due=lambda step, _now: step in saves, save=self._save, poll=lambda *_: None,
-            close=lambda: None,
+            close=lambda: None, postponed=False,
         )  # fmt: skip
         recorder: Any = SimpleNamespace(write=self._write)
         requests = Requests(self.signals, CommandFile(attempt.files.command_file))
@@ -188,6 +189,20 @@ def test_request_during_a_long_update_acts_at_its_end(tmp_path: Path, setups: An
     assert stage.events == [("dispatch", 0), ("row", 0), ("save", 1)]
 
 
+def test_start_without_its_first_batch_saves_nothing(
+    tmp_path: Path, setups: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(tmp_path, setups())
+
+    def batch(_: int) -> Any:
+        raise DataError("the bucket does not answer")
+
+    monkeypatch.setattr(stage.loop._reader, "batch", batch)
+    with pytest.raises(DataError):
+        stage.loop.run()
+    assert stage.events == []
+
+
 def test_signal_stops_although_a_command_says_a_later_step(tmp_path: Path, setups: Any) -> None:
     """Both arrive at one boundary. The sender of the signal will not wait."""
     stage = Stage(tmp_path, setups())
@@ -199,6 +214,23 @@ def test_signal_stops_although_a_command_says_a_later_step(tmp_path: Path, setup
     stage.during[1] = both
     assert stage.loop.run() == records.STOPPED
     assert stage.events[-1] == ("save", 2)
+
+
+def test_fence_that_is_unreadable_at_the_last_save_is_read_again(
+    tmp_path: Path, setups: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was readable at the boundary: the disk stopped to answer while the save began."""
+    stage = Stage(tmp_path, setups())
+    saver: Any = stage.loop._saver
+    monkeypatch.setattr(training_loop, "FENCE_POLL_INTERVAL", 0.0)
+
+    def unreadable(*arguments: Any, **named: Any) -> None:
+        saver.postponed, saver.save = True, stage._save
+        raise NotSavedError("step 6 not saved: fence.json: Stale file handle")
+
+    saver.save = unreadable
+    assert stage.loop.run() == records.FINISHED
+    assert stage.events[-1] == ("save", STEPS)
 
 
 def test_signal_ends_the_attempt_that_cannot_save_for_a_command(tmp_path: Path, setups: Any) -> None:
@@ -288,7 +320,7 @@ def test_row_of_the_running_update_is_written_before_the_end(tmp_path: Path, set
     assert stage.events[-1] == ("row", 3)
 
 
-def test_row_is_written_before_an_error_of_the_data(
+def test_row_and_state_are_written_before_an_error_of_the_data(
     tmp_path: Path, setups: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = Stage(tmp_path, setups())
@@ -303,7 +335,9 @@ def test_row_is_written_before_an_error_of_the_data(
     monkeypatch.setattr(stage.loop, "_prepare", prepare_three)
     with pytest.raises(EngineError, match="the data cannot be read"):
         stage.loop.run()
-    assert stage.events[-1] == ("row", 2)
+    assert [event for event in stage.events if event[0] != "dispatch"][:4] == [
+        ("row", 0), ("row", 1), ("row", 2), ("save", 3),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
