@@ -212,15 +212,15 @@ def test_ended_job_that_left_the_queue_is_found_in_the_history(
     for name, value in slurm_cluster.environment.items():
         monkeypatch.setenv(name, value)
     commands: list[str] = []
-    run = slurm._run
+    run = slurm.run
 
-    def without_queue(argv: list[str], env: dict[str, str] | None = None) -> str:
+    def without_queue(argv: list[str], env: dict[str, str] | None = None, timeout: float = 60.0) -> str:
         commands.append(argv[0])
         if argv[0] == "squeue":
             raise slurm.SlurmError("slurm_load_jobs error: Invalid job id specified")
-        return run(argv, env)
+        return run(argv, env, timeout)
 
-    monkeypatch.setattr(slurm, "_run", without_queue)
+    monkeypatch.setattr(slurm, "run", without_queue)
     assert slurm._query(job).state == "FAILED"
     assert commands == ["squeue", "sacct", "sacct"], "there is no accounting database: the file of completed jobs"
 

@@ -82,7 +82,7 @@ def test_array_of_jobs_is_refused() -> None:
 
 def test_job_runs_engine_in_container_of_pyxis_or_of_the_node() -> None:
     script = job_script("r", "/a", "python3", {}, [], [], ["--container-image=jax:25"])
-    assert script.splitlines()[-1] == "exec srun --kill-on-bad-exit=1 --container-image=jax:25 sh /a/rank.sh"
+    assert script.splitlines()[-1] == "exec srun --export=ALL --kill-on-bad-exit=1 --container-image=jax:25 sh /a/rank.sh"
     assert rank_script("/a", ["x"], ["docker", "a b"]).splitlines()[-1] == "exec docker 'a b' \"$@\""
 
 
@@ -130,7 +130,7 @@ def test_times_are_read_whatever_slurm_means_by_never(monkeypatch: pytest.Monkey
         "2": "PENDING|Priority|N/A|N/A",
         "3": f"RUNNING|None|{now}|9999999999",
     }
-    monkeypatch.setattr(slurm, "_run", lambda argv, env=None: answers[argv[argv.index("--jobs") + 1]])
+    monkeypatch.setattr(slurm, "run", lambda argv, *_: answers[argv[argv.index("--jobs") + 1]])
     assert slurm._query("1") == slurm.JobState("1", "RUNNING", "None", now, now + 60)
     assert slurm._query("2") == slurm.JobState("2", "PENDING", "Priority")
     assert slurm._query("3").ends == 0.0

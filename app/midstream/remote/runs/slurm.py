@@ -1,4 +1,4 @@
-"""Jobs of SLURM: submit, query, signal.
+"""Jobs of SLURM: query, signal. `slurm_submission` submits them.
 
 Runs on the login node; standard library only.
 
@@ -18,11 +18,13 @@ import time
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from midstream.remote.declarations import reads
+from midstream.remote.shapes import Text
 from midstream_engine import records
 
 JOB = "slurm.json"
-SCRIPT, RANK = "job.sh", "rank.sh"
+SCRIPT = "job.sh"
 COMMAND_TIMEOUT = 60.0  # seconds
+QUERY_TIMEOUT = 25.0  # seconds for each of two commands: a call of the operator's machine takes 60 at most
 HEARTBEAT_TIMEOUT = 60.0  # seconds; file systems may lag
 CACHE_TIME = 10.0  # seconds for which a job's state is cached
 FOREVER = 10 * 366 * 86400.0  # seconds: the end of a job without a time limit is later
@@ -34,6 +36,7 @@ RUNNING = ("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT")
 NOT_KNOWN = "Invalid job id"  # in squeue's words: the controller has answered
 UNKNOWN = "UNKNOWN"
 NO_ANSWER = "the controller does not answer"  # reason of an unknown state
+ANOTHER = "its id is now that of another job"  # the same, where the controller has begun to count again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +51,7 @@ class JobState:
     reason: str
     started: float = 0.0  # of a waiting job: when it is expected to start; 0: not known
     ends: float = 0.0  # when it reaches its time limit; 0: it has none, or it is not known
+    script: Text = ""  # path of its script; empty: not known
 
     @property
     def waits(self) -> bool:
@@ -80,24 +84,8 @@ class SlurmError(Exception):
     """A command of SLURM failed; the message is its last line of stderr."""
 
 
-def submit(path: records.AttemptPaths, flags: Sequence[str], script: str, rank: str, env: Mapping[str, str]) -> str:
-    """Write the scripts of a job, submit it with ``sbatch`` and return its id.
-
-    Args:
-        path: Paths of the attempt; the scripts are written into its directory.
-        flags: Flags of ``sbatch``.
-        script: Text of the job's script.
-        rank: Text of the script of its processes.
-        env: Variables that are added to this environment for ``sbatch``.
-    """
-    records.write_bytes(posixpath.join(path.dir, RANK), rank.encode())
-    records.write_bytes(posixpath.join(path.dir, SCRIPT), script.encode())
-    output = _run(["sbatch", "--parsable", *flags, posixpath.join(path.dir, SCRIPT)], env)
-    match = re.search(r"^(\d+(?:;[\w.-]+)?)", output.strip().splitlines()[-1] if output.strip() else "")
-    if match is None:
-        raise SlurmError("sbatch names no job: {!r}".format(output.strip()[:200]))
-    records.write_json(posixpath.join(path.dir, JOB), {"job": match.group(1), "submitted": time.time()})
-    return match.group(1)
+class MissingError(SlurmError):
+    """A command of SLURM is not installed: the records are those of another machine's job."""
 
 
 def job_of(path: records.AttemptPaths) -> Optional[str]:
@@ -123,30 +111,30 @@ def state(job: str) -> JobState:
 
 
 def _query(job: str) -> JobState:
-    number, cluster = _named(job)
+    number, cluster = named(job)
     history = [*cluster, "--noheader", "--parsable2", "--jobs", number, "--format", "State,ExitCode"]
     why = ""
     for argv in (
-        ["squeue", *cluster, "--noheader", "--states", "all", "--jobs", number, "--format", "%T|%r|%S|%e"],
+        ["squeue", *cluster, "--noheader", "--states", "all", "--jobs", number, "--format", "%T|%r|%S|%e|%o"],
         ["sacct", "--allocations", *history],
         ["sacct", "--completion", *history],  # the file of a cluster without a database
     ):
         if why and "--completion" in argv:
             break  # of a job that was requeued, and waits, it has the end before
         try:
-            lines = [line for line in _run(argv, TIMES).strip().splitlines() if not line.startswith("CLUSTER:")]
+            lines = [line for line in run(argv, TIMES, QUERY_TIMEOUT).strip().splitlines() if not line.startswith("CLUSTER:")]
         except SlurmError as error:  # squeue drops ended jobs after some minutes; not every cluster has accounting
-            if argv[0] == "squeue" and NOT_KNOWN not in str(error):
+            if argv[0] == "squeue" and NOT_KNOWN not in str(error) and not isinstance(error, MissingError):
                 why = NO_ANSWER
             continue
         if lines:  # of a requeued job, the accounting has a line for each time that it ran
-            word, reason, started, ends = [*lines[-1].split("|"), "", "", ""][:4]
+            word, reason, started, ends, script = [*lines[-1].split("|", 4), "", "", "", ""][:5]
             if word.split():
-                return JobState(job, word.split()[0], reason, _time(started), _time(ends))
+                return JobState(job, word.split()[0], reason, _time(started), _time(ends), script)
     return JobState(job, UNKNOWN, why)
 
 
-def _named(job: str) -> Tuple[str, List[str]]:
+def named(job: str) -> Tuple[str, List[str]]:
     """Return the id of a job, and the flags that name its cluster."""
     number, _, cluster = job.partition(";")
     return number, ["--clusters", cluster] if cluster else []
@@ -161,18 +149,36 @@ def _time(text: str) -> float:
     return seconds if seconds < time.time() + FOREVER else 0.0
 
 
+def is_script_of(script: str, path: records.AttemptPaths) -> bool:
+    """Return whether a job's script is that of the attempt, under any path of its root."""
+    words = posixpath.join(path.dir, SCRIPT).split("/")[-5:]  # runs/RUN/attempts/NUMBER/job.sh
+    return script.strip().split("/")[-5:] == words
+
+
+def described(path: records.AttemptPaths) -> Optional[JobState]:
+    """The state of an attempt's job; None where the attempt is no job.
+
+    It is ``UNKNOWN`` where another job has the id now: a controller that has lost its state counts from 1 again.
+    """
+    job = job_of(path)
+    found = None if job is None else state(job)
+    if found is not None and found.script.startswith("/") and not is_script_of(found.script, path):
+        return JobState(found.job, UNKNOWN, ANOTHER)
+    return found
+
+
 def is_running(path: records.AttemptPaths, status: Optional[records.Status]) -> bool:
     """Return whether a process of the attempt runs on the cluster, or will run.
 
     Evidence is a job that waits or runs. Where the last status says that the process has ended, the job has to wait
     again, or to have started since: it was requeued. Of a job that SLURM does not know, a fresh heartbeat is evidence.
+    A job without a status, of which the controller says nothing, may wait in the queue.
     """
-    job = job_of(path)
-    if job is None:
+    found = described(path)
+    if found is None:
         return False
-    found = state(job)
     if found.waits or status is None:
-        return found.waits or found.runs
+        return found.waits or found.runs or found.reason == NO_ANSWER
     if found.runs:
         return status.state not in records.ENDED or found.started > status.heartbeat
     fresh = time.time() - status.heartbeat < HEARTBEAT_TIMEOUT
@@ -184,11 +190,8 @@ def ended_before_status(path: records.AttemptPaths) -> bool:
 
     Return False where SLURM does not know the job.
     """
-    job = job_of(path)
-    if job is None:
-        return False
-    found = state(job)
-    return not (found.waits or found.runs or found.state == UNKNOWN)
+    found = described(path)
+    return found is not None and not (found.waits or found.runs or found.state == UNKNOWN)
 
 
 def signal_job(job: str, name: str, begun: bool) -> bool:
@@ -198,7 +201,7 @@ def signal_job(job: str, name: str, begun: bool) -> bool:
     there is nothing to save.
     """
     _cached.pop(job, None)
-    number, cluster = _named(job)
+    number, cluster = named(job)
     argvs: List[List[str]] = [["scancel", *cluster, number]]
     if begun and not state(job).waits:
         kill = name == "SIGKILL"
@@ -206,7 +209,7 @@ def signal_job(job: str, name: str, begun: bool) -> bool:
         argvs = [signalled, *argvs] if kill else [signalled]
     try:
         for argv in argvs:
-            _run(argv)
+            run(argv)
     except SlurmError:
         return False
     finally:
@@ -226,7 +229,7 @@ def allocation(flags: List[str]) -> Allocation:
     if match is None:
         raise SlurmError("sbatch --test-only names no nodes: {!r}".format("".join(lines[-1:])[:200]))
     try:
-        gres = _run(["sinfo", "--noheader", "--nodes", match.group(2), "--format", "%G"]).split()
+        gres = run(["sinfo", "--noheader", "--nodes", match.group(2), "--format", "%G"]).split()
     except SlurmError:
         gres = []
     return Allocation(_time(match.group(1)), match.group(2), match.group(3), sorted(set(gres)))
@@ -244,22 +247,27 @@ def commands() -> Dict[str, str]:
     found: Dict[str, str] = {}
     for name in ("sbatch", "srun", "squeue", "scancel", "sacct"):
         try:
-            found[name] = _run([name, "--version"]).strip()
+            found[name] = run([name, "--version"]).strip()
         except SlurmError as error:
             found[name] = "!" + str(error)
     return found
 
 
-def _run(argv: Sequence[str], env: Optional[Mapping[str, str]] = None) -> str:
-    return _done(argv, env).stdout.decode(errors="replace")
+def run(argv: Sequence[str], env: Optional[Mapping[str, str]] = None, timeout: float = COMMAND_TIMEOUT) -> str:
+    """Run a command of SLURM and return its output. Raises SlurmError where it fails."""
+    return _done(argv, env, timeout).stdout.decode(errors="replace")
 
 
-def _done(argv: Sequence[str], env: Optional[Mapping[str, str]] = None) -> "subprocess.CompletedProcess[bytes]":
+def _done(
+    argv: Sequence[str], env: Optional[Mapping[str, str]] = None, timeout: float = COMMAND_TIMEOUT
+) -> "subprocess.CompletedProcess[bytes]":
     try:
         done = subprocess.run(list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              env=dict(os.environ, **(env or {})), timeout=COMMAND_TIMEOUT, check=False)  # fmt: skip
+                              env=dict(os.environ, **(env or {})), timeout=timeout, check=False)  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        raise SlurmError("{} did not answer within {:.0f} s".format(argv[0], COMMAND_TIMEOUT)) from error
+        raise SlurmError("{} did not answer within {:.0f} s".format(argv[0], timeout)) from error
+    except FileNotFoundError as error:
+        raise MissingError("{}: {}".format(argv[0], error.strerror)) from error
     except OSError as error:
         raise SlurmError("{}: {}".format(argv[0], error.strerror)) from error
     if done.returncode:
@@ -267,9 +275,3 @@ def _done(argv: Sequence[str], env: Optional[Mapping[str, str]] = None) -> "subp
         words = [line for line in lines if not line.startswith('Try "')]  # of an unknown flag: the line before has it
         raise SlurmError("{}: {}".format(argv[0], words[-1] if words else "exit code {}".format(done.returncode)))
     return done
-
-
-def described(path: records.AttemptPaths) -> Optional[JobState]:
-    """The state of an attempt's job; None where the attempt is no job."""
-    job = job_of(path)
-    return None if job is None else state(job)
