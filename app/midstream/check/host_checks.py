@@ -58,9 +58,11 @@ def check_host(
         f"chown it on {name}, or set root: in the fleet file",
         name,
     )
+    yield _clock(name, survey, skew)
+    if login_node:
+        return  # engines run on other machines, of which SLURM allocates what is free
     memory = survey.facts.memory_available
     yield judge("memory", memory > 4e9, f"{memory / 1e9:.1f} GB available", "stop what uses it", name, WARN)
-    yield _clock(name, survey, skew)
     yield from _dirty(name, survey, virtual=config.devices is not None)
     yield _outlives(name, survey)
 

@@ -82,7 +82,8 @@ def test_array_of_jobs_is_refused() -> None:
 
 def test_job_runs_engine_in_container_of_pyxis_or_of_the_node() -> None:
     script = job_script("r", "/a", "python3", {}, [], [], ["--container-image=jax:25"])
-    assert script.splitlines()[-1] == "exec srun --export=ALL --kill-on-bad-exit=1 --container-image=jax:25 sh /a/rank.sh"
+    flags = "--export=ALL --kill-on-bad-exit=1 --container-image=jax:25"
+    assert script.splitlines()[-1] == f"exec srun {flags} sh /a/rank.sh"
     assert rank_script("/a", ["x"], ["docker", "a b"]).splitlines()[-1] == "exec docker 'a b' \"$@\""
 
 

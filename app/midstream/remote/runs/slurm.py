@@ -122,11 +122,12 @@ def _query(job: str) -> JobState:
         if why and "--completion" in argv:
             break  # of a job that was requeued, and waits, it has the end before
         try:
-            lines = [line for line in run(argv, TIMES, QUERY_TIMEOUT).strip().splitlines() if not line.startswith("CLUSTER:")]
+            answer = run(argv, TIMES, QUERY_TIMEOUT)
         except SlurmError as error:  # squeue drops ended jobs after some minutes; not every cluster has accounting
             if argv[0] == "squeue" and NOT_KNOWN not in str(error) and not isinstance(error, MissingError):
                 why = NO_ANSWER
             continue
+        lines = [line for line in answer.strip().splitlines() if not line.startswith("CLUSTER:")]
         if lines:  # of a requeued job, the accounting has a line for each time that it ran
             word, reason, started, ends, script = [*lines[-1].split("|", 4), "", "", "", ""][:5]
             if word.split():
