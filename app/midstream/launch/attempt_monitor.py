@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from midstream.errors import ConnectionLostError, HostError
+from midstream.errors import ConnectionLostError, HostError, RemoteError
 from midstream.hosts.deadline import RECONNECT_STEP, Deadline
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
@@ -21,6 +21,8 @@ EXIT_TIMEOUT = 300.0  # seconds that processes may take to exit after their last
 CONCURRENCY = 32  # hosts that are requested at the same time
 HEARTBEAT_TIMEOUT = 15.0  # seconds without a heartbeat after which a running process is stalled
 UNREACHABLE_TIMEOUT = 600.0  # seconds for which an unreachable host is waited for
+SCANCEL_TIMEOUT = 60.0  # seconds for which a signal is repeated that SLURM does not accept
+SCANCEL_INTERVAL = 5.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -368,16 +370,26 @@ def _signal(hosts: HostPool, ranks: Sequence[Rank], run_id: str, number: int, na
 
     Raises:
         ConnectionLostError: No host could be reached.
+        LaunchError: SLURM did not accept the signal.
     """
+    end = time.monotonic() + SCANCEL_TIMEOUT
 
     def send(host_name: str) -> str:
         host = hosts.lookup(host_name)
-        try:
-            host.connect()
-            host.call(run_state.signal)(root=host.root, run_id=run_id, attempt=number, name=name)
-        except ConnectionLostError as error:
-            return error.message
-        return ""
+        while True:
+            try:
+                host.connect()
+                host.call(run_state.signal)(root=host.root, run_id=run_id, attempt=number, name=name)
+            except ConnectionLostError as error:
+                return error.message
+            except RemoteError as error:
+                if error.kind != "SlurmError":
+                    raise
+                if time.monotonic() > end:
+                    raise LaunchError(error.message, "no signal was sent to the engine; try again") from error
+                time.sleep(SCANCEL_INTERVAL)
+            else:
+                return ""
 
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         errors = [error for error in pool.map(send, dict.fromkeys(rank.host for rank in ranks)) if error]

@@ -74,10 +74,19 @@ def test_kind_comes_from_the_flags_or_from_the_nodes() -> None:
     assert kind(["--gpus-per-node=8"]) == ""
 
 
-def test_array_of_jobs_is_refused() -> None:
-    text = "hosts: {a: {type: local}}\ntargets: {t: {type: slurm, host: a, sbatch: ['--array=0-3']}}"
-    with pytest.raises(UsageError, match=r"targets.t.sbatch has --array=0-3 .*--nodes=N"):
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--array=0-3", r"targets.t.sbatch has --array=0-3 .*--nodes=N"),
+        ("--wait", r"targets.t.sbatch has --wait .*when the job has ended"),
+        ("--signal=B:SIGUSR2@60", r"targets.t.sbatch has --signal of SIGUSR2 .*without saving: --signal=TERM@"),
+    ],
+)
+def test_flag_that_no_attempt_can_have_is_refused(flag: str, message: str) -> None:
+    text = f"hosts: {{a: {{type: local}}}}\ntargets: {{t: {{type: slurm, host: a, sbatch: ['{flag}']}}}}"
+    with pytest.raises(UsageError, match=message):
         parse_fleet(text, "fleet.yaml")
+    parse_fleet(text.replace(flag, "--signal=R:TERM@60"), "fleet.yaml")
 
 
 def test_job_runs_engine_in_container_of_pyxis_or_of_the_node() -> None:

@@ -150,3 +150,15 @@ def test_submitted_job_may_wait_while_controller_is_silent(
     slurm._cached.clear()
     monkeypatch.setenv("PATH", "/none")
     assert not slurm.is_running(attempt, None), "a machine without SLURM has the record of another machine's job"
+
+
+def test_signal_that_slurm_does_not_accept_is_an_error(attempt: records.AttemptPaths, tmp_path: Path) -> None:
+    stand_in(tmp_path, "sbatch", "echo 17")
+    submit(attempt, [], "#!/bin/sh\n", "#!/bin/sh\n")
+    refusal = "scancel: error: Kill job error on job id 17: Unable to contact slurm controller"
+    stand_in(tmp_path, "scancel", f"echo '{refusal}' >&2; exit 1")
+    (tmp_path / "down").touch()
+    with pytest.raises(slurm.SlurmError, match="Unable to contact"):
+        run_state.signal(str(tmp_path), "run", 1, "SIGTERM")
+    (tmp_path / "down").unlink()
+    assert not run_state.signal(str(tmp_path), "run", 1, "SIGTERM"), "its job has ended"

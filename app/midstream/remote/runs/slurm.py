@@ -196,10 +196,12 @@ def ended_before_status(path: records.AttemptPaths) -> bool:
 
 
 def signal_job(job: str, name: str, begun: bool) -> bool:
-    """Signal the job's processes. Return whether SLURM accepted it.
+    """Signal the job's processes. Return False for a job that has ended.
 
     A job is cancelled where it waits in the queue or its engine has not ``begun``: then no process gets the signal, and
     there is nothing to save.
+
+    Raises SlurmError where SLURM did not accept it: the job may run on.
     """
     _cached.pop(job, None)
     number, cluster = named(job)
@@ -212,6 +214,10 @@ def signal_job(job: str, name: str, begun: bool) -> bool:
         for argv in argvs:
             run(argv)
     except SlurmError:
+        _cached.pop(job, None)
+        found = state(job)
+        if found.waits or found.runs or found.reason == NO_ANSWER:
+            raise
         return False
     finally:
         _cached.pop(job, None)
@@ -274,5 +280,6 @@ def _done(
     if done.returncode:
         lines: List[str] = done.stderr.decode(errors="replace").strip().splitlines()
         words = [line for line in lines if not line.startswith('Try "')]  # of an unknown flag: the line before has it
-        raise SlurmError("{}: {}".format(argv[0], words[-1] if words else "exit code {}".format(done.returncode)))
+        last = words[-1] if words else "exit code {}".format(done.returncode)
+        raise SlurmError("{}: {}".format(argv[0], re.sub("^{0}: (error: )?".format(re.escape(argv[0])), "", last)))
     return done
