@@ -42,6 +42,7 @@ def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> records.AttemptP
     monkeypatch.setenv("SCANCEL_LOG", str(tmp_path / "scancel"))
     monkeypatch.setenv("DOWN", str(tmp_path / "down"))
     monkeypatch.setattr(slurm, "_cached", {})
+    monkeypatch.setattr(slurm, "_silent_until", 0.0)
     made = records.RunPaths(str(tmp_path), "run").attempt(1)
     os.makedirs(made.dir)
     return made
@@ -71,6 +72,7 @@ def test_controller_without_an_answer_ends_no_job(
     assert slurm.state(job) == slurm.JobState(job, "UNKNOWN", slurm.NO_ANSWER)
     monkeypatch.setattr(slurm, "CACHE_TIME", -1.0)
     (tmp_path / "down").unlink()
+    monkeypatch.setattr(slurm, "_silent_until", 0.0)
     assert slurm.state(job).runs
     (tmp_path / "down").touch()
     assert slurm.state(job).runs, "the last known state stays"
@@ -148,11 +150,14 @@ def test_submitted_job_may_wait_while_controller_is_silent(
     (tmp_path / "down").touch()
     assert slurm.is_running(attempt, None), "a second attempt must not start"
     slurm._cached.clear()
+    monkeypatch.setattr(slurm, "_silent_until", 0.0)
     monkeypatch.setenv("PATH", "/none")
     assert not slurm.is_running(attempt, None), "a machine without SLURM has the record of another machine's job"
 
 
-def test_signal_that_slurm_does_not_accept_is_an_error(attempt: records.AttemptPaths, tmp_path: Path) -> None:
+def test_signal_that_slurm_does_not_accept_is_an_error(
+    attempt: records.AttemptPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stand_in(tmp_path, "sbatch", "echo 17")
     submit(attempt, [], "#!/bin/sh\n", "#!/bin/sh\n")
     refusal = "scancel: error: Kill job error on job id 17: Unable to contact slurm controller"
@@ -161,4 +166,24 @@ def test_signal_that_slurm_does_not_accept_is_an_error(attempt: records.AttemptP
     with pytest.raises(slurm.SlurmError, match="Unable to contact"):
         run_state.signal(str(tmp_path), "run", 1, "SIGTERM")
     (tmp_path / "down").unlink()
+    slurm._cached.clear()
+    monkeypatch.setattr(slurm, "_silent_until", 0.0)
     assert not run_state.signal(str(tmp_path), "run", 1, "SIGTERM"), "its job has ended"
+
+
+def test_slow_controller_delays_no_report(
+    attempt: records.AttemptPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A squeue without an answer once hid the login node with all of its runs."""
+    answer = 'echo "RUNNING|None|$(date +%s)|N/A|"'
+    stand_in(tmp_path, "squeue", f"until [ -e {tmp_path}/go ]; do sleep 0.05; done; {answer}")
+    monkeypatch.setattr(slurm, "ANSWER_TIMEOUT", 0.05)
+    monkeypatch.setattr(slurm, "_background", None)
+    slurm.query_in_background()
+    for job in ("17", "18"):
+        assert slurm.state(job) == slurm.JobState(job, slurm.UNKNOWN, slurm.NO_ANSWER)
+    (tmp_path / "go").touch()
+    end = time.monotonic() + 60
+    while not (slurm.state("17").runs and slurm.state("18").runs):
+        assert time.monotonic() < end
+        time.sleep(0.05)

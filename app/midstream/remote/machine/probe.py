@@ -32,7 +32,7 @@ from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, Optio
 from midstream.remote.declarations import program
 from midstream.remote.machine import accelerators, gauges, inventory
 from midstream.remote.machine.rates import Rates
-from midstream.remote.runs import damaged_records, run_checkpoints, run_state
+from midstream.remote.runs import damaged_records, run_checkpoints, run_state, slurm
 from midstream_engine import records
 
 CHUNK = 1 << 18  # bytes of metrics or log in one line
@@ -64,6 +64,7 @@ def main(
             sys.stdout.buffer.write(line)
             sys.stdout.buffer.flush()
 
+    slurm.query_in_background()
     pace = Pace(interval)
     threading.Thread(target=_listen, args=(emit, pace), daemon=True).start()
     probe = Probe(root, emit, devices=devices, known=known, facts=Facts())

@@ -12,10 +12,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import posixpath
+import queue
 import re
 import subprocess
+import threading
 import time
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from midstream.remote.declarations import reads
 from midstream.remote.shapes import Text
@@ -27,6 +29,8 @@ COMMAND_TIMEOUT = 60.0  # seconds
 QUERY_TIMEOUT = 25.0  # seconds for each of two commands: a call of the operator's machine takes 60 at most
 HEARTBEAT_TIMEOUT = 60.0  # seconds; file systems may lag
 CACHE_TIME = 10.0  # seconds for which a job's state is cached
+ENDED_CACHE_TIME = 60.0  # seconds, where it is only shown: a job that has ended may be requeued
+ANSWER_TIMEOUT = 4.0  # seconds that a report waits for an answer of SLURM
 FOREVER = 10 * 366 * 86400.0  # seconds: the end of a job without a time limit is later
 TIMES = {"SLURM_TIME_FORMAT": "%s"}  # times as UTC seconds, whatever the host's time zone
 # scancel sends SIGTERM before SIGKILL, on which the engine would save. This signal ends it at once, without a core.
@@ -78,6 +82,7 @@ class Allocation:
 
 
 _cached: Dict[str, Tuple[float, JobState]] = {}
+_silent_until = 0.0  # monotonic seconds: until then a controller that did not answer is not queried
 
 
 class SlurmError(Exception):
@@ -98,22 +103,75 @@ def state(job: str) -> JobState:
     """Return the state of a job: from the queue, then from the accounting.
 
     It is ``UNKNOWN`` where neither has it. A controller that does not answer is no evidence: the last known state of a
-    job that waits or runs stays.
+    job that waits or runs stays. After `query_in_background` it is the newest that has been found.
     """
     found = _cached.get(job)
-    if found is None or time.monotonic() - found[0] > CACHE_TIME:
-        now = _query(job)
-        if now.reason == NO_ANSWER and found is not None and (found[1].waits or found[1].runs):
-            now = found[1]
-        found = (time.monotonic(), now)
-        _cached[job] = found
-    return found[1]
+    if found is not None and time.monotonic() - found[0] <= CACHE_TIME:
+        return found[1]
+    return _background.state(job) if _background is not None else _look(job)
+
+
+def _look(job: str) -> JobState:
+    found = _cached.get(job)
+    now = _query(job)
+    if now.reason == NO_ANSWER and found is not None and (found[1].waits or found[1].runs):
+        now = found[1]
+    _cached[job] = (time.monotonic(), now)
+    return now
+
+
+def query_in_background() -> None:
+    """Query SLURM in a thread from now on, so that a slow controller delays no report of this process."""
+    global _background
+    _background = _background or _Background()
+
+
+class _Background:
+    """A thread that looks at jobs, one after the other."""
+
+    def __init__(self) -> None:
+        self._requested: "queue.Queue[str]" = queue.Queue()
+        self._open: Set[str] = set()  # requested, and not answered
+        self._answered = threading.Condition()
+        self._late = False  # the last wait was for nothing: until an answer comes, there is no other
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def state(self, job: str) -> JobState:
+        found = _cached.get(job)
+        ended = found is not None and not (found[1].waits or found[1].runs or found[1].state == UNKNOWN)
+        if found is not None and ended and time.monotonic() - found[0] < ENDED_CACHE_TIME:
+            return found[1]
+        with self._answered:
+            if job not in self._open:
+                self._open.add(job)
+                self._requested.put(job)
+            if not self._late:
+                self._late = not self._answered.wait_for(lambda: job not in self._open, ANSWER_TIMEOUT)
+        found = _cached.get(job)
+        return found[1] if found is not None else JobState(job, UNKNOWN, NO_ANSWER)
+
+    def _run(self) -> None:
+        while True:
+            job = self._requested.get()
+            try:
+                _look(job)
+            finally:
+                with self._answered:
+                    self._open.discard(job)
+                    self._late = False
+                    self._answered.notify_all()
+
+
+_background: Optional[_Background] = None
 
 
 def _query(job: str) -> JobState:
     number, cluster = named(job)
     history = [*cluster, "--noheader", "--parsable2", "--jobs", number, "--format", "State,ExitCode"]
     why = ""
+    global _silent_until
+    if time.monotonic() < _silent_until:
+        return JobState(job, UNKNOWN, NO_ANSWER)
     for argv in (
         ["squeue", *cluster, "--noheader", "--states", "all", "--jobs", number, "--format", "%T|%r|%S|%e|%o"],
         ["sacct", "--allocations", *history],
@@ -132,6 +190,8 @@ def _query(job: str) -> JobState:
             word, reason, started, ends, script = [*lines[-1].split("|", 4), "", "", "", ""][:5]
             if word.split():
                 return JobState(job, word.split()[0], reason, _time(started), _time(ends), script)
+    if why:  # several jobs in one call: each would wait as long
+        _silent_until = time.monotonic() + CACHE_TIME
     return JobState(job, UNKNOWN, why)
 
 
