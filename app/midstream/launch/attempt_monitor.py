@@ -11,7 +11,7 @@ from midstream.errors import ConnectionLostError, HostError, RemoteError
 from midstream.hosts.deadline import RECONNECT_STEP, Deadline
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
-from midstream.launch.errors import LaunchError, NotYetError
+from midstream.launch.errors import LaunchError, NotStartedError, NotYetError
 from midstream.launch.start_attempt import ANY, Rank
 from midstream.remote.runs import attempt_view, run_state
 from midstream_engine import records
@@ -295,9 +295,16 @@ def stop_ranks(
 
     Raises:
         NotYetError: A process still runs after ``timeout`` seconds.
+        NotStartedError: It was a job that waited in the queue, and is cancelled.
         LaunchError: A process failed.
     """
+    before = look_at_ranks(hosts, ranks, run_id, number)
     _signal(hosts, ranks, run_id, number, "SIGTERM")
+    if all(rank.status is None and rank.job for rank in before):
+        wait_ranks_exited(hosts, ranks, run_id, number)
+        if all(rank.status is None and not rank.problem for rank in look_at_ranks(hosts, ranks, run_id, number)):
+            job = before[0].job.partition(" (")[0]
+            raise NotStartedError(f"{job} of {run_id} is cancelled: its engine had not started")
     ended = wait_ranks(hosts, ranks, run_id, number, records.ENDED, timeout, observe)
     wait_ranks_exited(hosts, ranks, run_id, number)
     return ended

@@ -228,6 +228,17 @@ def described(path: records.AttemptPaths) -> Optional[JobState]:
     return found
 
 
+def waiting(path: records.AttemptPaths) -> str:
+    """Describe the wait of an attempt's job in the queue; empty where it does not wait."""
+    found = described(path)
+    return words_of(found) if found is not None and found.waits else ""
+
+
+def words_of(job: JobState) -> str:
+    """Return what a waiting job waits for, in one line."""
+    return "job {} waits in the queue: {} ({})".format(job.job, job.state.lower(), job.reason)
+
+
 def is_running(path: records.AttemptPaths, status: Optional[records.Status]) -> bool:
     """Return whether a process of the attempt runs on the cluster, or will run.
 
