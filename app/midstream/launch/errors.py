@@ -17,7 +17,10 @@ class LaunchError(MidstreamError):
 
 
 class NotStartedError(LaunchError):
-    """Error: a job of SLURM was cancelled before its engine started. There was nothing to save."""
+    """Error: a job of SLURM was cancelled before its engine started.
+
+    There was nothing to save.
+    """
 
 
 class NotYetError(LaunchError):

@@ -103,7 +103,10 @@ def query_allocation(host: Host, name: str, target: SlurmTarget) -> slurm.Alloca
 
 
 def sbatch_hint(name: str, message: str) -> str:
-    """Return the hint for an error of sbatch, for a target's name and the error's message."""
+    """Return the hint for an error of sbatch.
+
+    ``name`` is that of the target, ``message`` that of the error.
+    """
     if NO_ANSWER.search(message):
         return "the cluster's controller does not answer: try again when it does"
     return f"correct sbatch: of target {name} in the fleet file"

@@ -167,7 +167,7 @@ def job_script(
 
 
 def _only_recorded_job(record: str) -> list[str]:
-    """Return lines that end a job other than that of the record (see `slurm_submission`)."""
+    """Return lines that end any job but the recorded one (`slurm_submission`)."""
     return [
         f"record={shlex.quote(record)} waited=0",
         'until [ -s "$record" ]; do',

@@ -224,7 +224,7 @@ def test_ended_job_that_left_the_queue_is_found_in_the_history(
         return run(argv, env, timeout)
 
     monkeypatch.setattr(slurm, "run", without_queue)
-    monkeypatch.setattr(slurm, "_silent_until", 0.0)
+    monkeypatch.setattr(slurm, "_unanswered_until", 0.0)
     assert slurm._query(job).state == "FAILED"
     assert commands == ["squeue", "sacct", "sacct"], "there is no accounting database: the file of completed jobs"
 

@@ -42,7 +42,7 @@ def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> records.AttemptP
     monkeypatch.setenv("SCANCEL_LOG", str(tmp_path / "scancel"))
     monkeypatch.setenv("DOWN", str(tmp_path / "down"))
     monkeypatch.setattr(slurm, "_cached", {})
-    monkeypatch.setattr(slurm, "_silent_until", 0.0)
+    monkeypatch.setattr(slurm, "_unanswered_until", 0.0)
     made = records.RunPaths(str(tmp_path), "run").attempt(1)
     os.makedirs(made.dir)
     return made
@@ -72,7 +72,7 @@ def test_controller_without_an_answer_ends_no_job(
     assert slurm.state(job) == slurm.JobState(job, "UNKNOWN", slurm.NO_ANSWER)
     monkeypatch.setattr(slurm, "CACHE_TIME", -1.0)
     (tmp_path / "down").unlink()
-    monkeypatch.setattr(slurm, "_silent_until", 0.0)
+    monkeypatch.setattr(slurm, "_unanswered_until", 0.0)
     assert slurm.state(job).runs
     (tmp_path / "down").touch()
     assert slurm.state(job).runs, "the last known state stays"
@@ -142,7 +142,7 @@ def test_job_of_another_script_has_only_the_same_id(attempt: records.AttemptPath
     assert not (tmp_path / "scancel").exists(), "it is not that of the run"
 
 
-def test_submitted_job_may_wait_while_controller_is_silent(
+def test_submitted_job_may_wait_while_nothing_answers(
     attempt: records.AttemptPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(tmp_path, "sbatch", "echo 17")
@@ -150,7 +150,7 @@ def test_submitted_job_may_wait_while_controller_is_silent(
     (tmp_path / "down").touch()
     assert slurm.is_running(attempt, None), "a second attempt must not start"
     slurm._cached.clear()
-    monkeypatch.setattr(slurm, "_silent_until", 0.0)
+    monkeypatch.setattr(slurm, "_unanswered_until", 0.0)
     monkeypatch.setenv("PATH", "/none")
     assert not slurm.is_running(attempt, None), "a machine without SLURM has the record of another machine's job"
 
@@ -167,7 +167,7 @@ def test_signal_that_slurm_does_not_accept_is_an_error(
         run_state.signal(str(tmp_path), "run", 1, "SIGTERM")
     (tmp_path / "down").unlink()
     slurm._cached.clear()
-    monkeypatch.setattr(slurm, "_silent_until", 0.0)
+    monkeypatch.setattr(slurm, "_unanswered_until", 0.0)
     assert not run_state.signal(str(tmp_path), "run", 1, "SIGTERM"), "its job has ended"
 
 

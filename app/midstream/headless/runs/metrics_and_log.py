@@ -147,7 +147,9 @@ def log(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
 
 
 def _log_path(host: Host, run: RunView, process: int) -> str:
-    """Return the log of a process, or the output of its job of SLURM where that started no process.
+    """Return the log of a process.
+
+    It is the output of its job of SLURM where that started no process.
 
     Raises:
         MidstreamError: There is neither.

@@ -173,7 +173,10 @@ def _in_image(
 
 
 def _hint_of(name: str, container: ContainerConfig, code: int, error: str) -> str:
-    """Return the hint for a command that did not start in a container: exit code and message are its own."""
+    """Return the hint for a command that did not start in a container.
+
+    ``code`` and ``error`` are those of the command.
+    """
     if f"{container.runtime}: not found" in error or f"{container.runtime}: command not found" in error:
         return f"install {container.runtime} on {name}, or correct runtime: of the container in the fleet file"
     if code == RUNTIME_FAILED:

@@ -228,7 +228,10 @@ def _target(target: Host, plan: Plan, fleet: Fleet, survey: Survey) -> Iterator[
 
 
 def _occupied(target: Host, plan: Plan, alone: bool) -> Iterator[Check]:
-    """Check what runs on the target. ``alone``: SLURM gives the run accelerators that no other run uses."""
+    """Check what runs on the target.
+
+    ``alone``: SLURM gives the run accelerators that no other run uses.
+    """
     others: list[str] = []
     for run_id in target.call(run_state.list_runs)(root=target.root):
         if alone and run_id != plan.run_id:

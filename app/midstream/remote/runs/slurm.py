@@ -82,7 +82,7 @@ class Allocation:
 
 
 _cached: Dict[str, Tuple[float, JobState]] = {}
-_silent_until = 0.0  # monotonic seconds: until then a controller that did not answer is not queried
+_unanswered_until = 0.0  # monotonic seconds: until then a controller that did not answer is not queried
 
 
 class SlurmError(Exception):
@@ -90,7 +90,10 @@ class SlurmError(Exception):
 
 
 class MissingError(SlurmError):
-    """A command of SLURM is not installed: the records are those of another machine's job."""
+    """A command of SLURM is not installed.
+
+    The records are those of another machine's job.
+    """
 
 
 def job_of(path: records.AttemptPaths) -> Optional[str]:
@@ -121,7 +124,10 @@ def _look(job: str) -> JobState:
 
 
 def query_in_background() -> None:
-    """Query SLURM in a thread from now on, so that a slow controller delays no report of this process."""
+    """Query SLURM in a thread from now on.
+
+    A slow controller then delays no report of this process.
+    """
     global _background
     _background = _background or _Background()
 
@@ -169,8 +175,8 @@ def _query(job: str) -> JobState:
     number, cluster = named(job)
     history = [*cluster, "--noheader", "--parsable2", "--jobs", number, "--format", "State,ExitCode"]
     why = ""
-    global _silent_until
-    if time.monotonic() < _silent_until:
+    global _unanswered_until
+    if time.monotonic() < _unanswered_until:
         return JobState(job, UNKNOWN, NO_ANSWER)
     for argv in (
         ["squeue", *cluster, "--noheader", "--states", "all", "--jobs", number, "--format", "%T|%r|%S|%e|%o"],
@@ -191,7 +197,7 @@ def _query(job: str) -> JobState:
             if word.split():
                 return JobState(job, word.split()[0], reason, _time(started), _time(ends), script)
     if why:  # several jobs in one call: each would wait as long
-        _silent_until = time.monotonic() + CACHE_TIME
+        _unanswered_until = time.monotonic() + CACHE_TIME
     return JobState(job, UNKNOWN, why)
 
 
@@ -211,7 +217,10 @@ def _time(text: str) -> float:
 
 
 def is_script_of(script: str, path: records.AttemptPaths) -> bool:
-    """Return whether a job's script is that of the attempt, under any path of its root."""
+    """Return whether a job's script is that of the attempt.
+
+    The path of its root may be another one.
+    """
     words = posixpath.join(path.dir, SCRIPT).split("/")[-5:]  # runs/RUN/attempts/NUMBER/job.sh
     return script.strip().split("/")[-5:] == words
 
@@ -229,7 +238,7 @@ def described(path: records.AttemptPaths) -> Optional[JobState]:
 
 
 def waiting(path: records.AttemptPaths) -> str:
-    """Describe the wait of an attempt's job in the queue; empty where it does not wait."""
+    """Describe the wait of an attempt's job in the queue; empty for none."""
     found = described(path)
     return words_of(found) if found is not None and found.waits else ""
 

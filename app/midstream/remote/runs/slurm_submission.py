@@ -59,7 +59,10 @@ def submit(path: records.AttemptPaths, flags: Sequence[str], script: str, rank: 
 
 
 def _jobs_of(path: records.AttemptPaths, flags: Sequence[str]) -> List[str]:
-    """Return the ids of the jobs in the queue that run the attempt's script; none where the queue is not known."""
+    """Return the ids of the jobs in the queue that run the attempt's script.
+
+    There are none where the queue is not known.
+    """
     cluster = _cluster(flags)
     words = ["--clusters", cluster] if cluster else []
     argv = ["squeue", *words, "--noheader", "--user", str(os.getuid()), "--states", QUEUED, "--format", "%i|%o"]
