@@ -197,9 +197,12 @@ def test_wait_reports_each_reason_once_and_survives_lost_contact() -> None:
 
 
 def test_job_that_ends_in_the_queue_ends_the_wait() -> None:
-    queue = Queue([slurm.JobState("17", "CANCELLED", "None"), SimpleNamespace(status=None)])
-    with pytest.raises(MidstreamError, match=r"job 17 on cluster ended before its engine started: CANCELLED .*job.txt"):
-        queue.wait()
+    ended, none = "job 17 on cluster ended before its engine started: CANCELLED", SimpleNamespace(status=None)
+    job = slurm.JobState("17", "CANCELLED", "None")
+    with pytest.raises(MidstreamError, match=rf"{ended} \(None\): srun: error .*job.txt"):
+        Queue([job, none, SimpleNamespace(log=["a", "srun: error"])]).wait()
+    with pytest.raises(MidstreamError, match=rf"{ended} .*it had not started: scancel"):
+        Queue([job, none, SimpleNamespace(log=[])]).wait()
 
 
 def left(state: str) -> SimpleNamespace:
