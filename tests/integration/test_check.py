@@ -173,6 +173,9 @@ def test_host_checks_name_obstacles_with_hints(tmp_path: Path) -> None:
     assert "stale lock" not in found, "it belongs to the process that is named"
     busy = replace(clean, engines=[checks.RunningEngine("mine", 2)])
     assert by_name(list(check_host(host, config, busy, 0.0)), "tpu")["nothing trains there"].state == WARN
+    busy = replace(held, engines=busy.engines, kills_left_behind=True)
+    states = {check.state for check in check_host(host, config, busy, 0.0, login_node=True)}
+    assert FAIL not in states, "SLURM allocates other machines"
     assert by_name(list(check_host(host, config, clean, 9.0)), "tpu")["clock"].state == FAIL
     killer = replace(clean, kills_left_behind=True, scope=False)
     outlives = by_name(list(check_host(host, config, killer, 0.0)), "tpu")["outlives the login"]

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from midstream.check.check_result import FAIL, PASS, WARN, Check, judge
 from midstream.errors import HostError
 from midstream.fleet.fleet import HostConfig
+from midstream.hosts.containers.container_command import READY
 from midstream.hosts.containers.container_host import IMAGE_PYTHON
 from midstream.hosts.host import Host
 from midstream.launch.errors import LaunchError
@@ -21,6 +22,7 @@ from midstream.launch.install.variant import choose_variant
 from midstream.launch.install.wheelhouse import glibc_version
 from midstream.remote.machine import environments
 from midstream.remote.machine.checks import Survey
+from midstream.remote.runs.process_start import with_setup
 
 DISK = 10e9  # bytes: an environment, an engine, and room for a checkpoint
 GLIBC, GLIBC_TPU = (2, 27), (2, 31)
@@ -58,9 +60,11 @@ def check_host(
         f"chown it on {name}, or set root: in the fleet file",
         name,
     )
+    yield _clock(name, survey, skew)
+    if login_node:
+        return  # engines run on other machines, of which SLURM allocates what is free
     memory = survey.facts.memory_available
     yield judge("memory", memory > 4e9, f"{memory / 1e9:.1f} GB available", "stop what uses it", name, WARN)
-    yield _clock(name, survey, skew)
     yield from _dirty(name, survey, virtual=config.devices is not None)
     yield _outlives(name, survey)
 
@@ -107,9 +111,15 @@ def check_packages(name: str, config: HostConfig, survey: Survey) -> Check:
 def check_python(host: Host, config: HostConfig, survey: Survey) -> Check:
     """Check that there is an interpreter for the engine, or that one can be installed.
 
-    That of an image is not started: a check does not fetch the image.
+    That of an image is not started, because a check does not fetch the image: the runtime prints its version.
     """
     if config.container is not None:
+        runtime = config.container.runtime
+        if runtime in READY:
+            found = host.call(environments.run_command)(argv=with_setup(READY[runtime], config.setup), env={})
+            if found.code:
+                hint = f"install {runtime} on {host.name} and start it, or correct runtime: of the container"
+                return Check("container", FAIL, f"{runtime} starts no container: {found.error}", hint, host.name)
         where = f"{config.python or IMAGE_PYTHON} in the {config.container.runtime} container {config.container.image}"
         return Check("python", PASS, f"{where}, which is started at the launch", host=host.name)
     if config.python:

@@ -9,6 +9,13 @@ from midstream.errors import UsageError
 from midstream.suggestions import nearest
 
 RUNTIMES = ("docker", "podman", "apptainer", "enroot", "pyxis")  # pyxis: enroot by srun's own flags
+# Options that midstream cannot work with: it follows processes by their ids on the host, waits for the
+# command, and starts several containers of one image at a time.
+UNUSABLE = {
+    "docker": ("--pid", "--detach", "-d", "--name", "--restart"),
+    "podman": ("--pid", "--detach", "-d", "--name", "--restart", "--replace"),
+    "apptainer": ("--pid", "-p", "--containall", "-C"),
+}
 EXAMPLE = "container: {runtime: podman, image: registry.example.org/jax:25.04}"
 
 
@@ -41,6 +48,13 @@ def check_container(where: str, config: ContainerConfig | None, *, slurm: bool) 
         raise UsageError(f"{where}.container.runtime is {config.runtime!r}", nearest(config.runtime, RUNTIMES))
     if config.runtime == "pyxis" and not slurm:
         raise UsageError(f"{where}.container.runtime is pyxis, which is a plugin of SLURM's srun", "enroot")
+    for option in config.options:
+        name = option.partition("=")[0]
+        if name in UNUSABLE.get(config.runtime, ()) and option != "--pid=host":
+            raise UsageError(
+                f"{where}.container.options has {option}",
+                "midstream follows the engine by its process id on the host, one container for each command",
+            )
     for mount in config.mounts:
         if not re.fullmatch(r"/[^:,]*(:/[^:,]*)?(:r[ow])?", mount):
             raise UsageError(

@@ -168,10 +168,20 @@ def _check_host(path: str, name: str, host: HostConfig, stores: Mapping[str, Sto
         raise UsageError(f"{path}: hosts.{name}.devices is {host.devices}", "1 or more virtual CPU devices, or null")
 
 
+SAVING_SIGNALS = ("TERM", "INT", "HUP", "USR1", "15", "2", "1", "10")  # on which the engine saves
+
+
 def _check_slurm(path: str, name: str, target: SlurmTarget) -> None:
-    for word in target.sbatch:
+    for word, following in zip(target.sbatch, [*target.sbatch[1:], ""], strict=True):
         if word == "-a" or word.startswith(("--array", "-a")):
             raise UsageError(f"{path}: targets.{name}.sbatch has {word}", "an attempt is one job: --nodes=N")
+        if word in ("-W", "--wait"):
+            raise UsageError(f"{path}: targets.{name}.sbatch has {word}", "sbatch would return when the job has ended")
+        if word.partition("=")[0] == "--signal":
+            signal = (word.partition("=")[2] or following).rpartition(":")[2].partition("@")[0]
+            if signal.upper().removeprefix("SIG") not in SAVING_SIGNALS:
+                hint = "it ends the engine without saving: --signal=TERM@SECONDS saves and stops, USR1 saves"
+                raise UsageError(f"{path}: targets.{name}.sbatch has --signal of {signal}", hint)
     try:
         _ = None if target.guard_lead is None else parse_duration(target.guard_lead)
     except UsageError as error:

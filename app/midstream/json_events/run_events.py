@@ -18,7 +18,7 @@ RUN_EVENTS = (
             "attempt": "number of the newest attempt",
             "fence": "the fence",
             "problem": "which of its files cannot be read",
-            "reason": "why it failed, in one line",
+            "reason": "why it failed, or what its job waits for, in one line",
             "exit": "how its process ended, as its supervisor recorded it",
             "damaged": "file -> error of records that cannot be read",
             "store": "bucket of its checkpoints; empty: on the host",

@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from midstream.errors import ConnectionLostError, HostError
+from midstream.errors import ConnectionLostError, HostError, RemoteError
 from midstream.hosts.deadline import RECONNECT_STEP, Deadline
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
-from midstream.launch.errors import LaunchError, NotYetError
+from midstream.launch.errors import LaunchError, NotStartedError, NotYetError
 from midstream.launch.start_attempt import ANY, Rank
 from midstream.remote.runs import attempt_view, run_state
 from midstream_engine import records
@@ -21,6 +21,8 @@ EXIT_TIMEOUT = 300.0  # seconds that processes may take to exit after their last
 CONCURRENCY = 32  # hosts that are requested at the same time
 HEARTBEAT_TIMEOUT = 15.0  # seconds without a heartbeat after which a running process is stalled
 UNREACHABLE_TIMEOUT = 600.0  # seconds for which an unreachable host is waited for
+SCANCEL_TIMEOUT = 60.0  # seconds for which a signal is repeated that SLURM does not accept
+SCANCEL_INTERVAL = 5.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -293,9 +295,16 @@ def stop_ranks(
 
     Raises:
         NotYetError: A process still runs after ``timeout`` seconds.
+        NotStartedError: It was a job that waited in the queue, and is cancelled.
         LaunchError: A process failed.
     """
+    before = look_at_ranks(hosts, ranks, run_id, number)
     _signal(hosts, ranks, run_id, number, "SIGTERM")
+    if all(rank.status is None and rank.job for rank in before):
+        wait_ranks_exited(hosts, ranks, run_id, number)
+        if all(rank.status is None and not rank.problem for rank in look_at_ranks(hosts, ranks, run_id, number)):
+            job = before[0].job.partition(" (")[0]
+            raise NotStartedError(f"{job} of {run_id} is cancelled: its engine had not started")
     ended = wait_ranks(hosts, ranks, run_id, number, records.ENDED, timeout, observe)
     wait_ranks_exited(hosts, ranks, run_id, number)
     return ended
@@ -368,16 +377,26 @@ def _signal(hosts: HostPool, ranks: Sequence[Rank], run_id: str, number: int, na
 
     Raises:
         ConnectionLostError: No host could be reached.
+        LaunchError: SLURM did not accept the signal.
     """
+    end = time.monotonic() + SCANCEL_TIMEOUT
 
     def send(host_name: str) -> str:
         host = hosts.lookup(host_name)
-        try:
-            host.connect()
-            host.call(run_state.signal)(root=host.root, run_id=run_id, attempt=number, name=name)
-        except ConnectionLostError as error:
-            return error.message
-        return ""
+        while True:
+            try:
+                host.connect()
+                host.call(run_state.signal)(root=host.root, run_id=run_id, attempt=number, name=name)
+            except ConnectionLostError as error:
+                return error.message
+            except RemoteError as error:
+                if error.kind != "SlurmError":
+                    raise
+                if time.monotonic() > end:
+                    raise LaunchError(error.message, "no signal was sent to the engine; try again") from error
+                time.sleep(SCANCEL_INTERVAL)
+            else:
+                return ""
 
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         errors = [error for error in pool.map(send, dict.fromkeys(rank.host for rank in ranks)) if error]

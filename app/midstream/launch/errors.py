@@ -16,6 +16,13 @@ class LaunchError(MidstreamError):
         self.log = log
 
 
+class NotStartedError(LaunchError):
+    """Error: a job of SLURM was cancelled before its engine started.
+
+    There was nothing to save.
+    """
+
+
 class NotYetError(LaunchError):
     """Error: processes did not reach a state within the time that they were given.
 

@@ -19,6 +19,8 @@ from midstream.remote.runs import slurm
 ALLOCATION_TIMEOUT = 120.0  # seconds for SLURM to answer
 EXAMPLE = "sbatch: [--nodes=2, --gpus-per-node=h100:8]"
 SHORT = {"-N": "nodes", "-n": "ntasks", "-G": "gpus"}
+# In messages of sbatch: it has no answer of the controller.
+NO_ANSWER = re.compile("did not answer within|timed out|Unable to contact|Zero Bytes|[Cc]onnection refused")
 LARGEST = 100_000  # nodes, tasks or devices
 
 
@@ -97,7 +99,17 @@ def query_allocation(host: Host, name: str, target: SlurmTarget) -> slurm.Alloca
     except RemoteError as error:
         if error.kind != "SlurmError":
             raise
-        raise LaunchError(error.message, f"correct sbatch: of target {name} in the fleet file") from error
+        raise LaunchError(error.message, sbatch_hint(name, error.message)) from error
+
+
+def sbatch_hint(name: str, message: str) -> str:
+    """Return the hint for an error of sbatch.
+
+    ``name`` is that of the target, ``message`` that of the error.
+    """
+    if NO_ANSWER.search(message):
+        return "the cluster's controller does not answer: try again when it does"
+    return f"correct sbatch: of target {name} in the fleet file"
 
 
 def sbatch_flags(words: Sequence[str]) -> dict[str, str]:

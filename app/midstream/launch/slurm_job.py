@@ -17,7 +17,7 @@ from midstream.hosts.containers.container_command import in_container, srun_flag
 from midstream.hosts.host import Host
 from midstream.launch.engine_secrets import read_secrets
 from midstream.launch.errors import LaunchError
-from midstream.launch.slurm_allocation import sbatch_flags
+from midstream.launch.slurm_allocation import sbatch_flags, sbatch_hint
 from midstream.launch.start_attempt import (
     ANY,
     Attempt,
@@ -31,9 +31,11 @@ from midstream.launch.start_attempt import (
 from midstream.remote.runs import attempts, run_state
 from midstream.remote.runs.attempts import RUN_DIRECTORY, WORK
 from midstream.remote.runs.process_start import SETUP_FAILED
+from midstream.remote.runs.slurm import JOB
 from midstream_engine import records
 
-SUBMIT_TIMEOUT = 120.0  # seconds
+SUBMIT_TIMEOUT = 300.0  # seconds: sbatch, squeue and scancel may take a minute each
+RECORD_TIMEOUT = 300  # seconds for which a job waits for the record that names it: its file system may lag
 SAVE_BEFORE = 300  # seconds before its time limit at which the job is signalled to save and stop
 SIGNAL = re.compile(r"(?:[RB]+:)?\w+(?:@([0-9]{1,5}))?")  # sbatch's --signal
 SIGNAL_DEFAULT = 60.0  # seconds before the time limit where --signal names none
@@ -89,7 +91,7 @@ def submit(host: Host, config: HostConfig, slurm: SlurmTarget, launch: Launch, p
     except RemoteError as error:
         if error.kind != "SlurmError":
             raise
-        raise LaunchError(error.message, f"correct sbatch: of target {launch.target} in the fleet file") from error
+        raise LaunchError(error.message, sbatch_hint(launch.target, error.message)) from error
     return Attempt(host.name, run_id, number, NO_PROCESS, (Rank(ANY, host.name),))
 
 
@@ -141,11 +143,13 @@ def job_script(
     lines = [
         "#!/bin/sh",
         f"#SBATCH --job-name=midstream-{run_id}",
-        f"#SBATCH --output={attempt}/job.txt",
+        f'#SBATCH --output="{attempt}/job.txt"',
+        "#SBATCH --open-mode=append",  # a job that is requeued starts the script again
         "#SBATCH --ntasks-per-node=1",
         f"#SBATCH --signal=TERM@{SAVE_BEFORE}",
         f"[ -f {q(attempt)}/rank.sh ] || {{ echo {q(attempt)} is not seen on $(hostname): >&2",
         "    echo root: of the login host has to be on the file system that the nodes share >&2; exit 1; }",
+        *_only_recorded_job(f"{attempt}/{JOB}"),
         *(f"export {name}={q(value)}" for name, value in sorted(env.items())),
         *(f"eval {q(line)} || {{ echo setup: {q(line)} failed >&2; exit {SETUP_FAILED}; }}" for line in setup),
         f"port=$({q(python)} -I -c {q(port)} {first} {last}) || exit 1",
@@ -154,9 +158,25 @@ def job_script(
         '    node=$(scontrol show node "$node" | sed -n "s/.*NodeAddr=\\([^ ]*\\).*/\\1/p")',
         'export MIDSTREAM_COORDINATOR="$node:$port"',
         'export no_grpc_proxy="$node"',
-        shlex.join(["exec", "srun", "--kill-on-bad-exit=1", *srun, "sh", f"{attempt}/rank.sh"]),
+        # Since 22.05 srun does not read the number that sbatch was given.
+        'if [ -n "$SLURM_CPUS_PER_TASK" ]; then export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"; fi',
+        # sbatch's --export limits srun too, but for this flag: the engine needs the variables above.
+        shlex.join(["exec", "srun", "--export=ALL", "--kill-on-bad-exit=1", *srun, "sh", f"{attempt}/rank.sh"]),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _only_recorded_job(record: str) -> list[str]:
+    """Return lines that end any job but the recorded one (`slurm_submission`)."""
+    return [
+        f"record={shlex.quote(record)} waited=0",
+        'until [ -s "$record" ]; do',
+        f'    [ $waited -lt {RECORD_TIMEOUT} ] || {{ echo "$record is missing: job $SLURM_JOB_ID ends" >&2; exit 1; }}',
+        "    sleep 1; waited=$((waited + 1))",
+        "done",
+        '[ -z "$SLURM_JOB_ID" ] || grep -Eq "\\"$SLURM_JOB_ID(;|\\")" "$record" || {',
+        '    echo "$record names another job: job $SLURM_JOB_ID ends" >&2; exit 1; }',
+    ]
 
 
 def rank_script(attempt: str, command: Sequence[str], container: Sequence[str] = ()) -> str:

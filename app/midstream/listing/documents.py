@@ -37,7 +37,7 @@ def run_value(run: RunView) -> dict[str, Any]:
         "attempt": run.attempt,
         "fence": run.fence.to_json() if run.fence else None,
         "problem": run.problem,
-        "reason": failure.reason if failure else "",
+        "reason": failure.reason if failure else run.queued,
         "exit": run.exit.to_json() if run.exit else None,
         "damaged": dict(run.damaged),
         "store": run.store,

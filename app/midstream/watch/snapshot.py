@@ -153,6 +153,7 @@ class RunView:
     # (file, error) of records that exist and cannot be read. They are never treated as absent.
     damaged: tuple[tuple[str, str], ...] = ()
     store: str = ""  # URL of a prefix, if its checkpoints are stored there and not on its host
+    queued: str = ""  # what its job of SLURM waits for, before it starts and after it was requeued
     ended_without_status: bool = False  # its process has exited before it wrote a status
     checkpoints_listed: bool = True  # False until its bucket has been listed, which may take some time
     exit: records.ProcessExit | None = None  # of the attempt's process that failed first here

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.launch import host_group_start
 from midstream.launch.attempt_monitor import kill_ranks, look_at_ranks, stop_run, wait_ranks
-from midstream.launch.errors import LaunchError
+from midstream.launch.errors import LaunchError, NotStartedError
 from midstream.launch.install.bundle import build_bundle, install_engine
 from midstream.launch.install.environment import Environment
 from midstream.launch.start_attempt import Attempt, Launch
@@ -37,6 +38,7 @@ TRAINING = frozenset({records.TRAINING})
 TARGETS = {
     "pair": ["--nodes=2", "--gpus-per-node=h100:2"],
     "one": ["--nodes=1"],
+    "bare": ["--nodes=1", "--export=NONE"],
     "complete": ["--nodes=3", "--exclusive"],
     "array": ["--nodes=1", "--array=0-1"],
     "limited": ["--nodes=1", "--time=1", "--signal=TERM@50"],
@@ -132,7 +134,8 @@ def test_waiting_job_counts_as_running_and_is_cancelled_by_stop(
     assert job_of(host).waits
     with pytest.raises(Exception, match="attempt 1 of run runs here already"):
         start()
-    assert host.call(run_state.signal)(root=host.root, run_id="run", attempt=1, name="SIGTERM")
+    with pytest.raises(NotStartedError, match="is cancelled: its engine had not started"):
+        stop_run(hosts, "login", "run", 1, 60)
     assert slurm_cluster.wait_state(job_of(host).job, "CANCELLED") == "CANCELLED"
     assert host.call(run_state.running_attempt)(root=host.root, run_id="run") == 0
     assert not any(rank.running for rank in look_at_ranks(hosts, attempt.ranks, "run", 1))
@@ -212,17 +215,41 @@ def test_ended_job_that_left_the_queue_is_found_in_the_history(
     for name, value in slurm_cluster.environment.items():
         monkeypatch.setenv(name, value)
     commands: list[str] = []
-    run = slurm._run
+    run = slurm.run
 
-    def without_queue(argv: list[str], env: dict[str, str] | None = None) -> str:
+    def without_queue(argv: list[str], env: dict[str, str] | None = None, timeout: float = 60.0) -> str:
         commands.append(argv[0])
         if argv[0] == "squeue":
             raise slurm.SlurmError("slurm_load_jobs error: Invalid job id specified")
-        return run(argv, env)
+        return run(argv, env, timeout)
 
-    monkeypatch.setattr(slurm, "_run", without_queue)
+    monkeypatch.setattr(slurm, "run", without_queue)
+    monkeypatch.setattr(slurm, "_unanswered_until", 0.0)
     assert slurm._query(job).state == "FAILED"
     assert commands == ["squeue", "sacct", "sacct"], "there is no accounting database: the file of completed jobs"
+
+
+def test_engine_starts_under_export_none_and_a_late_answer(
+    host: Host, start: Callable[..., Attempt], login: SshServer, slurm_cluster: SlurmCluster
+) -> None:
+    """The job of an sbatch that has timed out is found; a second job of the attempt starts nothing."""
+    programs = login.directory / "programs"
+    programs.mkdir()
+    late = "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1"
+    (programs / "sbatch").write_text(f'#!/bin/sh\n{shutil.which("sbatch")} "$@" >/dev/null\n{late}\n')
+    (programs / "sbatch").chmod(0o755)
+    login.stop()
+    config = login.directory / "sshd_config"
+    config.write_text(config.read_text().replace('"PATH=', f'"PATH={programs}:', 1))
+    login.start()
+    start(target="bare")
+    wait_status(host, records.TRAINING)
+    job = job_of(host).job
+    files = records.RunPaths(host.root, "run").attempt(1)
+    again = slurm_cluster.run("sbatch", "--parsable", f"{files.dir}/job.sh").strip()
+    assert slurm_cluster.wait_state(again, "FAILED") == "FAILED"
+    assert slurm_cluster.state(job) == "RUNNING"
+    assert f"names another job: job {again} ends" in Path(f"{files.dir}/job.txt").read_text()
 
 
 def test_sbatch_error_is_reported_and_leaves_no_attempt(login: SshServer, start: Callable[..., Attempt]) -> None:

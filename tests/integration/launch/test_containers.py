@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from midstream.check.check_result import FAIL
+from midstream.check.host_checks import check_python
 from midstream.errors import UsageError
 from midstream.fleet.container_config import ContainerConfig
-from midstream.fleet.fleet import Fleet, HostsTarget
+from midstream.fleet.fleet import Fleet, HostsTarget, LocalHostConfig
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts.containers.container_command import in_container, srun_flags
 from midstream.hosts.host_pool import HostPool
@@ -23,8 +25,9 @@ from midstream.launch import host_group_start
 from midstream.launch.attempt_monitor import kill_ranks, look_at_ranks, stop_run, wait_ranks
 from midstream.launch.errors import LaunchError
 from midstream.launch.install.bundle import build_bundle, install_engine
-from midstream.launch.install.environment import Environment
+from midstream.launch.install.environment import Environment, prepare_environment
 from midstream.launch.start_attempt import Attempt, Launch
+from midstream.remote.machine import checks
 from midstream_engine import records
 from simulators.clusters.podman import Podman, podman
 from simulators.object_stores.bucket import BucketServer
@@ -124,6 +127,35 @@ def test_image_that_is_missing_is_named_before_start(fleet: Fleet, podman: Podma
     try:
         with pytest.raises(LaunchError, match=r"in the podman container localhost/no-such-image: .*no-such-image"):
             host_group_start.prepare_target(hosts, other, other.target("boxed"))
+    finally:
+        hosts.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (None, r"apptainer: not found .*install apptainer on box"),
+        ("echo 'docker: Cannot connect to the daemon' >&2; echo >&2; echo \"Run 'docker run --help'\" >&2; exit 125",
+         r"docker: Cannot connect to the daemon \(correct container: in the fleet file"),
+        ("echo 'no such file: /usr/bin/python3' >&2; exit 127", r"an image with Python 3.8 or newer"),
+    ],
+)  # fmt: skip
+def test_runtime_that_starts_no_container_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, message: str
+) -> None:
+    """The last line of docker's stderr names its help, and the error is before it."""
+    runtime = "apptainer" if script is None else "docker"
+    if script is not None:
+        (tmp_path / runtime).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / runtime).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    config = LocalHostConfig(root=str(tmp_path / "root"), container=ContainerConfig("jax:25", runtime))
+    hosts = HostPool(Fleet({"box": config}))
+    try:
+        with pytest.raises(LaunchError, match=message):
+            prepare_environment(hosts.get("box"), config)
+        check = check_python(hosts.get("box"), config, hosts.get("box").call(checks.survey)(root=str(tmp_path)))
+        assert (check.state, check.name, runtime in check.detail) == (FAIL, "container", True), check
     finally:
         hosts.close()
 
@@ -275,6 +307,9 @@ def test_pyxis_container_is_started_by_srun() -> None:
         ("{image: x, runtime: dockr}", r"hosts.a.container.runtime is 'dockr' .*docker"),
         ("{image: x, runtime: pyxis}", "pyxis, which is a plugin of SLURM's srun"),
         ("{image: x, mounts: [data]}", "hosts.a.container.mounts has 'data'"),
+        ("{image: x, runtime: podman, options: [--pid=private]}", r"options has --pid=private .*by its process id"),
+        ("{image: x, options: [--name, engine]}", "options has --name"),
+        ("{image: x, runtime: apptainer, options: [-C]}", "options has -C"),
         ("{image: x, mount: [/data]}", r"hosts.a.container.mount is unknown .*mounts"),
     ],
 )

@@ -74,15 +74,25 @@ def test_kind_comes_from_the_flags_or_from_the_nodes() -> None:
     assert kind(["--gpus-per-node=8"]) == ""
 
 
-def test_array_of_jobs_is_refused() -> None:
-    text = "hosts: {a: {type: local}}\ntargets: {t: {type: slurm, host: a, sbatch: ['--array=0-3']}}"
-    with pytest.raises(UsageError, match=r"targets.t.sbatch has --array=0-3 .*--nodes=N"):
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--array=0-3", r"targets.t.sbatch has --array=0-3 .*--nodes=N"),
+        ("--wait", r"targets.t.sbatch has --wait .*when the job has ended"),
+        ("--signal=B:SIGUSR2@60", r"targets.t.sbatch has --signal of SIGUSR2 .*without saving: --signal=TERM@"),
+    ],
+)
+def test_flag_that_no_attempt_can_have_is_refused(flag: str, message: str) -> None:
+    text = f"hosts: {{a: {{type: local}}}}\ntargets: {{t: {{type: slurm, host: a, sbatch: ['{flag}']}}}}"
+    with pytest.raises(UsageError, match=message):
         parse_fleet(text, "fleet.yaml")
+    parse_fleet(text.replace(flag, "--signal=R:TERM@60"), "fleet.yaml")
 
 
 def test_job_runs_engine_in_container_of_pyxis_or_of_the_node() -> None:
     script = job_script("r", "/a", "python3", {}, [], [], ["--container-image=jax:25"])
-    assert script.splitlines()[-1] == "exec srun --kill-on-bad-exit=1 --container-image=jax:25 sh /a/rank.sh"
+    flags = "--export=ALL --kill-on-bad-exit=1 --container-image=jax:25"
+    assert script.splitlines()[-1] == f"exec srun {flags} sh /a/rank.sh"
     assert rank_script("/a", ["x"], ["docker", "a b"]).splitlines()[-1] == "exec docker 'a b' \"$@\""
 
 
@@ -130,7 +140,7 @@ def test_times_are_read_whatever_slurm_means_by_never(monkeypatch: pytest.Monkey
         "2": "PENDING|Priority|N/A|N/A",
         "3": f"RUNNING|None|{now}|9999999999",
     }
-    monkeypatch.setattr(slurm, "_run", lambda argv, env=None: answers[argv[argv.index("--jobs") + 1]])
+    monkeypatch.setattr(slurm, "run", lambda argv, *_: answers[argv[argv.index("--jobs") + 1]])
     assert slurm._query("1") == slurm.JobState("1", "RUNNING", "None", now, now + 60)
     assert slurm._query("2") == slurm.JobState("2", "PENDING", "Priority")
     assert slurm._query("3").ends == 0.0
@@ -187,9 +197,12 @@ def test_wait_reports_each_reason_once_and_survives_lost_contact() -> None:
 
 
 def test_job_that_ends_in_the_queue_ends_the_wait() -> None:
-    queue = Queue([slurm.JobState("17", "CANCELLED", "None"), SimpleNamespace(status=None)])
-    with pytest.raises(MidstreamError, match=r"job 17 on cluster ended before its engine started: CANCELLED .*job.txt"):
-        queue.wait()
+    ended, none = "job 17 on cluster ended before its engine started: CANCELLED", SimpleNamespace(status=None)
+    job = slurm.JobState("17", "CANCELLED", "None")
+    with pytest.raises(MidstreamError, match=rf"{ended} \(None\): srun: error .*job.txt"):
+        Queue([job, none, SimpleNamespace(log=["a", "srun: error"])]).wait()
+    with pytest.raises(MidstreamError, match=rf"{ended} .*it had not started: scancel"):
+        Queue([job, none, SimpleNamespace(log=[])]).wait()
 
 
 def left(state: str) -> SimpleNamespace:

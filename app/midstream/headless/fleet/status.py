@@ -204,9 +204,9 @@ def _state(members: tuple[RunView, ...]) -> str:
 
 
 def _reason(members: tuple[RunView, ...]) -> str:
-    """Return why an attempt failed; empty if it did not."""
+    """Return why an attempt failed, or what it waits for."""
     failure = failure_of(members)
-    return failure.reason if failure else ""
+    return failure.reason if failure else members[0].queued
 
 
 def _accelerators(accelerators: tuple[Any, ...]) -> str:

@@ -93,6 +93,7 @@ def _wait_until_training(hosts: HostPool, attempt: Attempt, report: Reporter) ->
 def stop(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     """Save and stop a run on its current host."""
     from midstream.hosts.host_pool import HostPool
+    from midstream.launch.errors import NotStartedError
     from midstream.watch.runs.damaged_runs import refuse_damaged
 
     hosts = HostPool(fleet)
@@ -110,8 +111,12 @@ def stop(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
             )
         run = running[0]
         hosts_text = ", ".join(each.host for each in snapshot.members(run))
-        output.message(f"stopping {run.run_id} on {hosts_text}: saving first")
-        ended = _stopped(hosts, run, output)
+        output.message(f"stopping {run.run_id} on {hosts_text}: {run.queued or 'saving first'}")
+        try:
+            ended = _stopped(hosts, run, output)
+        except NotStartedError as error:
+            output.value({"event": "result", "ok": True, "run": run.run_id, "host": run.host}, error.message)
+            return Exit.DONE
     finally:
         hosts.close()
     output.value(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from midstream.counts import agree, count
-from midstream.errors import Exit, UsageError
+from midstream.errors import Exit, MidstreamError, RemoteError, UsageError
 from midstream.headless.fleet_snapshot import find_run, fleet_snapshot, run_of
 from midstream.output import Output, table
 from midstream_engine import records
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from midstream.charts.chart import Chart
     from midstream.fleet.fleet import Fleet
+    from midstream.hosts.host import Host
     from midstream.listing.linear_pattern import LinearPattern
     from midstream.watch.snapshot import RunView
 
@@ -130,7 +131,7 @@ def log(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         if not 0 <= process < len(ranks):
             raise UsageError(f"{run.run_id} has no process {process}", f"it has {len(ranks)}, from 0 on")
         host = hosts.get(ranks[process].host)
-        path = records.RunPaths(host.root, run.run_id).attempt(run.attempt).log(process)
+        path = _log_path(host, run, process)
         if options.follow:
             from midstream.headless.runs.follow_log import follow_log
 
@@ -143,6 +144,28 @@ def log(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     finally:
         hosts.close()
     return Exit.DONE
+
+
+def _log_path(host: Host, run: RunView, process: int) -> str:
+    """Return the log of a process.
+
+    It is the output of its job of SLURM where that started no process.
+
+    Raises:
+        MidstreamError: There is neither.
+    """
+    from midstream.remote.runs import attempt_view, run_state
+
+    attempt = records.RunPaths(host.root, run.run_id).attempt(run.attempt)
+    for path in (attempt.log(process), f"{attempt.dir}/{attempt_view.JOB_OUTPUT}"):
+        try:
+            host.call(run_state.read_text)(path=path, limit=1)
+        except RemoteError as error:
+            if error.kind != "FileNotFoundError":
+                raise
+        else:
+            return path
+    raise MidstreamError(f"process {process} of attempt {run.attempt} of {run.run_id} has written no log", run.queued)
 
 
 def _line_value(run: RunView, line: str) -> dict[str, Any]:

@@ -42,6 +42,16 @@ DIRECTORY_PATHS = tuple(f'"{each}"' for each in (AWS, GCLOUD))
 DEVICES = "/dev/accel* /dev/vfio/* /dev/infiniband/*"  # TPUs and InfiniBand; GPUs need their driver's libraries too
 
 
+# Commands of the runtimes that end well where containers can be started: docker's needs its daemon.
+READY = {
+    "docker": ["docker", "version", "--format", "{{.Server.Version}}"],
+    "podman": ["podman", "version", "--format", "{{.Client.Version}}"],
+    "apptainer": ["apptainer", "version"],
+    "enroot": ["enroot", "version"],
+}
+RUNTIME_FAILED = 125  # exit code of docker and podman: the container was not created
+
+
 def in_container(
     config: ContainerConfig | None,
     argv: Sequence[str],

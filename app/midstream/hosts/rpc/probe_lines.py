@@ -85,6 +85,7 @@ class RunLine(TypedDict):
     attempts: NotRequired[list[int]]
     attempt: NotRequired[int]
     running: NotRequired[bool]
+    queued: NotRequired[Text]
     ended_without_status: NotRequired[bool]
     exit: NotRequired[Any]
     checkpoints: NotRequired[list[CheckpointEntry]]

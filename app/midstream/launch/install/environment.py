@@ -14,6 +14,7 @@ from midstream.bundled_files import shipped
 from midstream.errors import RemoteError
 from midstream.fleet.container_config import ContainerConfig
 from midstream.fleet.fleet import HostConfig, LocalHostConfig
+from midstream.hosts.containers.container_command import RUNTIME_FAILED
 from midstream.hosts.containers.container_host import IMAGE_PYTHON, engine_host
 from midstream.hosts.host import Host
 from midstream.hosts.rpc.remote_program import run_program
@@ -158,7 +159,7 @@ def _in_image(
     if answer.code:
         raise LaunchError(
             f"{host.name}: {python} {how}: {wrong}",
-            IMAGE_HINT.format(host.name),
+            _hint_of(host.name, container, answer.code, wrong),
         )
     if config.python:
         raise LaunchError(
@@ -169,6 +170,18 @@ def _in_image(
     if progress is not None:
         progress(f"{host.name}: {python} {how}: {wrong}: it gets an environment of its own")
     return None
+
+
+def _hint_of(name: str, container: ContainerConfig, code: int, error: str) -> str:
+    """Return the hint for a command that did not start in a container.
+
+    ``code`` and ``error`` are those of the command.
+    """
+    if f"{container.runtime}: not found" in error or f"{container.runtime}: command not found" in error:
+        return f"install {container.runtime} on {name}, or correct runtime: of the container in the fleet file"
+    if code == RUNTIME_FAILED:
+        return f"correct container: in the fleet file, or what {container.runtime} needs on {name}"
+    return IMAGE_HINT.format(name)
 
 
 def builds_environment(config: HostConfig) -> bool:

@@ -226,12 +226,18 @@ def _target(target: Host, plan: Plan, fleet: Fleet, survey: Survey) -> Iterator[
             PASS if enough else WARN,
             f"{memory / 1e9:.1f} GB available, the state is {plan.estimate.checkpoint_bytes / 1e9:.2f} GB",
         )
-    yield from _occupied(target, plan)
+    yield from _occupied(target, plan, alone=not on_host)
 
 
-def _occupied(target: Host, plan: Plan) -> Iterator[Check]:
+def _occupied(target: Host, plan: Plan, alone: bool) -> Iterator[Check]:
+    """Check what runs on the target.
+
+    ``alone``: SLURM gives the run accelerators that no other run uses.
+    """
     others: list[str] = []
     for run_id in target.call(run_state.list_runs)(root=target.root):
+        if alone and run_id != plan.run_id:
+            continue
         try:
             attempt = target.call(run_state.running_attempt)(root=target.root, run_id=run_id)
         except RemoteError as error:
@@ -252,7 +258,7 @@ def _occupied(target: Host, plan: Plan) -> Iterator[Check]:
             "target is free", WARN, f"{', '.join(others)} also trains there", "stop it, or expect both to be slow"
         )
     else:
-        yield Check("target is free", PASS, "nothing trains there")
+        yield Check("target is free", PASS, "SLURM allocates it" if alone else "nothing trains there")
 
 
 def _other_migration(migration: str) -> str:

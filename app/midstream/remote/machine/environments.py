@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import posixpath
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from midstream_engine import records
 
 STAMP = ".complete.json"
 NEWEST_FIRST = ("python3.12", "python3.11", "python3.13", "python3")  # 3.12 first: most wheels
+USAGE = re.compile("(Run|See|Try) ['\"]")  # a last line of stderr that only names the help: the error is before it
 FOLDERS = ("~/.local/bin", "~/.cargo/bin", "/usr/local/bin", "/usr/bin", "/opt/homebrew/bin")
 _VERSION = (
     "import json, platform, sys; print(json.dumps([getattr(sys, '_base_executable', '') or sys.executable,"
@@ -41,7 +43,7 @@ class Interpreters:
 
 @dataclasses.dataclass(frozen=True)
 class CommandResult:
-    """Exit code, output and last line of stderr of a command."""
+    """Exit code, output and last line of stderr of a command, which has the error."""
 
     code: Signed
     output: Text
@@ -133,6 +135,7 @@ def run_command(argv: Sequence[str], env: Mapping[str, str], timeout: float = 29
     except subprocess.TimeoutExpired:
         return CommandResult(124, "", "no answer within {:.0f} s".format(timeout))
     lines = done.stderr.decode(errors="replace").strip().splitlines()
+    lines = [line for line in lines if line.strip() and not USAGE.match(line)] or lines
     return CommandResult(done.returncode, done.stdout.decode(errors="replace"), lines[-1] if lines else "")
 
 

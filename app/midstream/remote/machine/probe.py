@@ -3,8 +3,9 @@
 The reports are JSON lines on stdout:
 
 ``hello``     names of the machine, once
-``run``       changed fields of a run: fence, lineage, store, attempts, attempt, status, running, exit (of the process
-              that failed first), checkpoints, damaged ({file: what is wrong with it}), problem
+``run``       changed fields of a run: fence, lineage, store, attempts, attempt, status, running, queued (what its job
+              waits for), exit (of the process that failed first), checkpoints, damaged ({file: what is wrong with it}),
+              problem
 ``metrics``   complete lines of an attempt's metrics.jsonl from byte ``offset`` to ``end``; offset 0: the file is new
 ``log``       new text of the newest attempt's log: bytes ``offset`` to ``end`` of the log of ``process``; ``first``:
               the first text that is reported of this log
@@ -32,7 +33,7 @@ from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, Optio
 from midstream.remote.declarations import program
 from midstream.remote.machine import accelerators, gauges, inventory
 from midstream.remote.machine.rates import Rates
-from midstream.remote.runs import damaged_records, run_checkpoints, run_state
+from midstream.remote.runs import damaged_records, run_checkpoints, run_state, slurm
 from midstream_engine import records
 
 CHUNK = 1 << 18  # bytes of metrics or log in one line
@@ -64,6 +65,7 @@ def main(
             sys.stdout.buffer.write(line)
             sys.stdout.buffer.flush()
 
+    slurm.query_in_background()
     pace = Pace(interval)
     threading.Thread(target=_listen, args=(emit, pace), daemon=True).start()
     probe = Probe(root, emit, devices=devices, known=known, facts=Facts())
@@ -256,6 +258,7 @@ class _Run:
                 "ended_without_status": ended,
                 "status": status,
                 "running": state.running,
+                "queued": slurm.waiting(self._paths.attempt(newest)) if newest and state.running else "",
                 "exit": None if failed is None else failed.to_json(),
             }
         except records.DamagedRecordError:

@@ -13,6 +13,7 @@ from midstream.remote.shapes import Text
 from midstream_engine import records
 
 LOG_BYTES = 16384  # read from a log's end
+JOB_OUTPUT = "job.txt"  # output of a job of SLURM: its only one where the engine was not started
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +84,7 @@ def _process(root: str, run_id: str, number: int, process: int, lines: int) -> P
         supervised=supervised,
         job=slurm.described(paths) if process == 0 else None,
         exit=ended,
-        log=_tail(paths.log(process), lines),
+        log=_tail(paths.log(process), lines) or _tail(os.path.join(paths.dir, JOB_OUTPUT), lines),
     )
 
 

@@ -10,7 +10,7 @@ import time
 from typing import Any, Mapping, Optional, Sequence
 
 from midstream.remote.declarations import repeatable
-from midstream.remote.runs import run_state, slurm
+from midstream.remote.runs import run_state, slurm, slurm_submission
 from midstream.remote.runs.attempt_secrets import put_secrets, secrets_file
 from midstream.remote.runs.process_start import detached, spawn, with_setup
 from midstream_engine import records
@@ -125,7 +125,7 @@ def submit(
         _write_inputs(paths, number, config, command)
         put_secrets(secrets_file(root, run_id, number), secrets or {})
         try:
-            return slurm.submit(attempt, flags, script, rank, {})
+            return slurm_submission.submit(attempt, flags, script, rank)
         except slurm.SlurmError:
             put_secrets(secrets_file(root, run_id, number), {})
             shutil.rmtree(attempt.dir)

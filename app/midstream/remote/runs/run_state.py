@@ -300,6 +300,9 @@ def signal(root: str, run_id: str, attempt: int, name: str) -> bool:
     path = records.RunPaths(root, run_id).attempt(attempt)
     job = slurm.job_of(path)
     if job is not None:
+        described = slurm.described(path)
+        if described is not None and described.reason == slurm.ANOTHER:
+            return False  # it would end another run
         return slurm.signal_job(job, name, begun=any(os.path.exists(path.status(each)) for each in processes(path)))
     signalled = False
     for process in processes(path):

@@ -1,4 +1,4 @@
-"""Jobs of SLURM: submit, query, signal.
+"""Jobs of SLURM: query, signal. `slurm_submission` submits them.
 
 Runs on the login node; standard library only.
 
@@ -12,19 +12,25 @@ from __future__ import annotations
 import dataclasses
 import os
 import posixpath
+import queue
 import re
 import subprocess
+import threading
 import time
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from midstream.remote.declarations import reads
+from midstream.remote.shapes import Text
 from midstream_engine import records
 
 JOB = "slurm.json"
-SCRIPT, RANK = "job.sh", "rank.sh"
+SCRIPT = "job.sh"
 COMMAND_TIMEOUT = 60.0  # seconds
+QUERY_TIMEOUT = 25.0  # seconds for each of two commands: a call of the operator's machine takes 60 at most
 HEARTBEAT_TIMEOUT = 60.0  # seconds; file systems may lag
 CACHE_TIME = 10.0  # seconds for which a job's state is cached
+ENDED_CACHE_TIME = 60.0  # seconds, where it is only shown: a job that has ended may be requeued
+ANSWER_TIMEOUT = 4.0  # seconds that a report waits for an answer of SLURM
 FOREVER = 10 * 366 * 86400.0  # seconds: the end of a job without a time limit is later
 TIMES = {"SLURM_TIME_FORMAT": "%s"}  # times as UTC seconds, whatever the host's time zone
 # scancel sends SIGTERM before SIGKILL, on which the engine would save. This signal ends it at once, without a core.
@@ -34,6 +40,7 @@ RUNNING = ("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT")
 NOT_KNOWN = "Invalid job id"  # in squeue's words: the controller has answered
 UNKNOWN = "UNKNOWN"
 NO_ANSWER = "the controller does not answer"  # reason of an unknown state
+ANOTHER = "its id is now that of another job"  # the same, where the controller has begun to count again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +55,7 @@ class JobState:
     reason: str
     started: float = 0.0  # of a waiting job: when it is expected to start; 0: not known
     ends: float = 0.0  # when it reaches its time limit; 0: it has none, or it is not known
+    script: Text = ""  # path of its script; empty: not known
 
     @property
     def waits(self) -> bool:
@@ -74,30 +82,18 @@ class Allocation:
 
 
 _cached: Dict[str, Tuple[float, JobState]] = {}
+_unanswered_until = 0.0  # monotonic seconds: until then a controller that did not answer is not queried
 
 
 class SlurmError(Exception):
     """A command of SLURM failed; the message is its last line of stderr."""
 
 
-def submit(path: records.AttemptPaths, flags: Sequence[str], script: str, rank: str, env: Mapping[str, str]) -> str:
-    """Write the scripts of a job, submit it with ``sbatch`` and return its id.
+class MissingError(SlurmError):
+    """A command of SLURM is not installed.
 
-    Args:
-        path: Paths of the attempt; the scripts are written into its directory.
-        flags: Flags of ``sbatch``.
-        script: Text of the job's script.
-        rank: Text of the script of its processes.
-        env: Variables that are added to this environment for ``sbatch``.
+    The records are those of another machine's job.
     """
-    records.write_bytes(posixpath.join(path.dir, RANK), rank.encode())
-    records.write_bytes(posixpath.join(path.dir, SCRIPT), script.encode())
-    output = _run(["sbatch", "--parsable", *flags, posixpath.join(path.dir, SCRIPT)], env)
-    match = re.search(r"^(\d+(?:;[\w.-]+)?)", output.strip().splitlines()[-1] if output.strip() else "")
-    if match is None:
-        raise SlurmError("sbatch names no job: {!r}".format(output.strip()[:200]))
-    records.write_json(posixpath.join(path.dir, JOB), {"job": match.group(1), "submitted": time.time()})
-    return match.group(1)
 
 
 def job_of(path: records.AttemptPaths) -> Optional[str]:
@@ -110,43 +106,102 @@ def state(job: str) -> JobState:
     """Return the state of a job: from the queue, then from the accounting.
 
     It is ``UNKNOWN`` where neither has it. A controller that does not answer is no evidence: the last known state of a
-    job that waits or runs stays.
+    job that waits or runs stays. After `query_in_background` it is the newest that has been found.
     """
     found = _cached.get(job)
-    if found is None or time.monotonic() - found[0] > CACHE_TIME:
-        now = _query(job)
-        if now.reason == NO_ANSWER and found is not None and (found[1].waits or found[1].runs):
-            now = found[1]
-        found = (time.monotonic(), now)
-        _cached[job] = found
-    return found[1]
+    if found is not None and time.monotonic() - found[0] <= CACHE_TIME:
+        return found[1]
+    return _background.state(job) if _background is not None else _look(job)
+
+
+def _look(job: str) -> JobState:
+    found = _cached.get(job)
+    now = _query(job)
+    if now.reason == NO_ANSWER and found is not None and (found[1].waits or found[1].runs):
+        now = found[1]
+    _cached[job] = (time.monotonic(), now)
+    return now
+
+
+def query_in_background() -> None:
+    """Query SLURM in a thread from now on.
+
+    A slow controller then delays no report of this process.
+    """
+    global _background
+    _background = _background or _Background()
+
+
+class _Background:
+    """A thread that looks at jobs, one after the other."""
+
+    def __init__(self) -> None:
+        self._requested: "queue.Queue[str]" = queue.Queue()
+        self._open: Set[str] = set()  # requested, and not answered
+        self._answered = threading.Condition()
+        self._late = False  # the last wait was for nothing: until an answer comes, there is no other
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def state(self, job: str) -> JobState:
+        found = _cached.get(job)
+        ended = found is not None and not (found[1].waits or found[1].runs or found[1].state == UNKNOWN)
+        if found is not None and ended and time.monotonic() - found[0] < ENDED_CACHE_TIME:
+            return found[1]
+        with self._answered:
+            if job not in self._open:
+                self._open.add(job)
+                self._requested.put(job)
+            if not self._late:
+                self._late = not self._answered.wait_for(lambda: job not in self._open, ANSWER_TIMEOUT)
+        found = _cached.get(job)
+        return found[1] if found is not None else JobState(job, UNKNOWN, NO_ANSWER)
+
+    def _run(self) -> None:
+        while True:
+            job = self._requested.get()
+            try:
+                _look(job)
+            finally:
+                with self._answered:
+                    self._open.discard(job)
+                    self._late = False
+                    self._answered.notify_all()
+
+
+_background: Optional[_Background] = None
 
 
 def _query(job: str) -> JobState:
-    number, cluster = _named(job)
+    number, cluster = named(job)
     history = [*cluster, "--noheader", "--parsable2", "--jobs", number, "--format", "State,ExitCode"]
     why = ""
+    global _unanswered_until
+    if time.monotonic() < _unanswered_until:
+        return JobState(job, UNKNOWN, NO_ANSWER)
     for argv in (
-        ["squeue", *cluster, "--noheader", "--states", "all", "--jobs", number, "--format", "%T|%r|%S|%e"],
+        ["squeue", *cluster, "--noheader", "--states", "all", "--jobs", number, "--format", "%T|%r|%S|%e|%o"],
         ["sacct", "--allocations", *history],
         ["sacct", "--completion", *history],  # the file of a cluster without a database
     ):
         if why and "--completion" in argv:
             break  # of a job that was requeued, and waits, it has the end before
         try:
-            lines = [line for line in _run(argv, TIMES).strip().splitlines() if not line.startswith("CLUSTER:")]
+            answer = run(argv, TIMES, QUERY_TIMEOUT)
         except SlurmError as error:  # squeue drops ended jobs after some minutes; not every cluster has accounting
-            if argv[0] == "squeue" and NOT_KNOWN not in str(error):
+            if argv[0] == "squeue" and NOT_KNOWN not in str(error) and not isinstance(error, MissingError):
                 why = NO_ANSWER
             continue
+        lines = [line for line in answer.strip().splitlines() if not line.startswith("CLUSTER:")]
         if lines:  # of a requeued job, the accounting has a line for each time that it ran
-            word, reason, started, ends = [*lines[-1].split("|"), "", "", ""][:4]
+            word, reason, started, ends, script = [*lines[-1].split("|", 4), "", "", "", ""][:5]
             if word.split():
-                return JobState(job, word.split()[0], reason, _time(started), _time(ends))
+                return JobState(job, word.split()[0], reason, _time(started), _time(ends), script)
+    if why:  # several jobs in one call: each would wait as long
+        _unanswered_until = time.monotonic() + CACHE_TIME
     return JobState(job, UNKNOWN, why)
 
 
-def _named(job: str) -> Tuple[str, List[str]]:
+def named(job: str) -> Tuple[str, List[str]]:
     """Return the id of a job, and the flags that name its cluster."""
     number, _, cluster = job.partition(";")
     return number, ["--clusters", cluster] if cluster else []
@@ -161,18 +216,50 @@ def _time(text: str) -> float:
     return seconds if seconds < time.time() + FOREVER else 0.0
 
 
+def is_script_of(script: str, path: records.AttemptPaths) -> bool:
+    """Return whether a job's script is that of the attempt.
+
+    The path of its root may be another one.
+    """
+    words = posixpath.join(path.dir, SCRIPT).split("/")[-5:]  # runs/RUN/attempts/NUMBER/job.sh
+    return script.strip().split("/")[-5:] == words
+
+
+def described(path: records.AttemptPaths) -> Optional[JobState]:
+    """The state of an attempt's job; None where the attempt is no job.
+
+    It is ``UNKNOWN`` where another job has the id now: a controller that has lost its state counts from 1 again.
+    """
+    job = job_of(path)
+    found = None if job is None else state(job)
+    if found is not None and found.script.startswith("/") and not is_script_of(found.script, path):
+        return JobState(found.job, UNKNOWN, ANOTHER)
+    return found
+
+
+def waiting(path: records.AttemptPaths) -> str:
+    """Describe the wait of an attempt's job in the queue; empty for none."""
+    found = described(path)
+    return words_of(found) if found is not None and found.waits else ""
+
+
+def words_of(job: JobState) -> str:
+    """Return what a waiting job waits for, in one line."""
+    return "job {} waits in the queue: {} ({})".format(job.job, job.state.lower(), job.reason)
+
+
 def is_running(path: records.AttemptPaths, status: Optional[records.Status]) -> bool:
     """Return whether a process of the attempt runs on the cluster, or will run.
 
     Evidence is a job that waits or runs. Where the last status says that the process has ended, the job has to wait
     again, or to have started since: it was requeued. Of a job that SLURM does not know, a fresh heartbeat is evidence.
+    A job without a status, of which the controller says nothing, may wait in the queue.
     """
-    job = job_of(path)
-    if job is None:
+    found = described(path)
+    if found is None:
         return False
-    found = state(job)
     if found.waits or status is None:
-        return found.waits or found.runs
+        return found.waits or found.runs or found.reason == NO_ANSWER
     if found.runs:
         return status.state not in records.ENDED or found.started > status.heartbeat
     fresh = time.time() - status.heartbeat < HEARTBEAT_TIMEOUT
@@ -184,21 +271,20 @@ def ended_before_status(path: records.AttemptPaths) -> bool:
 
     Return False where SLURM does not know the job.
     """
-    job = job_of(path)
-    if job is None:
-        return False
-    found = state(job)
-    return not (found.waits or found.runs or found.state == UNKNOWN)
+    found = described(path)
+    return found is not None and not (found.waits or found.runs or found.state == UNKNOWN)
 
 
 def signal_job(job: str, name: str, begun: bool) -> bool:
-    """Signal the job's processes. Return whether SLURM accepted it.
+    """Signal the job's processes. Return False for a job that has ended.
 
     A job is cancelled where it waits in the queue or its engine has not ``begun``: then no process gets the signal, and
     there is nothing to save.
+
+    Raises SlurmError where SLURM did not accept it: the job may run on.
     """
     _cached.pop(job, None)
-    number, cluster = _named(job)
+    number, cluster = named(job)
     argvs: List[List[str]] = [["scancel", *cluster, number]]
     if begun and not state(job).waits:
         kill = name == "SIGKILL"
@@ -206,8 +292,12 @@ def signal_job(job: str, name: str, begun: bool) -> bool:
         argvs = [signalled, *argvs] if kill else [signalled]
     try:
         for argv in argvs:
-            _run(argv)
+            run(argv)
     except SlurmError:
+        _cached.pop(job, None)
+        found = state(job)
+        if found.waits or found.runs or found.reason == NO_ANSWER:
+            raise
         return False
     finally:
         _cached.pop(job, None)
@@ -226,7 +316,7 @@ def allocation(flags: List[str]) -> Allocation:
     if match is None:
         raise SlurmError("sbatch --test-only names no nodes: {!r}".format("".join(lines[-1:])[:200]))
     try:
-        gres = _run(["sinfo", "--noheader", "--nodes", match.group(2), "--format", "%G"]).split()
+        gres = run(["sinfo", "--noheader", "--nodes", match.group(2), "--format", "%G"]).split()
     except SlurmError:
         gres = []
     return Allocation(_time(match.group(1)), match.group(2), match.group(3), sorted(set(gres)))
@@ -244,32 +334,32 @@ def commands() -> Dict[str, str]:
     found: Dict[str, str] = {}
     for name in ("sbatch", "srun", "squeue", "scancel", "sacct"):
         try:
-            found[name] = _run([name, "--version"]).strip()
+            found[name] = run([name, "--version"]).strip()
         except SlurmError as error:
             found[name] = "!" + str(error)
     return found
 
 
-def _run(argv: Sequence[str], env: Optional[Mapping[str, str]] = None) -> str:
-    return _done(argv, env).stdout.decode(errors="replace")
+def run(argv: Sequence[str], env: Optional[Mapping[str, str]] = None, timeout: float = COMMAND_TIMEOUT) -> str:
+    """Run a command of SLURM and return its output. Raises SlurmError where it fails."""
+    return _done(argv, env, timeout).stdout.decode(errors="replace")
 
 
-def _done(argv: Sequence[str], env: Optional[Mapping[str, str]] = None) -> "subprocess.CompletedProcess[bytes]":
+def _done(
+    argv: Sequence[str], env: Optional[Mapping[str, str]] = None, timeout: float = COMMAND_TIMEOUT
+) -> "subprocess.CompletedProcess[bytes]":
     try:
         done = subprocess.run(list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              env=dict(os.environ, **(env or {})), timeout=COMMAND_TIMEOUT, check=False)  # fmt: skip
+                              env=dict(os.environ, **(env or {})), timeout=timeout, check=False)  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        raise SlurmError("{} did not answer within {:.0f} s".format(argv[0], COMMAND_TIMEOUT)) from error
+        raise SlurmError("{} did not answer within {:.0f} s".format(argv[0], timeout)) from error
+    except FileNotFoundError as error:
+        raise MissingError("{}: {}".format(argv[0], error.strerror)) from error
     except OSError as error:
         raise SlurmError("{}: {}".format(argv[0], error.strerror)) from error
     if done.returncode:
         lines: List[str] = done.stderr.decode(errors="replace").strip().splitlines()
         words = [line for line in lines if not line.startswith('Try "')]  # of an unknown flag: the line before has it
-        raise SlurmError("{}: {}".format(argv[0], words[-1] if words else "exit code {}".format(done.returncode)))
+        last = words[-1] if words else "exit code {}".format(done.returncode)
+        raise SlurmError("{}: {}".format(argv[0], re.sub("^{0}: (error: )?".format(re.escape(argv[0])), "", last)))
     return done
-
-
-def described(path: records.AttemptPaths) -> Optional[JobState]:
-    """The state of an attempt's job; None where the attempt is no job."""
-    job = job_of(path)
-    return None if job is None else state(job)

@@ -80,7 +80,7 @@ class RunCopy:
 
     def _change(self, line: Mapping[str, Any]) -> None:
         changes: dict[str, Any] = {
-            key: line[key] for key in ("attempt", "running", "ended_without_status") if key in line
+            key: line[key] for key in ("attempt", "running", "queued", "ended_without_status") if key in line
         }
         if "attempt" in changes:
             self._log.clear()  # the log is the newest attempt's, which may have written nothing yet

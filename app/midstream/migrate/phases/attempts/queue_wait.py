@@ -10,6 +10,7 @@ import time
 from midstream.counts import count
 from midstream.errors import ConnectionLostError, MidstreamError
 from midstream.hosts.deadline import RECONNECT_STEP, Deadline
+from midstream.launch.attempt_monitor import look
 from midstream.migrate.phases.context.migration import Migration
 from midstream.migrate.source_and_target.host_group import HostGroup
 from midstream.remote.runs import run_state, slurm
@@ -60,10 +61,12 @@ def wait_in_queue(migration: Migration, group: HostGroup, attempt: int) -> None:
                 if status is not None and (over or status.state in records.ENDED):
                     return  # it ran, and what the engine left says why it ended
                 if job.state != UNKNOWN:
+                    log = look(host, migration.plan.run_id, attempt).log  # without a log, the job's own output
+                    output = f"its output: {group.first.name}:{group.paths.attempt(attempt).dir}/job.txt"
                     raise MidstreamError(
                         f"job {job.job} on {group.target.name} ended before its engine started: {job.state} "
-                        f"({job.reason})",
-                        f"its output: {group.first.name}:{group.paths.attempt(attempt).dir}/job.txt",
+                        f"({job.reason}){f': {log[-1].strip()}' if log else ''}",
+                        output if log else "it had not started: scancel, or the cluster's administrator, ended it",
                     )
             words = _waiting(job)
             if words != said:
@@ -81,7 +84,7 @@ def _waiting(job: slurm.JobState) -> str:
         return f"SLURM reports no job {job.job}: it has ended, or the cluster's controller does not answer"
     wait = job.started - time.time()
     when = f", expected to start in about {max(1.0, wait / 60):.0f} min" if wait > 0 else ""
-    return f"job {job.job} waits in the queue: {job.state.lower()} ({job.reason}){when}"
+    return slurm.words_of(job) + when
 
 
 def _pause(migration: Migration) -> None:

@@ -305,15 +305,15 @@ def _run_row(run: RunView, screen_state: ScreenState, glyphs: Glyphs) -> Row:
         number_format.moment(start, screen_state.now) if start else "",
         ", ".join(tags(run)),
         project(run),
-        (_reason(run, screen_state), palette.BAD),
+        _reason(run, screen_state),
     )
     return Row(run.run_id, cells, dim=stale)
 
 
-def _reason(run: RunView, screen_state: ScreenState) -> str:
-    """Return why a run failed; empty if it did not."""
+def _reason(run: RunView, screen_state: ScreenState) -> tuple[str, str]:
+    """Return why a run failed, or what it waits for, and the colour."""
     failure = screen_state.failure(run)
-    return failure.reason if failure else ""
+    return (failure.reason, palette.BAD) if failure else (run.queued, palette.WAIT)
 
 
 RUNS = Listing(

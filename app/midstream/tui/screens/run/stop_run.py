@@ -7,6 +7,7 @@ from functools import partial
 
 from midstream.counts import count
 from midstream.errors import MidstreamError
+from midstream.launch.errors import NotStartedError
 from midstream.tui.base_app import BaseApp
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
@@ -74,8 +75,12 @@ def _as_shown(screen: MidstreamScreen, run: RunView) -> bool:
 
 
 def _stop(app: BaseApp, run: RunView) -> None:
-    app.actions.stop_run(run)
-    app.call_later(app.notify, f"{run.run_id} has saved and stopped", markup=False)
+    words = f"{run.run_id} has saved and stopped"
+    try:
+        app.actions.stop_run(run)
+    except NotStartedError as error:
+        words = error.message
+    app.call_later(app.notify, words, markup=False)
 
 
 def _stop_one_of_many(app: BaseApp, run: RunView) -> None:
