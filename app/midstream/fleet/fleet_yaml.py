@@ -24,7 +24,10 @@ _NULL, _MERGE, _TEXT = f"{_PREFIX}null", f"{_PREFIX}merge", f"{_PREFIX}str"
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader that refuses an alias to a mapping or list which contains it: PyYAML builds an endless value of it."""
+    """Loader that refuses an alias inside of what it names.
+
+    PyYAML builds an endless value of it.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

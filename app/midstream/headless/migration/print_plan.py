@@ -65,7 +65,7 @@ def require_consent(plan: Plan, options: argparse.Namespace, output: Output, *, 
     if not reasons:
         return
     if plan.estimate.steps_lost:
-        running = plan.route.source_state not in (*ENDED, "lost")  # it can save once more
+        running = plan.route.source_state not in (*ENDED, "lost")
         hint = "--yes accepts it" + ("; --checkpoint now discards none" if running else "")
     else:
         hint = "--yes accepts it" + ("; --mode warm copies instead" if plan.mode == LIVE else "")

@@ -8,7 +8,7 @@ from midstream.errors import HostError
 from midstream.migrate.phases import phases
 from midstream.migrate.phases.context.migration import Migration
 from midstream.migrate.phases.context.preemption import PreemptedError, preempted
-from midstream.migrate.phases.undo.rollback_outcome import not_running
+from midstream.migrate.phases.undo.rollback_outcome import not_running, refuse_moved_on
 from midstream.migrate.records.facts import Facts
 from midstream.migrate.records.phase_names import ROLLBACK
 
@@ -26,6 +26,7 @@ class Rollback:
         try:
             for phase in reversed(phases()):
                 phase.undo(migration)
+            refuse_moved_on(migration)
             migration.journal.record(Facts(rolled_back_at=time.time(), not_running=not_running(migration)))
         except (HostError, PreemptedError) as error:
             provider_report = preempted(migration.fleet, migration.source_group.target)
