@@ -19,8 +19,9 @@ from midstream.errors import HostError, MidstreamError, RemoteError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
+from midstream.hosts.shell_line import shell_line
 from midstream.launch.install.environment import builds_environment
-from midstream.migrate.journal.migration_directory import open_migrations
+from midstream.migrate.journal.migration_directory import list_migrations, open_migrations
 from midstream.migrate.planning import batch_shape, trainer_checks
 from midstream.migrate.records.json_values import section
 from midstream.migrate.records.migration_state import RUNNING
@@ -245,10 +246,10 @@ def _target(target: Host, plan: Plan, fleet: Fleet, survey: Survey) -> Iterator[
             PASS if enough else WARN,
             f"{memory / 1e9:.1f} GB available, the state is {plan.estimate.checkpoint_bytes / 1e9:.2f} GB",
         )
-    yield from _occupied(target, plan)
+    yield from _occupied(target, fleet, plan)
 
 
-def _occupied(target: Host, plan: Plan) -> Iterator[Check]:
+def _occupied(target: Host, fleet: Fleet, plan: Plan) -> Iterator[Check]:
     others: list[str] = []
     for run_id in target.call(run_state.list_runs)(root=target.root):
         try:
@@ -263,7 +264,7 @@ def _occupied(target: Host, plan: Plan) -> Iterator[Check]:
         if run_id == plan.run_id and plan.source == plan.target_host:
             continue  # the source's own attempt: both have one run directory
         if run_id == plan.run_id:
-            yield _in_the_way(target, run_id, attempt)
+            yield _in_the_way(target, fleet, run_id, attempt)
             return
         others.append(run_id)
     if others:
@@ -282,7 +283,21 @@ def _other_migration(migration: str) -> str:
     return f"on the machine that started it midstream --continue {migration} follows it, --rollback {migration} ends it"
 
 
-def _in_the_way(target: Host, run_id: str, attempt: int) -> Check:
+def _leftover_standby(target: Host, fleet: Fleet, migration: str, found: records.Status | None) -> str:
+    """Return how to end a standby of a migration of this machine that has ended.
+
+    Its rollback could not reach it. Empty for another migration: its commands end the standby.
+    """
+    if not any(view.migration == migration and not view.open for view in list_migrations(fleet)):
+        return ""
+    config = fleet.hosts[target.name]
+    hint = "that migration has ended, and the standby exits within an hour"
+    if found is None or config.container is not None:
+        return hint
+    return f"{hint}, or now by: {shell_line(target.name, config, f'kill {found.pid}')}"
+
+
+def _in_the_way(target: Host, fleet: Fleet, run_id: str, attempt: int) -> Check:
     """Describe an attempt of the run itself that runs on the target."""
     found = target.call(run_state.status)(root=target.root, run_id=run_id, attempt=attempt).status
     command = target.call(standby_state.command)(root=target.root, run_id=run_id, attempt=attempt)
@@ -295,7 +310,7 @@ def _in_the_way(target: Host, run_id: str, attempt: int) -> Check:
             "run is free",
             FAIL,
             f"attempt {attempt} of {run_id} is a standby on {target.name} for migration {command.migration}",
-            _other_migration(command.migration),
+            _leftover_standby(target, fleet, command.migration, found) or _other_migration(command.migration),
         )
     return Check(
         "run is free",
