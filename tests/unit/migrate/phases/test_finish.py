@@ -48,7 +48,7 @@ def test_newest_losses_count() -> None:
 
 
 def test_pin_that_cannot_be_removed_does_not_prevent_the_end(tmp_path: Path) -> None:
-    """The disk of the source may have become read-only. The superuser may write everywhere: a directory stands for it."""
+    """As on a disk that has become read-only; here a directory has the name, which root cannot unlink."""
     run = RunDirectory(tmp_path / "a", "r")
     Path(run.paths.pins, "m.json", "x").mkdir(parents=True)
     fleet = Fleet({"a": LocalHostConfig(root=str(tmp_path / "a"))})
