@@ -23,6 +23,7 @@ from midstream.hosts.local_host import LocalHost
 from midstream.remote.copy.target import staging
 from midstream.remote.files.object_files import INCOMING
 from midstream.transfer import Endpoint, Progress, TransferError, copy_history, copy_tree, verify_objects
+from midstream.transfer.streams.copy_problems import disk_full
 from midstream.transfer.streams.stream_pool import StreamPool
 from midstream_engine import records
 from simulators.disks import small_disk
@@ -196,7 +197,7 @@ def test_small_disk_is_refused_before_sending(full_disk: Path, tmp_path: Path) -
     one, two = (LocalHost(name, LocalHostConfig(root=str(tmp_path))) for name in ("one", "two"))
     write_tree(tmp_path / "source", random_contents(random.Random(1), [MIB] * 12))
     expected = (
-        r"the disk of two:.*/target is full: 12,582,912 bytes needed, [\d,]+ free "
+        r"the disk of two:.*/target is full: 13,631,488 bytes needed, [\d,]+ free "
         r"\(free space on two and run it again\)"
     )
     with pytest.raises(TransferError, match=expected):
@@ -232,3 +233,21 @@ def test_disk_filled_during_copy_keeps_existing_files(
     monkeypatch.setattr(StreamPool, "run", run)
     assert set(copy_tree(Endpoint(one, str(source)), Endpoint(two, str(target))).skipped) == set(verified)
     assert_same_tree(target, source)
+
+
+@pytest.mark.system
+def test_small_copy_names_the_space_it_needs(full_disk: Path, tmp_path: Path) -> None:
+    """A copy needs some space beside its objects, for manifest and directories."""
+    one, two = (LocalHost(name, LocalHostConfig(root=str(tmp_path))) for name in ("one", "two"))
+    write_tree(tmp_path / "source", {"arrays/x/c/0": bytes(683)})
+    with open(full_disk / "other file", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, staging.free_bytes(str(full_disk)) - 368_640)
+    with pytest.raises(TransferError, match=r"is full: 1,049,259 bytes needed, 3\d\d,\d{3} free"):
+        copy_tree(Endpoint(one, str(tmp_path / "source")), Endpoint(two, str(full_disk / "target")))
+
+
+def test_disk_without_inodes_or_quota_is_not_called_full(tmp_path: Path) -> None:
+    two = LocalHost("two", LocalHostConfig(root=str(tmp_path)))
+    error = disk_full(Endpoint(two, "/d"), needed=683, free=368_640)
+    assert error.message == "the disk of two:/d accepts no more: 683 bytes are left to copy, and 368,640 are free"
+    assert "df -i on two" in error.hint

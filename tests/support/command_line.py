@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +24,12 @@ from support.paths import CONFIGS
 TINY = CONFIGS / "gpt2_tiny.yaml"
 # Steps of some 50 ms: slow enough to be moved in the middle, quick enough for a test.
 COMPILED = tempfile.mkdtemp(prefix="midstream-compiled-")  # what one engine has compiled, the next need not
-atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
+# Removes it when this process has exited, for any reason: its standard input ends then.
+_REMOVER = subprocess.Popen(
+    ["sh", "-c", 'trap "" INT TERM HUP; read -r _; exec rm -rf "$0"', COMPILED],
+    stdin=subprocess.PIPE,
+    start_new_session=True,
+)
 SLOWER = (
     "--model.seq_len", "64", "--trainer.train_batch_size", "32", "--trainer.jax_compilation_cache_dir", COMPILED,
 )  # fmt: skip

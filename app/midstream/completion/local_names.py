@@ -62,9 +62,11 @@ def _fleet_file(words: Sequence[str]) -> Path:
 def _targets(fleet_file: Path) -> Iterator[str]:
     import yaml
 
+    from midstream.fleet.fleet_yaml import load_yaml
+
     try:
-        content: Any = yaml.safe_load(fleet_file.read_text())  # the loader in C crashes on deep nesting
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        content: Any = load_yaml(fleet_file.read_text())
+    except (OSError, ValueError, yaml.YAMLError):
         return
     for section in ("hosts", "targets"):
         entries = content.get(section) if isinstance(content, dict) else None

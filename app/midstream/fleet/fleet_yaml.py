@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import yaml
+from yaml.composer import ComposerError
 
 from midstream.plain_yaml import check_keys
 
@@ -22,21 +23,49 @@ _PREFIX = "tag:yaml.org,2002:"
 _NULL, _MERGE, _TEXT = f"{_PREFIX}null", f"{_PREFIX}merge", f"{_PREFIX}str"
 
 
+class _Loader(yaml.SafeLoader):
+    """Loader that refuses an alias inside of what it names.
+
+    PyYAML builds an endless value of it.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._open = set[str]()  # anchors of the nodes that are being composed
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        anchor = event.anchor
+        if isinstance(event, yaml.AliasEvent):
+            if anchor in self._open:
+                raise ComposerError(None, None, f"*{anchor} is inside of &{anchor}, which has no end", event.start_mark)
+            return super().compose_node(parent, index)
+        if anchor is None:
+            return super().compose_node(parent, index)
+        self._open.add(anchor)
+        node = super().compose_node(parent, index)
+        self._open.discard(anchor)
+        return node
+
+
 def load_yaml(text: str) -> Any:
     """Return the value of the text.
 
     Keys are texts, and so are the values of `TEXTS`, both as they are written; a variable without a value is empty.
 
     Raises:
-        YAMLError: It is no YAML, or a mapping has a key twice.
+        YAMLError: It is no YAML, a mapping has a key twice, an alias is inside of what it names, or lists and mappings
+            are nested too deeply.
     """
-    loader = yaml.SafeLoader(text)
+    loader = _Loader(text)
     try:
         node = loader.get_single_node()
         if node is None:
             return None
         _prepare(node)
         return loader.construct_document(node)
+    except RecursionError:
+        raise yaml.YAMLError("lists and mappings are nested too deeply") from None
     finally:
         loader.dispose()
 

@@ -85,7 +85,7 @@ def test_data_that_one_host_of_a_group_lacks_is_planned(world: Any) -> None:
     plan = plan_of(world, target="pair")
     assert plan.estimate.data_bytes == 3000
     lacking, there = data_checks(world, plan, "bc")
-    assert lacking == (PASS, f"token cache {world.digests[0][:12]}: c lacks it: to copy from b, 0.0 MB in all")
+    assert lacking == (PASS, f"token cache {world.digests[0][:12]}: c lacks it: to copy from b, 3.0 kB in all")
     assert there == (PASS, f"token cache {world.digests[1][:12]}: the target has it")
 
 

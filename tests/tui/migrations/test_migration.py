@@ -304,9 +304,21 @@ def before_the_seal(view: MigrationView) -> MigrationView:
     )
 
 
+async def test_rollback_by_an_older_journal_names_the_steps() -> None:
+    """The target's fence shows that it trains, which the journal does not have."""
+    older = before_the_seal(prepared_migrations.migration())
+    app = app_over(prepared_migrations.moved_fleet(), PreparedActions(older))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await open_migration(pilot, app)
+        await pilot.press("r")
+        await settle(pilot)
+        assert "of large are discarded" in screen_text(app)
+        assert "stays on small" not in screen_text(app)
+
+
 async def test_rollback_before_the_seal_says_that_the_run_stays() -> None:
     running = before_the_seal(prepared_migrations.migration())
-    app = app_over(prepared_migrations.moved_fleet(), PreparedActions(running))
+    app = app_over(fleets.small_fleet(), PreparedActions(running))
     async with app.run_test(size=(80, 24)) as pilot:
         await open_migration(pilot, app)
         await pilot.press("r")

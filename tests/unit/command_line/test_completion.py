@@ -95,6 +95,11 @@ def test_names_follow_the_fleet_file_of_the_command_line(tmp_path: Path) -> None
     assert local_names("runs", ["--fleet", str(other)]) == []
 
 
+def test_names_of_targets_are_as_written(fleet: Fleet) -> None:
+    Path(fleet.path).write_text("hosts: {1.10: {type: local}, no: {type: local}, 010: {type: local}}\n")
+    assert local_names("targets") == ["1.10", "no", "010"]
+
+
 @pytest.mark.parametrize("content", [b"", b"[1", b"[]", b'{"/x": 3}', b"\xff", b"[" * 100_000])
 def test_damaged_files_have_no_names(fleet: Fleet, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     names_file().write_bytes(content)

@@ -99,6 +99,20 @@ def test_key_that_is_there_twice_is_refused(text: str, line: str) -> None:
     assert refusal(text).startswith(f"{line} is given twice, first in line ")
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hosts:\n  a: {type: local, env: &x {a: *x}}\n", "fleet.yaml:2: *x is inside of &x"),
+        ("hosts:\n  a: &x\n    type: local\n    env: [[*x]]\n", "fleet.yaml:4: *x is inside of &x"),
+        ("hosts: " + "[" * 5000, "fleet.yaml: lists and mappings are nested too deeply"),
+        ("hosts: " + "{a: " * 5000 + "1" + "}" * 5000, "fleet.yaml: lists and mappings are nested too deeply"),
+    ],
+    ids=["env of itself", "list in itself", "lists", "mappings"],
+)
+def test_endless_and_deep_values_are_refused(text: str, message: str) -> None:
+    assert refusal(text).startswith(message)
+
+
 def test_variables_and_flags_are_texts_as_written() -> None:
     fleet = parse_fleet(
         "hosts:\n"

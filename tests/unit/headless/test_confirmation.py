@@ -113,3 +113,11 @@ def test_programs_get_no_question(terminal: Terminal) -> None:
     assert consent(PLAN, as_json=True) == ""
     with pytest.raises(MidstreamError, match="would be discarded"):
         consent(LOSSES, as_json=True)
+
+
+def test_lost_source_is_not_offered_another_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    lost = changed(LOSSES, source_state="lost")
+    with pytest.raises(MidstreamError, match="7 steps after step-2-a001 would be discarded") as loss:
+        consent(lost)
+    assert loss.value.hint == "--yes accepts it"

@@ -9,7 +9,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from midstream.counts import count
-from midstream.errors import Exit, HostError, MidstreamError, UsageError
+from midstream.errors import Exit, HostError, MidstreamError, RemoteError, UsageError
 from midstream.headless.confirmation import can_ask, confirmed
 from midstream.headless.fleet_snapshot import fleet_snapshot
 from midstream.headless.migration.import_run import adopt, import_flags, import_plan
@@ -127,26 +127,31 @@ def resume(options: argparse.Namespace, output: Output) -> int:
 def _discarded_steps(view: MigrationView) -> str:
     """Return which steps a rollback would discard, as text; empty for none.
 
-    A damaged journal may lack the start of the target: then the target is queried too.
+    The target is queried also where the journal has no start of it: the journal may be damaged, or older than the
+    migration, because it was restored from a backup or another machine has continued a copy of it.
     """
     from midstream.hosts.host_pool import HostPool
     from midstream.migrate.journal.migration_directory import MigrationDirectory
 
-    if not view.facts.relaunching and not any(line.startswith("journal") for line in view.damage):
-        return ""  # no engine was ever started there
-    hosts = HostPool(MigrationDirectory(view.migration).fleet())
+    plan, fleet = view.plan, MigrationDirectory(view.migration).fleet()
+    may_train = view.facts.relaunching or any(line.startswith("journal") for line in view.damage)
+    hosts = HostPool(fleet)
     try:
-        host = hosts.get(view.plan.target_host)
-        described = host.call(run_state.describe)(root=host.root, run_id=view.plan.run_id)
+        host = hosts.get(plan.target_host)
+        described = host.call(run_state.describe)(root=host.root, run_id=plan.run_id)
+    except RemoteError as error:
+        return f"a rollback discards the steps of {plan.target}, which cannot be read: {error.message}"
     except HostError as error:
-        return f"a rollback discards the steps of {view.plan.target}, which is unreachable: {error.message}"
+        if not may_train:
+            return ""
+        return f"a rollback discards the steps of {plan.target}, which is unreachable: {error.message}"
     finally:
         hosts.close()
-    step, fence = described.status.step if described.status else None, described.fence
-    steps = view.steps_given_up(step)
-    if view.sealed_step is None and step is not None and fence and fence.epoch == view.plan.epoch:
-        steps = max(0, step - (fence.sealed_step or 0))  # the damaged journal lacks the sealed step
-    return f"a rollback discards {count(steps, 'step')} of {view.plan.target}" if steps else ""
+    fence = described.fence
+    if not may_train and (fence is None or fence.epoch != plan.epoch):
+        return ""  # the target has at most a standby
+    steps = view.steps_given_up(described.status.step if described.status else None, fence)
+    return f"a rollback discards {count(steps, 'step')} of {plan.target}" if steps else ""
 
 
 def follow(migration: str, output: Output, offset: int = 0, on_interrupt: str = "") -> int:

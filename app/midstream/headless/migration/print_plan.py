@@ -49,6 +49,7 @@ def require_consent(plan: Plan, options: argparse.Namespace, output: Output, *, 
         MidstreamError: The user did not agree.
     """
     from midstream.migrate.records.modes import LIVE
+    from midstream_engine.records import ENDED
 
     if options.yes:
         return
@@ -64,7 +65,8 @@ def require_consent(plan: Plan, options: argparse.Namespace, output: Output, *, 
     if not reasons:
         return
     if plan.estimate.steps_lost:
-        hint = "--yes accepts it; --checkpoint now discards none"
+        running = plan.route.source_state not in (*ENDED, "lost")
+        hint = "--yes accepts it" + ("; --checkpoint now discards none" if running else "")
     else:
         hint = "--yes accepts it" + ("; --mode warm copies instead" if plan.mode == LIVE else "")
     raise MidstreamError(f"nothing was changed, because you did not agree to: {'; '.join(reasons)}", hint, Exit.REFUSED)

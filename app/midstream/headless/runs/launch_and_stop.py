@@ -111,6 +111,7 @@ def stop(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
             )
         run = running[0]
         hosts_text = ", ".join(each.host for each in snapshot.members(run))
+        _warn_of_migrations(fleet, run, output)
         output.message(f"stopping {run.run_id} on {hosts_text}: {run.queued or 'saving first'}")
         try:
             ended = _stopped(hosts, run, output)
@@ -132,6 +133,28 @@ def stop(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         + (f"checkpoint {ended.checkpoint}" if ended.checkpoint else "without a checkpoint"),
     )
     return Exit.DONE
+
+
+def _warn_of_migrations(fleet: Fleet, run: RunView, output: Output) -> None:
+    """Print which open migrations may start the run again after the stop.
+
+    They are those that were started on this machine.
+    """
+    from midstream.migrate.journal.migration_directory import open_migrations
+    from midstream.migrate.records.migration_state import RUNNING
+
+    for view in open_migrations(fleet, run.run_id):
+        plan = view.plan
+        what = f"migration {view.migration} of {run.run_id} from {plan.source} to {plan.target} is {view.state}"
+        if view.rolled_back:
+            then = f"it starts {run.run_id} on {plan.source} again"
+        elif run.host == plan.source:
+            then = f"after this stop it starts {run.run_id} on {plan.target}"
+        else:
+            then = f"its source {plan.source} is not retired before {run.run_id} runs on {plan.target} again"
+        if view.state != RUNNING:
+            then = f"midstream --continue {view.migration} continues it: {then}"
+        output.message(f"midstream: {what}: {then} (midstream --rollback {view.migration} ends the migration)")
 
 
 def _stopped(hosts: HostPool, run: RunView, output: Output) -> records.Status:

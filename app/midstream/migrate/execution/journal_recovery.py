@@ -29,18 +29,50 @@ from midstream.migrate.source_and_target.host_group import HostGroup
 from midstream.remote.runs import ownership, run_state
 from midstream_engine import records
 
+DAMAGED = "the journal is damaged"
+BEHIND = "the journal is older than the migration: it was restored from a backup, or another machine has continued it"
 
-def reestablish(migration: Migration, *, rollback: bool) -> None:
+
+def is_behind(migration: Migration) -> bool:
+    """Return whether the hosts have more of this migration than the journal.
+
+    The journal's line is written first, so that a killed process leaves no such journal. A rollback by it would give up
+    steps of the target that it does not know of.
+    """
+    plan, facts = migration.plan, migration.journal.facts
+    if facts.relaunching or _has_phase_event(migration, ROLLBACK, STARTED):
+        return False
+    try:
+        found = migration.target_group.attempt_of_migration(plan.migration)
+    except HostError:
+        # What the target does is not known. The journal has each seal; only the moment of the seal itself looks equal.
+        return facts.sealed is None and _is_sealed(migration)
+    return found is not None and found.status is not None and found.status.epoch == plan.epoch
+
+
+def _is_sealed(migration: Migration) -> bool:
+    """Return whether this migration sealed the source; False without an answer."""
+    try:
+        fence, ours = _fence(migration)
+    except HostError:
+        return False
+    return ours and fence.epoch == migration.plan.epoch
+
+
+def reestablish(migration: Migration, *, rollback: bool, why: str = DAMAGED) -> None:
     """Journal the facts that phases need and that the journal may have lost.
 
-    ``rollback``: the target may be unreachable.
+    Args:
+        migration: The migration.
+        rollback: The target may be unreachable.
+        why: Why facts may be lost.
 
     Raises:
         HostError: a required host does not answer.
         MovedOnError: a later migration owns the run.
     """
     plan, facts = migration.plan, migration.journal.facts
-    migration.note("the journal is damaged; its facts are established again from the hosts")
+    migration.note(f"{why}; its facts are established again from the hosts")
     fence, ours = _fence(migration)
     if not ours and fence.epoch >= plan.epoch:
         raise MovedOnError(
@@ -59,7 +91,7 @@ def reestablish(migration: Migration, *, rollback: bool) -> None:
     known = facts.updated(lost)
     crosses = known.takeover_step or known.rehearsal
     if plan.mode == LIVE and sealed is None and not crosses:
-        lost = replace(lost, fallback_reason="the journal is damaged")
+        lost = replace(lost, fallback_reason=why)
     _journal_evident_phases(migration, sealed is not None, known.target_attempt is not None)
     if ours and fence.epoch > plan.epoch and not _has_phase_event(migration, ROLLBACK, STARTED):
         migration.journal.write(

@@ -20,7 +20,7 @@ from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.kubernetes import current_context
 from midstream.migrate.execution.executor import execute
-from midstream.migrate.execution.journal_recovery import hosts_report, reestablish
+from midstream.migrate.execution.journal_recovery import BEHIND, hosts_report, is_behind, reestablish
 from midstream.migrate.execution.lease_renewal import LeaseRenewal
 from midstream.migrate.journal import damaged_files, fleet_scope
 from midstream.migrate.journal import migration_directory as directories
@@ -287,9 +287,10 @@ def _run_migration(
     damaged_files.set_aside(directory.journal_file)
     journal = Journal(directory.journal_file)
     try:
+        resumed = journal.begun
         if lost:
             journal.write_lost()
-        elif journal.begun:
+        elif resumed:
             journal.write("note", state="resumed", message="resumed by another process")
         for line in directory.restore(journal):
             journal.write("note", message=line)
@@ -301,8 +302,11 @@ def _run_migration(
         lease.start()
         try:
             migration = Migration(plan, directory, journal, fleet, hosts, watch)
+            rolled_back = rolling_back or directory.rollback_requested()
             if journal.damaged:
-                reestablish(migration, rollback=rolling_back or directory.rollback_requested())
+                reestablish(migration, rollback=rolled_back)
+            elif resumed and is_behind(migration):
+                reestablish(migration, rollback=rolled_back, why=BEHIND)
             code = execute(migration, rollback=rolling_back)
             ended = outcome(read_events(journal.path))
             if ended.outcome == migration_state.INTERRUPTED and directory.rollback_requested():

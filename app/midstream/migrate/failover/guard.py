@@ -43,7 +43,7 @@ from midstream.migrate.failover.run_verdict import (
     judge_failed,
 )
 from midstream.migrate.failover.time_limit import TimeLimit
-from midstream.migrate.journal.migration_directory import list_migrations
+from midstream.migrate.journal.migration_directory import open_migrations
 from midstream.migrate.journal.migration_view import MigrationView
 from midstream.migrate.notifications import notify
 from midstream.migrate.planning.source_run import shares_root
@@ -218,7 +218,7 @@ class Guard:
         return bool(views)
 
     def _open_migrations(self) -> list[MigrationView]:
-        return [view for view in list_migrations(self.fleet) if view.plan.run_id == self.run_id and view.open]
+        return open_migrations(self.fleet, self.run_id)
 
     def _migrate(self, run: RunView, verdict: Verdict) -> None:
         """Migrate the run to the first target that takes it.

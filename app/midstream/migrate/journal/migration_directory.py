@@ -129,3 +129,8 @@ def list_migrations(fleet: Fleet | None = None) -> list[MigrationView]:
     """Return all migrations, newest first; with ``fleet``, those that belong to it."""
     found = map(MigrationDirectory, migration_ids())
     return [each.view() for each in found if fleet is None or each.belongs_to(fleet)]
+
+
+def open_migrations(fleet: Fleet, run_id: str) -> list[MigrationView]:
+    """Return the migrations of a run that have not ended, newest first."""
+    return [view for view in list_migrations(fleet) if view.plan.run_id == run_id and view.open]

@@ -21,6 +21,7 @@ from midstream.migrate.records.migration_state import (
     RUNNING,
 )
 from midstream.migrate.records.plan import Plan
+from midstream_engine.records import Fence
 
 CERTIFIED, NOT_CERTIFIED, VOID = "certified", "failed", "void"  # see `MigrationView.verdict`
 
@@ -115,10 +116,13 @@ class MigrationView:
             times = replace(times, share=min(1.0, self.steps_given_up(target_step) / healthy))
         return remaining(self.expected_seconds, times, now)
 
-    def steps_given_up(self, target_step: int | None) -> int:
+    def steps_given_up(self, target_step: int | None, fence: Fence | None = None) -> int:
         """Return the steps that a rollback loses.
 
-        They are the target's, at ``target_step``, past the seal.
+        They are the target's, at ``target_step``, past the seal. A journal that is older than the migration (a backup,
+        or a copy that another machine has continued) lacks the seal: the target's ``fence`` has it, too.
         """
         sealed = self.sealed_step
+        if sealed is None and fence is not None and fence.epoch == self.plan.epoch:
+            sealed = fence.sealed_step or 0
         return 0 if sealed is None or target_step is None else max(0, target_step - sealed)

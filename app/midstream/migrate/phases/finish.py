@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from midstream.counts import count
-from midstream.errors import MidstreamError
+from midstream.errors import MidstreamError, RemoteError
 from midstream.migrate.phases.context.migration import Migration, NeedsOperatorError, ways_to_continue
 from midstream.migrate.phases.context.observation import wait_for
 from midstream.migrate.phases.context.preemption import unless_preempted
@@ -82,7 +82,7 @@ class Finish:
         with unless_preempted(
             migration.fleet, migration.source_group.target, migration.note, "its pin is not released"
         ):
-            migration.source_group.checkpoint_store.unpin(plan.migration)
+            self._unpin(migration)
         if plan.source != plan.target_host:
             self._remove_secrets(migration)
         if plan.source != plan.target_host:
@@ -92,6 +92,18 @@ class Finish:
 
     def undo(self, migration: Migration) -> None:
         """Nothing: a finished migration is not rolled back."""
+
+    @staticmethod
+    def _unpin(migration: Migration) -> None:
+        """Remove the pin of the sealed checkpoint on the source.
+
+        The run does not need the source any more: one that answers and cannot remove it, such as one with a read-only
+        disk, does not prevent the end of the migration.
+        """
+        try:
+            migration.source_group.checkpoint_store.unpin(migration.plan.migration)
+        except RemoteError as error:
+            migration.note(f"{error.message}; the pin of its checkpoint stays on {migration.plan.source}")
 
     @staticmethod
     def _remove_secrets(migration: Migration) -> None:

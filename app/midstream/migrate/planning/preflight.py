@@ -19,9 +19,12 @@ from midstream.errors import HostError, MidstreamError, RemoteError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
+from midstream.hosts.shell_line import shell_line
 from midstream.launch.install.environment import builds_environment
+from midstream.migrate.journal.migration_directory import list_migrations, open_migrations
 from midstream.migrate.planning import batch_shape, trainer_checks
 from midstream.migrate.records.json_values import section
+from midstream.migrate.records.migration_state import RUNNING
 from midstream.migrate.records.plan import NO_ROUTE, Plan
 from midstream.migrate.source_and_target import host_files
 from midstream.migrate.source_and_target.checkpoint_store import (
@@ -30,6 +33,7 @@ from midstream.migrate.source_and_target.checkpoint_store import (
     copy_route,
     store_conflict,
 )
+from midstream.output import size
 from midstream.remote.machine import checks
 from midstream.remote.machine.checks import Survey
 from midstream.remote.runs import ownership, run_state, standby_state
@@ -53,6 +57,7 @@ def run_checks(fleet: Fleet, hosts: HostPool, plan: Plan) -> Iterator[Check]:
     if len(sources) < len(source_names) or len(targets) < len(target_names):
         return
     source, target = sources[0], targets[0]
+    yield from _open_migrations(fleet, plan)
     here = checkpoint_store_of(fleet, source, plan.run_id, plan.route.source_store)
     there = checkpoint_store_of(fleet, target, plan.run_id, plan.route.target_store)
     described = source.call(run_state.describe)(root=source.root, run_id=plan.run_id)
@@ -139,6 +144,23 @@ def _route(here: CheckpointStore, there: CheckpointStore, source: Host, target: 
         return Check("route", FAIL, error.message, error.hint)
 
 
+def _open_migrations(fleet: Fleet, plan: Plan) -> Iterator[Check]:
+    """Report other migrations of the run that this machine has started.
+
+    The migration lock, which is acquired shortly before the source stops, would end one of them at that time. An
+    interrupted one only warns: a target that is lost for good may prevent its rollback.
+    """
+    for view in open_migrations(fleet, plan.run_id):
+        if view.migration == plan.migration or view.plan.source != plan.source:
+            continue
+        yield Check(
+            "other migration",
+            FAIL if view.state == RUNNING else WARN,
+            f"migration {view.migration} of {plan.run_id} to {view.plan.target} is {view.state}, in phase {view.phase}",
+            f"midstream --continue {view.migration} follows it, midstream --rollback {view.migration} ends it",
+        )
+
+
 def _source(source: Host, described: run_state.RunDescription, plan: Plan) -> Iterator[Check]:
     fence = described.fence
     if fence is None:
@@ -206,7 +228,7 @@ def _target(target: Host, plan: Plan, fleet: Fleet, survey: Survey) -> Iterator[
     yield Check(
         "disk",
         PASS if free > needed else FAIL,
-        f"{free / 1e9:.1f} GB free at {target.root}, {needed / 1e9:.2f} GB needed",
+        f"{size(free)} free at {target.root}, {size(needed)} needed",
         "" if free > needed else f"free space on {target.name}, or choose another root in the fleet file",
     )
     if not survey.facts.root_writable:
@@ -226,10 +248,10 @@ def _target(target: Host, plan: Plan, fleet: Fleet, survey: Survey) -> Iterator[
             PASS if enough else WARN,
             f"{memory / 1e9:.1f} GB available, the state is {plan.estimate.checkpoint_bytes / 1e9:.2f} GB",
         )
-    yield from _occupied(target, plan, alone=not on_host)
+    yield from _occupied(target, fleet, plan, alone=not on_host)
 
 
-def _occupied(target: Host, plan: Plan, alone: bool) -> Iterator[Check]:
+def _occupied(target: Host, fleet: Fleet, plan: Plan, *, alone: bool) -> Iterator[Check]:
     """Check what runs on the target.
 
     ``alone``: SLURM gives the run accelerators that no other run uses.
@@ -250,7 +272,7 @@ def _occupied(target: Host, plan: Plan, alone: bool) -> Iterator[Check]:
         if run_id == plan.run_id and plan.source == plan.target_host:
             continue  # the source's own attempt: both have one run directory
         if run_id == plan.run_id:
-            yield _in_the_way(target, run_id, attempt)
+            yield _in_the_way(target, fleet, run_id, attempt)
             return
         others.append(run_id)
     if others:
@@ -269,7 +291,21 @@ def _other_migration(migration: str) -> str:
     return f"on the machine that started it midstream --continue {migration} follows it, --rollback {migration} ends it"
 
 
-def _in_the_way(target: Host, run_id: str, attempt: int) -> Check:
+def _leftover_standby(target: Host, fleet: Fleet, migration: str, found: records.Status | None) -> str:
+    """Return how to end a standby of a migration of this machine that has ended.
+
+    Its rollback could not reach it. Empty for another migration: its commands end the standby.
+    """
+    if not any(view.migration == migration and not view.open for view in list_migrations(fleet)):
+        return ""
+    config = fleet.hosts[target.name]
+    hint = "that migration has ended, and the standby exits within an hour"
+    if found is None or config.container is not None:
+        return hint
+    return f"{hint}, or now by: {shell_line(target.name, config, f'kill {found.pid}')}"
+
+
+def _in_the_way(target: Host, fleet: Fleet, run_id: str, attempt: int) -> Check:
     """Describe an attempt of the run itself that runs on the target."""
     found = target.call(run_state.status)(root=target.root, run_id=run_id, attempt=attempt).status
     command = target.call(standby_state.command)(root=target.root, run_id=run_id, attempt=attempt)
@@ -282,7 +318,7 @@ def _in_the_way(target: Host, run_id: str, attempt: int) -> Check:
             "run is free",
             FAIL,
             f"attempt {attempt} of {run_id} is a standby on {target.name} for migration {command.migration}",
-            _other_migration(command.migration),
+            _leftover_standby(target, fleet, command.migration, found) or _other_migration(command.migration),
         )
     return Check(
         "run is free",
@@ -306,14 +342,14 @@ def check_data(source: Host, targets: Sequence[Host], plan: Plan) -> Iterator[Ch
     for digest in plan.route.data_digests:
         name = f"{'token cache' if plan.trainer is None else 'files of the run'} {digest[:12]}"
         lacking = host_files.hosts_without(targets, digest)
-        size = f"{plan.estimate.data_bytes / 1e6:.1f} MB in all"
+        in_all = f"{size(plan.estimate.data_bytes)} in all"
         names = ", ".join(host.name for host in lacking)
         if not lacking:
             yield Check("data", PASS, f"{name}: the target has it")
         elif targets[0] not in lacking:  # which has the data, and sends it to the others
-            yield Check("data", PASS, f"{name}: {names} lacks it: to copy from {targets[0].name}, {size}")
+            yield Check("data", PASS, f"{name}: {names} lacks it: to copy from {targets[0].name}, {in_all}")
         elif host_files.has_manifest(source, host_files.data_directory(source, digest)):
-            yield Check("data", PASS, f"{name}: to copy, {size}")
+            yield Check("data", PASS, f"{name}: to copy, {in_all}")
         else:
             where = host_files.data_directory(source, digest)
             yield Check("data", FAIL, f"{name} is on neither host", f"copy or build it in {where}")

@@ -70,13 +70,19 @@ def _check_owner(fleet: Fleet, snapshot: Snapshot, run: RunView) -> None:
     if not owner or run.host in owner_hosts:
         return
     store = fleet.store_of_target(owner)
-    lost = "if that machine is certainly lost, --source-lost continues from " + (
+    lost = f"if {owner} is certainly lost, --source-lost continues from " + (
         f"its checkpoints in {store}" if store else "this copy"
     )
     belongs = f"run {run.run_id} on {run.host} was handed to {owner} (epoch {run.epoch})"
     if owner in fleet.unavailable:
         raise UsageError(f"{belongs}: {fleet.unavailable[owner].message}", lost)
     if not owner_hosts:
+        if run.status is not None and run.status.epoch == run.epoch:  # it has trained there since
+            raise UsageError(
+                f"run {run.run_id} has trained on {run.host} as {owner} (epoch {run.epoch}), which the fleet file does "
+                "not name",
+                f"name that host or target {owner} there again: the records of the run have this name",
+            )
         raise UsageError(f"{belongs}, which the fleet file does not name", f"add it there; {lost}")
     unreachable = [host for host in snapshot.hosts if host.name in owner_hosts and host.link != "live"]
     if unreachable:
@@ -84,7 +90,11 @@ def _check_owner(fleet: Fleet, snapshot: Snapshot, run: RunView) -> None:
             f"{belongs}, which does not answer: {unreachable[0].error or unreachable[0].link}",
             f"restore the connection; {lost}",
         )
-    raise UsageError(f"{belongs}, which has no copy", f"midstream --continue finishes an open migration; {lost}")
+    raise UsageError(
+        f"{belongs}, which has no copy",
+        f"check root: of {owner} in the fleet file; midstream --continue, on the machine that started it, finishes "
+        f"an open migration; if that machine's state directory is lost, or {lost.removeprefix('if ')}",
+    )
 
 
 def check_stores(request: Request, run: RunView, here: str, there: str) -> None:

@@ -40,7 +40,13 @@ def problem_message(target: Endpoint, report: CopyProblem) -> str:
 
 def disk_full(target: Endpoint, needed: int, free: int) -> TransferError:
     """Return the error of a full disk; ``needed`` and ``free`` in bytes."""
+    host = target.host.name
+    if needed <= free:  # what `free` counts is not what has run out
+        return TransferError(
+            f"the disk of {target} accepts no more: {needed:,} bytes are left to copy, and {free:,} are free",
+            f"a quota or the number of files: quota -s and df -i on {host} show them; make room, then run it again",
+        )
     return TransferError(
         f"the disk of {target} is full: {needed:,} bytes needed, {free:,} free",
-        f"free space on {target.host.name} and run it again",
+        f"free space on {host} and run it again",
     )

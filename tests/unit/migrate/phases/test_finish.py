@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from midstream.migrate.phases.finish import NEAR, losses_are_lost
+from midstream.fleet.fleet import Fleet, LocalHostConfig
+from midstream.hosts.host_pool import HostPool
+from midstream.migrate.phases.context.migration import Migration
+from midstream.migrate.phases.finish import NEAR, Finish, losses_are_lost
+from midstream.migrate.source_and_target.host_group import HostGroup, target_of
+from support.migrations.sample_plan import PLAN
+from support.run_directory import RunDirectory
 
 NAN, INFINITY = math.nan, math.inf
 
@@ -37,3 +45,19 @@ def test_newest_losses_count() -> None:
     assert losses_are_lost(rows, 3)
     assert not losses_are_lost(rows[:-1], 3)
     assert not losses_are_lost([{"global_step": 0}, {"global_step": 5}], 3)
+
+
+def test_pin_that_cannot_be_removed_does_not_prevent_the_end(tmp_path: Path) -> None:
+    """As on a disk that has become read-only; here a directory has the name, which root cannot unlink."""
+    run = RunDirectory(tmp_path / "a", "r")
+    Path(run.paths.pins, "m.json", "x").mkdir(parents=True)
+    fleet = Fleet({"a": LocalHostConfig(root=str(tmp_path / "a"))})
+    hosts, notes = HostPool(fleet), list[str]()
+    group = HostGroup(hosts, target_of(fleet, "", ("a",)), "r", "")
+    migration = SimpleNamespace(source_group=group, plan=PLAN, note=notes.append)
+    try:
+        Finish._unpin(cast(Migration, migration))
+    finally:
+        hosts.close()
+    (note,) = notes
+    assert note.endswith("; the pin of its checkpoint stays on a")

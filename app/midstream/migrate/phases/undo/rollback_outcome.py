@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from midstream.migrate.phases.context.migration import Migration, MovedOnError
+from midstream.migrate.phases.undo.source_return import owns_run
 from midstream.remote.runs import run_state
 from midstream_engine import records
 
@@ -12,18 +13,18 @@ CONFIG = "run.yaml"  # copy of the run's config in the migration's directory, fo
 
 
 def refuse_moved_on(migration: Migration) -> None:
-    """Raise MovedOnError if another migration has taken the run from its source.
+    """Raise MovedOnError if another migration has taken the run from the source.
 
-    HostError: the source does not answer.
+    The source must not be started then: two lineages would run.
     """
     plan, fence = migration.plan, migration.source_group.describe().fence
     own = {plan.source, plan.route.source_target, migration.journal.facts.owner_before}
-    if fence is not None and fence.epoch > plan.source_epoch and fence.owner not in own:
-        raise MovedOnError(
-            f"another migration has taken {plan.run_id} from {plan.source} to {fence.owner} (epoch {fence.epoch}); "
-            "this one has ended",
-            "midstream --status shows where it is",
-        )
+    if fence is None or fence.epoch < plan.epoch or fence.owner in own or owns_run(migration):
+        return
+    raise MovedOnError(
+        f"another migration has taken {plan.run_id} from {plan.source} to {fence.owner} (epoch {fence.epoch})",
+        "midstream --status shows where it is",
+    )
 
 
 def not_running(migration: Migration) -> str:

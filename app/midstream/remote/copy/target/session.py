@@ -123,8 +123,9 @@ def _prepared(
         held = _reported("held", local_reuse.reuse(stage, root, absent))
         absent = [entry for entry in absent if entry["path"] not in held]
         needed = sum(entry["size"] for entry in absent)
+    needed += SLACK
     free = free_bytes(directory)
-    if needed + SLACK > free + begun:
+    if needed > free + begun:
         emit("problem", kind="full", needed=needed, free=free + begun)
         return False
     os.makedirs(directory, exist_ok=True)

@@ -241,7 +241,7 @@ class MigrationScreen(MidstreamScreen):
             return
         discarded = self._steps_given_up(view)
         lines = [f"{plan.run_id} returns to {plan.source} and continues from the sealed step."]
-        if view.sealed_step is None:
+        if view.sealed_step is None and not discarded:
             lines = [f"{plan.run_id} stays on {plan.source}. What was started for it on {plan.target} is ended."]
         if discarded:
             lines.append(f"{count(discarded, 'step')} of {plan.target} {agree(discarded)} discarded.")
@@ -265,7 +265,7 @@ class MigrationScreen(MidstreamScreen):
     def _steps_given_up(self, view: MigrationView) -> int:
         """Return the steps that a rollback would discard, by what the target has reported."""
         run = self.screen_state.run(view.plan.target_host, view.plan.run_id)
-        return view.steps_given_up(run.step if run else None)
+        return view.steps_given_up(run.step, run.fence) if run else 0
 
     def action_continue(self) -> None:
         view = self.migration_view

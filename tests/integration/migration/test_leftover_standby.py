@@ -1,0 +1,51 @@
+"""A standby that the rollback of its migration could not end."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+
+from midstream.check.check_result import FAIL
+from midstream.fleet.fleet import Fleet, LocalHostConfig
+from midstream.hosts.host_pool import HostPool
+from midstream.migrate.journal import migration_directory as directories
+from midstream.migrate.journal.journal import Journal
+from midstream.migrate.planning import preflight
+from midstream.migrate.records.migration_state import INTERRUPTED, ROLLED_BACK
+from midstream_engine import records
+from support.migrations.sample_plan import PLAN, changed
+from support.run_directory import RunDirectory
+
+MIGRATION = "20261126-101112-r-0001"
+
+
+@pytest.mark.parametrize("outcome", [ROLLED_BACK, INTERRUPTED, ""])
+def test_standby_of_an_ended_migration_is_ended_by_hand(outcome: str, tmp_path: Path) -> None:
+    fleet = Fleet({name: LocalHostConfig(root=str(tmp_path / name)) for name in "ab"}, text="hosts: {}\n")
+    run = RunDirectory(tmp_path / "b", "r")
+    run.status(2, records.WAITING, 9)
+    path = run.attempt(2).status()
+    status = dataclasses.replace(records.Status.read(path), epoch=0)
+    status.write(path)
+    records.Command(records.STANDBY, epoch=2, migration=MIGRATION).write(run.attempt(2).command_file)
+    if outcome:
+        directory = directories.create(changed(PLAN, migration=MIGRATION), fleet.text)
+        journal = Journal(directory.journal_file)
+        journal.write("result", ok=False, exit_code=1, outcome=outcome)
+        journal.close()
+    hosts = HostPool(fleet)
+    try:
+        check = preflight._in_the_way(hosts.get("b"), fleet, "r", 2)
+    finally:
+        hosts.close()
+    assert status.pid == os.getpid()
+    assert (check.state, check.name) == (FAIL, "run is free")
+    assert check.detail == f"attempt 2 of r is a standby on b for migration {MIGRATION}"
+    if outcome == ROLLED_BACK:
+        ended = f"that migration has ended, and the standby exits within an hour, or now by: kill {os.getpid()}"
+        assert check.hint == ended
+    else:
+        assert f"--rollback {MIGRATION} ends it" in check.hint
