@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+from midstream.counts import count
 from midstream.errors import HostError, UsageError
 from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_path import default_fleet_path
@@ -103,7 +104,7 @@ def plan_shape(snapshot: Snapshot, request: Request, ends: Ends, contents: Conte
         if most is not None:
             overrides = (*overrides, f"--{LIMIT}", str(most))
         elif LIMIT not in flags and (more := memory_fit.without_limit(*fit)) is not None:
-            fits = f"; without the run's limit {more} examples at a time fit: -- --{LIMIT} -1"
+            fits = f"; without the run's limit up to {count(more, 'example')} at a time: -- --{LIMIT} -1"
     for size in later:  # refuse now what a later size of the schedule would refuse then
         batch_shape.batch_shape(size, target_devices, limit, model_axis)
     changes = _changes(run, before, after, source_devices, target_devices, trainer, wanted.steps)

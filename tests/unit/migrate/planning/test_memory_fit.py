@@ -138,7 +138,7 @@ def test_plan_names_the_flag_that_removes_a_lower_limit() -> None:
         shape, _ = plan_parts.plan_shape(snapshot, Request("r", "one", overrides=overrides), ends, contents)
         return shape.memory.rpartition("; ")[2]
 
-    hint = "without the run's limit 32 examples at a time fit: -- --trainer.per_device_parallelism -1"
+    hint = "without the run's limit up to 32 examples at a time: -- --trainer.per_device_parallelism -1"
     assert memory_text(2) == hint
     assert memory_text(-1) == memory_text(32) == memory_text(2, *hint.split(": -- ")[1].split())
     assert "usable" in memory_text(-1)
