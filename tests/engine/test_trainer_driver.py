@@ -378,6 +378,7 @@ def test_adopted_trainer_without_its_driver_is_not_doubled(make: Callable[..., D
 def test_adopted_trainer_outlives_a_driver_that_fails(make: Callable[..., Driver], tmp_path: Path) -> None:
     with their_trainer(tmp_path / "theirs") as (file, theirs):
         driver = make(file, {"directory": str(file.parent)})
+        records.first_fence("here").write(driver.paths.fence)
         os.mkdir(driver.paths.lineage)  # it cannot be written, as on a disk with errors
         driver.start("--attach", str(theirs.pid))
         assert driver.ended() == records.EXIT_FAILED
