@@ -258,19 +258,17 @@ def prune(paths: records.RunPaths, attempt: int, keep: int = KEPT) -> List[str]:
 
     Raises RecordError where a pin cannot be read: its checkpoint is not known, and nothing is removed.
     """
+    left = _empty_trash(paths)  # of a call that was killed; a name that is there cannot be moved there again
     own = [manifest.name for manifest in usable(paths) if manifest.attempt == attempt]
     pinned = _pinned(paths)
     for name in own[:-keep]:
         if name not in pinned:
             os.rename(paths.checkpoint(name), paths.checkpoint(TRASH + name))
-    return _empty_trash(paths)
+    return left + _empty_trash(paths)
 
 
 def _empty_trash(paths: records.RunPaths) -> List[str]:
-    """Delete what is in the trash, or move it back if it has been pinned.
-
-    It may be of a driver that was killed.
-    """
+    """Delete what is in the trash, or move it back if it has been pinned."""
     removed: List[str] = []
     for entry in sorted(os.listdir(paths.checkpoints)):
         name, trash = entry[len(TRASH) :], paths.checkpoint(entry)

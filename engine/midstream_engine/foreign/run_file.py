@@ -21,7 +21,7 @@ from midstream_engine.records.record import JsonRecord
 # What replaces a placeholder of the command: `Placeholders`.
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 SCRIPT = re.compile(r"[\s;&|<>$`]")  # a word with one of these is read by a shell: sh -c 'cd {out} && ...'
-PLAIN = re.compile(r"[\w@%+=:,./-]+", re.ASCII)  # a shell takes it as it is
+PLAIN = re.compile(r"[\w@%+=:,./-]+")  # a shell takes it as it is, letters of every language too
 PLACEHOLDERS = (
     "nodes", "rank", "master", "port", "devices", "world", "per_device", "accumulation", "checkpoint", "out", "python",
     "steps",
@@ -192,7 +192,10 @@ def expand(words: List[str], values: Mapping[str, object]) -> List[str]:
         if found is None or found == "":
             raise RecordError("{{{}}} has no value here".format(name))
         if SCRIPT.search(match.string) and not PLAIN.fullmatch(str(found)):
-            raise RecordError("{{{}}} is in a script, and a shell would not read {!r} as one word".format(name, found))
+            raise RecordError(
+                "{{{0}}} is in a script, and a shell would not read {1!r} as one word (hint: give it to the script as "
+                'an argument: [sh, -c, \'exec train "$1"\', sh, "{{{0}}}"])'.format(name, found)
+            )
         return str(found)
 
     return [PLACEHOLDER.sub(value, word) for word in words]

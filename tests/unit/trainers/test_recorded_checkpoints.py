@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from midstream_engine import records
+from midstream_engine.checkpoint.save_fence import FenceUnreadableError
+from midstream_engine.foreign.attempt.attempt_fence import check_fence
+from midstream_engine.foreign.attempt.attempt_place import AttemptPlace
 from midstream_engine.foreign.checkpoints.checkpoint_finder import find_checkpoints, saved_state
-from midstream_engine.foreign.recorded_checkpoints import FILES, Found, record, usable
+from midstream_engine.foreign.recorded_checkpoints import FILES, Found, prune, record, usable
 from midstream_engine.foreign.run_file import Checkpoints, Metrics, RunFile
 from midstream_engine.foreign.work_directory import place_checkpoint
 from support.paths import FIXTURES
@@ -75,3 +78,33 @@ def test_manifest_is_written_after_all_files_are_on_disk(tmp_path: Path, monkeyp
     files = ("ckpt-7/shards/0.json", "ckpt-7/shards/1.json")
     assert record(paths, run, Found(str(tmp_path / "work"), "ckpt-7", 7, files), 1, 1, {}, 1) is not None
     assert unsynced == []
+
+
+def test_trash_that_could_not_be_emptied_does_not_stop_removals(tmp_path: Path) -> None:
+    """An attempt that is started again records checkpoints of the same names."""
+    paths = records.RunPaths(str(tmp_path), "r")
+    left = Path(paths.checkpoint(".trash-step-1-a001"), FILES)
+    left.mkdir(parents=True)
+    (left / "old").write_text("")
+    for step in (1, 2, 3):
+        directory = Path(paths.checkpoint(records.checkpoint_name(step, 1)))
+        directory.mkdir()
+        records.Manifest(
+            format=records.FORMAT, version=records.FORMAT_VERSION, run_id="r", step=step, attempt=1, epoch=1,
+            created=0.0, root_digest="d" * 64, arrays=[], objects=[],
+        ).write(str(directory / records.MANIFEST))  # fmt: skip
+    prune(paths, 1)
+    assert sorted(os.listdir(paths.checkpoints)) == ["step-2-a001", "step-3-a001"]
+
+
+def test_start_without_the_fence_of_a_run_is_refused(tmp_path: Path) -> None:
+    """It may name another owner: the trainer of a source that was migrated would train again."""
+    place = AttemptPlace(records.RunPaths(str(tmp_path), "r"), 2, 1, "here", "here")
+    os.makedirs(place.paths.dir)
+    check_fence(place, first=True)
+    assert records.Fence.read(place.paths.fence).owner == "here"
+    records.Lineage("r").write(place.paths.lineage)
+    os.unlink(place.paths.fence)
+    with pytest.raises(FenceUnreadableError, match=r"has been removed.*midstream --repair r"):
+        check_fence(place, first=True)
+    assert not os.path.exists(place.paths.fence)

@@ -254,5 +254,7 @@ def test_checkpoint_name_is_no_part_of_a_script(name: str) -> None:
     ):
         expand(script, {"checkpoint": name})
     assert expand(word, {"checkpoint": name}) == ["train", "--resume", name], "no shell reads it"
-    plain = "/runs/r/epoch=0-step=10,loss:1.5.ckpt"
+    argument = ["sh", "-c", 'exec train --resume "$1"', "sh", "{checkpoint}"]
+    assert expand(argument, {"checkpoint": name})[4] == name, "what the hint says"
+    plain = "/home/josé/r/epoch=0-step=10,loss:1.5.ckpt"
     assert expand(script, {"checkpoint": plain})[2] == f"exec train --resume {plain}"

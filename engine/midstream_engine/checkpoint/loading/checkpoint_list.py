@@ -36,15 +36,15 @@ class FoundCheckpoint:
         return self.manifest is not None
 
 
-def list_checkpoints(paths: RunPaths) -> list[FoundCheckpoint]:
+def list_checkpoints(paths: RunPaths, *, attempt: int | None = None) -> list[FoundCheckpoint]:
     """Return every checkpoint directory of the run, by step, then attempt.
 
-    Other names are skipped.
+    Other names are skipped. ``attempt``: only those that it has saved; no manifest of another one is read.
     """
     found = []
     for name in open_checkpoints(paths.checkpoints).names():
         key = parse_checkpoint_name(name)
-        if key is not None:
+        if key is not None and attempt in (None, key[1]):
             manifest, flaw = _manifest(paths.checkpoint(name), name)
             found.append(FoundCheckpoint(name, *key, manifest, flaw))
     return sorted(found, key=lambda entry: (entry.step, entry.attempt))
@@ -73,9 +73,7 @@ def newest_complete(paths: RunPaths, fence: Fence | None, *, attempt: int | None
     Raises:
         CheckpointCorruptError: A manifest that cannot be read is newer than any other.
     """
-    for entry in reversed(list_checkpoints(paths)):
-        if attempt not in (None, entry.attempt):
-            continue
+    for entry in reversed(list_checkpoints(paths, attempt=attempt)):
         if entry.flaw:
             hint = "move the directory away to resume from an older checkpoint"
             raise CheckpointCorruptError(f"{entry.flaw} (hint: {hint})")

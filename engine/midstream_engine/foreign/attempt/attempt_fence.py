@@ -13,12 +13,14 @@ from midstream_engine.foreign.attempt.attempt_place import AttemptPlace
 def check_fence(place: AttemptPlace, *, first: bool) -> None:
     """Raise FenceRejectedError where a later epoch has the run.
 
-    ``first``: this is the first node, which writes the fence of a run that has none.
+    ``first``: this is the first node, which writes the fence of a run that has none. Raises FenceUnreadableError where
+    the fence cannot be read, or has been removed.
     """
     paths = place.paths
     with records.locked(paths.lock):
         fence = save_fence.read_fence(paths)
         if fence is None and first:
+            save_fence.check_not_removed(paths)
             fence = records.Fence(place.epoch, place.target)
             fence.write(paths.fence)
     if fence is not None and fence.epoch > place.epoch:

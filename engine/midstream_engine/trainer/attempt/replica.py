@@ -185,9 +185,10 @@ class Replay(Loop):
         rows: dict[int, dict[str, Any]] = {}
         if self._leads:
             with open(self._attempt.files.replay, encoding="utf-8") as file:
-                # By step: an attempt that was started before, as a requeued job is, has replayed some already.
+                # By step: an attempt that was started before, as a requeued job is, has replayed some already, and
+                # may have been further than this state.
                 rows = {row["global_step"]: row for row in records.parse_metrics(file)}
-        since = tuple(row for step, row in sorted(rows.items()) if step >= command.step)
+        since = tuple(row for step, row in sorted(rows.items()) if command.step <= step < self.step)
         kept = self._kept[1] if self._kept is not None and self._kept[0] == command.step else None
         self._status.update(message="")
         return Outcome(command, self.state, self.step, since, kept)

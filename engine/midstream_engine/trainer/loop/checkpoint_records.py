@@ -2,15 +2,67 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from typing import Any
 
 import numpy as np
 
+from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
+from midstream_engine.data.errors import DataError
 from midstream_engine.optim.optimizer import schedule_count, update_count
+from midstream_engine.trainer.computation.finiteness import describe, find_not_finite
+from midstream_engine.trainer.computation.reference_losses import Measured, ReferenceLosses
 from midstream_engine.trainer.computation.setup import Setup
+from midstream_engine.trainer.computation.train_state import TrainState
 from midstream_engine.trainer.runtime.attempt_record import Attempt
 from midstream_engine.trainer.runtime.status_file import StatusFile
+
+log = logging.getLogger(__name__)
+
+
+class Documents:
+    """Maker of the ``train.json`` of an attempt's checkpoints."""
+
+    def __init__(self, setup: Setup, attempt: Attempt, status: StatusFile, reference_losses: ReferenceLosses) -> None:
+        self._setup, self._attempt, self._status, self._reference_losses = setup, attempt, status, reference_losses
+
+    def make(self, state: TrainState, step: int, measured: Measured | None) -> dict[str, Any]:
+        """Return the state's ``train.json``.
+
+        ``measured``: its reference losses; None: it has none. Raises CheckpointError where JSON has no such value.
+        """
+        return train_document(
+            train_state(self._setup, step, state.optimizer),
+            provenance(self._setup, self._attempt, self._status),
+            measured.to_json() if measured is not None else None,
+        )
+
+    def measure(self, state: TrainState, step: int) -> Measured | None:
+        """Measure the reference losses of a state.
+
+        None where the batch cannot be read; of several processes the others may read it, and measure together.
+
+        Raises:
+            DataError: This process of several cannot read the batch.
+            CheckpointError: A loss is not finite: the state came from no update of this attempt, which would have been
+                checked.
+        """
+        try:
+            batch = self._setup.batches.batch(step)
+        except (DataError, OSError) as error:
+            if self._attempt.processes.client is not None:
+                raise
+            log.warning("step %d is saved without reference losses: %s", step, error)
+            return None
+        measured = self._reference_losses.measure(state.model, batch)
+        if not all(map(math.isfinite, measured.losses)):
+            arrays = describe(find_not_finite(state))
+            why = f"the state is not finite: {arrays}" if arrays else "the losses of the next batch are not finite"
+            raise CheckpointError(why)
+        return measured
 
 
 def train_state(setup: Setup, step: int, optimizer: Any) -> dict[str, Any]:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 from midstream_engine import records
 from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.checkpoint.save_fence import FenceRejectedError, FenceUnreadableError
 from midstream_engine.checkpoint.saving.background_task import BackgroundTask
-from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
 from midstream_engine.checkpoint.saving.consensus import complete_share
 from midstream_engine.checkpoint.saving.retention import Retention, empty_trash
 from midstream_engine.checkpoint.saving.save import PendingSave, begin_save
@@ -25,11 +22,10 @@ from midstream_engine.checkpoint.saving.snapshot import Copy
 from midstream_engine.checkpoint.stores import in_bucket, open_checkpoints
 from midstream_engine.records import RecordError
 from midstream_engine.tracking.metrics_recorder import Recorder
-from midstream_engine.trainer.computation.finiteness import describe, find_not_finite
 from midstream_engine.trainer.computation.reference_losses import Measured, ReferenceLosses
 from midstream_engine.trainer.computation.setup import Setup
 from midstream_engine.trainer.computation.train_state import TrainState
-from midstream_engine.trainer.loop.checkpoint_records import provenance, train_state
+from midstream_engine.trainer.loop.checkpoint_records import Documents
 from midstream_engine.trainer.loop.copy_memory import memory_shortage
 from midstream_engine.trainer.loop.device_memory import DeviceMemory
 from midstream_engine.trainer.runtime.attempt_record import Attempt
@@ -69,7 +65,8 @@ class Saver:
         Without ``device_memory`` training waits until a state on accelerators is fetched.
         """
         self._device_memory = device_memory
-        self._setup, self._attempt, self._status, self._reference_losses = setup, attempt, status, reference_losses
+        self._attempt, self._status = attempt, status
+        self._documents = Documents(setup, attempt, status, reference_losses)
         self._processes, self._file_systems = attempt.processes, attempt.file_systems
         self._sequence = 0  # of the newest save of this attempt
         self._retention = Retention(setup.config.trainer.checkpointer.policy(), now)
@@ -143,6 +140,7 @@ class Saver:
         last: bool = False,
         callback: Callable[[], None] | None = None,
         not_finite: str = "",
+        no_data: bool = False,
     ) -> None:
         """Start to write ``step-<step>`` unless it exists or is being written.
 
@@ -155,6 +153,7 @@ class Saver:
             last: Return when the checkpoint is on the disk, because the loop has nothing else to do.
             callback: Called on the loop's thread when the checkpoint is on the disk; not if saving fails.
             not_finite: Which arrays are not finite and since when; such a state is not saved.
+            no_data: The next batch cannot be read: the checkpoint has no reference losses, which are of that batch.
 
         Raises:
             NotSavedError: The state could not be saved.
@@ -169,7 +168,10 @@ class Saver:
             if shortage:
                 log.warning("step %d: training waits until the state is written: %s", step, shortage)
             copy = Copy.DEVICES if on_devices else Copy.NONE if last or shortage else Copy.HOST
-            self._begin(state, step, reason, copy, last=last, not_finite=not_finite)
+            if no_data:
+                log.warning("step %d is saved without reference losses: the next batch cannot be read", step)
+            measure = (lambda: None) if no_data else partial(self._documents.measure, state, step)
+            self._begin(state, step, reason, copy, measure, last=last, not_finite=not_finite)
             if shortage:
                 with self._saving_status(step):
                     self._task.wait()  # the next update changes the memory that is written
@@ -208,17 +210,29 @@ class Saver:
             log.error("step not saved: %s", error)
         self._task.close()
 
-    def _begin(self, state: TrainState, step: int, reason: str, copy: Copy, *, last: bool, not_finite: str) -> None:
+    def _begin(
+        self,
+        state: TrainState,
+        step: int,
+        reason: str,
+        copy: Copy,
+        measure: Callable[[], Measured | None],
+        *,
+        last: bool,
+        not_finite: str,
+    ) -> None:
         began = time.monotonic()
         self._retention.saved(began)
         self._postponed = False
+        make = self._documents.make
         if not_finite:
             raise self._failed(step, CheckpointError(f"the state is not finite: {not_finite}"))
         with self._saving_status(step):
             # The loop waits for the last save anyway. Its losses are measured once the arrays are written: a migration
             # has begun to send these. On CPUs, measuring at the same time would slow both down.
+            late = last and self._processes.client is None
             try:
-                measured = None if last and self._processes.client is None else self._measure(state, step)
+                measured = None if late else measure()
             except CheckpointError as error:
                 raise self._failed(step, error) from error
             self._sequence += 1
@@ -229,9 +243,7 @@ class Saver:
                 pending = begin_save(
                     self._attempt.paths,
                     state,
-                    partial(self._measured_document, state, step)
-                    if measured is None
-                    else self._document(state, step, measured),
+                    (lambda: make(state, step, measure())) if late else make(state, step, measured),
                     step=step,
                     attempt=self._attempt.number,
                     epoch=self._attempt.epoch,
@@ -251,34 +263,6 @@ class Saver:
                 self._device_memory.note(state, pending.on_devices)
             stall = time.monotonic() - began if copy is not Copy.NONE else None
             self._task.start(step, lambda: self._finish(pending, reason, began, stall, last))
-
-    def _measured_document(self, state: TrainState, step: int) -> dict[str, Any]:
-        return self._document(state, step, self._measure(state, step))
-
-    def _document(self, state: TrainState, step: int, measured: Measured) -> dict[str, Any]:
-        """Return the state's ``train.json``.
-
-        Raises CheckpointError where JSON has no such value.
-        """
-        return train_document(
-            train_state(self._setup, step, state.optimizer),
-            provenance(self._setup, self._attempt, self._status),
-            measured.to_json(),
-        )
-
-    def _measure(self, state: TrainState, step: int) -> Measured:
-        """Measure the reference losses of a state.
-
-        Raises:
-            CheckpointError: One is not finite: the state came from no update of this attempt, which would have been
-                checked.
-        """
-        measured = self._reference_losses.measure(state.model, self._setup.batches.batch(step))
-        if not all(map(math.isfinite, measured.losses)):
-            arrays = describe(find_not_finite(state))
-            why = f"the state is not finite: {arrays}" if arrays else "the losses of the next batch are not finite"
-            raise CheckpointError(why)
-        return measured
 
     def _finish(self, pending: PendingSave, reason: str, began: float, stall: float | None, last: bool) -> None:
         """Write and commit, update the status, and prune. Runs on the saving thread.

@@ -114,6 +114,7 @@ class Loop:
         self._logged = 0.0
         self._later: Wanted | None = None  # a command to stop at a later step
         self._source: Prefetch[tuple[Batch, NamedArray, NamedArray]] | None = None
+        self._no_data = False  # the next batch cannot be read, on any process
         profiled = self._trainer if self._leads else dataclasses.replace(self._trainer, profiler=False)
         self._profile = Profile(profiled, attempt, step)
         self._flops = flops.utilisation_columns(setup.config.model, setup.tokenizer.vocab_size)
@@ -136,6 +137,7 @@ class Loop:
             while True:
                 self._wait_for_boundary(source)
                 wanted = self._hold_back(self._requests.look(self._known(self._boundary)))
+                self._no_data = wanted.known.no_data
                 if self._acts(wanted) or not source.ready:
                     self._settle()
                 if wanted.known.epoch > self._attempt.epoch:
@@ -177,6 +179,7 @@ class Loop:
             batch, tokens, mask = source.next()
         except Exception:
             if self._attempt.processes.client is None:  # otherwise the others do not save at this boundary
+                self._no_data = True
                 self._save_before_failing()
             raise
         loaded = time.monotonic()
@@ -283,7 +286,7 @@ class Loop:
         busy, failed = self._saver.busy, self._saver.failed
         due = self._leads and self._saver.due(step, time.monotonic())
         epoch, unreadable = self._fence.epoch(), bool(self._fence.unreadable)
-        no_data = self._source is not None and self._source.failed and step < self._trainer.num_train_steps
+        no_data = self._source is not None and self._source.failed
         failed = 0 if busy else failed
         return Known(epoch=epoch, due=due, busy=busy, failed=failed, unreadable=unreadable, no_data=no_data)
 
@@ -381,8 +384,9 @@ class Loop:
         assert self._running is None, "the state has an update more than the step says"
         with _fence_errors():
             self._saver.save(
-                self.state, self.step, reason, last=last, callback=callback, not_finite=self._finite.reason
-            )
+                self.state, self.step, reason, last=last, callback=callback, not_finite=self._finite.reason,
+                no_data=self._no_data,
+            )  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.checkpoint.save_fence import FenceRejectedError, seal
 from midstream_engine.checkpoint.stores.directory_objects import DirectoryObjects
 from midstream_engine.config import load_config
+from midstream_engine.data.errors import DataError
 from midstream_engine.records import RunPaths
 from midstream_engine.trainer.computation.programs import compile_reference_losses
 from midstream_engine.trainer.computation.reference_losses import ReferenceLosses
@@ -208,6 +209,31 @@ def test_saver_final_save_is_on_disk_with_the_one_before(
     saver.save(state, 101, "stop", last=True)
     assert [found.complete for found in list_checkpoints(paths)] == [True, True]
     assert status.value.checkpoint == "step-101-a001"
+
+
+def test_state_is_saved_where_the_next_batch_cannot_be_read(
+    parts: Parts, saver_parts: SaverParts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference losses are of that batch."""
+    setup, _, state = parts
+    saver, _, paths = saver_parts
+
+    def batch(index: int) -> None:
+        raise DataError(f"batch {index}: the bucket does not answer")
+
+    def losses(step: int) -> Any:
+        verify_checkpoint(paths.checkpoint(f"step-{step}-a001"))
+        return json.loads(Path(paths.checkpoint(f"step-{step}-a001"), "train.json").read_text())["reference_losses"]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(setup.batches), "batch", lambda _, index: batch(index))
+        saver.save(state, 3, "checkpointer")
+        saver.save(state, 4, "stop", last=True)
+        assert losses(4) is None
+    saver.save(state, 5, "the next batch cannot be read", last=True, no_data=True)
+    assert losses(5) is None
+    saver.save(state, 6, "stop", last=True)
+    assert losses(6) is not None
 
 
 def test_saver_reports_failed_save_at_boundary_and_retries(

@@ -103,6 +103,7 @@ class Stage:
         last: bool = False,
         callback: Callable[[], None] | None = None,
         not_finite: str = "",
+        no_data: bool = False,
     ) -> None:
         assert state == step
         self.events.append(("refused" if not_finite else "save", not_finite or state))
