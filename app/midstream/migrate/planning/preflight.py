@@ -42,6 +42,7 @@ from midstream_engine import records
 
 SURVEY_TIMEOUT = 120.0  # seconds for the target to survey itself
 MIGRATION_LOCK = "migration lock"  # name of the check that no other migration has the run
+OTHER_MIGRATION = "other migration"  # name of the check that this machine executes no other migration of the run
 MIGRATED_SINCE = "the run has been migrated since: plan again"  # hint
 ROUTE_MAX_AGE = 60.0  # seconds for which a plan's probed route is used
 DISK_SLACK = 1.1  # factor on the bytes to be copied
@@ -154,7 +155,7 @@ def _open_migrations(fleet: Fleet, plan: Plan) -> Iterator[Check]:
         if view.migration == plan.migration or view.plan.source != plan.source:
             continue
         yield Check(
-            "other migration",
+            OTHER_MIGRATION,
             FAIL if view.state == RUNNING else WARN,
             f"migration {view.migration} of {plan.run_id} to {view.plan.target} is {view.state}, in phase {view.phase}",
             f"midstream --continue {view.migration} follows it, midstream --rollback {view.migration} ends it",
