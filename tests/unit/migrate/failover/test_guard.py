@@ -34,9 +34,9 @@ from midstream.migrate.records.facts import Facts
 from midstream.migrate.records.plan import Plan
 from midstream.migrate.records.request import Request
 from midstream.remote.machine import preemption_notices
+from midstream.remote.runs import ownership
 from midstream.watch.runs.symptoms import DIVERGING, NOT_A_NUMBER, STALLED, symptoms
 from midstream.watch.snapshot import HostView, RunView, Snapshot
-from midstream.remote.runs import ownership
 from midstream_engine import records
 from support.hostile_text import ALL, unsafe
 from support.migrations.sample_plan import PLAN, SEALED, changed
