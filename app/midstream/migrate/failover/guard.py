@@ -203,7 +203,10 @@ class Guard:
         return judge_failed(views, lambda host: fleet_slices.host_slice_status(self.fleet, host))
 
     def _has_open_migration(self, migration: str = "") -> bool:
-        """Return whether a migration of this run is open, or that one; report each that does not run."""
+        """Return whether ``migration`` is open; by default, whether any of this run is.
+
+        Each open one that does not run is reported.
+        """
         views = self._open_migrations()
         for view in views:
             if view.state != migration_state.RUNNING:

@@ -90,9 +90,9 @@ def make(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Request, st
 
 
 def needed_by_another(fleet: Fleet, hosts: HostPool, plan: Plan) -> bool:
-    """Return whether another migration brings the run to this plan's target, or has brought it there.
+    """Return whether another migration brings the run to this plan's target.
 
-    True also where the source does not say it.
+    True also if it has brought it there, and where the source does not answer.
     """
     others = [view for view in open_migrations(fleet, plan.run_id) if view.migration != plan.migration]
     if any(view.plan.target == plan.target for view in others):
