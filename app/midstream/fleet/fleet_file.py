@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,7 @@ SAVING_SIGNALS = ("TERM", "INT", "HUP", "USR1", "15", "2", "1", "10")  # on whic
 
 
 def _check_slurm(path: str, name: str, target: SlurmTarget) -> None:
-    for word, following in zip(target.sbatch, [*target.sbatch[1:], ""], strict=True):
+    for word, following in pairwise([*target.sbatch, ""]):
         if word == "-a" or word.startswith(("--array", "-a")):
             raise UsageError(f"{path}: targets.{name}.sbatch has {word}", "an attempt is one job: --nodes=N")
         if word in ("-W", "--wait"):
@@ -181,7 +182,7 @@ def _check_slurm(path: str, name: str, target: SlurmTarget) -> None:
             signal = (word.partition("=")[2] or following).rpartition(":")[2].partition("@")[0]
             if signal.upper().removeprefix("SIG") not in SAVING_SIGNALS:
                 hint = "it ends the engine without saving: --signal=TERM@SECONDS saves and stops, USR1 saves"
-                raise UsageError(f"{path}: targets.{name}.sbatch has --signal of {signal}", hint)
+                raise UsageError(f"{path}: targets.{name}.sbatch has --signal of {signal or 'nothing'}", hint)
     try:
         _ = None if target.guard_lead is None else parse_duration(target.guard_lead)
     except UsageError as error:

@@ -15,6 +15,7 @@ from midstream.migrate.journal import migration_directory as directories
 from midstream.migrate.journal.journal import Journal
 from midstream.migrate.planning import preflight
 from midstream.migrate.records.migration_state import INTERRUPTED, ROLLED_BACK
+from midstream.remote.runs import slurm
 from midstream_engine import records
 from support.migrations.sample_plan import PLAN, changed
 from support.run_directory import RunDirectory
@@ -22,8 +23,25 @@ from support.run_directory import RunDirectory
 MIGRATION = "20261126-101112-r-0001"
 
 
-@pytest.mark.parametrize("outcome", [ROLLED_BACK, INTERRUPTED, ""])
-def test_standby_of_an_ended_migration_is_ended_by_hand(outcome: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "job", "state"),
+    [
+        (ROLLED_BACK, "", ""), (ROLLED_BACK, "17", "RUNNING"), (ROLLED_BACK, "17;other", "RUNNING"),
+        (ROLLED_BACK, "17", ""), (INTERRUPTED, "", ""), ("", "", ""),
+    ],
+)  # fmt: skip
+def test_standby_of_an_ended_migration_is_ended_by_hand(
+    outcome: str, job: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job's process is on a compute node: on the login node its id is another process, or none."""
+    for name, script in {"squeue": f"echo '{state}|None|1|N/A'", "sacct": "exit 1"}.items():
+        file = tmp_path / "bin" / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"#!/bin/sh\n{script if state else 'exit 1'}\n")
+        file.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(slurm, "_cached", {})
+    monkeypatch.setattr(slurm, "_unanswered_until", 0.0)
     fleet = Fleet({name: LocalHostConfig(root=str(tmp_path / name)) for name in "ab"}, text="hosts: {}\n")
     run = RunDirectory(tmp_path / "b", "r")
     run.status(2, records.WAITING, 9)
@@ -31,6 +49,8 @@ def test_standby_of_an_ended_migration_is_ended_by_hand(outcome: str, tmp_path: 
     status = dataclasses.replace(records.Status.read(path), epoch=0)
     status.write(path)
     records.Command(records.STANDBY, epoch=2, migration=MIGRATION).write(run.attempt(2).command_file)
+    if job:
+        records.write_json(f"{run.attempt(2).dir}/{slurm.JOB}", {"job": job, "submitted": 17.0})
     if outcome:
         directory = directories.create(changed(PLAN, migration=MIGRATION), fleet.text)
         journal = Journal(directory.journal_file)
@@ -45,7 +65,11 @@ def test_standby_of_an_ended_migration_is_ended_by_hand(outcome: str, tmp_path: 
     assert (check.state, check.name) == (FAIL, "run is free")
     assert check.detail == f"attempt 2 of r is a standby on b for migration {MIGRATION}"
     if outcome == ROLLED_BACK:
-        ended = f"that migration has ended, and the standby exits within an hour, or now by: kill {os.getpid()}"
-        assert check.hint == ended
+        command = {
+            ("", ""): f"kill {os.getpid()}", ("17", "RUNNING"): "scancel 17",
+            ("17;other", "RUNNING"): "scancel --clusters other 17", ("17", ""): "",
+        }[job, state]  # fmt: skip
+        ended = "that migration has ended, and the standby exits within an hour"
+        assert check.hint == ended + (f", or now by: {command}" if command else "")
     else:
         assert f"--rollback {MIGRATION} ends it" in check.hint

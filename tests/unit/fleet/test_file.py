@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,30 @@ def test_flag_of_null_is_a_text() -> None:
     slurm = fleet.target("j").slurm
     assert slurm is not None
     assert slurm.sbatch == ["--comment", "null"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "refused"),
+    [
+        ([], ""),
+        (["--signal", "B:USR1@90"], ""),
+        (["--nodes=1", "--signal=SIGTERM@60"], ""),
+        (["--signal=KILL@60"], "--signal of KILL"),
+        (["--signal"], "--signal of nothing"),
+        (["-W"], "has -W"),
+    ],
+)
+def test_flags_of_sbatch_that_lose_steps_are_refused(flags: list[str], refused: str) -> None:
+    """A target may have no flags: the cluster's defaults hold."""
+    text = f"hosts: {{a: {{type: local}}}}\ntargets:\n  j: {{type: slurm, host: a, sbatch: {json.dumps(flags)}}}\n"
+    for given in (text, text if flags else text.replace(", sbatch: []", "")):
+        if refused:
+            with pytest.raises(UsageError, match=refused):
+                parse_fleet(given)
+        else:
+            slurm = parse_fleet(given).target("j").slurm
+            assert slurm is not None
+            assert slurm.sbatch == flags
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 
+from midstream.headless.migration import migrate_run
 from midstream.headless.migration.migrate_run import print_event, result_lines
+from midstream.migrate.journal import migration_directory
 from midstream.migrate.records.downtime_report import DowntimeReport
 from midstream.migrate.records.event import Event
 from midstream.output import Output
+from midstream_engine import records
+from support.migrations.sample_plan import PLAN, changed
 
 MESSAGE = "large: no route to host (is the machine up?)"
 
@@ -65,3 +70,18 @@ def test_result_has_the_measured_downtime(measured: dict[str, float], line: str)
     report = DowntimeReport({"save": 3.0}, measured, 10.0, 12.0)
     event = Event("result", 0.0, detail={"run": "r", "outcome": "completed", "downtime": report.to_json()})
     assert line in result_lines(event)
+
+
+@pytest.mark.parametrize(("epoch", "words"), [(1, ""), (2, "a rollback discards 50 steps of a")])
+def test_rollback_discards_steps_of_the_target_alone(tmp_path: Path, epoch: int, words: str) -> None:
+    """Source and target have one run directory, and the seal is of an older checkpoint.
+
+    The steps past it are the source's, which a rollback returns to, until the target trains.
+    """
+    paths = records.RunPaths(str(tmp_path / "a"), "r")
+    Path(paths.attempt(1).dir).mkdir(parents=True)
+    records.Fence(2, "a", 100, [records.Seal(1, 100).to_json()]).write(paths.fence)
+    records.Status(records.STOPPED, 150, 0, "", 1, 0, 0.0, epoch=epoch).write(paths.attempt(1).status())
+    plan = changed(PLAN, run_id="r", source="a", target="a", target_host="a", epoch=2)
+    directory = migration_directory.create(plan, f"hosts:\n  a: {{type: local, root: {tmp_path / 'a'}}}\n")
+    assert migrate_run._discarded_steps(directory.view()) == words

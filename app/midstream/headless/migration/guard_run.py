@@ -25,6 +25,7 @@ def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     """
     from midstream.hosts.host_pool import HostPool
     from midstream.migrate.failover.guard import Guard
+    from midstream.migrate.failover.guard_plan import check_consent
     from midstream.migrate.notifications.notify import notify_all
     from midstream.watch.watcher import Watcher
 
@@ -64,7 +65,7 @@ def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
             raise unknown_run(options.guard, found)
         where = guard.owner(found) or copies[0].host
         if not options.yes:
-            guard.check_consent(copies[0])
+            check_consent(fleet, hosts, copies[0], targets)
         output.message(f"midstream: guarding {options.guard} on {where}; up to {count(options.tries, 'migration')}")
         if not guard.has_target(copies[0]):
             output.message(f"midstream: --to names no other target than {where}: the guard can only notify")

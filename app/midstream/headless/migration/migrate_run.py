@@ -147,10 +147,9 @@ def _discarded_steps(view: MigrationView) -> str:
         return f"a rollback discards the steps of {plan.target}, which is unreachable: {error.message}"
     finally:
         hosts.close()
-    fence = described.fence
-    if not may_train and (fence is None or fence.epoch != plan.epoch):
-        return ""  # the target has at most a standby
-    steps = view.steps_given_up(described.status.step if described.status else None, fence)
+    if not may_train and (described.status is None or described.status.epoch != plan.epoch):
+        return ""  # a standby at most; with one run directory, the source's own attempt
+    steps = view.steps_given_up(described.status.step if described.status else None, described.fence)
     return f"a rollback discards {count(steps, 'step')} of {plan.target}" if steps else ""
 
 

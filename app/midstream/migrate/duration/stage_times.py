@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from midstream.migrate.duration.stages import DOWNTIME, HEALTHY, STAGES, Durations, known_seconds, unknown_stages
+from midstream.migrate.duration.stages import (
+    DOWNTIME,
+    HEALTHY,
+    STAGES,
+    Durations,
+    known_seconds,
+    shown_stage,
+    unknown_stages,
+)
 from midstream.migrate.records.event import STAGE, Event
 from midstream.migrate.records.facts import Facts
 from midstream.migrate.records.plan import Plan
@@ -126,7 +134,7 @@ def report_lines(found: Mapping[str, Any]) -> list[str]:
         return []
     unknown = cast("list[str]", found.get("unknown") or [])
     rows = [("duration", found.get("estimated_seconds"), found.get("measured_seconds"))]
-    rows += [(f"  {name}", estimated.get(name), measured.get(name)) for name in names]
+    rows += [(f"  {shown_stage(name, names)}", estimated.get(name), measured.get(name)) for name in names]
     lines = [
         f"{name:<16} estimated {UNKNOWN if before is None else shown(before):<8} "
         f"measured {'-' if after is None else shown(after)}"

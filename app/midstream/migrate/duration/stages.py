@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from midstream.output import duration as shown
 
@@ -21,6 +21,19 @@ STAGES = (IMPORT, INSTALL, DATA, CHECKPOINT, START, COMPILE, REHEARSE, REPLAY, D
 
 Durations = Mapping[str, float | None]  # seconds by stage, in the order of STAGES; None: unknown
 SHORT = 0.05  # seconds; shorter stages are left out of a list
+
+
+def shown_stage(name: str, names: Container[str]) -> str:
+    """Return a stage as users read it.
+
+    In a live migration both sides train in most of `DOWNTIME`, which is longer than the downtime: it is shown as
+    ``takeover``.
+
+    Args:
+        name: The stage.
+        names: Stages of the migration.
+    """
+    return "takeover" if name == DOWNTIME and REPLAY in names else name
 
 
 def known_seconds(durations: Durations) -> float:

@@ -52,15 +52,11 @@ from midstream.migrate.records.event import Event
 from midstream.migrate.records.modes import COLD, WARM
 from midstream.migrate.records.plan import Plan
 from midstream.migrate.records.request import Request
-from midstream.migrate.source_and_target import host_files
-from midstream.migrate.source_and_target.source_config import check_config
 from midstream.remote.machine import preemption_notices
 from midstream.remote.runs import slurm
-from midstream.remote.verify import tree
 from midstream.watch.runs.symptoms import symptoms
 from midstream.watch.snapshot import CONNECTING, LIVE, RunView, Snapshot
 from midstream.watch.watcher import Watcher
-from midstream_engine.foreign.run_file import is_run_file
 
 EVIDENCE_DURATION = 6.0  # seconds that evidence must last, so that a restart by the user is not raced
 NOTICE_INTERVAL = 10.0  # seconds between two reads of preemption notices
@@ -206,8 +202,11 @@ class Guard:
             return None
         return judge_failed(views, lambda host: fleet_slices.host_slice_status(self.fleet, host))
 
-    def _has_open_migration(self) -> bool:
-        """Return whether a migration of this run is open; report one that does not run."""
+    def _has_open_migration(self, migration: str = "") -> bool:
+        """Return whether ``migration`` is open; by default, whether any of this run is.
+
+        Each open one that does not run is reported.
+        """
         views = self._open_migrations()
         for view in views:
             if view.state != migration_state.RUNNING:
@@ -215,7 +214,7 @@ class Guard:
                     notify.NEEDS_YOU,
                     f"migration {view.migration} is {view.state}: midstream --continue {view.migration}, or --rollback",
                 )
-        return bool(views)
+        return any(view.migration == migration for view in views) if migration else bool(views)
 
     def _open_migrations(self) -> list[MigrationView]:
         return open_migrations(self.fleet, self.run_id)
@@ -248,8 +247,9 @@ class Guard:
                     self.watch.wait_for(partial(answering, self.fleet.hosts_of(target)), PODS_SEEN_TIMEOUT)
                 plan = self._plan(self._request(run, verdict, target, store), store)
             except (HostError, MidstreamError) as error:
-                guard_pods.delete(pods, self._report_pods)
-                if isinstance(error, MigratedByAnotherError):
+                another = error if isinstance(error, MigratedByAnotherError) else None
+                guard_pods.delete(pods, self._report_pods, needed=another is not None and another.needs_target)
+                if another is not None:
                     raise
                 refused.append(f"{target}: {error}")
                 continue
@@ -264,8 +264,9 @@ class Guard:
                 self._notify(notify.FINISHED, f"migrated to {target} (migration {migration})", migration=migration)
                 return
             another = self._other_migration(migration, results)
-            if another or (results and not self._has_open_migration()):
-                guard_pods.delete(pods, self._report_pods)
+            if results and not self._has_open_migration(migration):
+                needed = pods is not None and guard_plan.needed_by_another(self.fleet, self.hosts, plan)
+                guard_pods.delete(pods, self._report_pods, needed=needed)
             if another:
                 raise MigratedByAnotherError(another)
             refused += [f"{target}: {result.message}" for result in results[-1:]]
@@ -295,8 +296,10 @@ class Guard:
         self._begun.add(own)
         if results and results[-1].detail.get("outcome") == migration_state.MOVED_ON:
             return results[-1].message
-        others = [view.migration for view in self._open_migrations() if view.migration not in self._begun]
-        return f"migration {others[0]} of {self.run_id} is open" if others else ""
+        others = [view for view in self._open_migrations() if view.migration not in self._begun]
+        if not others:
+            return ""
+        return f"migration {others[0].migration} of {self.run_id} to {others[0].plan.target} is {others[0].state}"
 
     def _restart(self, run: RunView, target: str) -> None:
         """Continue the run as the next job of its own target.
@@ -349,29 +352,6 @@ class Guard:
             job_restart.is_own_target(self.fleet, run, target) or self._can_take(run, target, store)
             for target in self.targets
         )
-
-    def check_consent(self, run: RunView) -> None:
-        """Refuse to guard a run whose config needs consent to a migration.
-
-        Where its host does not answer, the migration is refused later instead.
-
-        Raises:
-            MidstreamError: The config needs consent.
-        """
-        try:
-            source = self.hosts.get(run.host)
-            config = host_files.training_config(source, self.run_id)
-            store = source.call(tree.store_of)(root=source.root, run_id=self.run_id)
-        except HostError:
-            return
-        if is_run_file(config):
-            what = f"{', '.join(self.targets)} would execute the command and the files of {self.run_id}"
-            raise MidstreamError(what, "--yes agrees to it", Exit.REFUSED)
-        for target in self.targets:
-            if job_restart.is_own_target(self.fleet, run, target):
-                continue  # it goes on as it is
-            for line in check_config(config, run.host, target, (store.rstrip("/"),) if store else (), {}):
-                raise MidstreamError(line, "--yes agrees to it", Exit.REFUSED)
 
     def _plan(self, request: Request, store: str) -> Plan:
         """Make a plan and run its preflight (`guard_plan.make`)."""

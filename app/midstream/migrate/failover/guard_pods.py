@@ -40,9 +40,15 @@ def create(fleet: Fleet, name: str, agreed: bool, report: Report) -> PodJob | No
     return job
 
 
-def delete(job: PodJob | None, report: Report) -> None:
-    """Delete pods that were created for a migration which did not bring the run there."""
+def delete(job: PodJob | None, report: Report, *, needed: bool = False) -> None:
+    """Delete pods that were created for a migration which did not bring the run there.
+
+    ``needed``: another migration may bring the run there, and they are not deleted.
+    """
     if job is None:
+        return
+    if needed:
+        report("kept", job.name, f"another migration may use {job.name}; midstream --delete {job.name} deletes it")
         return
     try:
         job.delete(lambda line: report("deleted", job.name, line))

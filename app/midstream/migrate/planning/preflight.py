@@ -5,6 +5,7 @@ Each passes, warns or fails with a hint.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
@@ -36,12 +37,13 @@ from midstream.migrate.source_and_target.checkpoint_store import (
 from midstream.output import size
 from midstream.remote.machine import checks
 from midstream.remote.machine.checks import Survey
-from midstream.remote.runs import ownership, run_state, standby_state
+from midstream.remote.runs import ownership, run_state, slurm, standby_state
 from midstream.stores.host_identity import identity_problem
 from midstream_engine import records
 
 SURVEY_TIMEOUT = 120.0  # seconds for the target to survey itself
 MIGRATION_LOCK = "migration lock"  # name of the check that no other migration has the run
+OTHER_MIGRATION = "other migration"  # name of the check that this machine executes no other migration of the run
 MIGRATED_SINCE = "the run has been migrated since: plan again"  # hint
 ROUTE_MAX_AGE = 60.0  # seconds for which a plan's probed route is used
 DISK_SLACK = 1.1  # factor on the bytes to be copied
@@ -154,7 +156,7 @@ def _open_migrations(fleet: Fleet, plan: Plan) -> Iterator[Check]:
         if view.migration == plan.migration or view.plan.source != plan.source:
             continue
         yield Check(
-            "other migration",
+            OTHER_MIGRATION,
             FAIL if view.state == RUNNING else WARN,
             f"migration {view.migration} of {plan.run_id} to {view.plan.target} is {view.state}, in phase {view.phase}",
             f"midstream --continue {view.migration} follows it, midstream --rollback {view.migration} ends it",
@@ -291,7 +293,9 @@ def _other_migration(migration: str) -> str:
     return f"on the machine that started it midstream --continue {migration} follows it, --rollback {migration} ends it"
 
 
-def _leftover_standby(target: Host, fleet: Fleet, migration: str, found: records.Status | None) -> str:
+def _leftover_standby(
+    target: Host, fleet: Fleet, run_id: str, attempt: int, found: records.Status | None, migration: str
+) -> str:
     """Return how to end a standby of a migration of this machine that has ended.
 
     Its rollback could not reach it. Empty for another migration: its commands end the standby.
@@ -300,9 +304,13 @@ def _leftover_standby(target: Host, fleet: Fleet, migration: str, found: records
         return ""
     config = fleet.hosts[target.name]
     hint = "that migration has ended, and the standby exits within an hour"
-    if found is None or config.container is not None:
-        return hint
-    return f"{hint}, or now by: {shell_line(target.name, config, f'kill {found.pid}')}"
+    job = target.call(slurm.job_of_attempt)(root=target.root, run_id=run_id, attempt=attempt)
+    if job is not None:  # its process is on a compute node, where the id is valid
+        number, cluster = slurm.named(job.job)
+        ends = shlex.join(["scancel", *cluster, number]) if job.state != slurm.UNKNOWN else ""
+    else:
+        ends = f"kill {found.pid}" if found is not None and config.container is None else ""
+    return f"{hint}, or now by: {shell_line(target.name, config, ends)}" if ends else hint
 
 
 def _in_the_way(target: Host, fleet: Fleet, run_id: str, attempt: int) -> Check:
@@ -318,7 +326,8 @@ def _in_the_way(target: Host, fleet: Fleet, run_id: str, attempt: int) -> Check:
             "run is free",
             FAIL,
             f"attempt {attempt} of {run_id} is a standby on {target.name} for migration {command.migration}",
-            _leftover_standby(target, fleet, command.migration, found) or _other_migration(command.migration),
+            _leftover_standby(target, fleet, run_id, attempt, found, command.migration)
+            or _other_migration(command.migration),
         )
     return Check(
         "run is free",

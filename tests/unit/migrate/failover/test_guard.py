@@ -34,6 +34,7 @@ from midstream.migrate.records.facts import Facts
 from midstream.migrate.records.plan import Plan
 from midstream.migrate.records.request import Request
 from midstream.remote.machine import preemption_notices
+from midstream.remote.runs import ownership
 from midstream.watch.runs.symptoms import DIVERGING, NOT_A_NUMBER, STALLED, symptoms
 from midstream.watch.snapshot import HostView, RunView, Snapshot
 from midstream_engine import records
@@ -418,16 +419,53 @@ def test_guard_waits_for_migration_of_another_guard(tmp_path: Path, monkeypatch:
     assert kinds.count("lost") == 1
 
 
-@pytest.mark.parametrize("failed", [preflight.MIGRATION_LOCK, "fence"])
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        (preflight.MIGRATION_LOCK, "it ends"),
+        (preflight.OTHER_MIGRATION, "it ends"),
+        ("fence", preflight.MIGRATED_SINCE),
+    ],
+)
 def test_guard_recognises_migration_of_another_in_preflight(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, hint: str
 ) -> None:
     watching, _ = cluster_guard(tmp_path, monkeypatch, [on_cluster()], ["b"])
-    check = Check(failed, FAIL, "it has the run", preflight.MIGRATED_SINCE)
-    monkeypatch.setattr(guard_plan.planning, "make_plan", lambda *_: PLAN)
+    check = Check(name, FAIL, "it has the run", hint)
+    monkeypatch.setattr(guard_plan.planning, "make_plan", lambda *_: changed(PLAN, source="a", target="b"))
     monkeypatch.setattr(guard_plan.preflight, "run_checks", lambda *_: [check])
-    with pytest.raises(MigratedByAnotherError, match="it has the run"):
+    with pytest.raises(MigratedByAnotherError, match="it has the run") as found:
         watching._plan(Request("r", "b"), "")
+    assert not found.value.needs_target
+
+
+@pytest.mark.parametrize(("taken", "deleted"), [(False, True), (True, False)])
+def test_guard_keeps_pods_that_another_migration_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool, deleted: bool
+) -> None:
+    """Two guards have the same target: one creates its pods, the other is the first to migrate the run there."""
+    ended = on_cluster(records.FINISHED, running=False)
+    watching, events = cluster_guard(tmp_path, monkeypatch, [*[on_cluster()] * 4, ended], ["b"], tries=3)
+    found: list[str] = []
+
+    class Pods:
+        name = "b"
+
+        def delete(self, _: object) -> None:
+            found.append("deleted")
+
+    plan = changed(PLAN, run_id="r", source="a", target="b", migration="m")
+    check = Check(preflight.MIGRATION_LOCK, FAIL, "it has the run", "")
+    monkeypatch.setattr(guard.guard_pods, "create", lambda *_: Pods())
+    monkeypatch.setattr(guard_plan.planning, "make_plan", lambda *_: plan)
+    monkeypatch.setattr(guard_plan.preflight, "run_checks", lambda *_: [check])
+    root = str(tmp_path / "a")
+    (tmp_path / "a" / "runs" / "r").mkdir(parents=True)
+    records.first_fence("a").write(records.RunPaths(root, "r").fence)
+    ownership.acquire(root, "r", migration="other", epoch=2, owner="b" if taken else "c", seconds=60.0)
+    assert watching.run() == Exit.DONE
+    assert bool(found) == deleted
+    assert ("kept" in [event["kind"] for event in events]) == taken, events
 
 
 @pytest.mark.parametrize(("targets", "has"), [(["a"], False), (["a", "b"], True), (["cluster"], True)])

@@ -321,3 +321,16 @@ def test_report_has_the_estimate_beside_the_measured() -> None:
         "  healthy steps  estimated 50s      measured -",
     ]
     assert report_lines(report(changed(PLAN, duration={}), StageTimes({"install": 1.0}))) == []
+
+
+def test_live_migration_shows_no_downtime_while_both_train(tmp_path: Path) -> None:
+    """The stage begins with the stop command, which names a later step of the source."""
+    plan = changed(PLAN, duration={"replay": 60.0, "downtime": 1.0})
+    lines = report_lines(report(plan, StageTimes({"replay": 70.0, "downtime": 156.0})))
+    assert lines[-1] == "  takeover       estimated 1.0s     measured 2m36"
+    journal = Journal(tmp_path / "journal.jsonl")
+    StageClock(plan, journal).begin("downtime", "cutover")
+    journal.close()
+    (event,) = read_events(tmp_path / "journal.jsonl")
+    assert event.detail["stage"] == "downtime"
+    assert event.message.startswith("takeover (of about 1.0s)")

@@ -17,6 +17,7 @@ from midstream.migrate.duration.stage_times import (
     remaining,
     stage_times,
 )
+from midstream.migrate.duration.stages import shown_stage
 from midstream.migrate.journal.journal import Journal, read_events
 from midstream.migrate.records.event import STAGE
 from midstream.migrate.records.plan import Plan
@@ -94,5 +95,5 @@ class StageClock:
             "remaining_seconds": left.seconds,
             "unknown": list(left.unknown),
         }
-        message = f"{self.current}{took} ({about}{overdue}); left in all: {left.text()}"
+        message = f"{shown_stage(self.current, expected)}{took} ({about}{overdue}); left in all: {left.text()}"
         self.journal.write(STAGE, phase=phase, state=state, message=message, **detail)

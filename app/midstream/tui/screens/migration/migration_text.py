@@ -8,6 +8,7 @@ from typing import Any
 
 from midstream.counts import count
 from midstream.listing.run_facts import hardware
+from midstream.migrate.duration.stages import shown_stage
 from midstream.migrate.journal.migration_view import VOID, MigrationView
 from midstream.migrate.records import migration_state, phase_names
 from midstream.migrate.records.certificate import COMPARED
@@ -156,7 +157,7 @@ def time_left(view: MigrationView, now: float, width: int, target_step: int | No
     if stage:
         elapsed, about = number_format.seconds(max(0.0, now - view.stage_times.since)), expected.get(stage)
         of = "" if about is None else f" of about {number_format.seconds(about)}"
-        words = f"   {stage} {elapsed}{of}"
+        words = f"   {shown_stage(stage, expected)} {elapsed}{of}"
         if len(text) + len(words) > width:
             text.append("\n        ")
         text.append(words, palette.WAIT if left.overdue >= 1.0 else palette.DIM)
