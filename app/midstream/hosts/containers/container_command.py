@@ -42,10 +42,9 @@ DIRECTORY_PATHS = tuple(f'"{each}"' for each in (AWS, GCLOUD))
 DEVICES = "/dev/accel* /dev/vfio/* /dev/infiniband/*"  # TPUs and InfiniBand; GPUs need their driver's libraries too
 
 
-# Commands of the runtimes that end well where containers can be started: docker's needs its daemon. `docker version`
-# has no server where docker is podman's (podman-docker), which starts containers all the same.
+# Commands of the runtimes that end well where containers can be started: docker's needs its daemon.
 READY = {
-    "docker": ["docker", "ps", "--quiet"],
+    "docker": ["docker", "version", "--format", "{{.Server.Version}}"],
     "podman": ["podman", "version", "--format", "{{.Client.Version}}"],
     "apptainer": ["apptainer", "version"],
     "enroot": ["enroot", "version"],
