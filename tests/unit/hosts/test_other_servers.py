@@ -36,7 +36,9 @@ class Server(paramiko.ServerInterface):
         self.started.set()
         return True
 
-    def check_channel_pty_request(self, *_: Any) -> bool:
+    def check_channel_pty_request(
+        self, channel: Any, term: Any, width: Any, height: Any, pixelwidth: Any, pixelheight: Any, modes: Any
+    ) -> bool:
         return True
 
 
