@@ -11,7 +11,7 @@ from typing import Any
 
 import paramiko
 import pytest
-from paramiko.common import cMSG_CHANNEL_CLOSE, cMSG_CHANNEL_EOF
+from paramiko.common import AUTH_SUCCESSFUL, OPEN_SUCCEEDED, cMSG_CHANNEL_CLOSE, cMSG_CHANNEL_EOF
 from paramiko.message import Message
 
 from midstream.errors import ConnectionLostError
@@ -27,10 +27,10 @@ class Server(paramiko.ServerInterface):
         self.started = threading.Event()
 
     def check_auth_none(self, username: str) -> int:
-        return paramiko.AUTH_SUCCESSFUL
+        return AUTH_SUCCESSFUL
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
-        return paramiko.OPEN_SUCCEEDED
+        return OPEN_SUCCEEDED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
         self.started.set()

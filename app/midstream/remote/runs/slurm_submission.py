@@ -70,7 +70,8 @@ def _jobs_of(path: records.AttemptPaths, flags: Sequence[str]) -> List[str]:
         lines = slurm.run(argv).splitlines()
     except SlurmError:
         return []
-    cluster, found = "" if "," in cluster else cluster, []
+    cluster = "" if "," in cluster else cluster
+    found: List[str] = []
     for line in lines:
         if line.startswith("CLUSTER:"):  # of the jobs that follow: the flags may name several clusters
             cluster = line.partition(":")[2].strip()
