@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple, cast
 
 from midstream.remote.declarations import reads
 from midstream.remote.shapes import Text
@@ -109,7 +109,7 @@ def job_of(path: records.AttemptPaths) -> Optional[str]:
     value = records.read_json_or_none(file)
     if value is None:
         return None
-    job = str(value.get("job")) if isinstance(value, dict) else ""
+    job = str(cast(Dict[str, Any], value).get("job")) if isinstance(value, dict) else ""
     if not JOB_ID.fullmatch(job):  # scancel would read it as a flag, or a shorter list of jobs
         raise records.DamagedRecordError("{}: it names no job".format(file))
     return job
