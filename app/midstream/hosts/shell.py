@@ -121,7 +121,7 @@ def _resize(channel: paramiko.Channel, screen: int) -> None:
     """Give the remote terminal the size of this one."""
     import paramiko
 
-    with contextlib.suppress(paramiko.SSHException):  # it has ended
+    with contextlib.suppress(paramiko.SSHException, EOFError, OSError):  # it has ended, or the connection
         channel.resize_pty(*terminal_size(screen))
 
 

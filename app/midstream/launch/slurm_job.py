@@ -31,7 +31,7 @@ from midstream.launch.start_attempt import (
 from midstream.remote.runs import attempts, run_state
 from midstream.remote.runs.attempts import RUN_DIRECTORY, WORK
 from midstream.remote.runs.process_start import SETUP_FAILED
-from midstream.remote.runs.slurm import JOB
+from midstream.remote.runs.slurm import JOB, name_of
 from midstream_engine import records
 
 SUBMIT_TIMEOUT = 300.0  # seconds: sbatch, squeue and scancel may take a minute each
@@ -142,7 +142,7 @@ def job_script(
     )
     lines = [
         "#!/bin/sh",
-        f"#SBATCH --job-name=midstream-{run_id}",
+        f"#SBATCH --job-name={name_of(run_id)}",
         f'#SBATCH --output="{attempt}/job.txt"',
         "#SBATCH --open-mode=append",  # a job that is requeued starts the script again
         "#SBATCH --ntasks-per-node=1",

@@ -132,10 +132,10 @@ def test_job_of_another_script_has_only_the_same_id(attempt: records.AttemptPath
     """A controller that has lost its state counts from 1 again: the id may be that of another run."""
     stand_in(tmp_path, "sbatch", "echo 17")
     submit(attempt, [], "#!/bin/sh\n", "#!/bin/sh\n")
-    stand_in(tmp_path, "squeue", f'echo "RUNNING|None|$(date +%s)|N/A|{attempt.dir}/job.sh"')
+    stand_in(tmp_path, "squeue", f'echo "RUNNING|None|$(date +%s)|N/A|x|{attempt.dir}/job.sh"')
     assert slurm.is_running(attempt, None)
     slurm._cached.clear()
-    stand_in(tmp_path, "squeue", 'echo "RUNNING|None|$(date +%s)|N/A|/root/runs/other/attempts/001/job.sh"')
+    stand_in(tmp_path, "squeue", 'echo "RUNNING|None|$(date +%s)|N/A|x|/root/runs/other/attempts/001/job.sh"')
     assert slurm.described(attempt) == slurm.JobState("17", slurm.UNKNOWN, slurm.ANOTHER)
     assert not slurm.is_running(attempt, None)
     assert not run_state.signal(str(tmp_path), "run", 1, "SIGTERM")
@@ -187,3 +187,54 @@ def test_slow_controller_delays_no_report(
     while not (slurm.state("17").runs and slurm.state("18").runs):
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "script", "its"),
+    [
+        ("midstream-run", "/var/spool/wrapper/copy-17.sh", True),  # a cluster's own sbatch submits a copy
+        ("midstream-run", "/root/runs/run/attempts/002/job.sh", False),
+        ("midstream-runs", "/var/spool/wrapper/copy-17.sh", False),
+        ("anything", "/home/me/other.sh", False),
+    ],
+)
+def test_copy_of_the_script_is_recognised_by_its_name(
+    attempt: records.AttemptPaths, tmp_path: Path, name: str, script: str, its: bool
+) -> None:
+    stand_in(tmp_path, "sbatch", "echo 17")
+    submit(attempt, [], "#!/bin/sh\n", "#!/bin/sh\n")
+    stand_in(tmp_path, "squeue", f'echo "RUNNING|None|$(date +%s)|N/A|{name}|{script}"')
+    assert slurm.is_running(attempt, None) is its
+    assert run_state.signal(str(tmp_path), "run", 1, "SIGTERM") is its
+    assert (tmp_path / "scancel").exists() is its
+
+
+def test_late_job_has_the_cluster_that_accepted_it(attempt: records.AttemptPaths, tmp_path: Path) -> None:
+    lines = f"CLUSTER: a\\n7|/x/other.sh\\n\\nCLUSTER: b\\n7|{attempt.dir}/job.sh"
+    stand_in(tmp_path, "squeue", f'[ ! -e {tmp_path}/accepted ] || printf "{lines}\\n"')
+    stand_in(tmp_path, "sbatch", f"touch {tmp_path}/accepted; echo 'sbatch: error: timed out' >&2; exit 1")
+    assert submit(attempt, ["--clusters=a,b"], "#!/bin/sh\n", "#!/bin/sh\n") == "7;b"
+    assert slurm.job_of(attempt) == "7;b"
+
+
+@pytest.mark.parametrize("text", ['{"job": "-u"}', '{"job": "17 18"}', '{"job": "1\\u0000"}', '{"a": 1}', "[17]", "{}"])
+def test_record_without_a_job_is_damage(attempt: records.AttemptPaths, tmp_path: Path, text: str) -> None:
+    """Given to scancel, "-u" would be a flag; any other error would end the reports of all runs."""
+    Path(f"{attempt.dir}/{slurm.JOB}").write_text(text)
+    with pytest.raises(records.DamagedRecordError, match="names no job"):
+        run_state.signal(str(tmp_path), "run", 1, "SIGTERM")
+    assert not (tmp_path / "scancel").exists()
+
+
+def test_failed_query_ends_no_thread(attempt: records.AttemptPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    query = slurm._query
+
+    def fail_once(job: str) -> slurm.JobState:
+        monkeypatch.setattr(slurm, "_query", query)
+        raise MemoryError
+
+    monkeypatch.setattr(slurm, "_query", fail_once)
+    monkeypatch.setattr(slurm, "_background", None)
+    slurm.query_in_background()
+    assert slurm.state("17;other") == slurm.JobState("17;other", slurm.UNKNOWN, slurm.NO_ANSWER)
+    assert slurm.state("17;other").runs

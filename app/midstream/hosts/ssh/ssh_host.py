@@ -74,8 +74,8 @@ class SshHost:
             try:
                 with CONNECT_LIMIT.slot():
                     self._check_open(closings)
-                    self._connection = self._open()
-                    self._channels = Channels(self.name, self._connection, self._open)
+                    connection = self._open()
+                    self._connection, self._channels = connection, Channels(self.name, connection, self._open)
                     if not self._is_additional:
                         self._inspect()
                 self._check_open(closings)

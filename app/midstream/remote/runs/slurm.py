@@ -15,9 +15,10 @@ import posixpath
 import queue
 import re
 import subprocess
+import sys
 import threading
 import time
-from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple, cast
 
 from midstream.remote.declarations import reads
 from midstream.remote.shapes import Text
@@ -38,6 +39,8 @@ KILL = "ALRM"
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESIZING", "SUSPENDED")
 RUNNING = ("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT")
 NOT_KNOWN = "Invalid job id"  # in squeue's words: the controller has answered
+SCRIPT_OF_ATTEMPT = re.compile(r"/runs/[^/]+/attempts/[^/]+/job\.sh\s*$")
+JOB_ID = re.compile(r"[0-9][\w+.-]*(;[\w.-]+)?")  # and its cluster
 UNKNOWN = "UNKNOWN"
 NO_ANSWER = "the controller does not answer"  # reason of an unknown state
 ANOTHER = "its id is now that of another job"  # the same, where the controller has begun to count again
@@ -56,6 +59,7 @@ class JobState:
     started: float = 0.0  # of a waiting job: when it is expected to start; 0: not known
     ends: float = 0.0  # when it reaches its time limit; 0: it has none, or it is not known
     script: Text = ""  # path of its script; empty: not known
+    name: Text = ""
 
     @property
     def waits(self) -> bool:
@@ -97,9 +101,18 @@ class MissingError(SlurmError):
 
 
 def job_of(path: records.AttemptPaths) -> Optional[str]:
-    """Id of the attempt's job; None where it is no job."""
-    value = records.read_json_or_none(posixpath.join(path.dir, JOB))
-    return str(value["job"]) if value else None
+    """Id of the attempt's job; None where it is no job.
+
+    Raises DamagedRecordError.
+    """
+    file = posixpath.join(path.dir, JOB)
+    value = records.read_json_or_none(file)
+    if value is None:
+        return None
+    job = str(cast(Dict[str, Any], value).get("job")) if isinstance(value, dict) else ""
+    if not JOB_ID.fullmatch(job):  # scancel would read it as a flag, or a shorter list of jobs
+        raise records.DamagedRecordError("{}: it names no job".format(file))
+    return job
 
 
 def state(job: str) -> JobState:
@@ -161,6 +174,8 @@ class _Background:
             job = self._requested.get()
             try:
                 _look(job)
+            except Exception as error:  # noqa: BLE001  without this thread old states would be reported for ever
+                sys.excepthook(type(error), error, error.__traceback__)
             finally:
                 with self._answered:
                     self._open.discard(job)
@@ -179,7 +194,7 @@ def _query(job: str) -> JobState:
     if time.monotonic() < _unanswered_until:
         return JobState(job, UNKNOWN, NO_ANSWER)
     for argv in (
-        ["squeue", *cluster, "--noheader", "--states", "all", "--jobs", number, "--format", "%T|%r|%S|%e|%o"],
+        ["squeue", *cluster, "--noheader", "--states", "all", "--jobs", number, "--format", "%T|%r|%S|%e|%j|%o"],
         ["sacct", "--allocations", *history],
         ["sacct", "--completion", *history],  # the file of a cluster without a database
     ):
@@ -193,9 +208,9 @@ def _query(job: str) -> JobState:
             continue
         lines = [line for line in answer.strip().splitlines() if not line.startswith("CLUSTER:")]
         if lines:  # of a requeued job, the accounting has a line for each time that it ran
-            word, reason, started, ends, script = [*lines[-1].split("|", 4), "", "", "", ""][:5]
+            word, reason, started, ends, name, script = [*lines[-1].split("|", 5), *[""] * 5][:6]
             if word.split():
-                return JobState(job, word.split()[0], reason, _time(started), _time(ends), script)
+                return JobState(job, word.split()[0], reason, _time(started), _time(ends), script, name)
     if why:  # several jobs in one call: each would wait as long
         _unanswered_until = time.monotonic() + CACHE_TIME
     return JobState(job, UNKNOWN, why)
@@ -225,16 +240,25 @@ def is_script_of(script: str, path: records.AttemptPaths) -> bool:
     return script.strip().split("/")[-5:] == words
 
 
+def name_of(run_id: str) -> str:
+    """Name of a run's jobs, where the flags of sbatch give no other."""
+    return "midstream-" + run_id
+
+
 def described(path: records.AttemptPaths) -> Optional[JobState]:
     """The state of an attempt's job; None where the attempt is no job.
 
-    It is ``UNKNOWN`` where another job has the id now: a controller that has lost its state counts from 1 again.
+    It is ``UNKNOWN`` where another job has the id now: a controller that has lost its state counts from 1 again. Its
+    script and its name are both others: a cluster's own sbatch may submit a copy of the script.
     """
     job = job_of(path)
     found = None if job is None else state(job)
-    if found is not None and found.script.startswith("/") and not is_script_of(found.script, path):
-        return JobState(found.job, UNKNOWN, ANOTHER)
-    return found
+    if found is None or not found.script.startswith("/") or is_script_of(found.script, path):
+        return found
+    run_id = posixpath.basename(posixpath.dirname(posixpath.dirname(path.dir)))
+    if found.name == name_of(run_id) and not SCRIPT_OF_ATTEMPT.search(found.script):
+        return found
+    return JobState(found.job, UNKNOWN, ANOTHER)
 
 
 def waiting(path: records.AttemptPaths) -> str:

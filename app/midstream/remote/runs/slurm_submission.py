@@ -70,9 +70,15 @@ def _jobs_of(path: records.AttemptPaths, flags: Sequence[str]) -> List[str]:
         lines = slurm.run(argv).splitlines()
     except SlurmError:
         return []
-    found = [line.partition("|") for line in lines]
-    suffix = ";" + cluster if cluster and "," not in cluster else ""
-    return [number.strip() + suffix for number, _, script in found if slurm.is_script_of(script, path)]
+    cluster = "" if "," in cluster else cluster
+    found: List[str] = []
+    for line in lines:
+        if line.startswith("CLUSTER:"):  # of the jobs that follow: the flags may name several clusters
+            cluster = line.partition(":")[2].strip()
+        number, _, script = line.partition("|")
+        if slurm.is_script_of(script, path):
+            found.append(number.strip() + (";" + cluster if cluster else ""))
+    return found
 
 
 def _cluster(flags: Sequence[str]) -> str:
