@@ -30,7 +30,7 @@ for name in ("MIDSTREAM_FLEET", "MIDSTREAM_STATE", "MIDSTREAM_ROOT", "RUN_ID", "
 
 
 SUITE = 1000  # tests at least; who selects fewer gets all of them
-DRAWN = 8  # one of so many is drawn; days that follow each other draw all of them in as many days
+DRAWN = 10  # one of so many is drawn; days that follow each other draw all of them in as many days
 # The workers inherit it, so that all draw the same tests.
 os.environ.setdefault("MIDSTREAM_TEST_SEED", str(datetime.date.today().toordinal()))
 
