@@ -14,7 +14,7 @@ from midstream_engine.foreign.attempt.standby import Standby
 
 
 def test_clock_that_is_set_forward_ends_no_standby(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that was suspended, or whose clock was wrong when it started, corrects it while the standby waits."""
+    """A machine that was suspended, or started with a wrong clock, corrects it while the standby waits."""
     files = records.AttemptPaths(str(tmp_path))
     records.Command(records.RESTORE, epoch=2, sequence=2).write(files.command_file)
     trainer: Any = SimpleNamespace(place=SimpleNamespace(files=files, epoch=2))

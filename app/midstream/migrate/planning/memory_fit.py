@@ -218,28 +218,6 @@ def fitting_division(
     return *fitting_shape(arrays, config, sizes[0], devices, memory, kind), needed
 
 
-def without_limit(
-    arrays: Sequence[ArrayEntry],
-    config: Mapping[str, Any],
-    sizes: Sequence[int],
-    devices: int,
-    memory: int | None,
-    kind: str = "",
-) -> int | None:
-    """Return how many examples at a time fit without the run's limit, if it is more.
-
-    The limit may be of a migration to smaller devices. Arguments are those of `fitting_division`. None: no more, or the
-    memory is not known.
-    """
-    trainer = section(config, "trainer")
-    limit, model_axis = int(trainer.get("per_device_parallelism") or -1), int(trainer.get("model_axis_size") or 1)
-    if limit < 0 or memory is None:
-        return None
-    free = {**config, "trainer": {**trainer, "per_device_parallelism": -1}}
-    most = fitting_division(arrays, free, sizes, devices, memory, kind)[0].per_device
-    return most if most > batch_shape(sizes[0], devices, limit, model_axis).per_device else None
-
-
 def _enough_devices(
     arrays: Sequence[ArrayEntry], config: Mapping[str, Any], batch: int, devices: int, memory: int, kind: str
 ) -> str:

@@ -103,8 +103,11 @@ def plan_shape(snapshot: Snapshot, request: Request, ends: Ends, contents: Conte
         after, needed, most = memory_fit.fitting_division(*fit)
         if most is not None:
             overrides = (*overrides, f"--{LIMIT}", str(most))
-        elif LIMIT not in flags and (more := memory_fit.without_limit(*fit)) is not None:
-            fits = f"; without the run's limit up to {count(more, 'example')} at a time: -- --{LIMIT} -1"
+        elif LIMIT not in flags and limit > 0 and memory is not None:  # it may be of a migration to smaller devices
+            free = {**config, "trainer": {**trainer, "per_device_parallelism": -1}}
+            more = memory_fit.fitting_division(fit[0], free, *fit[2:])[0].per_device
+            if more > after.per_device:
+                fits = f"; without the run's limit up to {count(more, 'example')} at a time: -- --{LIMIT} -1"
     for size in later:  # refuse now what a later size of the schedule would refuse then
         batch_shape.batch_shape(size, target_devices, limit, model_axis)
     changes = _changes(run, before, after, source_devices, target_devices, trainer, wanted.steps)

@@ -3,9 +3,8 @@
 Runs on the login node; standard library only.
 
 ``sbatch`` may report an error, or be killed, and the controller has accepted the job all the same. Two jobs of one
-attempt would be two engines that write the same files. So the job that ``slurm.json`` names is the only one whose
-script starts an engine; a job that was submitted without a record is found by its script's path, and recorded or
-cancelled.
+attempt would be two engines that write the same files. So only the script of the job that ``slurm.json`` names starts
+an engine; a job that was submitted without a record is found by its script's path, and recorded or cancelled.
 """
 
 from __future__ import annotations
