@@ -23,6 +23,13 @@ compilers: $(STAMP)  ## the compiler for TPUs, for the tests of compiled program
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --require-hashes --upgrade \
 		--target $(VENV)/compilers -r $(VENV)/compilers.txt
 
+# The tests that look for the compiler; `make test` skips those of them that need it where it is not installed.
+COMPILED := $(addprefix tests/engine/programs/test_,$(addsuffix .py,aot compiled_steps estimate program_search topologies)) \
+	tests/integration/test_compare.py
+
+test-compilers: compilers  ## the tests of steps compiled for TPUs (installs the compiler)
+	@$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal $(COMPILED) $(ARGS)
+
 compilers-cuda: $(STAMP)  ## the compiler for NVIDIA GPUs, for the same tests (480 MB); needs no GPU
 	@sed -n '/^jax-cuda12-[a-z]*==/,/[^\\]$$/p' locks/engine-cuda12.txt > $(VENV)/compilers-cuda.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip -q
@@ -44,8 +51,8 @@ test: $(STAMP)  ## the test suite without the long campaigns
 	@$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal $(ARGS)
 
 # Without the tests that start tmux and other programs of the system. Many of the rest wait: four processes on two cores.
-quick: $(STAMP)  ## unit and terminal UI tests
-	@$(BIN)/python -m pytest tests/unit tests/tui -m "not slow and not system" -n 4 --dist worksteal -q $(ARGS)
+quick: $(STAMP)  ## tests of core and host, unit and terminal UI tests
+	@$(BIN)/python -m pytest tests/core tests/host tests/unit tests/tui -m "not slow and not system" -n 4 --dist worksteal -q $(ARGS)
 
 test-slow: $(STAMP)  ## the long fault campaigns, and all tests of which `make test` draws some
 	@$(BIN)/python -m pytest -m "slow or drawn" $(ARGS)
@@ -79,6 +86,14 @@ $(VENV)/levanter/.installed: $(STAMP) locks/levanter.txt
 test-levanter: $(VENV)/levanter/.installed  ## the test that runs Levanter (installs it and its jax)
 	@$(BIN)/python -m pytest -m "slow or not slow" tests/trainers/test_levanter.py $(ARGS)
 
+$(VENV)/skypilot/.installed: $(STAMP) locks/skypilot.txt
+	@$(BIN)/python -m venv $(VENV)/skypilot
+	@$(VENV)/skypilot/bin/python -m pip install -q --disable-pip-version-check -r locks/skypilot.txt
+	@touch $@
+
+test-skypilot: $(VENV)/skypilot/.installed  ## the test that runs SkyPilot's code for SSH configurations (installs it, 460 MB)
+	@$(BIN)/python -m pytest -m "slow or not slow" tests/integration/ssh/test_rented_clusters.py $(ARGS)
+
 # MaxText requires Python 3.12.
 PYTHON312 ?= python3.12
 $(VENV)/maxtext/.installed: $(STAMP) locks/maxtext.txt
@@ -108,16 +123,14 @@ lint: docs  ## ruff, import-linter, pyright, words, the site
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
+	@$(BIN)/vermin --quiet --no-tips --target=3.8- --violations engine/midstream_core engine/midstream_host
 	@$(BIN)/pyright
 
 docs: $(STAMP)  ## the documentation's site, into site/; dead links and missing anchors fail
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 pages: $(STAMP)  ## reference pages that are made from the program
-	@$(BIN)/python -m midstream.reference
-	@$(BIN)/python -m midstream_engine.config.document > docs/reference/configuration.md
-	@$(BIN)/python -m midstream_engine.config.levanter_page tests/fixtures/levanter/fields.json > docs/reference/levanter.md
-	@$(BIN)/python -m midstream_engine.interop.neox.arguments_page > docs/reference/neox-arguments.md
+	@PYTHONPATH=tools $(BIN)/python -m pages
 
 words: $(STAMP)  ## words and phrases that the glossary replaces, per folder; ARGS="FOLDER..." lists them
 	@if [ -n "$(ARGS)" ]; then tools/words $(ARGS); else tools/words --counts; fi
@@ -135,4 +148,4 @@ lock: $(STAMP)  ## resolve the lock files (needs uv)
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) site .pytest_cache .ruff_cache .import_linter_cache
 
-.PHONY: help setup compilers compilers-cuda kubectl demo lab quick test test-slow test-accelerator test-trainers test-levanter test-maxtext test-conda lint words docs pages bench format lock clean
+.PHONY: help setup compilers test-compilers compilers-cuda kubectl demo lab quick test test-slow test-accelerator test-trainers test-levanter test-maxtext test-skypilot test-conda lint words docs pages bench format lock clean

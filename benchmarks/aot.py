@@ -71,8 +71,8 @@ def plan_for(model: str, topology: str, values: Mapping[str, Any] | None = None)
     from midstream_engine.compiled_program.topologies import tpu_devices
     from midstream_engine.trainer.computation.setup import make_plan
 
-    devices = gpu_devices(topology) if names_gpus(topology) else tpu_devices(topology)
-    return make_plan(configuration(model, values), devices)
+    config = configuration(model, values)  # what is wrong with it is reported before a compiler is looked for
+    return make_plan(config, gpu_devices(topology) if names_gpus(topology) else tpu_devices(topology))
 
 
 def measure(plan: Any, model: str, topology: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,11 +95,11 @@ def read(plan: Any, model: str, topology: str, text: str) -> dict[str, Any]:
     """Return what the text of a program for the plan's shape says."""
     from steps.exposed_collectives import exposed
 
+    from midstream_core.accelerator_types import GPU, parse
     from midstream_engine.compiled_program.collectives import by_kind, collectives, total_bytes
     from midstream_engine.compiled_program.gpu_roofline import gpu_step_time
     from midstream_engine.compiled_program.hlo_text import computations, estimated_cycles
     from midstream_engine.compiled_program.roofline import step_time
-    from midstream_engine.shared.accelerator_types import GPU, parse
 
     found, accelerators = collectives(text), parse(topology)
     shards, width = plan.layout.batch_shards, plan.policy.compute_dtype.itemsize
@@ -129,9 +129,9 @@ def measure_peer(
     Raises:
         SystemExit: It does not compile.
     """
+    from midstream_core.accelerator_types import parse
     from midstream_engine.compiled_program.gpu_topologies import cudnn_number, describe_gpus, names_gpus
     from midstream_engine.compiled_program.topologies import tpu_library
-    from midstream_engine.shared.accelerator_types import parse
 
     gpus, accelerators = None, parse(topology)
     if names_gpus(topology):
@@ -169,7 +169,7 @@ def shape_of(plan: Any) -> dict[str, Any]:
 
 def rented_name(accelerators: Any) -> str:
     """Return the name of a slice with its number: ``v5e-16`` of ``v5e:4x4``."""
-    from midstream_engine.shared.accelerator_types import parse
+    from midstream_core.accelerator_types import parse
 
     generation = accelerators.topology.partition(":")[0]
     names = (f"{generation}-{number}" for number in range(1, 2 * accelerators.devices + 1))
@@ -187,7 +187,7 @@ def search(model: str, topology: str, path: Path, budget: float) -> int:
     """Search the fastest configuration and print it; return the exit code."""
     from steps import program_search
 
-    from midstream_engine.shared.accelerators import find_accelerator
+    from midstream_core.accelerators import find_accelerator
     from midstream_engine.trainer.computation.compile_options import compile_options
 
     def measured(values: Mapping[str, Any]) -> dict[str, Any]:

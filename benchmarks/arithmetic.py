@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "engine")]
 
-from midstream_engine import records  # noqa: E402
+from midstream_core import records  # noqa: E402
 
 MODEL = (
     "--model.hidden_dim", "320", "--model.num_layers", "7", "--model.num_heads", "10", "--model.seq_len", "256",

@@ -42,9 +42,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
-from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
-from midstream_engine.object_store.access import Access
-from midstream_engine.object_store.open_bucket import open_bucket
+from midstream.transfer.copy_tree import copy_tree
+from midstream.transfer.endpoint import Endpoint, bucket_endpoint
+from midstream_core.object_store.access import Access
+from midstream_core.object_store.open_bucket import open_bucket
 from support.checkpoints.trees import write_tree
 
 MIB = 1 << 20
@@ -78,7 +79,8 @@ COPY = """
 import sys, tempfile
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
-from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
+from midstream.transfer.endpoint import Endpoint, bucket_endpoint
+from midstream.transfer.copy_tree import copy_tree
 host = LocalHost("here", LocalHostConfig(root=tempfile.gettempdir()))
 ends = [bucket_endpoint(each) if "://" in each else Endpoint(host, each) for each in sys.argv[1:]]
 copy_tree(*ends)

@@ -22,7 +22,7 @@ from importlib import metadata
 import numpy as np
 
 from midstream_engine.config import DataConfig
-from midstream_engine.data.batches.batches import TrainingBatches
+from midstream_engine.data.batches import TrainingBatches
 from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.prepared_data import open_cache
 from midstream_engine.data.sources.list_sources import documents, list_sources

@@ -26,7 +26,7 @@ from typing import Any
 REPOSITORY = Path(__file__).parents[1]
 sys.path[:0] = [str(REPOSITORY / "app"), str(REPOSITORY / "engine")]
 
-from midstream.launch.install.install_progress import read_sizes, wheel_sizes  # noqa: E402
+from midstream.install.install_progress import read_sizes, wheel_sizes  # noqa: E402
 
 AIM = 180.0  # seconds, on two cores
 DROPPED = ("MIDSTREAM_", "PYTHON", "VIRTUAL_ENV", "XDG_", "UV_")  # variables that a new user does not have

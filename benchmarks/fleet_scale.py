@@ -246,7 +246,7 @@ def other_keys(screen: Screen, options: argparse.Namespace) -> tuple[dict[str, f
 def run_fleet(hosts: int, runs: int) -> None:
     from midstream.tui.app import MidstreamApp
     from midstream.tui.state.saved_layout import SavedLayout
-    from midstream.watch.feeds.poll_interval import PollInterval
+    from midstream.watch.poll_interval import PollInterval
 
     fleet = SimulatedFleet(ManyRunsProbes(hosts, runs), PollInterval(1.0, hosts).seconds)
     actions: Any = LateActions()
@@ -271,7 +271,7 @@ def run_status(hosts: int, runs: int) -> None:
     from midstream.fleet.fleet import Fleet, SshHostConfig
     from midstream.headless.fleet import status
     from midstream.output import Output
-    from midstream.watch.feeds import host_feed
+    from midstream.watch import host_feed
 
     probes, reported = ManyRunsProbes(hosts, runs), list[float]()
     pool = ThreadPoolExecutor(4)

@@ -3,7 +3,7 @@
     python benchmarks/packing.py [--steps 600] [--every 50] [--ages 50 100 200 400] [--zstandard]
 
 Trains a GPT-2 with 3.3 million parameters (Adam, float32, learning rate to 0.1 of its peak) and reads its last
-checkpoint in chunks, as a sender does. *planes* is what `midstream.remote.copy.stream.byte_planes` leaves, *difference*
+checkpoint in chunks, as a sender does. *planes* is what `midstream_host.copy.byte_planes` leaves, *difference*
 the same after an exclusive or with the checkpoint that is so many steps older, *better of both* the shorter form of
 each chunk. ``cores_to_gain`` is the number of cores that pack as many bytes of objects as a link of 1 Gbit/s sends
 plain, ``cores_to_fill`` the number that keep it busy with packed bytes; reading and encryption need theirs besides.
@@ -25,7 +25,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from midstream.remote.copy.stream.byte_planes import CHUNK, layout_of, pack, unpack
+from midstream_host.copy.byte_planes import CHUNK, layout_of, pack, unpack
 
 CONFIG = """
 data:

@@ -66,10 +66,10 @@ def arrays(layers: int) -> dict[str, tuple[tuple[str, ...], tuple[int, ...]]]:
 
 def write_manifest(path: Path, layers: int, hosts: int) -> None:
     """Write the manifest that a save over ``hosts`` hosts writes."""
-    from midstream_engine import records
-    from midstream_engine.checkpoint.format import zarr
-    from midstream_engine.checkpoint.format.chunk_grid import chunk_shape, grid_of
-    from midstream_engine.records.manifest import FORMAT, FORMAT_VERSION
+    from midstream_core import records
+    from midstream_core.records.manifest import FORMAT, FORMAT_VERSION
+    from midstream_engine.checkpoint import zarr
+    from midstream_engine.checkpoint.chunk_grid import chunk_shape, grid_of
 
     draw = random.Random(0)
     entries: list[records.ArrayEntry] = []
@@ -105,13 +105,13 @@ def write_manifest(path: Path, layers: int, hosts: int) -> None:
 
 
 def read(path: Path) -> Any:
-    from midstream_engine import records
+    from midstream_core import records
 
     return records.Manifest.read(str(path))
 
 
 def verify(path: Path) -> dict[str, int]:
-    from midstream_engine import records
+    from midstream_core import records
     from midstream_engine.checkpoint.loading.completeness import check_layout
 
     manifest = read(path)
@@ -133,8 +133,8 @@ class OneOfMany:
 
 
 def restore(path: Path, hosts: int) -> dict[str, int]:
-    from midstream_engine.checkpoint.format import zarr
-    from midstream_engine.checkpoint.format.chunk_grid import chunks_of
+    from midstream_engine.checkpoint import zarr
+    from midstream_engine.checkpoint.chunk_grid import chunks_of
     from midstream_engine.checkpoint.loading.array_assembly import ArrayAssembly
 
     manifest = read(path)
@@ -161,10 +161,10 @@ class Answering:
 
 
 def contents(path: Path) -> Any:
-    from midstream.remote.files.allowlist import CHECKPOINT
     from midstream.transfer.endpoint import Endpoint
     from midstream.transfer.tree_contents import contents_of
-    from midstream_engine import records
+    from midstream_core import records
+    from midstream_host.files.allowlist import CHECKPOINT
 
     first: Any = Answering("host-0")
     return contents_of(
@@ -173,8 +173,8 @@ def contents(path: Path) -> Any:
 
 
 def collect(path: Path, hosts: int) -> dict[str, int]:
-    from midstream.transfer.copy.multi_host_copy import endpoints_of
     from midstream.transfer.endpoint import Endpoint
+    from midstream.transfer.multi_host_copy import endpoints_of
     from midstream.transfer.streams.link import Link
     from midstream.transfer.streams.route import Route
     from midstream.transfer.streams.send_queue import SendQueue, split
@@ -206,9 +206,9 @@ def plan(path: Path, hosts: int) -> dict[str, Any]:
     """
     from midstream.fleet.fleet import Fleet, HostsTarget, LocalHostConfig
     from midstream.hosts.host_pool import HostPool
+    from midstream.migrate.journal.request import Request
     from midstream.migrate.planning.plan_description import describe
     from midstream.migrate.planning.planner import make_plan
-    from midstream.migrate.records.request import Request
     from midstream.watch.snapshot import LIVE, Accelerator, HostView, Machine, Snapshot
 
     root = path.parent / f"{path.stem}-hosts"
@@ -236,7 +236,7 @@ def plan(path: Path, hosts: int) -> dict[str, Any]:
 def write_run(root: Path, manifest: Path, hosts: int) -> Any:
     """Write the directory of a run that trains on ``hosts`` hosts, as the first of them has it; return its view."""
     from midstream.watch.snapshot import CheckpointView, RunView
-    from midstream_engine import records
+    from midstream_core import records
 
     paths = records.RunPaths(str(root / "host-0"), "r")
     attempt, name = paths.attempt(1), records.checkpoint_name(1, 1)

@@ -45,7 +45,9 @@ from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import open_host
 from midstream.hosts.local_host import LocalHost
-from midstream.transfer import CopySettings, Endpoint, copy_tree
+from midstream.transfer.copy_settings import CopySettings
+from midstream.transfer.copy_tree import copy_tree
+from midstream.transfer.endpoint import Endpoint
 from simulators import link
 from simulators.cable import cable
 from simulators.sshd import SSHD, Lab, SshServer

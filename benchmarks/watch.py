@@ -28,7 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from midstream.fleet.fleet import Fleet, SshHostConfig
-from midstream_engine import records
+from midstream_core import records
 from simulators.sshd import Lab, environment
 from support.run_directory import RunDirectory
 

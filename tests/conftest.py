@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
 import collections
-import datetime
 import os
 import random
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
 
 from simulators.object_stores.bucket import BucketServer, bucket_server
 from simulators.object_stores.s3_server import S3Server, s3_server
+from support.run_directory import RunDirectory
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # the time of an example depends on the machine
 hypothesis.settings.load_profile("untimed")
@@ -28,23 +33,41 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 for name in ("MIDSTREAM_FLEET", "MIDSTREAM_STATE", "MIDSTREAM_ROOT", "RUN_ID", "XLA_FLAGS"):
     os.environ.pop(name, None)
 
+# Fixtures that several tests share run with this state directory. Each test has its own, with the same operator's key.
+SHARED_STATE = tempfile.mkdtemp(prefix="midstream-tests-")
+os.environ["MIDSTREAM_STATE"] = SHARED_STATE
+atexit.register(shutil.rmtree, SHARED_STATE, ignore_errors=True)
 
 SUITE = 1000  # tests at least; who selects fewer gets all of them
 DRAWN = 10  # one of so many is drawn; days that follow each other draw all of them in as many days
-# The workers inherit it, so that all draw the same tests.
-os.environ.setdefault("MIDSTREAM_TEST_SEED", str(datetime.date.today().toordinal()))
+
+
+def _seed_of_commit() -> int:
+    """Return a number of the present commit, 0 without git: a commit draws the same tests on each day."""
+    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return int(subprocess.run(git, capture_output=True, text=True, check=True).stdout[:8], 16)
+    except (OSError, ValueError, subprocess.CalledProcessError):
+        return 0
+
+
+# The workers inherit it, so that all draw the same tests, in the same order.
+os.environ.setdefault("MIDSTREAM_TEST_SEED", str(_seed_of_commit()))
 
 
 def pytest_report_header() -> str:
     seed = os.environ["MIDSTREAM_TEST_SEED"]
-    return f"one of {DRAWN} of the longest tests and modules is drawn with MIDSTREAM_TEST_SEED={seed}"
+    return (
+        f"MIDSTREAM_TEST_SEED={seed} draws one of {DRAWN} of the longest tests and modules, and the order of modules "
+        "and of tests in each"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Draw tests and modules marked ``drawn``; run the slowest directories first.
+    """Draw tests and modules marked ``drawn``; run the slowest directories first, in a drawn order.
 
-    A module is drawn with all of its tests, because its tests share what takes long. No worker is left with the slowest
-    directories at the end.
+    An order that is always the same hides tests that depend on earlier ones. A module is drawn with all of its tests,
+    because its tests share what takes long. No worker is left with the slowest directories at the end.
     """
     if len(items) > SUITE and "not slow" in str(config.option.markexpr):
         groups = {item.nodeid: node.nodeid for item in items for node, _ in item.iter_markers_with_node("drawn")}
@@ -54,6 +77,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left = {item for item in items if item.nodeid in groups and groups[item.nodeid] not in chosen}
         config.hook.pytest_deselected(items=[item for item in items if item in left])
         items[:] = [item for item in items if item not in left]
+    shuffled = random.Random(int(os.environ["MIDSTREAM_TEST_SEED"]))
+    modules = sorted({str(item.path) for item in items})
+    shuffled.shuffle(modules)
+    places = {
+        path: (place, random.Random(f"{os.environ['MIDSTREAM_TEST_SEED']} {path}"))
+        for place, path in enumerate(modules)
+    }
+    keys = {item: (places[str(item.path)][0], places[str(item.path)][1].random()) for item in items}
+    items.sort(key=keys.__getitem__)  # the tests of a module stay together, as they share fixtures
     order = {"faults": 0, "integration": 1}
     items.sort(key=lambda item: min((order.get(part, len(order)) for part in item.path.parts), default=len(order)))
 
@@ -80,20 +112,44 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(f"{count} skipped: {reason}")
 
 
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """An empty run directory below ``tmp_path``."""
+    return RunDirectory(tmp_path)
+
+
 @pytest.fixture(autouse=True)
 def _closed_bucket_clients() -> Iterator[None]:
     """Close the connections of each test's clients, which the process would keep for a bucket that has ended."""
     yield
-    if opened := sys.modules.get("midstream_engine.object_store.open_bucket"):
+    if opened := sys.modules.get("midstream_core.object_store.open_bucket"):
         opened.close_clients()
-    if sessions := sys.modules.get("midstream_engine.object_store.s3.s3_session"):
+    if sessions := sys.modules.get("midstream_core.object_store.s3_session"):
         sessions.open_session.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _forgotten_services() -> Iterator[None]:
+    """Forget what a program has remembered of a SLURM controller, of hosts and of buckets, as its end would."""
+    yield
+    if streams := sys.modules.get("midstream.transfer.streams.direct_streams"):
+        streams.UNREACHABLE.clear()
+    if slurm := sys.modules.get("midstream_host.runs.slurm"):
+        slurm.forget()
+    if buckets := sys.modules.get("midstream_engine.checkpoint.stores.bucket_objects"):
+        buckets._warned.clear()
 
 
 @pytest.fixture(autouse=True)
 def _private_state_directory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give each test its own state directory, apart from that of the user who runs it."""
-    monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path_factory.mktemp("state")))
+    from midstream.ownership import operator_key
+
+    monkeypatch.setenv("MIDSTREAM_STATE", SHARED_STATE)
+    shared = operator_key.made_key_file()
+    state = tmp_path_factory.mktemp("state")
+    shutil.copy(shared, state / operator_key.FILE)
+    monkeypatch.setenv("MIDSTREAM_STATE", str(state))
 
 
 @pytest.fixture

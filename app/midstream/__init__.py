@@ -1,8 +1,8 @@
-"""The operator program of midstream. It never imports jax."""
+"""The operator program of midstream, which never imports jax."""
 
 import warnings
 
-from midstream_engine import __version__
+from midstream_core import __version__
 
 # requests silences this warning itself, but its filter is lost where two threads import the clients of two services:
 # one restores the filters that it has found. Then it is on stderr, or the last line of a migration's log.

@@ -58,10 +58,10 @@ def config_names() -> list[str]:
 
 
 def engine_packages_hint() -> str:
-    """Return the command that installs the engine's packages beside this midstream.
+    """Return the command that installs the engine's packages from its lock, by hash.
 
-    It installs them from the engine's lock file, by hash.
-    midstream is on no package index, so that a name such as ``midstream[engine]`` would be another project's.
+    The command does not name ``midstream[engine]``: midstream is on no package index, so that name would be another
+    project's.
     """
     installer = [sys.executable, "-m", "pip", "install"]
     if importlib.util.find_spec("pip") is None:  # an environment that uv made

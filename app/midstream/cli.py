@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, MidstreamError
 from midstream.flags import parse, parser
-from midstream_engine.object_store.urls import in_bucket
+from midstream_core.object_store.urls import in_bucket
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Flags that select a mode and need the fleet file.
 MODES = (
-    "status", "cost", "metrics", "log", "check", "launch", "adopt", "init_run", "migrate", "guard", "stop",
+    "status", "cost", "metrics", "log", "check", "launch", "adopt", "init_run", "migrate", "guard", "stop", "restart",
     "repair", "verify", "diff", "compare", "delete", "serve_metrics",
     "config",  # the last, because --migrate PATH has a --config too
 )  # fmt: skip
@@ -75,9 +75,11 @@ def _run(words: Sequence[str]) -> int:
         return _print_names(words[1:])
     options, engine = parse(words)
     from midstream.output import Output
-    from midstream_engine import records
+    from midstream.state_directory import close_state_directory
+    from midstream_core import records
 
     _raise_file_limit()
+    close_state_directory()
     output = Output(options.json)
     try:
         return int(_dispatch(options, engine, output))
@@ -162,7 +164,7 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output: Outp
 
     if chosen in ("launch", "migrate") and (fleet.has_slices or fleet.has_pods):
         return _on_slices(headless.mode(chosen), fleet, options, engine, output)
-    if chosen in ("check", "compare", "launch", "migrate"):
+    if chosen in ("check", "compare", "launch", "migrate", "restart"):
         return headless.mode(chosen)(fleet, options, engine, output)
     return headless.mode(chosen)(fleet, options, output)
 
@@ -239,9 +241,9 @@ def _on_slices(
 
 
 def _needs_no_slices(options: argparse.Namespace) -> bool:
-    """Return True for the comparison of a config.
+    """Return True for the comparison of a config, which names its accelerators itself.
 
-    It needs no slices: a slice's accelerators are in the fleet file.
+    A slice's accelerators are in the fleet file.
     """
     if not options.compare:
         return False
@@ -294,11 +296,11 @@ def _with_rented(fleet: Fleet, options: argparse.Namespace) -> Fleet:
 
 
 def _needs_a_terminal() -> None:
-    from midstream.output import has_screen
+    from midstream.output import missing_screen
 
-    if not has_screen():
+    if missing := missing_screen():
         raise MidstreamError(
-            "the terminal UI needs a terminal",
+            f"the terminal UI needs {missing}",
             "midstream --status prints the same once; --help lists the flags",
             Exit.USAGE,
         )

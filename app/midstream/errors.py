@@ -73,7 +73,7 @@ class RemoteError(HostError):
 class DamagedError(RemoteError):
     """Records of a run on a host cannot be read.
 
-    They do not count as absent: the run is not changed before they are repaired.
+    Damaged records do not count as absent: the run is not changed before they are repaired.
     """
 
     code = Exit.REFUSED

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from midstream.errors import MEANINGS
 from midstream.flag_parser import SCREEN, FlagParser, PrintAndExit, number
-from midstream.migrate.records.modes import MODES as MIGRATION_MODES
+from midstream.migrate.journal.modes import MODES as MIGRATION_MODES
 
 USAGE = f"""\
 midstream [--fleet FILE]                   {SCREEN}
@@ -31,7 +31,7 @@ EXAMPLES = (
 SHELLS = ("bash", "zsh", "fish")
 AXES = ("step", "tokens", "time")
 _OF_PLOT = ("metric", "x_axis", "x_range", "y_range", "log_x", "log_y", "smoothing")
-_CONSENT = ("--launch", "--migrate", "--guard", "--rollback", "--repair", "--delete", "--clean")
+_CONSENT = ("--launch", "--restart", "--migrate", "--guard", "--rollback", "--repair", "--delete", "--clean")
 
 
 def parser() -> FlagParser:
@@ -171,6 +171,10 @@ def _add_train(flags: FlagParser) -> None:
         help="write run.yaml, a run file of another trainer, from a directory and what runs in it",
     )  # fmt: skip
     train.mode("--stop", metavar="RUN", completes="runs", help="save and stop a run")
+    train.mode(
+        "--restart", metavar="RUN", engine=True, completes="runs",
+        help="start a stopped run again where it is, with its own config; flags after -- replace values",
+    )  # fmt: skip
 
 
 def _add_migrate(flags: FlagParser) -> None:

@@ -6,14 +6,15 @@ With --json each line of stdout is an object.
 from __future__ import annotations
 
 import json
-import math
+import os
 import shutil
 import sys
-import time
 from typing import Any, TextIO
 
 from midstream.errors import Exit, MidstreamError
 from midstream.printable import excerpt, printable
+
+NO_SCREEN = ("", "dumb", "unknown")  # values of $TERM of terminals that cannot move their cursor
 
 
 class Output:
@@ -75,8 +76,18 @@ class Output:
 
 
 def has_screen() -> bool:
-    """Return True if stdin, stdout and stderr are terminals."""
-    return sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()
+    """Return True if the terminal UI can be shown here."""
+    return not missing_screen()
+
+
+def missing_screen() -> str:
+    """Return what the terminal UI needs and this process lacks; empty if it has all."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()):
+        return "a terminal"
+    kind = os.environ.get("TERM", "")
+    if kind in NO_SCREEN:
+        return f"a terminal that can move its cursor, and TERM is {kind or 'not set'}"
+    return ""
 
 
 def json_text(value: Any, **options: Any) -> str:
@@ -87,47 +98,9 @@ def json_text(value: Any, **options: Any) -> str:
     try:
         return json.dumps(value, default=str, allow_nan=False, **options)
     except ValueError:
-        from midstream_engine.records import finite_json  # rarely needed
+        from midstream_core.records import finite_json  # rarely needed
 
         return json.dumps(finite_json(value), default=str, allow_nan=False, **options)
-
-
-def size(count: float) -> str:
-    """Format bytes: ``4.2 MB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def duration(seconds: float) -> str:
-    """Format a duration: ``0.4s``, ``12s``, ``3m20``, ``2h05``, ``4d``.
-
-    One that is not finite is ``-``.
-    """
-    if not math.isfinite(seconds):
-        return "-"
-    if seconds < 9.95:
-        return f"{max(0.0, seconds):.1f}s"
-    if seconds < 99.5:
-        return f"{seconds:.0f}s"
-    if seconds < 3600:
-        return f"{int(seconds) // 60}m{int(seconds) % 60:02d}"
-    if seconds < 172800:
-        return f"{int(seconds) // 3600}h{int(seconds) % 3600 // 60:02d}"
-    return f"{int(seconds) // 86400}d"
-
-
-def age(then: float | None, now: float | None = None) -> str:
-    """Format the age of ``then``: ``12s``, ``4m``, ``3h``, ``2d``; ``-`` if unknown."""
-    if not then:
-        return "-"
-    seconds = max(0.0, (time.time() if now is None else now) - then)
-    for limit, divisor, unit in ((90, 1, "s"), (5400, 60, "m"), (129600, 3600, "h")):
-        if seconds < limit:
-            return f"{seconds / divisor:.0f}{unit}"
-    return f"{seconds / 86400:.0f}d"
 
 
 def table(rows: list[tuple[str, ...]]) -> list[str]:

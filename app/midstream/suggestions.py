@@ -26,10 +26,7 @@ def nearest(name: str, known: Collection[str]) -> str:
 
 
 def nearest_run(run_id: str, known: Collection[str], unreachable: Collection[str]) -> str:
-    """Return a hint for a run that was not found.
-
-    It has the nearest runs and the hosts that do not answer.
-    """
+    """Return a hint for a missing run: the nearest runs, and unreachable hosts."""
     found = nearest(run_id, known) if known else f"no host {'that answers ' if unreachable else ''}has a run"
     missing = f"; not answering: {', '.join(unreachable)}; midstream --status shows why" if unreachable else ""
     return found + missing

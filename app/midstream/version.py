@@ -17,7 +17,7 @@ _STAMP = _PACKAGE / "_shipped" / "commit"  # written into a wheel when it is bui
 def version_text() -> str:
     """Return the version, with the commit if it is known.
 
-    It is ``0.1.0 (commit 1a2b3c4d5e6f)``, ``0.1.0 (commit 1a2b3c4d5e6f, changed)`` or ``0.1.0``.
+    Forms: ``0.1.0 (commit 1a2b3c4d5e6f)``, ``0.1.0 (commit 1a2b3c4d5e6f, changed)`` or ``0.1.0``.
 
     The commit is that of the clone that runs, of the clone that the wheel was built from, or of the git URL that
     midstream was installed from.

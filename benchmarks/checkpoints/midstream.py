@@ -34,10 +34,10 @@ class Midstream:
 
     def begin(self, directory: Path, *, copy: bool, tree: dict[str, Any] | None = None) -> Any:
         """Begin a save of ``tree``; None: of the present state."""
+        from midstream_core.records import RunPaths
         from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
         from midstream_engine.checkpoint.saving.save import begin_save
         from midstream_engine.checkpoint.saving.snapshot import Copy
-        from midstream_engine.records import RunPaths
 
         paths = RunPaths(str(directory), "bench")
         os.makedirs(paths.dir, exist_ok=True)

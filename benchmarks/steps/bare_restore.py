@@ -19,10 +19,10 @@ def main() -> None:
     _import_run()  # what the engine imports before it restores, and as it imports it
     import jax
 
-    from midstream_engine import records
+    from midstream_core import records
+    from midstream_core.attempt.save_fence import read_fence
     from midstream_engine.checkpoint.loading.checkpoint_list import newest_complete
     from midstream_engine.checkpoint.loading.restore import restore_checkpoint
-    from midstream_engine.checkpoint.save_fence import read_fence
     from midstream_engine.config import load_config
     from midstream_engine.trainer.computation.setup import make_plan
 

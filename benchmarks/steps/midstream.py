@@ -62,7 +62,7 @@ def write_parameters(shape: Shape, directory: Path) -> None:
 
 
 def _write(state: Any, directory: Path) -> None:
-    from midstream_engine.checkpoint.format.array_names import flatten
+    from midstream_engine.checkpoint.array_names import flatten
 
     named = {name: np.asarray(array.value) for name, array in flatten(state.model).items()}
     np.savez(directory / PARAMETERS, **named)  # pyright: ignore[reportArgumentType]

@@ -120,13 +120,13 @@ def measure_save(point: Point, shape: Shape, directory: Path) -> dict[str, Any]:
     """
     import jax
 
-    from midstream_engine.checkpoint.format.array_names import flatten
+    from midstream_core.records import Manifest, RunPaths
+    from midstream_engine.checkpoint.array_names import flatten
     from midstream_engine.checkpoint.loading.restore import restore_checkpoint
     from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
     from midstream_engine.checkpoint.saving.save import begin_save
     from midstream_engine.checkpoint.saving.snapshot import Copy
     from midstream_engine.config import load_config
-    from midstream_engine.records import Manifest, RunPaths
     from midstream_engine.trainer.computation.setup import make_plan
     from steps import midstream
 
@@ -210,11 +210,11 @@ def measure_beside(point: Point, shape: Shape, directory: Path) -> dict[str, Any
     """
     import jax
 
+    from midstream_core.records import RunPaths
     from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
     from midstream_engine.checkpoint.saving.save import begin_save
     from midstream_engine.checkpoint.saving.snapshot import Copy, prepare_device_copy
     from midstream_engine.config import load_config
-    from midstream_engine.records import RunPaths
     from midstream_engine.trainer.computation.programs import WorkingMemory, compile_steps
     from midstream_engine.trainer.computation.setup import make_plan
     from midstream_engine.trainer.loop.device_memory import DeviceMemory

@@ -62,7 +62,7 @@ def _row(step: int) -> str:
 
 
 def _status(name: str, state: str, step: int) -> dict[str, Any]:
-    from midstream_engine import records
+    from midstream_core import records
 
     status = records.Status(
         state, step, 0, "boot", 4242, 99, time.time(), name, 1, 1, num_train_steps=2000,
@@ -73,7 +73,7 @@ def _status(name: str, state: str, step: int) -> dict[str, Any]:
 
 
 def _run(name: str, host: str, state: str) -> dict[str, Any]:
-    from midstream_engine import records
+    from midstream_core import records
 
     entry = records.LineageEntry(1, 1, host, 8, "NVIDIA H100", 0, None, None, None)
     checkpoint = {

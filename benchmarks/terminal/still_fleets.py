@@ -64,7 +64,7 @@ def fleet_rows(count: int) -> Any:
 
 def day_of_system() -> Any:
     """A day of reports of a host with all system metrics: as often as each resolution has a point."""
-    from midstream.watch.system.system_series import TIERS, SystemSeries
+    from midstream.watch.system_series import TIERS, SystemSeries
     from support.tui.fleets import NOW
 
     series, chance, time_left = SystemSeries(), random.Random(4), 1.1 * 86400
@@ -85,7 +85,7 @@ def grown_as(series: Any) -> Any:
     """The same series in memory of its own, grown value by value as a watcher's: arrays allocate in advance."""
     from array import array
 
-    from midstream.watch.system.system_series import SystemSeries
+    from midstream.watch.system_series import SystemSeries
 
     def grown(values: Any) -> Any:
         new = array(values.typecode)
@@ -103,7 +103,7 @@ def grown_as(series: Any) -> Any:
 
 def keep_in_files(system: Any) -> None:
     """Write the files of all hosts, as a session does; what that takes counts as well."""
-    from midstream.watch.system.series_files import SeriesFiles
+    from midstream.watch.series_files import SeriesFiles
 
     with tempfile.TemporaryDirectory() as directory:
         os.environ["MIDSTREAM_STATE"] = directory

@@ -1,3 +1,5 @@
-"""The engine that runs on the accelerators. It never imports the app."""
+"""The engine, which runs on the accelerators and never imports the app."""
 
-__version__ = "0.1.0"
+from midstream_core import __version__
+
+__all__ = ["__version__"]

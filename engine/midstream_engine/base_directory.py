@@ -13,8 +13,5 @@ VARIABLE = "MIDSTREAM_RUN_DIRECTORY"
 
 
 def resolved_path(path: str) -> str:
-    """Expand ``~`` and resolve a relative path against the run's directory.
-
-    The run's directory is used if a launcher has set one.
-    """
+    """Expand ``~`` and resolve a relative path against the run's directory, if any."""
     return os.path.join(os.environ.get(VARIABLE, ""), os.path.expanduser(path))

@@ -2,7 +2,7 @@
 
 ``python -m midstream_engine.check_config --config_path FILE [--SECTION.KEY VALUE ...]``
 
-It reads no data and needs no accelerator, jax or numpy. It prints what a run of the configuration reads, as one JSON
+No data, accelerator, jax or numpy is needed. The program prints what a run of the configuration reads, as one JSON
 object: ``{"event": "config", "tokenizer", "eos_token", "cache_dir", "texts": [{"field", "url", "files", "count"}],
 "packages": {NAME: FIELD}}``. ``files`` has the patterns that the braces of ``url`` stand for, at most `MOST_FILES` of
 them; ``count`` is their number. ``packages`` are those that not every environment of the engine has.
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from midstream_engine import records
+from midstream_core import records
 from midstream_engine.config import ConfigError, DataConfig, TensorboardConfig, TrainLmConfig, WandbConfig, load_config
 from midstream_engine.config.data import SourceConfig
 from midstream_engine.data.sources.list_sources import expand_braces
@@ -48,7 +48,7 @@ def inputs_of(config: TrainLmConfig) -> dict[str, Any]:
     """Return what a run of the configuration reads.
 
     Raises:
-        ConfigError: It reads no text.
+        ConfigError: The configuration names no text.
     """
     data = config.data
     texts = [_text(field, url) for field, url in _urls(data)]
@@ -79,7 +79,7 @@ def inputs_of(config: TrainLmConfig) -> dict[str, Any]:
 def _parts(data: DataConfig) -> Iterator[tuple[str, SourceConfig]]:
     """Yield each dataset with the name that precedes its fields.
 
-    Those without a weight have no training text.
+    Datasets without a weight have no training text.
     """
     if not data.configs:
         yield "data.", data

@@ -16,10 +16,10 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 
-from midstream_engine import records
-from midstream_engine.errors import EngineError
+from midstream_core import records
+from midstream_core.attempt.errors import EngineError
+from midstream_core.object_store.urls import in_bucket
 from midstream_engine.interruption import interruptible
-from midstream_engine.object_store.urls import in_bucket
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 _RUNS = ("neox", "levanter")
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Conversion needs no accelerator, and must not allocate memory on one that a run uses. Set before jax is imported,
     # which is why the imports are inside functions.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    from midstream_engine.checkpoint.errors import CheckpointError
+    from midstream_core.attempt.errors import CheckpointError
     from midstream_engine.config.errors import ConfigError
 
     final = os.path.abspath(os.path.expanduser(options.dst))
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _local(options: argparse.Namespace, final: str) -> str:
     """Return the path of SRC.
 
-    One in a bucket is first copied to a directory beside DST, with its ``--config``.
+    A source in a bucket is first copied to a directory beside DST, with its ``--config``.
     """
     if not in_bucket(options.src):
         return os.path.abspath(os.path.expanduser(options.src))

@@ -21,13 +21,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from midstream_engine import records
-from midstream_engine.arithmetic.mesh_division import divisors
+from midstream_core import records
+from midstream_core.accelerator_types import EXAMPLES, GPU, TPU, AcceleratorType, parse
+from midstream_core.accelerators import find_accelerator
+from midstream_core.arithmetic.mesh_division import divisors
+from midstream_core.attempt.errors import EngineError
 from midstream_engine.config import ConfigError, TrainLmConfig, load_config
-from midstream_engine.errors import EngineError
 from midstream_engine.interruption import interruptible
-from midstream_engine.shared.accelerator_types import EXAMPLES, GPU, TPU, AcceleratorType, parse
-from midstream_engine.shared.accelerators import find_accelerator
 
 PREALLOCATED = 0.75  # share of a GPU's memory, by XLA_PYTHON_CLIENT_MEM_FRACTION's default
 AS_CONFIGURED = "--as_configured"
@@ -71,7 +71,7 @@ def own_flag(arguments: Iterable[str]) -> tuple[AcceleratorType, list[str]]:
     """Return the value of ``--accelerators``, and the configuration's flags.
 
     Raises:
-        ConfigError: It is missing, or names none.
+        ConfigError: The flag is missing, or names no accelerator.
     """
     rest, name = list(arguments), ""
     if "--accelerators" in rest[:-1]:
@@ -251,7 +251,7 @@ class _Compiler:
 def refused(message: str) -> tuple[int | None, int | None] | None:
     """Return the needed and available bytes of a compiler's error; None for others.
 
-    Each is None where the message does not have it.
+    A number that the message does not have is None.
     """
     if "RESOURCE_EXHAUSTED" not in message:
         return None

@@ -6,13 +6,13 @@ import signal
 import sys
 from collections.abc import Callable
 
-from midstream_engine import records
+from midstream_core import records
 
 
 def interruptible(main: Callable[[], int]) -> int:
     """Return the exit code of a command's ``main``; 128 + SIGINT if Ctrl-C ends it.
 
-    In that case one line is printed on stderr.
+    After Ctrl-C one line is printed on stderr.
     """
     try:
         return main()

@@ -1,7 +1,4 @@
-"""Messages in one printable line of limited length.
-
-They may have values of any configuration or file.
-"""
+"""Messages, with values of any origin, in one printable line of limited length."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from midstream_engine import records
+from midstream_core import records
+from midstream_core.attempt.errors import EngineError
 from midstream_engine.config import ConfigError, TrainLmConfig, load_config
-from midstream_engine.errors import EngineError
 from midstream_engine.interruption import interruptible
 
 log = logging.getLogger("midstream_engine.rehearse")
@@ -92,7 +92,7 @@ def size_in_bytes(text: str) -> int:
 def rehearse(config: TrainLmConfig, limit: int | None, search: bool) -> dict[str, Any]:
     """Compile the programs and return the report.
 
-    It is ``{"event": "rehearsal", devices, mesh, parameters, memory_limit, fits, programs: [{name, batch,
+    The report is ``{"event": "rehearsal", devices, mesh, parameters, memory_limit, fits, programs: [{name, batch,
     per_device_parallelism, accumulation, seconds, memory}], ...}``; with ``search`` also ``per_device_parallelism``,
     the largest that fits, None if none does.
 
@@ -101,8 +101,8 @@ def rehearse(config: TrainLmConfig, limit: int | None, search: bool) -> dict[str
     """
     # jax is imported only here, so that an invalid flag is reported without its start-up time.
     from midstream_engine.trainer.computation.setup import make_plan
+    from midstream_engine.trainer.runtime.environment import describe_devices
     from midstream_engine.trainer.runtime.jax_settings import configure_jax
-    from midstream_engine.trainer.runtime.status_file import describe_devices
 
     cache = configure_jax(config, config.trainer.resolved_root())
     devices = describe_devices()

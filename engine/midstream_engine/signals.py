@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from midstream_engine import records
+from midstream_core import records
 
 log = logging.getLogger(__name__)
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -50,6 +50,11 @@ class Signals:
         self._deciding = threading.Lock()
         self._writing = -1
 
+    @property
+    def first_stop(self) -> str:
+        """Name of the first signal that requested a stop; empty without one."""
+        return self._first.name if self._first is not None else ""
+
     def install(self) -> None:
         """Install the handlers and start the thread. Main thread only.
 
@@ -80,9 +85,8 @@ class Signals:
     def record_end_with(self, record: Callable[[str, bool], int]) -> None:
         """Call ``record`` before a signal ends the process at once.
 
-        It is called on the thread, and returns the exit code.
-
-        Its arguments are the signal's name, and whether updates may be lost that should have been saved.
+        The signal thread calls ``record`` with the signal's name, and with whether updates may be lost that should have
+        been saved. ``record`` returns the exit code.
         """
         self._record = record
         self._opened.set()
@@ -96,7 +100,7 @@ class Signals:
     def answer_at_once(self) -> None:
         """Let a request to stop end the process from now on.
 
-        One that no boundary has answered ends it now.
+        A request that no boundary has answered ends the process now.
         """
         with self._deciding:
             self._at_boundaries = False
@@ -128,10 +132,7 @@ class Signals:
             self.stops += 1
 
     def _end(self, number: signal.Signals, *, lost: bool) -> None:
-        """Record the end and exit.
-
-        It takes less than two seconds even where the disk does not answer.
-        """
+        """Record the end and exit, within two seconds even where the disk does not answer."""
         code = records.EXIT_SIGNAL + number
         timer = threading.Timer(EXIT_TIMEOUT, os._exit, (code,))
         timer.daemon = True

@@ -13,7 +13,7 @@ import pytest
 from haliax import NamedArray
 
 from midstream_engine.config import Gpt2Config
-from midstream_engine.models.attention.causal_attention import View, attend
+from midstream_engine.models.causal_attention import View, attend
 
 BACKENDS = {"gpu": ("cudnn", "triton", "xla"), "tpu": ("splash", "xla")}
 BATCH, POSITIONS, HEADS = 2, 1024, 8

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from midstream_engine.checkpoint.format.array_names import flatten
+from midstream_core.records import RunPaths
+from midstream_engine.checkpoint.array_names import flatten
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
 from midstream_engine.checkpoint.saving.save import begin_save
 from midstream_engine.checkpoint.saving.snapshot import Copy
-from midstream_engine.records import RunPaths
 from support.checkpoints.checkpoint_states import PROVENANCE, REFERENCE_LOSSES, STATE, plain_state, save
 
 

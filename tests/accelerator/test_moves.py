@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from midstream.fleet.fleet import LocalHostConfig
-from midstream_engine import records
+from midstream_core import records
 from simulators.sshd import Lab
 from support.command_line import TINY, Run, midstream, step_of
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream_engine import records
+from midstream_core import records
 from support.trainers.trainer_drivers import TIMEOUT, Driver, drivers, their_trainer
 
 
@@ -56,6 +57,22 @@ def test_adopted_trainer_without_its_driver_is_not_doubled(make: Callable[..., D
         assert f"process {theirs.pid}, which attempt 1 had adopted, still runs" in driver.status.message
         assert theirs.poll() is None
         assert not list(file.parent.rglob("given-up-by-attempt-*"))  # what it writes stays where it writes it
+
+
+def test_adopted_trainer_of_another_machine_is_not_doubled(make: Callable[..., Driver], tmp_path: Path) -> None:
+    with their_trainer(tmp_path / "theirs") as (file, theirs):
+        driver = make(file, {"directory": str(file.parent)})
+        driver.start("--attach", str(theirs.pid))
+        driver.wait("a checkpoint", driver.checkpoints)
+        driver.kill()
+    path = Path(driver.files.dir) / "adopted.json"
+    dataclasses.replace(records.ProcessIdentity.read(str(path)), boot_id="another", machine="other").write(str(path))
+    driver.start()
+    assert driver.ended() == records.EXIT_FAILED
+    assert f"nothing proves that it has ended: remove {path} when it has" in driver.status.message
+    path.unlink()
+    driver.start()
+    driver.wait("training", lambda: os.path.exists(driver.files.status()) and driver.status.state == records.TRAINING)
 
 
 def test_adopted_trainer_outlives_a_driver_that_fails(make: Callable[..., Driver], tmp_path: Path) -> None:

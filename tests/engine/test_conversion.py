@@ -21,6 +21,16 @@ import pytest
 from haliax import NamedArray
 from jax.sharding import SingleDeviceSharding
 
+from midstream_core.records import (
+    FORMAT,
+    FORMAT_VERSION,
+    MANIFEST,
+    Manifest,
+    RunPaths,
+    checkpoint_name,
+    first_fence,
+    read_json,
+)
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.config import load_config
@@ -31,16 +41,6 @@ from midstream_engine.interop.huggingface.exporter import newest_checkpoint
 from midstream_engine.interop.tensor_files import read_tensors
 from midstream_engine.optim.optimizer import build_optimizer
 from midstream_engine.optim.schedule import learning_rate
-from midstream_engine.records import (
-    FORMAT,
-    FORMAT_VERSION,
-    MANIFEST,
-    Manifest,
-    RunPaths,
-    checkpoint_name,
-    first_fence,
-    read_json,
-)
 from midstream_engine.trainer.computation.train_state import TrainState, abstract_state, initializer
 from support.engines.engine_process import train_all
 from support.paths import FIXTURES

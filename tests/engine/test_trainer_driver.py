@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from midstream_engine import records
-from midstream_engine.foreign.attempt.attempt_group import AttemptGroup
-from midstream_engine.foreign.attempt.attempt_place import AttemptPlace
+from midstream_core import records
+from midstream_core.attempt import start_number
+from midstream_host.driver import recorded_checkpoints
+from midstream_host.driver.attempt_group import AttemptGroup
+from midstream_host.driver.attempt_place import AttemptPlace
+from midstream_host.driver.metrics_tail import read_rows
 from support.trainers.script_trainer import write_node_script, write_script
 from support.trainers.trainer_drivers import TIMEOUT, Driver, drivers
 
@@ -223,3 +226,59 @@ def test_given_up_steps_are_set_aside_and_trained_again(make: Callable[..., Driv
     }
     assert list(Path(driver.paths.dir, "work", "out").glob("given-up-by-attempt-2/ckpt-*.json"))
     assert records.Restore.read(driver.files.restore).step == newest
+
+
+def test_superseded_driver_ends_its_trainer(make: Callable[..., Driver]) -> None:
+    """Another machine of a shared root starts the attempt again: it takes the next number in the fence."""
+    driver = make()
+    driver.start()
+    driver.wait("a checkpoint", driver.checkpoints)
+    assert records.Fence.read(driver.paths.fence).order == (1, 1)
+    taken = start_number.take(driver.paths, 1, lambda fence: recorded_checkpoints.newest(driver.paths, fence))
+    assert taken is not None
+    assert driver.ended() == records.EXIT_FENCED
+    assert not driver.trainers()
+    closed = taken.starts[-1]["step"]
+    newest = recorded_checkpoints.usable(driver.paths)[-1]
+    assert (newest.step, newest.start) == (closed, 1)
+    driver.start_node(0)  # as a requeued job does
+    driver.wait("a checkpoint of the newest start", lambda: recorded_checkpoints.usable(driver.paths)[-1].start == 3)
+    assert records.Fence.read(driver.paths.fence).order == (1, 3)
+    starts = [row["start_number"] for row in read_rows(driver.files.metrics)]
+    assert (starts[0], starts[-1]) == (1, 3), "each row names the start that wrote it"
+
+
+def test_second_driver_on_the_same_machine_is_refused(make: Callable[..., Driver]) -> None:
+    driver = make()
+    driver.start()
+    driver.wait("a checkpoint", driver.checkpoints)
+    second = driver.start_node(0)
+    assert second.wait(TIMEOUT) == records.EXIT_FAILED
+    assert "writes its log and metrics" in Path(driver.files.log()).read_text()
+    assert driver.trainers(), "the first one's trainer trains on"
+    assert driver.process is not None
+    assert driver.process.poll() is None
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_names_of_the_time_are_no_steps(make: Callable[..., Driver], tmp_path: Path, *, stated: bool) -> None:
+    """Ray Train's names: their last number was the step, and a migration sealed there."""
+    file = write_script(tmp_path / "timed", steps=20000, every=25)
+    script = file.parent / "train.py"
+    name = 'time.strftime("ckpt-%Y-%m-%d_%H-%M-%S.") + "%06d.json" % (time.time() % 1 * 1e6)'
+    text = script.read_text().replace('"ckpt-%d.json" % state["step"]', name)
+    if not stated:
+        text = text.replace("json.dump(state, file)", 'json.dump({"inner": state}, file)')
+    script.write_text(text)
+    driver = make(file)
+    driver.start()
+    if stated:
+        driver.wait("two checkpoints", lambda: len(driver.checkpoints()) > 1)
+        steps = [int(each.split("-")[1]) for each in driver.checkpoints()]
+        assert [step for step in steps if step % 25] == [], steps
+        assert max(steps) <= len(driver.rows()) + 25
+    else:
+        driver.wait("a row", driver.rows)
+        driver.wait("what is unknown", lambda: "nothing shows its step" in driver.status.message)
+        assert 'save the number of updates as "step" in it' in driver.status.message
+        assert driver.checkpoints() == []

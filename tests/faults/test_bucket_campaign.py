@@ -30,9 +30,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 from midstream.errors import MidstreamError
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
-from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
-from midstream_engine import records
-from midstream_engine.object_store.bucket_client import CHUNK
+from midstream.transfer.copy_tree import copy_tree
+from midstream.transfer.endpoint import Endpoint, bucket_endpoint
+from midstream_core import records
+from midstream_core.object_store.bucket_client import CHUNK
 from simulators.object_stores.bucket import BucketServer, bucket_server
 from simulators.object_stores.s3_server import S3Server, s3_server
 from simulators.planted_faults import Fault

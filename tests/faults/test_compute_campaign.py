@@ -24,10 +24,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
 from midstream.fleet.fleet import ComputeTarget
-from midstream.hosts.providers import provider, slice_service
-from midstream.hosts.providers.compute import compute_client, machine_creation
-from midstream.hosts.providers.compute.compute_provider import ComputeProvider
-from midstream.hosts.providers.provider import ProviderError, SliceStatus
+from midstream.providers import provider, slice_service
+from midstream.providers.gcp.gce import client as compute_client
+from midstream.providers.gcp.gce import creation as machine_creation
+from midstream.providers.gcp.gce.provider import ComputeProvider
+from midstream.providers.provider import ProviderError, SliceStatus
 from simulators.google.compute_api import ComputeServer, Fault
 from support.migrations.campaigns import Campaign, Case
 from support.paths import REPOSITORY

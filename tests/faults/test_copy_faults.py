@@ -20,12 +20,17 @@ from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import open_host
 from midstream.hosts.local_host import LocalHost
-from midstream.remote.copy.target import staging
-from midstream.remote.files.object_files import INCOMING
-from midstream.transfer import Endpoint, Progress, TransferError, copy_history, copy_tree, verify_objects
+from midstream.transfer.copy_history import copy_history
+from midstream.transfer.copy_tree import copy_tree
+from midstream.transfer.endpoint import Endpoint
+from midstream.transfer.errors import TransferError
+from midstream.transfer.report import Progress
 from midstream.transfer.streams.copy_problems import disk_full
 from midstream.transfer.streams.stream_pool import StreamPool
-from midstream_engine import records
+from midstream.transfer.verify_tree import verify_objects
+from midstream_core import records
+from midstream_host.copy import staging
+from midstream_host.files.object_files import INCOMING
 from simulators.disks import small_disk
 from simulators.sshd import Lab, SshServer
 from support.checkpoints.trees import (
@@ -91,7 +96,9 @@ import json, os, signal, sys
 sys.path[:0] = json.loads(sys.argv[1])
 from midstream.fleet.fleet import LocalHostConfig, SshHostConfig
 from midstream.hosts.host_pool import open_host
-from midstream.transfer import CopySettings, Endpoint, copy_tree
+from midstream.transfer.copy_settings import CopySettings
+from midstream.transfer.endpoint import Endpoint
+from midstream.transfer.copy_tree import copy_tree
 slow = CopySettings(bandwidth_limit=50e6)
 hosts = [open_host("source", LocalHostConfig(root=sys.argv[2]))]
 hosts.append(open_host("target", SshHostConfig(**json.loads(sys.argv[5]))))

@@ -29,13 +29,14 @@ from midstream.errors import MidstreamError
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.ssh.ssh_host import SshHost
-from midstream.transfer import Endpoint, copy_tree
-from midstream.transfer.copy.incremental_copy import IncrementalCopy
-from midstream.transfer.copy.target_session import TargetSession
+from midstream.transfer.copy_tree import copy_tree
+from midstream.transfer.endpoint import Endpoint
+from midstream.transfer.incremental_copy import IncrementalCopy
 from midstream.transfer.streams import direct_streams
 from midstream.transfer.streams.early_stream import EarlyStream
 from midstream.transfer.streams.stream import Stream
-from midstream_engine import records
+from midstream.transfer.target_session import TargetSession
+from midstream_core import records
 from simulators.sshd import Lab
 from support.checkpoints.trees import assert_same_tree, random_contents, write_tree
 from support.interpreters import interpreters_below

@@ -12,11 +12,11 @@ import pytest
 
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import HostPool
+from midstream.install.bundle import build_bundle, install_engine
+from midstream.install.environment import Environment
 from midstream.launch.attempt_monitor import stop_run
-from midstream.launch.install.bundle import build_bundle, install_engine
-from midstream.launch.install.environment import Environment
 from midstream.launch.start_attempt import Launch, Prepared, start_attempt
-from midstream_engine import records
+from midstream_core import records
 from simulators.sshd import SshServer
 from support.engines.attempt_states import wait_state
 from support.engines.stand_in_engine import write_stand_in
@@ -43,7 +43,7 @@ def hosts(server: SshServer) -> Iterator[HostPool]:
 def test_engine_survives_cut_connection(server: SshServer, hosts: HostPool, tmp_path: Path) -> None:
     host = hosts.get(server.name)
     engine = install_engine(host, build_bundle(write_stand_in(tmp_path / "package")))
-    assert install_engine(host, build_bundle(tmp_path / "package" / "midstream_engine")) == engine
+    assert install_engine(host, build_bundle(tmp_path / "package")) == engine
     assert sorted(path.name for path in (server.root / "engines").iterdir()) == [".lock", Path(engine.directory).name]
     attempt = start_attempt(
         host,

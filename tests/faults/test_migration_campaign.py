@@ -25,8 +25,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
 from midstream.migrate.execution import migration_process
-from midstream.migrate.records.modes import WARM
-from midstream_engine import records
+from midstream.migrate.journal.modes import WARM
+from midstream_core import records
 from simulators.sshd import SSHD
 from support.command_line import COMPILED, step_of
 from support.migrations.migration_faults import KINDS, MODES, PATIENCE, Campaign, UnderWay, said

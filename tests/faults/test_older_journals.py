@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -9,10 +10,12 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from midstream.migrate.journal.migration_directory import MigrationDirectory, migration_ids
+from midstream_core import records
 from simulators.sshd import Lab
 from support.command_line import Run, ended, midstream, start_midstream
 from support.migrations.real_migrations import assert_one_lineage, launched, newest_migration, two_hosts
@@ -76,7 +79,7 @@ def test_older_journal_gives_up_no_step(
     assert again.result["outcome"] == "completed"
     assert "the journal is older than the migration" in " ".join(event["message"] for event in again.of("note"))
     assert (target.attempt, target.running, source.running) == (attempt, True, False)
-    assert source.fence == target.fence
+    assert source.handed_over == target.handed_over
     assert target.fence.epoch == 2
     assert_one_lineage(target)
 
@@ -132,3 +135,51 @@ def test_stop_names_the_open_migration(lab: Lab, runs: Callable[..., Run], pause
     assert ended(follower, 60) == 6
     assert not source.running
     assert not target.running
+
+
+def _earlier(value: Any) -> Any:
+    """Return a JSON value without the fields that the earlier build does not write."""
+    if isinstance(value, list):
+        return [_earlier(each) for each in value]
+    new = ("start", "starts", "start_allowed", "numbered")
+    return {name: _earlier(value[name]) for name in value if name not in new} if isinstance(value, dict) else value
+
+
+def as_of_an_earlier_build(directory: MigrationDirectory, *copies: Run) -> None:
+    """Take from the records what a build without signed records and start numbers does not write."""
+    shutil.rmtree(Path(os.environ["MIDSTREAM_STATE"], "ownership"))
+    lines = directory.journal_file.read_text().splitlines()
+    directory.journal_file.write_text("".join(json.dumps(_earlier(json.loads(line))) + "\n" for line in lines))
+    for copy in copies:
+        Path(copy.paths.ownership).unlink(missing_ok=True)
+        manifests = (str(path) for path in Path(copy.paths.checkpoints).glob("step-*/manifest.json"))
+        for path in (copy.paths.fence, copy.paths.migration_lock, *manifests):
+            if os.path.exists(path):
+                records.write_json(path, _earlier(records.read_json(path)))
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("word", ['"prepare"', '"cutover"', '"sealed"'])
+def test_migration_of_an_earlier_build_goes_on(word: str, lab: Lab, runs: Callable[..., Run], pause: Pause) -> None:
+    """Midstream is updated while a migration is interrupted: its run gets its first signed record."""
+    fleet, source, target = two_hosts(lab, runs, 2, 2)
+    launched(fleet, source, "one")
+    follower = start_midstream("--fleet", fleet, "--migrate", "r", "--to", "two", "--healthy-steps", "8", "--yes")
+    directory, pid = pause(word, follower)
+    os.kill(pid, signal.SIGKILL)
+    assert ended(follower, 300) == 4
+    as_of_an_earlier_build(directory, source, target)
+    again = midstream("--continue", directory.migration, "--json")
+    assert again.code == 0, again.stderr
+    assert again.result["outcome"] == "completed"
+    assert json.loads(directory.certificate_file.read_text())["valid"]
+    chain = records.OwnershipChain.read(target.paths.ownership)
+    assert [(each.epoch, each.owner, bool(each.consent)) for each in chain.entries] == [
+        (1, "one", True),
+        (2, "two", False),
+    ]
+    assert (target.running, source.running) == (True, False)
+    assert_one_lineage(target)
+    back = midstream("--fleet", fleet, "--migrate", "r", "--to", "one", "--healthy-steps", "2", "--yes")
+    assert back.code == 0, back.stderr
+    assert (source.running, source.fence.epoch) == (True, 3)

@@ -30,10 +30,10 @@ from google.cloud import tpu_v2
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
 from midstream.fleet.fleet import TpuTarget
-from midstream.hosts.providers import provider, slice_service
-from midstream.hosts.providers.google import tpu_client
-from midstream.hosts.providers.google.tpu_provider import TpuProvider
-from midstream.hosts.providers.provider import ProviderError, SliceStatus
+from midstream.providers import provider, slice_service
+from midstream.providers.gcp.tpu import client as tpu_client
+from midstream.providers.gcp.tpu.provider import TpuProvider
+from midstream.providers.provider import ProviderError, SliceStatus
 from simulators.google.tpu_api import Fault, TpuServer
 from simulators.google.tpu_nodes import QUOTA, STOCKOUT, Outcome, State
 from support.migrations.campaigns import Campaign, Case

@@ -41,22 +41,22 @@ from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.host import P, R
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
-from midstream.hosts.providers.google import tpu_client
 from midstream.migrate.execution import executor
-from midstream.migrate.journal import migration_directory
+from midstream.migrate.journal import migration_directory, migration_state, phase_names
+from midstream.migrate.journal.facts import Facts, Sealed, required
 from midstream.migrate.journal.journal import Journal, read_events
+from midstream.migrate.journal.modes import COLD, WARM
 from midstream.migrate.phases import prepare
-from midstream.migrate.phases.context import preemption
-from midstream.migrate.phases.context.migration import Migration
-from midstream.migrate.phases.context.observation import wait_for
-from midstream.migrate.phases.copying.streamed_copy import StreamedCopy, complete
-from midstream.migrate.records import migration_state, phase_names
-from midstream.migrate.records.facts import Facts, Sealed, required
-from midstream.migrate.records.modes import COLD, WARM
-from midstream.remote.runs import standby_state
-from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
+from midstream.migrate.steps import preemption
+from midstream.migrate.steps.migration import Migration
+from midstream.migrate.steps.observation import wait_for
+from midstream.migrate.steps.streamed_copy import StreamedCopy, complete
+from midstream.providers.gcp.tpu import client as tpu_client
+from midstream.transfer.copy_tree import copy_tree
+from midstream.transfer.endpoint import Endpoint, bucket_endpoint
 from midstream.watch.watcher import Watcher
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.runs import standby_state
 from simulators.google.tpu_api import Fault, TpuServer
 from simulators.google.tpu_nodes import QueuedState, State
 from simulators.object_stores.bucket import bucket_server

@@ -30,8 +30,8 @@ from typing import Any
 
 import pytest
 
-from midstream.remote.files.copy_items import CopyObject
-from midstream.remote.files.object_files import INCOMING
+from midstream_host.files.copy_items import CopyObject
+from midstream_host.files.object_files import INCOMING
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
@@ -39,10 +39,12 @@ from midstream.errors import MidstreamError
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.host_pool import open_host
 from midstream.hosts.local_host import LocalHost
-from midstream.remote.copy.target import staging
-from midstream.transfer import CopySettings, Endpoint, copy_tree
+from midstream.transfer.copy_settings import CopySettings
+from midstream.transfer.copy_tree import copy_tree
+from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.streams.direct_streams import UNREACHABLE
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.copy import staging
 from simulators.disks import small_disk
 from simulators.link import FAR, Link, through
 from simulators.sshd import SSHD, Lab
@@ -61,7 +63,8 @@ import json, sys
 sys.path[:0] = json.loads(sys.argv[1])
 from midstream.fleet.fleet import LocalHostConfig, SshHostConfig
 from midstream.hosts.host_pool import open_host
-from midstream.transfer import Endpoint, copy_tree
+from midstream.transfer.endpoint import Endpoint
+from midstream.transfer.copy_tree import copy_tree
 host = open_host("far", SshHostConfig(**json.loads(sys.argv[2])))
 host.connect()
 source = Endpoint(open_host("here", LocalHostConfig(root=sys.argv[3])), sys.argv[4])

@@ -24,9 +24,10 @@ from simulators.sshd import Lab, SshServer, make_key
 pytestmark = pytest.mark.drawn
 
 ALLOWED_KIB = 64 << 10
+# The peak that `getrusage` has begins with the peak of the process that has forked this one.
 MEASURED = (
-    "import resource, sys; from midstream.cli import main; code = main(sys.argv[1:]);"
-    "print(code, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
+    "import re, sys; from midstream.cli import main; code = main(sys.argv[1:]);"
+    "print(code, *re.findall(r'VmHWM:\\s+(\\d+) kB', open('/proc/self/status').read()), file=sys.stderr)"
 )
 
 
@@ -164,7 +165,7 @@ def host_config(lab: Lab, port: int) -> SshHostConfig:
     ("greeting", "piece", "expected"),
     [
         (b"", b"x" * 65536, "its greeting is longer than 64 KiB"),
-        (b"", b"hello\r\n" * 9000, "Indecipherable protocol version"),
+        (b"", b"hello\r\n" * 9000, "it sent 'hello hello hello"),
         (b"SSH-2.0-odd\r\n", b"\x7f\xff\xff\xfc" * 16384, "it announced a packet of"),
     ],
     ids=["line", "lines", "packet"],

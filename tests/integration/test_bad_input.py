@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from midstream_engine import records
+from midstream_core import records
 from simulators.disks import small_disk
 from simulators.sshd import Lab, free_port
 from support.command_line import SLOWER, TINY, Run, midstream, refused, step_of
 from support.run_directory import RunDirectory, dead_process
+from support.terminals import TerminalProgram
 
 pytestmark = pytest.mark.drawn
 
@@ -70,11 +72,13 @@ def test_unknown_target_suggests_nearest_name(still_training: tuple[Path, Run]) 
 
 def test_engine_flags_that_name_another_run_are_refused(still_training: tuple[Path, Run]) -> None:
     fleet, _ = still_training
+    there = fleet.parent / "there" / "runs"
+    before = sorted(there.rglob("*"))
     launch = ("--fleet", fleet, "--launch", TINY, "--on", "there", "--run-id", "mine", "--", "--trainer.id", "other")
     refused(midstream(*launch), 2, "--run-id mine and --trainer.id other name different runs", "leave --trainer.id out")
     move = ("--fleet", fleet, "--migrate", "nano", "--to", "there", "--", "--trainer.id", "other")
     refused(midstream(*move), 2, "--trainer.id other: run nano keeps its id", "leave --trainer.id out")
-    assert not (fleet.parent / "there" / "runs").exists()
+    assert sorted(there.rglob("*")) == before
 
 
 def test_relative_root_is_refused(still_training: tuple[Path, Run], tmp_path: Path) -> None:
@@ -127,6 +131,18 @@ def test_screen_requires_terminal(training: tuple[Path, Run]) -> None:
     fleet, _ = training
     refused(midstream("--fleet", fleet), 2, "needs a terminal", "--status")
     refused(midstream("--demo"), 2, "needs a terminal", "--headless")
+
+
+@pytest.mark.parametrize("kind", ["dumb", ""])
+def test_screen_requires_cursor(training: tuple[Path, Run], kind: str) -> None:
+    fleet, _ = training
+    code = "import sys; from midstream.cli import main; sys.exit(main(sys.argv[1:]))"
+    for words, hint in ((["--fleet", str(fleet)], "--status"), (["--demo"], "--headless")):
+        terminal = TerminalProgram(code, *words, env={"TERM": kind})
+        terminal.expect("needs a terminal that can move its cursor, and TERM is (dumb|not set)")
+        terminal.expect(hint)
+        assert terminal.wait() == 2
+        assert "\x1b" not in terminal.text
 
 
 def test_init_never_overwrites_fleet_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,8 +319,12 @@ def test_stale_source_copy_is_refused_by_fence(still_training: tuple[Path, Run],
     file = tmp_path / "fleet.yaml"
     file.write_text(f'hosts:\n  old: {{type: local, devices: 2, root: "{copy}/old"}}\n'
                     f'  new: {{type: local, devices: 2, root: "{copy}/new"}}\n')  # fmt: skip
-    refused(midstream("--fleet", file, "--launch", TINY, "--on", "old", "--run-id", "nano"), 2, "elsewhere")
+    launch = ("--fleet", file, "--launch", TINY, "--on", "old", "--run-id", "nano")
     migrate = ("--fleet", file, "--migrate", "nano", "--to", "new")
+    for signed in (launch, migrate):
+        refused(midstream(*signed), 2, "nano belongs to here by a signed record (ownership 1)")
+    os.unlink(old.ownership)  # a run of an earlier version: its fence alone
+    refused(midstream(*launch), 2, "elsewhere")
     refused(midstream(*migrate), 2, "was handed to elsewhere (epoch 2)", "the fleet file does not name")
     # With --source-lost, too, a checkpoint past the seal does not belong to this run.
     past = str(step_of(run.checkpoints()[-1]))

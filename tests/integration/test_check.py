@@ -21,9 +21,9 @@ from midstream.fleet.fleet import Fleet, HostsTarget, LocalHostConfig, SshHostCo
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
-from midstream.remote.machine import checks, inventory
 from midstream.watch.known_devices import devices_file
-from midstream_engine.shared.accelerator_types import parse
+from midstream_core.accelerator_types import parse
+from midstream_host.machine import checks, inventory
 from simulators.object_stores.s3_server import s3_server
 from simulators.sshd import Lab, environment
 from support import recorded_outputs as recorded
@@ -194,6 +194,13 @@ def test_host_checks_name_obstacles_with_hints(tmp_path: Path) -> None:
     )
     assert found["packages"].detail == "the driver 470.1 of A100 is too old: jax needs 525 or newer"
     assert found["accelerators"].detail == "8 x A100, driver 470.1, CUDA 11.4"
+    chosen = replace(config, env={"CUDA_VISIBLE_DEVICES": "MIG-a,7"})
+    other = inventory.AcceleratorUser(78, "ann", "python train.py")
+    part = replace(clean, accelerators=replace(gpus, missing=1, driver="550.1"), unattributed=[other])
+    found = by_name(list(check_host(host, chosen, part, 0.0)), "tpu")
+    assert (found["devices"].state, found["devices"].detail) == (FAIL, "it has no GPU 7, which the fleet file names")
+    shared = found["accelerators are free"]
+    assert (shared.state, "kill" in shared.hint) == (WARN, False), "it may be on another part of the GPU"
     port = inventory.Port("mlx5_0", 1, "down", 200.0, "InfiniBand")
     found = by_name(list(check_host(host, config, replace(clean, infiniband=[port]), 0.0)), "tpu")
     assert found["InfiniBand"].detail == "port 1 of mlx5_0 is down"

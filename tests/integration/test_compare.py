@@ -10,8 +10,8 @@ import pytest
 
 from midstream.compare.compiler import BESIDE, engine_and_packages
 from midstream.compare.estimate import Estimate, Memory, cache_file, store
-from midstream_engine import records
-from midstream_engine.shared.accelerator_types import parse
+from midstream_core import records
+from midstream_core.accelerator_types import parse
 from simulators.sshd import Lab
 from support.command_line import midstream, refused
 from support.paths import REPOSITORY

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.remote.machine.conda_environments import RATTLER, own_platform
+from midstream_host.machine.conda_environments import RATTLER, own_platform
 from simulators import conda_tool
 from simulators.sshd import Lab
 from support.command_line import Ended, Run, midstream, refused

@@ -11,58 +11,14 @@ import random
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from midstream import cli
-from midstream_engine import records
+from midstream_core import records
+from support.local_fleet import CONFIG, ENDED, Fleet, stopped_run
 from support.run_directory import RunDirectory, dead_process
 
 pytestmark = pytest.mark.drawn
-
-CONFIG = """\
-data: {tokenizer: bytes, train_urls: ["stdlib:json/*.py"]}
-model: {type: gpt2}
-trainer: {train_batch_size: 32, num_train_steps: 1000}
-"""
-ENDED = records.STOPPED
-
-
-class Fleet:
-    """Roots on this machine, and the command line in this process."""
-
-    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str], *names: str) -> None:
-        self.roots = {name: directory / name for name in names}
-        self.file = directory / "fleet.yaml"
-        lines = [f'  {name}: {{type: local, devices: 2, root: "{root}"}}' for name, root in self.roots.items()]
-        self.file.write_text("\n".join(["hosts:", *lines]) + "\n")
-        self._capsys = capsys
-
-    def __call__(self, *arguments: str) -> tuple[int, str, str]:
-        """Return exit code, stdout and stderr."""
-        self._capsys.readouterr()
-        code = cli.main(["--fleet", str(self.file), *arguments])
-        out, err = self._capsys.readouterr()
-        assert "Traceback" not in err
-        return code, out, err
-
-    def refused(self, *arguments: str) -> str:
-        """Return the last line of a command that was refused before anything was changed."""
-        before = self.tree()
-        code, _, err = self(*arguments)
-        assert code == 3, (code, err)
-        assert self.tree() == before
-        return err.strip().splitlines()[-1]
-
-    def tree(self) -> list[str]:
-        return sorted(str(path) for root in self.roots.values() for path in root.rglob("*") if ".lock" not in path.name)
-
-    def repaired(self, *arguments: str) -> list[dict[str, Any]]:
-        """Return the lines of a repair that wrote every record."""
-        code, out, err = self("--repair", *arguments, "--yes", "--json")
-        assert code == 0, err
-        return [line for line in map(json.loads, out.splitlines()) if line["event"] == "repair"]
 
 
 @pytest.fixture
@@ -75,23 +31,6 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 def run(fleet: Fleet) -> RunDirectory:
     """Create a run that stopped at step 8, with a checkpoint of step 8."""
     return stopped_run(fleet.roots["here"])
-
-
-def stopped_run(root: Path, run_id: str = "nano") -> RunDirectory:
-    run = RunDirectory(root, run_id)
-    Path(run.paths.config).write_text(CONFIG)
-    run.fence(1, "here")
-    run.lineage({"attempt": 1, "epoch": 1, "last_step": 8})
-    run.rows(1, *range(8))
-    name = run.checkpoint(8)
-    Path(run.paths.checkpoint(name), records.TRAIN).write_text(json.dumps({"state": {"data_digest": "d" * 64}}))
-    process = dead_process()
-    run.status(1, ENDED, 8, process)
-    status = records.Status.read(run.attempt(1).status()).to_json()
-    records.write_json(run.attempt(1).status(), {**status, "devices": [{"kind": "cpu"}]})
-    records.write_json(run.attempt(1).launched(), {**process.to_json(), "argv": []})
-    records.ProcessExit(0, 0, 2000.0, state=ENDED, step=8, heartbeat=1999.0).write(run.attempt(1).exit())
-    return run
 
 
 def damage(path: str, content: bytes = b'{"epoch": 1, "hol') -> bytes:
@@ -113,9 +52,9 @@ def test_fence_of_a_newer_midstream_is_not_repaired(fleet: Fleet, run: RunDirect
     records.write_json(run.paths.fence, newer)
     stopped_run(fleet.roots["there"])  # its fence can be read, and would determine the other one
     assert "fence.json: format 2 is newer than this midstream reads (1): update midstream" in fleet.refused(
-        "--stop", "nano"
+        "--stop", "solo"
     )
-    line = fleet.refused("--repair", "nano", "--on", "here", "--yes")
+    line = fleet.refused("--repair", "solo", "--on", "here", "--yes")
     assert "fence.json: a newer midstream wrote it: update midstream" in line
     assert records.read_json(run.paths.fence) == newer
 
@@ -125,7 +64,7 @@ def test_fence_of_a_newer_midstream_is_not_repaired(fleet: Fleet, run: RunDirect
     [
         ("fence.json", b'{"epoch": 1, "hol'),
         ("attempts/001/status-0.json", b""),
-        ("lineage.json", b'{"run_id": "nano", "attempts": [null]}'),
+        ("lineage.json", b'{"run_id": "solo", "attempts": [null]}'),
     ],
 )
 def test_commands_refuse_unreadable_run_until_repaired(
@@ -136,27 +75,27 @@ def test_commands_refuse_unreadable_run_until_repaired(
     config = tmp_path / "tiny.yaml"
     config.write_text(CONFIG)
     commands = (
-        ("--migrate", "nano", "--to", "there", "--yes"),
-        ("--launch", str(config), "--on", "there", "--run-id", "nano"),
-        ("--launch", str(config), "--on", "here", "--run-id", "nano"),
-        ("--stop", "nano"),
-        ("--clean", "nano", "--yes"),
+        ("--migrate", "solo", "--to", "there", "--yes"),
+        ("--launch", str(config), "--on", "there", "--run-id", "solo"),
+        ("--launch", str(config), "--on", "here", "--run-id", "solo"),
+        ("--stop", "solo"),
+        ("--clean", "solo", "--yes"),
     )
     for command in commands:
         line = fleet.refused(*command)
         assert "here: " in line, line
         assert f"{file}: " in line, line
-        assert "midstream --repair nano --on here" in line, line
+        assert "midstream --repair solo --on here" in line, line
     assert not (fleet.roots["there"] / "runs").exists(), "a second lineage was begun"
 
     # The command of the printed hint shows the repair, and writes nothing.
     before = fleet.tree()
-    code, out, err = fleet("--repair", "nano", "--on", "here")
+    code, out, err = fleet("--repair", "solo", "--on", "here")
     assert code == 0, err
-    assert f"here: nano/{file}: " in out
+    assert f"here: solo/{file}: " in out
     assert "evidence: " in out
     assert fleet.tree() == before
-    hint = re.search(r"midstream (--repair nano --on here --yes) writes it", err)
+    hint = re.search(r"midstream (--repair solo --on here --yes) writes it", err)
     assert hint is not None, err
     code, out, err = fleet(*hint[1].split())
     assert code == 0, err
@@ -169,18 +108,18 @@ def test_commands_refuse_unreadable_run_until_repaired(
         status = records.Status.read(path)
         assert (status.state, status.step, status.epoch, status.checkpoint) == (ENDED, 8, 1, "step-8-a001")
 
-    code, _, err = fleet("--stop", "nano")
+    code, _, err = fleet("--stop", "solo")
     assert "is not running (stopped on here)" in err
-    code, _, err = fleet("--migrate", "nano", "--to", "there", "--mode", "cold", "--dry-run")
+    code, _, err = fleet("--migrate", "solo", "--to", "there", "--mode", "cold", "--dry-run")
     assert "damaged" not in err
     assert "has never started" not in err
-    assert fleet("--repair", "nano")[1].strip() == "no record of nano is damaged"
+    assert fleet("--repair", "solo")[1].strip() == "no record of solo is damaged"
 
 
 def test_missing_fence_of_run_with_attempts_is_repaired(fleet: Fleet, run: RunDirectory) -> None:
     held = Path(run.paths.fence).read_bytes()
     Path(run.paths.fence).unlink()
-    [line] = fleet.repaired("nano")
+    [line] = fleet.repaired("solo")
     assert (line["file"], line["wrong"]) == ("fence.json", "it is missing, and the run has attempts")
     assert json.loads(Path(run.paths.fence).read_bytes()) == json.loads(held)
 
@@ -192,7 +131,7 @@ def moved(fleet: Fleet) -> tuple[RunDirectory, RunDirectory]:
     """Create a run that was migrated at step 8, and trained on to step 12."""
     source = stopped_run(fleet.roots["here"])
     source.fence(2, "there", 8, [{"epoch": 1, "step": 8, "alone": False}])
-    target = RunDirectory(fleet.roots["there"], "nano")
+    target = RunDirectory(fleet.roots["there"], "solo")
     Path(target.paths.config).write_text(CONFIG)
     target.fence(2, "there", 8, [{"epoch": 1, "step": 8, "alone": False}])
     target.lineage(
@@ -210,7 +149,7 @@ def test_fence_is_repaired_from_other_host(fleet: Fleet, where: str) -> None:
     for run in moved(fleet):
         if str(fleet.roots[where]) in run.paths.dir:
             held = damage(run.paths.fence)
-            [line] = fleet.repaired("nano")
+            [line] = fleet.repaired("solo")
             assert any("fence.json: epoch 2, owner there" in each for each in line["evidence"])
             assert json.loads(Path(run.paths.fence).read_bytes()) == json.loads(held)
 
@@ -222,14 +161,14 @@ def test_fence_lost_on_both_hosts_is_repaired_from_lineage(fleet: Fleet) -> None
     for path in (source.paths.attempts, source.paths.checkpoints):
         os.rename(path, path + "-lost")
     damage(target.paths.fence)
-    fleet.repaired("nano", "--on", "there")
+    fleet.repaired("solo", "--on", "there")
     assert json.loads(Path(target.paths.fence).read_bytes()) == json.loads(held)
 
 
 def test_fence_repair_refuses_while_host_is_unreachable(fleet: Fleet, run: RunDirectory) -> None:
     damage(run.paths.fence)
     fleet.file.write_text(fleet.file.read_text() + "  far: {type: ssh, address: 127.0.0.1, port: 1, user: nobody}\n")
-    line = fleet.refused("--repair", "nano", "--yes")
+    line = fleet.refused("--repair", "solo", "--yes")
     assert "not answering, and may have a higher epoch: far (" in line
 
 
@@ -237,14 +176,14 @@ def test_fence_repair_refuses_checkpoint_of_higher_epoch(fleet: Fleet) -> None:
     _, target = moved(fleet)
     damage(target.paths.fence)
     target.checkpoint(20, 3, 3)
-    line = fleet.refused("--repair", "nano", "--yes")
+    line = fleet.refused("--repair", "solo", "--yes")
     assert "there: step-20-a003 is of epoch 3, and no copy of its fence can be read" in line
 
 
 def test_fence_repair_refuses_run_that_may_be_sealed(fleet: Fleet, run: RunDirectory) -> None:
     damage(run.paths.fence)
     records.MigrationLock("m-2", 2, "there", 0.0).write(run.paths.migration_lock)
-    line = fleet.refused("--repair", "nano", "--yes")
+    line = fleet.refused("--repair", "solo", "--yes")
     assert "migration m-2 has the run on here, and may have sealed it for epoch 2 (owner there)" in line
 
 
@@ -256,7 +195,7 @@ def test_fence_of_sealed_run_is_repaired_from_command(fleet: Fleet, run: RunDire
     )
     value = records.Status.read(run.attempt(1).status()).to_json()
     records.write_json(run.attempt(1).status(), {**value, "acknowledged": 4})
-    fleet.repaired("nano")
+    fleet.repaired("solo")
     fence = records.Fence.read(run.paths.fence)
     assert (fence.epoch, fence.owner, fence.sealed_step) == (2, "there", 8)
     assert fence.seals == [{"epoch": 1, "step": 8, "alone": False}]
@@ -273,7 +212,7 @@ def test_lineage_is_repaired_from_other_host_and_attempt(fleet: Fleet) -> None:
     command = records.Command(records.RESTORE, epoch=2, checkpoint="step-8-a001", migration="m-1")
     command.write(target.attempt(2).command_file)
     held = json.loads(damage(target.paths.lineage))
-    fleet.repaired("nano")
+    fleet.repaired("solo")
     attempts = records.Lineage.read(target.paths.lineage).entries
     assert [entry.attempt for entry in attempts] == [1, 2]
     assert attempts[0].to_json() == held["attempts"][0]
@@ -283,8 +222,8 @@ def test_lineage_is_repaired_from_other_host_and_attempt(fleet: Fleet) -> None:
 
 def test_obsolete_damaged_record_is_set_aside(fleet: Fleet, run: RunDirectory) -> None:
     damage(run.attempt(1).exit())
-    assert "attempts/001/exit-0.json: not JSON" in fleet.refused("--stop", "nano")
-    [line] = fleet.repaired("nano")
+    assert "attempts/001/exit-0.json: not JSON" in fleet.refused("--stop", "solo")
+    [line] = fleet.repaired("solo")
     assert line["value"] is None
     assert not Path(run.attempt(1).exit()).exists()
     assert Path(run.attempt(1).dir, line["kept"]).exists()
@@ -293,7 +232,7 @@ def test_obsolete_damaged_record_is_set_aside(fleet: Fleet, run: RunDirectory) -
 def test_empty_status_is_repaired_from_metrics(fleet: Fleet, run: RunDirectory) -> None:
     Path(run.attempt(1).exit()).unlink()
     damage(run.attempt(1).status(), b"")
-    fleet.repaired("nano")
+    fleet.repaired("solo")
     status = records.Status.read(run.attempt(1).status())
     assert (status.state, status.step) == (records.TRAINING, 8)
     _, out, _ = fleet("--status")
@@ -305,13 +244,13 @@ def test_damaged_checkpoint_is_neither_used_nor_deleted(fleet: Fleet, run: RunDi
     manifest = Path(run.paths.checkpoint(name), records.MANIFEST)
     damage(str(manifest), b"[" * 100_000)
     os.utime(run.paths.checkpoint(name), (0, 0))
-    code, out, err = fleet("--clean", "nano", "--yes")
+    code, out, err = fleet("--clean", "solo", "--yes")
     assert code == 0, err
     assert manifest.exists()
-    line = fleet.refused("--migrate", "nano", "--to", "there", "--mode", "cold", "--yes")
-    assert f"here: checkpoint {name} of nano is damaged: manifest.json: " in line
+    line = fleet.refused("--migrate", "solo", "--to", "there", "--mode", "cold", "--yes")
+    assert f"here: checkpoint {name} of solo is damaged: manifest.json: " in line
     assert "--checkpoint 8 continues from the newest complete one" in line
-    _, out, _ = fleet("--checkpoints", "nano")
+    _, out, _ = fleet("--checkpoints", "solo")
     assert "damaged" in out
 
 
@@ -361,7 +300,7 @@ ODD: dict[str, Callable[[str], None]] = {
     "numbers": _text(json.dumps({"epoch": "7", "step": "5", "state": 3, "owner": None}).encode()),
     "negative": _text(
         json.dumps({"epoch": -7, "owner": "h", "step": -5, "state": "training", "process": 0, "boot_id": "", "pid": 1,
-                    "start_ticks": 1, "heartbeat": 1, "run_id": "nano", "attempts": -1}).encode()
+                    "start_ticks": 1, "heartbeat": 1, "run_id": "solo", "attempts": -1}).encode()
     ),
     "seals": _text(json.dumps({"epoch": 2, "owner": "h", "seals": [1, None], "attempts": [None, 3]}).encode()),
     "escapes": _text(json.dumps({"epoch": 1, "owner": "\x1b]52;c;aGk=\x07", "run_id": "\x1b[2J"}).encode()),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream_engine import records
+from midstream_core import records
 from simulators.sshd import Lab, environment
 from support import recorded_outputs as recorded
 from support.hostile_text import ALL, SEQUENCES, unsafe

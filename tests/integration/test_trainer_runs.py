@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import hashlib
 import json
-import os
-import shutil
-import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from midstream_engine import records
+from midstream.errors import Exit
+from midstream_core import records
 from simulators.sshd import Lab
-from support.command_line import Ended, Run, midstream, refused, start_midstream
-from support.launched_processes import kill_launched
-from support.trainers.script_trainer import write_node_script, write_script
-from support.wheels import PACKAGE, uv_works, write_wheel
-
-STEPS = 20000  # more than a test trains
-
-
-def undisturbed(file: Path, out: Path, steps: int) -> list[float]:
-    """Return the losses of the first steps of a run of the same script that nothing interrupts."""
-    out.mkdir()
-    argv = [sys.executable, "train.py", "--out", out, "--steps", STEPS, "--every", STEPS, "--pause", 0]
-    subprocess.run([*map(str, argv), "--stop-at", str(steps)], cwd=file.parent, check=True, timeout=60)
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [row["loss"] for row in rows]
-
-
-def claims_of(ended: Ended) -> dict[str, dict[str, Any]]:
-    return {claim["name"]: claim for claim in ended.result["certificate"]["claims"]}
-
-
-def check_curve(run: Run, file: Path, out: Path) -> dict[int, dict[str, Any]]:
-    """Assert that the run's curve is that of a run that nothing interrupts, without a gap; return its rows."""
-    rows = run.spliced()
-    assert sorted(rows) == list(range(len(rows)))
-    assert [rows[step]["train/loss"] for step in sorted(rows)] == undisturbed(file, out, len(rows))
-    return rows
+from support.command_line import Run, midstream, refused, start_midstream
+from support.trainers.script_runs import STEPS, check_curve, claims_of
+from support.trainers.script_trainer import write_script
 
 
 def test_script_is_watched_migrated_cold_and_continued(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
@@ -78,7 +46,7 @@ def test_script_is_watched_migrated_cold_and_continued(lab: Lab, runs: Callable[
     assert not source.running
     sealed = moved.result["certificate"]["step"]
     assert sealed % 25 == 0
-    assert source.fence == target.fence
+    assert source.handed_over == target.handed_over
     restore = records.Restore.read(target.paths.attempt(2).restore)
     assert restore.root_digest == source.manifest(f"step-{sealed}-a001").root_digest
 
@@ -93,6 +61,52 @@ def test_script_is_watched_migrated_cold_and_continued(lab: Lab, runs: Callable[
     rows = check_curve(target, file, tmp_path / "straight")
     assert {row["attempt"] for row in rows.values()} == {1, 2, 3}
     assert max(rows) + 1 >= stopped.result["step"] > sealed
+
+
+def test_complete_run_is_copied_and_not_started(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
+    here, there = lab.host("here"), lab.host("there")
+    fleet = lab.fleet_file(here=here.config, there=there.config)
+    file = write_script(tmp_path / "code", steps=40, every=20)
+    launched = midstream("--fleet", fleet, "--launch", file, "--on", "here", "--run-id", "r")
+    assert launched.code == 0, launched.stderr
+    source, target = runs(here.root, "r"), runs(there.root, "r")
+    source.wait(lambda run: (status := run.status()) is not None and status.state == "finished", "its end")
+    words = ("--fleet", fleet, "--migrate", "r", "--to", "there", "--yes")
+    refused(midstream(*words, "--mode", "warm"), 2, "r is complete, step 40 of 40: there is nothing to rehearse")
+    moved = midstream(*words, "--mode", "cold", "--json")
+    assert moved.code == 0, moved.stderr
+    assert claims_of(moved)["step"]["statement"] == "the run was complete at step 40: nothing was left to train"
+    status = target.status()
+    assert status is not None
+    assert (status.state, status.step) == ("finished", 40)
+    assert target.checkpoints() == source.checkpoints()[-1:]
+    assert not Path(target.paths.attempt(2).metrics).read_text()
+
+
+@pytest.mark.parametrize("mode", ["cold", "warm"])
+def test_trainer_that_ignores_its_checkpoint_goes_back(
+    lab: Lab, runs: Callable[..., Run], tmp_path: Path, mode: str
+) -> None:
+    """It trained the same steps again, from the beginning, under a valid certificate."""
+    here, there = lab.host("here"), lab.host("there")
+    fleet = lab.fleet_file(here=here.config, there=there.config)
+    file = write_script(tmp_path / "code", steps=STEPS, every=25, flags="--ignore-checkpoint")
+    launched = midstream("--fleet", fleet, "--launch", file, "--on", "here", "--run-id", "r")
+    assert launched.code == 0, launched.stderr
+    source = runs(here.root, "r")
+    source.wait(lambda run: len(run.checkpoints()) > 1, "two checkpoints")
+    words = ("--fleet", fleet, "--migrate", "r", "--to", "there", "--mode", mode, "--yes", "--healthy-steps", "5")
+    moved = midstream(*words, "--json")
+    assert "the trainer logged step 0 after its start from step" in moved.stderr, moved.stderr
+    if mode == "warm":  # the rehearsal shows it, before anything is stopped
+        assert source.running
+        assert source.attempt == 1
+        return
+    assert moved.code == Exit.NOT_CERTIFIED, moved.stderr
+    [claim] = [event for event in moved.of("note") if event["message"].startswith("step: failed")]
+    assert "it did not continue from it" in claim["message"]
+    source.wait(lambda run: run.running and run.attempt == 3, "the source's next attempt")
+    assert source.fence.epoch == 3
 
 
 @pytest.mark.drawn
@@ -231,99 +245,6 @@ def test_guard_migrates_a_script_that_was_killed(lab: Lab, runs: Callable[..., R
 
 
 @pytest.mark.slow
-def test_environment_of_requirements_is_built_on_each_host(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
-    wheels = tmp_path / "wheels"
-    lock = write_wheel(wheels)
-    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "UV_NO_INDEX": "1", "UV_FIND_LINKS": str(wheels),
-               "UV_OFFLINE": "1"}  # fmt: skip
-    here, there = lab.host("here"), lab.host("there")
-    hosts = {
-        name: dataclasses.replace(server.config, python=None, env={**server.config.env, **offline})
-        for name, server in (("here", here), ("there", there))
-    }
-    fleet = lab.fleet_file(**hosts)
-    more = f"environment: {{lock: packages.txt, packages: [{PACKAGE}]}}"
-    file = write_script(tmp_path / "code", steps=STEPS, every=25, more=more)
-    (file.parent / "packages.txt").write_text(lock)
-    script = file.parent / "train.py"
-    script.write_text(f"import {PACKAGE}\nassert {PACKAGE}.VALUE == 42\n{script.read_text()}")
-    launched = midstream("--fleet", fleet, "--launch", file, "--on", "here", "--run-id", "r")
-    assert launched.code == 0, launched.stderr
-    source, target = runs(here.root, "r"), runs(there.root, "r")
-    source.wait(lambda run: bool(run.checkpoints()), "a checkpoint")
-    words = ("--fleet", fleet, "--migrate", "r", "--to", "there", "--yes", "--healthy-steps", "3", "--json")
-    moved = midstream(*words)
-    assert moved.code == 0, moved.stderr
-    environment = claims_of(moved)["environment"]
-    assert environment["verdict"] == "verified", environment
-    for run in (source, target):
-        status = run.status()
-        assert status is not None
-        assert status.versions[PACKAGE] == "1.0"
-        assert list(Path(run.paths.root, "envs").glob(f"*/lib/python3*/site-packages/{PACKAGE}.py"))
-
-
-@contextmanager
-def index_of(wheels: Path, directory: Path) -> Iterator[str]:
-    """Serve the wheel of ``wheels`` as an index of packages with hashes, on loopback; yield its address."""
-    [wheel] = wheels.glob("*.whl")
-    page = directory / PACKAGE.replace("_", "-")
-    page.mkdir(parents=True)
-    shutil.copy(wheel, page)
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    (page / "index.html").write_text(f'<a href="{wheel.name}#sha256={digest}">{wheel.name}</a>')
-
-    class Handler(SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:
-            """Print nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(directory))) as index:
-        thread = threading.Thread(target=index.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{index.server_port}"
-        finally:
-            index.shutdown()
-            thread.join()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not uv_works(), reason="no uv: pip install uv")
-def test_environment_of_a_uv_lock_is_built_on_each_host(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
-    """A project is locked by uv here; each host installs exactly that, and the migration compares what they got."""
-    wheels = tmp_path / "wheels"
-    write_wheel(wheels)
-    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "UV_NO_INDEX": "1", "UV_FIND_LINKS": str(wheels),
-               "UV_OFFLINE": "1"}  # fmt: skip
-    here, there = lab.host("here"), lab.host("there")
-    hosts = {
-        name: dataclasses.replace(server.config, python=None, env={**server.config.env, **offline})
-        for name, server in (("here", here), ("there", there))
-    }
-    fleet = lab.fleet_file(**hosts)
-    more = f"environment: {{lock: uv.lock, packages: [{PACKAGE}]}}"
-    file = write_script(tmp_path / "code", steps=STEPS, every=25, more=more)
-    (file.parent / "pyproject.toml").write_text(
-        f'[project]\nname = "train"\nversion = "1"\nrequires-python = ">=3.11"\ndependencies = ["{PACKAGE}"]\n'
-    )
-    with index_of(wheels, tmp_path / "index") as address:
-        words = ["uv", "lock", "--quiet", "--default-index", address]
-        subprocess.run(words, cwd=file.parent, env={**os.environ, "UV_CACHE_DIR": str(tmp_path / "cache")}, check=True)
-    script = file.parent / "train.py"
-    script.write_text(f"import {PACKAGE}\nassert {PACKAGE}.VALUE == 42\n{script.read_text()}")
-    launched = midstream("--fleet", fleet, "--launch", file, "--on", "here", "--run-id", "r")
-    assert launched.code == 0, launched.stderr
-    source, target = runs(here.root, "r"), runs(there.root, "r")
-    source.wait(lambda run: bool(run.checkpoints()), "a checkpoint")
-    words = ("--fleet", fleet, "--migrate", "r", "--to", "there", "--yes", "--healthy-steps", "3", "--json")
-    moved = midstream(*words)
-    assert moved.code == 0, moved.stderr
-    assert claims_of(moved)["environment"]["verdict"] == "verified"
-    for run in (source, target):
-        assert list(Path(run.paths.root, "envs").glob(f"*/lib/python3*/site-packages/{PACKAGE}.py"))
-
-
-@pytest.mark.slow
 def test_data_that_restart_are_found_before_the_stop(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
     here, there = lab.host("here"), lab.host("there")
     fleet = lab.fleet_file(here=here.config, there=there.config)
@@ -358,90 +279,46 @@ def test_data_that_restart_by_agreement_are_certified(lab: Lab, runs: Callable[.
     assert target.running
 
 
-@pytest.fixture
-def pair(lab: Lab) -> Iterator[Path]:
-    """Write a fleet file: hosts a and b, target ``pair``, have one root, as over NFS; ``one`` has its own."""
-    root = str(lab.directory / "nfs")
-    hosts = {name: dataclasses.replace(lab.host(name).config, root=root) for name in ("a", "b")}
-    file = lab.fleet_file(one=lab.host("one").config, **hosts)
-    file.write_text(f"{file.read_text()}targets: {{pair: {{type: hosts, hosts: [a, b], shared_root: {root}}}}}\n")
-    yield file
-    kill_launched(lab.directory)
+@pytest.mark.drawn
+def test_run_that_saves_only_on_its_signal_is_migrated_cold(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
+    """A rehearsal needs an earlier checkpoint, and a run of this kind never has one."""
+    here, there = lab.host("here"), lab.host("there")
+    fleet = lab.fleet_file(here=here.config, there=there.config)
+    file = write_script(tmp_path / "code", steps=STEPS, every=STEPS, saves=True)
+    file.write_text(file.read_text().replace("saves: true", "saves: true, wait: 2"))
+    assert midstream("--fleet", fleet, "--launch", file, "--on", "here", "--run-id", "r").code == 0
+    source, target = runs(here.root, "r"), runs(there.root, "r")
+    source.wait(lambda run: len(run.rows()) > 3, "steps")
+    words = ("--fleet", fleet, "--migrate", "r", "--to", "there", "--healthy-steps", "3", "--yes", "--json")
+    planned = midstream(*words, "--dry-run")
+    assert "choose --mode cold" in planned.stdout, planned.stdout
+    warm = midstream(*words)
+    assert warm.code == 1, warm.stderr
+    assert "nothing to rehearse on" in warm.stderr
+    assert "it saves when it is stopped: --mode cold" in warm.stderr
+    assert source.running
+    assert source.fence.epoch == 1
+    cold = midstream(*words, "--mode", "cold")
+    assert cold.code == 0, cold.stderr
+    assert "choose --mode cold" not in cold.stdout
+    assert target.running
 
 
-def states(run: Run, attempt: int) -> list[str]:
-    """Return the states of both nodes of an attempt."""
-    return [records.Status.read(run.paths.attempt(attempt).status(node)).state for node in (0, 1)]
-
-
-def test_script_is_migrated_to_a_group_of_hosts_and_back(
-    lab: Lab, pair: Path, runs: Callable[..., Run], tmp_path: Path
-) -> None:
-    file = write_node_script(tmp_path / "code", steps=STEPS, every=25)
-    launched = midstream("--fleet", pair, "--launch", file, "--on", "one", "--run-id", "r")
+def test_plan_names_what_is_lost_on_other_processes(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
+    """The Trainer saves a random state for each process: on another number it has none."""
+    here, there = lab.host("here", devices=2), lab.host("there", devices=1)
+    fleet = lab.fleet_file(here=here.config, there=there.config)
+    more = "launcher: false\nbatch: {kept_by: trainer}"
+    file = write_script(tmp_path / "code", steps=STEPS, every=25, flags="--own-directory", more=more)
+    file.write_text(file.read_text().replace("trainer: script", "trainer: huggingface"))
+    launched = midstream("--fleet", fleet, "--launch", file, "--on", "here", "--run-id", "r")
     assert launched.code == 0, launched.stderr
-    alone, grouped = runs(lab.servers["one"].root, "r"), runs(str(lab.directory / "nfs"), "r")
-    alone.wait(lambda run: bool(run.checkpoints()), "a checkpoint")
-    words = ("--fleet", pair, "--migrate", "r", "--yes", "--healthy-steps", "3", "--json", "--to")
-    refused(midstream(*words, "pair", "--mode", "warm"), 2, "the rehearsal of script is on one host", "--mode cold")
-    moved = midstream(*words, "pair", "--mode", "cold")
-    assert moved.code == 0, moved.stderr
-    assert claims_of(moved)["state"]["verdict"] == "verified"
-    attempt = grouped.attempt
-    assert states(grouped, attempt) == [records.TRAINING] * 2
-    other = json.loads((Path(grouped.paths.dir) / "work" / "out" / "node-1.json").read_text())
-    assert other["rank"] == "1"
-    checkpoint = Path(other["argv"][other["argv"].index("--resume") + 1])
-    assert checkpoint.name.startswith("ckpt-")
-    assert checkpoint.is_relative_to(grouped.paths.dir)
-    back = midstream(*words, "one", "--mode", "cold")
-    assert back.code == 0, back.stderr
-    assert states(grouped, attempt) == [records.STOPPED] * 2
-    assert not os.path.exists(f"/proc/{other['pid']}")
-    alone.kill()
-    check_curve(alone, file, tmp_path / "straight")
-
-
-def test_group_is_stopped_continued_and_ended_with_a_failed_node(
-    lab: Lab, pair: Path, runs: Callable[..., Run], tmp_path: Path
-) -> None:
-    file = write_node_script(tmp_path / "code", steps=STEPS, every=25)
-    grouped = runs(str(lab.directory / "nfs"), "r")
-    other_node = Path(grouped.paths.dir) / "work" / "out" / "node-1.json"
-    for number in (1, 2):
-        launched = midstream("--fleet", pair, "--launch", file, "--on", "pair", "--run-id", "r")
-        assert launched.code == 0, launched.stderr
-        grouped.wait(
-            lambda run, end=f"-a{number:03d}": (
-                any(name.endswith(end) for name in run.checkpoints()) and other_node.exists()
-            ),
-            "a checkpoint and the other node",
-        )
-        if number == 1:
-            stopped = midstream("--fleet", pair, "--stop", "r")
-            assert stopped.code == 0, stopped.stderr
-            assert states(grouped, 1) == [records.STOPPED] * 2
-            assert not os.path.exists(f"/proc/{json.loads(other_node.read_text())['pid']}")
-    os.kill(json.loads(other_node.read_text())["pid"], signal.SIGKILL)
-    grouped.wait(lambda run: states(run, 2) == [records.FAILED] * 2, "the end of both")
-    status = grouped.status()
-    assert status is not None
-    assert status.message.startswith("node 1 has failed: script ended by itself")
-    rows = grouped.spliced()
-    assert sorted(rows) == list(range(len(rows)))
-    assert {row["attempt"] for row in rows.values()} == {1, 2}
-
-
-def test_group_ends_with_the_driver_of_its_first_host(
-    lab: Lab, pair: Path, runs: Callable[..., Run], tmp_path: Path
-) -> None:
-    file = write_node_script(tmp_path / "code", steps=STEPS, every=25)
-    grouped = runs(str(lab.directory / "nfs"), "r")
-    assert midstream("--fleet", pair, "--launch", file, "--on", "pair", "--run-id", "r").code == 0
-    other_node = Path(grouped.paths.dir) / "work" / "out" / "node-1.json"
-    grouped.wait(lambda run: other_node.exists(), "the other node")
-    grouped.kill()
-    grouped.wait(lambda run: states(run, 1)[1] == records.FAILED, "the end of the other node")
-    found = records.Status.read(grouped.paths.attempt(1).status(1))
-    assert found.message == "the driver of node 0 was killed"
-    assert not os.path.exists(f"/proc/{json.loads(other_node.read_text())['pid']}")
+    source = runs(here.root, "r")
+    source.wait(lambda run: bool(run.checkpoints()), "a checkpoint")
+    words = ("--fleet", fleet, "--migrate", "r", "--to", "there", "--dry-run", "--json")
+    planned = midstream(*words, "--mode", "cold")
+    assert "checkpoints of huggingface lack the random state of 2 processes -> 1" in planned.stdout, planned.stdout
+    assert "2 processes -> 1: dispatch_batches" in planned.stdout
+    found = {event["name"]: event for event in planned.of("check")}
+    assert found["random state"]["state"] == "warn", planned.stdout
+    assert "on 2 processes -> 1 dropout and augmentation draw other numbers" in found["random state"]["detail"]

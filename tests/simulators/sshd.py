@@ -51,6 +51,7 @@ class SshServer:
     process: subprocess.Popen[bytes] = field(repr=False)
     address: str = "127.0.0.1"
     space: str = ""  # network namespace
+    machine: str = ""  # boot and machine id, if not those of this machine
 
     @property
     def root(self) -> Path:
@@ -92,13 +93,27 @@ class SshServer:
 
     def start(self) -> None:
         """Listen again on the same port, with the same keys."""
-        self.process = _start(self.directory, self.port, self.address, self.space)
+        self.process = _start(self.directory, self.port, self.address, self.space, self.machine)
 
 
-def _start(directory: Path, port: int, address: str, space: str) -> subprocess.Popen[bytes]:
+ANOTHER_MACHINE = """
+mount --bind "$0" /proc/sys/kernel/random/boot_id
+mount --bind "$1" /etc/machine-id
+shift
+exec "$@"
+"""
+
+
+def _start(directory: Path, port: int, address: str, space: str, machine: str = "") -> subprocess.Popen[bytes]:
     with (directory / "sshd.log").open("ab") as log:
         argv = [SSHD, "-D", "-e", "-f", str(directory / "sshd_config")]
         within = ["ip", "netns", "exec", space] if space else []
+        if machine:
+            ids = [directory / "boot_id", directory / "machine_id"]
+            for file in ids:
+                file.write_text(f"{machine}\n")
+            within += ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-ec", ANOTHER_MACHINE]
+            within += map(str, ids)
         process = subprocess.Popen([*within, *argv], stdout=log, stderr=log)
     deadline = time.monotonic() + 60
     while True:
@@ -134,6 +149,7 @@ class Lab:
         address: str = "127.0.0.1",
         port: int = 0,
         space: str = "",
+        machine: str = "",
     ) -> SshServer:
         """Start a server that accepts a new key, and return it with a fleet entry that trusts it.
 
@@ -145,6 +161,7 @@ class Lab:
             address: Address to listen on.
             port: By default a free one.
             space: Network namespace that it runs in (`cable`); by default this machine's own.
+            machine: Boot and machine id that its sessions see, with pids of their own; by default this machine's.
         """
         directory = self.directory / name
         directory.mkdir(parents=True)
@@ -174,7 +191,8 @@ class Lab:
             devices=devices,
             env=_quick(devices),
         )
-        server = SshServer(name, directory, port, config, _start(directory, port, address, space), address, space)
+        process = _start(directory, port, address, space, machine)
+        server = SshServer(name, directory, port, config, process, address, space, machine)
         self.servers[name] = server
         return server
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream_engine.shared.accelerator_types import AcceleratorType, parse
+from midstream_core.accelerator_types import AcceleratorType, parse
 
 
 def known(name: str) -> AcceleratorType:

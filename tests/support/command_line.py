@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from midstream.json_events import problem_of
-from midstream_engine import records
+from midstream_core import records
 from support.migrations.spliced_rows import splice
 from support.paths import CONFIGS
 
@@ -110,6 +111,13 @@ class Run:
     @property
     def fence(self) -> records.Fence:
         return records.Fence.read(self.paths.fence)
+
+    @property
+    def handed_over(self) -> records.Fence:
+        """The fence as the last hand-over left it, without the starts that the new owner has made since."""
+        fence = self.fence
+        earlier = [each for each in fence.starts if each["epoch"] < fence.epoch]
+        return dataclasses.replace(fence, start=0, starts=earlier)
 
     def rows(self, attempt: int = 0) -> list[dict[str, Any]]:
         path = Path(self.paths.attempt(attempt or self.attempt).metrics)

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import yaml
 
-from midstream.remote.machine.conda_environments import own_platform
+from midstream_host.machine.conda_environments import own_platform
 
 PACKAGE = "parcel"  # a package of Python code, with a program of that name
 VERSION = "{}.{}".format(*sys.version_info[:2])

@@ -9,7 +9,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from midstream_engine import records
+from midstream_core import records
 from support.checkpoints.trees import paths_below
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from midstream_engine import records
+from midstream_core import records
 
 
 class RunDirectory:

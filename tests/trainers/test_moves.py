@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from midstream_engine import records
+from midstream_core import records
 from simulators.sshd import Lab
 from support.command_line import Ended, Run, midstream, refused, start_midstream
 from support.trainers.trainer_moves import (
     ACCELERATE,
     DEEPSPEED,
+    DIVIDED,
     GROUPED,
     HUGGINGFACE,
     LIGHTNING,
@@ -175,6 +176,42 @@ def test_run_continues_on_another_number_of_processes(
     expected = undisturbed(trainer, PYTHON, tmp_path, len(rows))
     worst = max(abs(rows[step]["train/loss"] - expected[step]) for step in rows)
     assert worst <= 1e-5, worst
+
+
+@pytest.mark.parametrize(("mode", "dropout"), [("cold", 0.0), ("warm", 0.5)])
+def test_huggingface_on_half_of_its_processes(
+    lab: Lab, runs: Callable[..., Run], tmp_path: Path, mode: str, dropout: float
+) -> None:
+    """2 -> 1 processes under torchrun: the same batches in order, and a random state that no process continues."""
+    two, one = lab.host("two", devices=2), lab.host("one", devices=1)
+    fleet = lab.fleet_file(two=two.config, one=one.config)
+    trainer = dataclasses.replace(DIVIDED, dropout=dropout)
+    launch(fleet, trainer.write(tmp_path / "code", PYTHON), "two")
+    source, target = runs(two.root, "r"), runs(one.root, "r")
+    source.wait(lambda run: bool(run.checkpoints()), "a checkpoint", PATIENCE)
+    words = ("--fleet", fleet, "--migrate", "r", "--to", "one", "--mode", mode, "--healthy-steps", "3", "--json")
+    planned = midstream(*words, "--dry-run", timeout=300)
+    assert "checkpoints of huggingface lack the random state of 2 processes -> 1" in planned.stdout, planned.stderr
+    moved = midstream(*words, "--yes", timeout=1200)
+    assert moved.code == 0, moved.stderr
+    claims = claims_of(moved)
+    for claim in claims.values():
+        print(claim["name"], claim["verdict"], claim["statement"])
+    names = ("state", "step", "checkpoint read", "learning rate", "global batch", "environment")
+    assert all(claims[name]["verdict"] == "verified" for name in names)
+    assert "epochs on the source" in claims["global batch"]["statement"]
+    overlap = claims["replay overlap"]
+    assert overlap["agreed"]
+    if mode == "warm":  # half of the numbers are dropped, others on each side
+        assert overlap["verdict"] == "failed"
+        assert "random state" in overlap["statement"]
+    target.kill()
+    rows = target.spliced()
+    assert sorted(rows) == list(range(len(rows)))
+    if not dropout:
+        expected = undisturbed(trainer, PYTHON, tmp_path, len(rows), devices=2)
+        worst = max(abs(rows[step]["train/loss"] - expected[step]) for step in rows)
+        assert worst <= 1e-5, worst
 
 
 def nodes_of(run: Run, attempt: int) -> list[records.Status]:

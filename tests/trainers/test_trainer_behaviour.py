@@ -5,6 +5,7 @@ A release that behaves in another way fails a test, and then the defaults and do
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -13,9 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from midstream_engine.foreign.checkpoints.checkpoint import Checkpoint
-from midstream_engine.foreign.checkpoints.checkpoint_finder import find_checkpoints, saved_state
-from midstream_engine.foreign.metrics.metrics_reader import open_reader
+from midstream.migrate.journal.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Claim
+from midstream.migrate.proof.global_batch_claim import global_batch_claim
+from midstream_host.driver.checkpoints.checkpoint import Checkpoint
+from midstream_host.driver.checkpoints.checkpoint_finder import find_checkpoints, saved_state
+from midstream_host.driver.metrics.metrics_reader import open_reader
+from midstream_host.runs.losses import reduced
+from midstream_host.trainers.recorded_epoch import WITHOUT_LENGTH, RecordedEpoch
 from support.trainers.trainer_processes import HUNG, finished, needs_trainers, running
 
 pytestmark = [pytest.mark.slow, needs_trainers]
@@ -128,6 +133,25 @@ def test_huggingface_resumes_exactly_on_the_same_world(tmp_path: Path) -> None:
     assert {number: (step.loss, step.batch) for number, step in resumed.items()} == {
         number: (straight[number].loss, straight[number].batch) for number in range(6, 11)
     }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_huggingface_epoch_shows_the_global_batch(stream: bool, tmp_path: Path) -> None:
+    """Of data without a length it does not: the Trainer divides the steps by their number, whatever a batch has."""
+    options = ("--save-every", "6", *(["--stream"] if stream else []))
+    finished(tmp_path, "train_huggingface.py", "source", "--steps", "6", *options)
+    claims: list[Claim] = []
+    for batch in ("8", "16"):
+        out = f"with-{batch}"
+        shutil.copytree(tmp_path / "source", tmp_path / out)
+        finished(tmp_path, "train_huggingface.py", out, "--steps", "12", "--batch", batch, "--resume", *options)
+        found = open_reader("trainer_state", str(tmp_path / out), first_step=1).poll()
+        rows = [dict(reduced(row)) for part in found for row in part.rows if "train/loss" in row]
+        state = json.loads((tmp_path / "source/checkpoint-6/trainer_state.json").read_text())
+        epoch = RecordedEpoch(6, state["num_train_epochs"] < WITHOUT_LENGTH)
+        claims.append(global_batch_claim(None, rows[:6], rows[6:], [], [], epoch))
+    expected = [NOT_CHECKED, NOT_CHECKED] if stream else [VERIFIED, CLAIM_FAILED]
+    assert [claim.verdict for claim in claims] == expected, claims
 
 
 def test_huggingface_resumes_a_partial_checkpoint_rule_refuses(tmp_path: Path) -> None:

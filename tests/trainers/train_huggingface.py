@@ -35,6 +35,14 @@ class Classifier(PreTrainedModel):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
+class Stream(torch.utils.data.IterableDataset):
+    """The samples as a stream: it has no length."""
+
+    def __iter__(self):
+        samples = Samples()
+        return (samples[index] for index in range(len(samples)))
+
+
 class Printing(TrainerCallback):
     """Prints each logged step."""
 
@@ -50,18 +58,22 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--save-every", type=int, default=5)
     parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--resume", nargs="?", const=True)
     parser.add_argument("--jit-checkpoint", action="store_true")
     parser.add_argument("--report-to", default="tensorboard")
+    parser.add_argument("--stream", action="store_true")
     given = parser.parse_args()
     more = {"enable_jit_checkpoint": True} if given.jit_checkpoint else {}
     arguments = TrainingArguments(
         given.out, max_steps=given.steps, save_steps=given.save_every, per_device_train_batch_size=given.batch,
+        gradient_accumulation_steps=given.accumulation,
         logging_steps=1, learning_rate=1e-2, warmup_steps=2, report_to=given.report_to, use_cpu=True, seed=3,
         disable_tqdm=True, dataloader_num_workers=0,
         remove_unused_columns=False, **more,
     )  # fmt: skip
-    trainer = Trainer(Classifier(PretrainedConfig()), arguments, train_dataset=Samples(), callbacks=[Printing()])
+    samples = Stream() if given.stream else Samples()
+    trainer = Trainer(Classifier(PretrainedConfig()), arguments, train_dataset=samples, callbacks=[Printing()])
     trainer.train(resume_from_checkpoint=given.resume)
 
 

@@ -24,11 +24,11 @@ from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.headless.runs.compare_accelerators import is_config, text
 from midstream.hosts.host_pool import HostPool
-from midstream.launch.reporter import Reporter
+from midstream.install.reporter import Reporter
 from midstream.watch.known_devices import devices_file, remember_devices
 from midstream.watch.snapshot import Accelerator, HostView, Machine, Snapshot
+from midstream_core.accelerator_types import parse
 from midstream_engine.data.tokenize.tokenizer import load_tokenizer
-from midstream_engine.shared.accelerator_types import parse
 from support.accelerator_types import known
 
 SLICE = """

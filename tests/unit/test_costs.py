@@ -14,7 +14,7 @@ from midstream.costs.prices import Prices
 from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.headless.fleet.show_costs import text
-from midstream.remote.runs.run_times import HostTimes, ProcessTimes
+from midstream_host.runs.run_times import HostTimes, ProcessTimes
 from support.tui import prepared_migrations
 
 HOUR = 3600.0
@@ -89,7 +89,7 @@ def test_time_before_the_boot_and_before_the_period() -> None:
     host = found.hosts[0]
     assert (host.on / HOUR, host.training / HOUR, host.idle / HOUR) == (16, 13, 1)
     assert [line for line in found.not_known if "booted" in line] == [
-        "a, b: booted 6.0 h ago; of the time before, only the hours of processes count"
+        "a, b: booted 6h ago; of the time before, only the hours of processes count"
     ]
 
 

@@ -20,7 +20,7 @@ from midstream.listing.filter_parser import MAX_LENGTH, parse
 from midstream.listing.filter_values import Kind
 from midstream.listing.fleet_moment import FleetMoment
 from midstream.listing.linear_pattern import LinearPattern, PatternError
-from midstream_engine import records
+from midstream_core import records
 from support.tui import fleets, prepared_migrations
 from support.tui.fleets import NOW
 

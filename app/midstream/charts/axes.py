@@ -80,7 +80,7 @@ def duration_ticks(low: float, high: float, count: int) -> list[float]:
 def clock_label(value: float, step: float = 60.0) -> str:
     """Format UTC seconds as local time, such as ``14:05``.
 
-    It has seconds where the ``step`` between ticks needs them.
+    Seconds are added where the ``step`` between ticks needs them.
     """
     local = time.localtime(value)
     if step >= 86400:

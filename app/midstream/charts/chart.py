@@ -79,10 +79,7 @@ class Chart:
         return _within((low, high), self.x_range, self.log_x)
 
     def y_ends(self) -> tuple[float, float]:
-        """Return the visible range of y, with a margin.
-
-        It is that of the finite values in the visible range of x.
-        """
+        """Return the range of y with a margin, of finite values in the visible range of x."""
         first, last = self.x_ends()
         low, high = math.inf, -math.inf
         for line in self.lines:
@@ -100,10 +97,7 @@ class Chart:
         return _within((low, high), self.y_range, self.log_y)
 
     def averages(self) -> list[list[float]]:
-        """Return the average at each point of each line.
-
-        It goes on from an attempt to the next one of its run.
-        """
+        """Return each line's averages, which continue in the next attempt of its run."""
         found: list[list[float]] = []
         average, run = Average(self.smoothing, self.x_ends(), self.log_x), None
         for line in self.lines:

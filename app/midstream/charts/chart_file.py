@@ -6,7 +6,7 @@ from pathlib import Path
 
 from midstream.charts.chart import Chart
 from midstream.errors import UsageError
-from midstream_engine import records
+from midstream_core import records
 
 SUFFIXES = (".csv", ".svg", ".png")
 

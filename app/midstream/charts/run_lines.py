@@ -12,10 +12,7 @@ from midstream.watch.snapshot import RunView
 
 
 def lines_of(runs: Sequence[RunView], metric: str, axis: str) -> list[Line]:
-    """Return the lines of a metric.
-
-    Of one run, they are a line for each attempt; of several runs, one for each run.
-    """
+    """Return the lines of a metric: of one run by attempt, of several runs by run."""
     found: list[Line] = []
     for number, run in enumerate(runs):
         parts: dict[int, tuple[array[float], array[float]]] = {}

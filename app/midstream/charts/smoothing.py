@@ -18,10 +18,7 @@ LARGEST_FACTOR = 0.999
 
 
 def time_constant(factor: float) -> float:
-    """Return the time constant of the average as a share of the visible range.
-
-    It is 0 for no average.
-    """
+    """Return the average's time constant as a share of the visible range; 0 for none."""
     if factor <= 0:
         return 0.0
     return round(-1 / (PARTS * math.log(min(math.sqrt(factor), LARGEST_WEIGHT))), 12)  # the inverse of `factor_of`

@@ -14,11 +14,13 @@ from pathlib import Path
 from midstream.bundled_files import shipped
 from midstream.check.check_result import FAIL, PASS, WARN, Check, judge
 from midstream.counts import count
-from midstream.errors import UsageError
+from midstream.errors import MidstreamError, UsageError
 from midstream.fleet.fleet_file import load_fleet
 from midstream.fleet.fleet_path import default_fleet_path
-from midstream.remote.machine import checks
+from midstream.output import NO_SCREEN
+from midstream.ownership import operator_key
 from midstream.state_directory import state_directory
+from midstream_host.machine import checks
 
 PACKAGES = ("paramiko", "textual", "draccus", "PyYAML")
 GOOGLE = ("google-cloud-storage", "google-cloud-tpu")
@@ -33,6 +35,7 @@ def doctor(fleet_path: str | None) -> Iterator[Check]:
     yield _state()
     yield from _ssh()
     yield _terminal()
+    yield _operator_key()
     synchronized = checks.clock_synchronized()
     words = {
         True: "synchronized with a time server",
@@ -42,6 +45,15 @@ def doctor(fleet_path: str | None) -> Iterator[Check]:
     yield judge("clock", synchronized is not False, words[synchronized], "timedatectl set-ntp true", otherwise=WARN)
     uv = shutil.which("uv")
     yield Check("uv", PASS, uv or "not installed: environments of this machine are built with venv and pip")
+
+
+def _operator_key() -> Check:
+    """Show the public key that other operators name in their fleet files."""
+    try:
+        key = operator_key.public_key()
+    except MidstreamError as error:
+        return Check("operator key", FAIL, error.message, error.hint)
+    return Check("operator key", PASS, key or "none yet: the first launch or migration makes it")
 
 
 def _packages() -> Iterator[Check]:
@@ -143,9 +155,13 @@ def _configured_keys() -> list[Path]:
 
 
 def _terminal() -> Check:
+    kind = os.environ.get("TERM", "")
+    if kind in NO_SCREEN:
+        hint = "midstream --status prints the same once; export TERM=xterm-256color if it is one"
+        return Check("terminal", WARN, f"the terminal UI does not start: TERM is {kind or 'not set'}", hint)
     encoding = (getattr(sys.stdout, "encoding", "") or "").lower().replace("-", "")
     if encoding != "utf8":
         return Check(
             "terminal", WARN, f"its encoding is {encoding or 'an unknown encoding'}", "export LANG=C.UTF-8, or --ascii"
         )
-    return Check("terminal", PASS, f"{os.environ.get('TERM', 'none')}, UTF-8")
+    return Check("terminal", PASS, f"{kind}, UTF-8")

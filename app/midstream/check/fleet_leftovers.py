@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from midstream.errors import DamagedError, HostError
-from midstream.hosts.providers.provider import OWNER_LABEL
-from midstream.remote.runs import leftovers as remote_leftovers
-from midstream.remote.runs import run_state
-from midstream.remote.verify import tree
+from midstream.providers import fleet_slices
+from midstream.providers.provider import OWNER_LABEL, SliceStatus
+from midstream_host.runs import leftovers as remote_leftovers
+from midstream_host.runs import run_state, writers
+from midstream_host.runs.writers import Writer
+from midstream_host.verify import tree
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
     from midstream.hosts.host import Host
     from midstream.hosts.host_pool import HostPool
-    from midstream.hosts.providers.provider import Slice
+    from midstream.providers.provider import Slice
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,14 @@ class Leftover:
     bytes: int
     kept: str
     removed: bool = False
+    changed: float = 0.0  # UTC seconds of the newest change, by the clock of its host
+
+    def is_as(self, listed: Leftover) -> bool:
+        """Return whether it is the one that was listed, unchanged."""
+        return self == replace(listed, kept=self.kept, removed=self.removed)
+
+
+CHANGED = "it has appeared or changed since the list was shown: list them again"
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,11 @@ class SliceLeftover:
     slice: Slice
     kept: str
     removed: bool = False
+
+    def is_as(self, listed: SliceLeftover) -> bool:
+        """Return whether it is the slice that was listed, and no later one of its name."""
+        now, then = self.slice, listed.slice
+        return (now.path, now.identity, now.created) == (then.path, then.identity, then.created)
 
     @property
     def text(self) -> str:
@@ -87,63 +102,123 @@ class Examined:
 
 
 def find_leftovers(
-    fleet: Fleet, hosts: HostPool, run_id: str = "", *, remove: bool = False
+    fleet: Fleet,
+    hosts: HostPool,
+    run_id: str = "",
+    *,
+    remove: bool = False,
+    agreed: Collection[AnyLeftover] | None = None,
 ) -> Iterator[Leftover | Skipped | Examined]:
     """Yield the leftovers of one run, or of all, on every host that answers.
 
-    With ``remove``, remove them.
+    With ``remove``, remove them. Consent covers what was shown: of the others, and of what has changed, nothing is.
 
     Args:
         fleet: The fleet.
         hosts: Connections to its hosts.
         run_id: The run; empty for all.
         remove: Remove what may be removed.
+        agreed: The leftovers that were listed and agreed to; None: all that are found.
 
     Raises:
         DamagedError: The records of ``run_id`` are damaged.
     """
+    known: dict[str, list[str]] = {}  # run -> hosts that show it
+    stores: dict[tuple[str, str], None] = {}  # run, URL of its checkpoints
+    unreachable = list(fleet.unavailable)
     for name in fleet.hosts:
         host = hosts.lookup(name)
         try:
             host.connect()
             runs = host.call(run_state.list_runs)(root=host.root)
         except HostError as error:
+            unreachable.append(name)
             yield Skipped(name, "", error)
             continue
         yield Examined(name, tuple(runs))
         for each in runs:
             if run_id and each != run_id:
                 continue
+            known.setdefault(each, []).append(name)
             try:
-                yield from _in_bucket(fleet, host, each, remove)
-                yield from _on_host(host, each, remove)
+                store = host.call(tree.store_of)(root=host.root, run_id=each)
+                stores |= {(each, store.rstrip("/")): None} if store else {}
+                yield from _on_host(host, each, remove, agreed)
             except DamagedError as error:
                 if run_id:
                     raise
                 yield Skipped(name, each, error)
+    unknown = [name for name in unreachable if not _is_preempted(fleet, name)] if stores else []
+    for each, store in stores:
+        yield from _in_bucket(fleet, hosts, each, store, known[each], unknown, remove, agreed)
 
 
-def _on_host(host: Host, run_id: str, remove: bool) -> Iterator[Leftover]:
-    found = host.call(remote_leftovers.leftovers)(root=host.root, run_id=run_id)
-    names = [entry.path for entry in found if not entry.kept]
+def _is_preempted(fleet: Fleet, name: str) -> bool:
+    """Return whether the provider of a host or target has taken the machine back."""
+    status = fleet_slices.host_slice_status if name in fleet.hosts else fleet_slices.target_slice_status
+    return status(fleet, name)[0] == SliceStatus.PREEMPTED
+
+
+def kept_unless_agreed(found: Leftover | SliceLeftover, agreed: Collection[AnyLeftover] | None) -> str:
+    """Return why a leftover may not be removed: its own reason, or no agreement."""
+    if found.kept or agreed is None:
+        return found.kept
+    same = (
+        isinstance(each, Leftover) and found.is_as(each)
+        if isinstance(found, Leftover)
+        else isinstance(each, SliceLeftover) and found.is_as(each)
+        for each in agreed
+    )
+    return "" if any(same) else CHANGED
+
+
+def _on_host(host: Host, run_id: str, remove: bool, agreed: Collection[AnyLeftover] | None) -> Iterator[Leftover]:
+    entries = host.call(remote_leftovers.leftovers)(root=host.root, run_id=run_id)
+    found = [
+        Leftover(host.name, run_id, each.path, each.kind, each.bytes, each.kept, changed=each.changed)
+        for each in entries
+    ]
+    if remove:
+        found = [replace(each, kept=kept_unless_agreed(each, agreed)) for each in found]
+    names = {each.path: each.changed for each in found if not each.kept}
     removed = set[str]()
     if remove and names:
         removed = set(host.call(remote_leftovers.remove, timeout=None)(root=host.root, run_id=run_id, names=names))
-    for entry in found:
-        yield Leftover(host.name, run_id, entry.path, entry.kind, entry.bytes, entry.kept, entry.path in removed)
+    for each in found:
+        stays = CHANGED if remove and each.path in names and each.path not in removed else each.kept
+        yield replace(each, kept=stays, removed=each.path in removed)
 
 
-def _in_bucket(fleet: Fleet, host: Host, run_id: str, remove: bool) -> Iterator[Leftover]:
-    store = host.call(tree.store_of)(root=host.root, run_id=run_id)
-    if store is None:
-        return
+def _in_bucket(
+    fleet: Fleet,
+    hosts: HostPool,
+    run_id: str,
+    store: str,
+    names: list[str],
+    unreachable: list[str],
+    remove: bool,
+    agreed: Collection[AnyLeftover] | None,
+) -> Iterator[Leftover | Skipped]:
+    """Yield the leftovers in a run's bucket, which all hosts of the run may write to."""
     from midstream.stores.bucket_access import access_for
     from midstream.stores.bucket_run import BucketRun
+    from midstream.stores.bucket_writers import BucketWriters
 
+    reports: list[Writer] = []
+    unreachable = list(unreachable)
+    for name in names:
+        host = hosts.get(name)
+        try:
+            reports += host.call(writers.writers)(root=host.root, run_id=run_id)
+        except HostError as error:
+            unreachable.append(name)
+            yield Skipped(name, run_id, error)
     bucket_run = BucketRun(store, run_id, access_for(fleet, store))
-    running = dict(host.call(remote_leftovers.running_writer)(root=host.root, run_id=run_id))
-    for entry in bucket_run.leftovers(running):
-        removed = remove and not entry["kept"]
-        if removed:
-            bucket_run.remove(entry["path"])
-        yield Leftover(host.name, run_id, entry["path"], entry["kind"], entry["bytes"], entry["kept"], removed)
+    for entry in bucket_run.leftovers(BucketWriters(reports, unreachable)):
+        found = Leftover(names[0], run_id, **entry)
+        if remove:
+            found = replace(found, kept=kept_unless_agreed(found, agreed))
+        if remove and not found.kept:
+            bucket_run.remove(found.path)
+            found = replace(found, removed=True)
+        yield found

@@ -1,7 +1,4 @@
-"""Checks of one host of a target.
-
-They say whether the engine can run there, and what prevents it.
-"""
+"""Checks of one host of a target: whether the engine can run there."""
 
 from __future__ import annotations
 
@@ -12,17 +9,19 @@ from collections.abc import Iterator
 from midstream.check.check_result import FAIL, PASS, WARN, Check, judge
 from midstream.errors import HostError
 from midstream.fleet.fleet import HostConfig
-from midstream.hosts.containers.container_command import READY
-from midstream.hosts.containers.container_host import IMAGE_PYTHON
+from midstream.hosts.container_command import READY
+from midstream.hosts.container_host import IMAGE_PYTHON
 from midstream.hosts.host import Host
-from midstream.launch.errors import LaunchError
-from midstream.launch.install.interpreter import python_build
-from midstream.launch.install.package_check import MINIMUM
-from midstream.launch.install.variant import choose_variant
-from midstream.launch.install.wheelhouse import glibc_version
-from midstream.remote.machine import environments
-from midstream.remote.machine.checks import Survey
-from midstream.remote.runs.process_start import with_setup
+from midstream.install.errors import LaunchError
+from midstream.install.interpreter import python_build
+from midstream.install.package_check import MINIMUM
+from midstream.install.variant import choose_variant
+from midstream.install.wheelhouse import glibc_version
+from midstream.launch.trainer_config import MISSING_GPU, missing_gpu
+from midstream_core.visible_devices import VISIBLE
+from midstream_host.machine import environments
+from midstream_host.machine.checks import Survey
+from midstream_host.runs.process_start import with_setup
 
 DISK = 10e9  # bytes: an environment, an engine, and room for a checkpoint
 GLIBC, GLIBC_TPU = (2, 27), (2, 31)
@@ -72,6 +71,7 @@ def check_host(
 def _accelerators(name: str, config: HostConfig, survey: Survey, login_node: bool) -> Iterator[Check]:
     found = survey.accelerators
     kinds = found.gpus or found.tpus
+    yield from check_devices(name, config, survey)
     if config.devices is not None:
         yield Check("accelerators", PASS, f"{config.devices} virtual CPU devices", host=name)
     elif not kinds and login_node:
@@ -87,7 +87,8 @@ def _accelerators(name: str, config: HostConfig, survey: Survey, login_node: boo
     else:
         counted = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
         driver = f", driver {found.driver}, CUDA {found.cuda or 'unknown'}" if found.gpus else ""
-        yield Check("accelerators", PASS, counted + driver, host=name)
+        part = f" (those that {VISIBLE} leaves visible)" if found.gpus and config.visible is not None else ""
+        yield Check("accelerators", PASS, counted + part + driver, host=name)
     down = [port for port in survey.infiniband if port.state != "active"]
     for port in down:
         yield Check(
@@ -97,6 +98,13 @@ def _accelerators(name: str, config: HostConfig, survey: Survey, login_node: boo
             "run ibstat there; without InfiniBand NCCL uses Ethernet",
             name,
         )
+
+
+def check_devices(name: str, config: HostConfig, survey: Survey) -> Iterator[Check]:
+    """Check that the host has the GPUs that the fleet file names."""
+    for missing in missing_gpu(config, survey.accelerators):
+        what = f"it has no GPU {missing}, which the fleet file names"
+        yield Check("devices", FAIL, what, MISSING_GPU, name)
 
 
 def check_packages(name: str, config: HostConfig, survey: Survey) -> Check:
@@ -111,7 +119,8 @@ def check_packages(name: str, config: HostConfig, survey: Survey) -> Check:
 def check_python(host: Host, config: HostConfig, survey: Survey) -> Check:
     """Check that there is an interpreter for the engine, or that one can be installed.
 
-    That of an image is not started, because a check does not fetch the image: the runtime prints its version.
+    The interpreter of an image is not started, because a check does not fetch the image: the runtime prints its
+    version.
     """
     if config.container is not None:
         runtime = config.container.runtime
@@ -181,7 +190,17 @@ def _dirty(name: str, survey: Survey, virtual: bool) -> Iterator[Check]:
             f"if it is not needed: kill {pid} on {name}; if it is a run of midstream: midstream --stop RUN",
             name,
         )
-    if not users:
+    shared = [] if virtual else survey.unattributed
+    for process in shared:
+        yield Check(
+            "accelerators are free",
+            WARN,
+            f"process {process.pid} of {process.user or 'another user'} uses a GPU of which this host has a part: "
+            f"{process.command}",
+            "nvidia-smi shows which MIG device it is on; on another one it is no concern of this host",
+            name,
+        )
+    if not users and not shared:
         yield Check("accelerators are free", PASS, "no process uses them", host=name)
     for lock in () if virtual else survey.locks:
         if lock.pids or users:
@@ -222,7 +241,7 @@ def _outlives(name: str, survey: Survey) -> Check:
 
 
 def reach(host: Host) -> Check:
-    """Check that the host answers and has a Python for `midstream.remote`."""
+    """Check that the host answers and has a Python for `midstream_host`."""
     try:
         host.connect()
     except HostError as error:

@@ -17,11 +17,9 @@ from midstream.launch.launch_run import check_launch
 
 
 def check_request(fleet: Fleet, hosts: HostPool, request: LaunchRequest) -> Iterator[Check]:
-    """Yield the checks of a launch one after the other.
+    """Yield the checks of a launch one after the other, without effects on the run.
 
-    They have no side effects on the run.
-
-    The last one is named ``run``; the run's id is its ``detail``'s first word.
+    The last check is named ``run``; the run's id is the first word of its ``detail``.
     """
     try:
         target = fleet.target(request.target)
@@ -44,6 +42,8 @@ def check_request(fleet: Fleet, hosts: HostPool, request: LaunchRequest) -> Iter
         return
     for note in notes:
         yield Check("inputs", PASS if checked.continues else WARN, note)
+    for reason in checked.ownership.reasons:
+        yield Check("ownership", WARN, reason, "--launch with --yes agrees to it")
     usable = [entry for _, found in checked.known for entry in found.usable]
     newest = max(usable, key=lambda entry: (entry.step, entry.attempt), default=None)
     detail = f"continues from {newest.name}" if newest else "starts at step 0" + " again" * checked.continues

@@ -1,7 +1,4 @@
-"""Checks of several hosts as one mesh.
-
-They are about links, equal hardware and packages, clocks, and shared file systems.
-"""
+"""Checks of hosts as one mesh: links, hardware, packages, clocks, file systems."""
 
 from __future__ import annotations
 
@@ -10,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from midstream.check.check_result import FAIL, PASS, WARN, Check, judge
 from midstream.fleet.fleet import Fleet, HostConfig, Target, TpuTarget
 from midstream.hosts.host import Host
-from midstream.launch.errors import LaunchError
+from midstream.install.errors import LaunchError
+from midstream.install.variant import choose_variant
 from midstream.launch.host_links import all_links, check_numbers, hosts_apart
-from midstream.launch.install.variant import choose_variant
-from midstream.remote.machine.checks import Survey
+from midstream_host.machine.checks import Survey
 
 MAX_CLOCK_SPREAD = 2.0  # seconds between two clocks of one mesh
 
@@ -68,7 +65,7 @@ def _links(fleet: Fleet, target: Target, hosts: Sequence[Host]) -> Iterator[Chec
 
 
 def _alike(fleet: Fleet, hosts: Sequence[Host], surveys: Mapping[str, Survey]) -> Iterator[Check]:
-    """Check that all hosts have the same accelerators, driver and packages.
+    """Check that all hosts have equal accelerators, driver and packages.
 
     One program runs on all of them.
     """

@@ -1,7 +1,4 @@
-"""The engine's rehearsal on a target.
-
-It compiles the run's programs there and reports the memory that they need.
-"""
+"""The engine's rehearsal on a target: compile the run's programs, report memory."""
 
 from __future__ import annotations
 
@@ -13,14 +10,14 @@ from typing import Literal
 from midstream.check.check_result import FAIL, PASS, Check
 from midstream.errors import HostError, MidstreamError, RemoteError
 from midstream.fleet.fleet import Fleet, Target
-from midstream.hosts.containers.container_command import in_container
+from midstream.hosts.container_command import in_container
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.rpc.result_checks import printed_value
 from midstream.launch.config_file import read_config
 from midstream.launch.host_group_start import prepare_target
 from midstream.launch.start_attempt import Launch, engine_environment
-from midstream.remote.machine import checks
-from midstream.remote.runs.process_start import with_setup
+from midstream_host.machine import checks
+from midstream_host.runs.process_start import with_setup
 
 COMPILE_TIMEOUT = 3600.0  # seconds
 MODULE = "midstream_engine.rehearse"
@@ -59,10 +56,9 @@ def rehearse(
     overrides: Sequence[str] = (),
     say: Callable[[str], None] | None = None,
 ) -> Iterator[Check]:
-    """Compile the config's programs on each host of the target.
+    """Compile the config's programs on each host of the target, for its own devices.
 
-    They are compiled for the host's own devices. Engine and environment are installed first. Writes engines,
-    environments and the compile cache, and no run.
+    Engine and environment are installed first. Writes engines, environments and the compile cache, and no run.
 
     Args:
         fleet: The fleet.

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from midstream.check.fleet_leftovers import SliceLeftover, SliceProblem
-from midstream.hosts.providers import fleet_slices
-from midstream.hosts.providers.provider import SliceStatus
+from midstream.check.fleet_leftovers import AnyLeftover, SliceLeftover, SliceProblem, kept_unless_agreed
+from midstream.providers import fleet_slices
+from midstream.providers.provider import SliceStatus
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
 
 
 def find_slice_leftovers(
-    fleet: Fleet, report: Callable[[str], None], *, remove: bool = False
+    fleet: Fleet,
+    report: Callable[[str], None],
+    *,
+    remove: bool = False,
+    agreed: Collection[AnyLeftover] | None = None,
 ) -> Iterator[SliceLeftover | SliceProblem]:
     """Yield midstream's slices that no target names, or that are preempted or failed.
 
-    Targets are those of the fleet file; midstream created the slices. One that its owner has stopped can be started.
+    Targets are those of the fleet file; midstream created the slices. A slice that its owner has stopped can be
+    started.
 
     Args:
         fleet: The fleet.
         report: Gets lines of progress of a deletion.
         remove: Delete those that are preempted or failed; the others may be in use.
+        agreed: The leftovers that were listed and agreed to; None: all that are found.
 
     Raises:
         ProviderError: A slice could not be deleted.
@@ -39,7 +45,9 @@ def find_slice_leftovers(
             continue
         kept = "" if ended else f"it is {each.state}, and may be in use: midstream --delete {each.path}"
         leftover = SliceLeftover(each, kept)
-        if remove and ended:
+        if remove:
+            leftover = replace(leftover, kept=kept_unless_agreed(leftover, agreed))
+        if remove and not leftover.kept:
             fleet_slices.delete(fleet, each.path, report)
             leftover = replace(leftover, removed=True)
         yield leftover

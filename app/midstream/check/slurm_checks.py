@@ -9,12 +9,17 @@ import time
 from collections.abc import Iterator
 
 from midstream.check.check_result import FAIL, PASS, WARN, Check
+from midstream.counts import count
 from midstream.errors import UsageError
 from midstream.fleet.fleet import HostConfig, SlurmTarget
+from midstream.format import duration
 from midstream.hosts.host import Host
-from midstream.launch.errors import LaunchError
-from midstream.launch.slurm_allocation import query_allocation, requested_devices
-from midstream.remote.runs import slurm
+from midstream.install.errors import LaunchError
+from midstream.launch.slurm_allocation import query_allocation, requested_devices, time_limit
+from midstream.launch.slurm_job import short_limit
+from midstream_host.runs import slurm
+
+SBATCH = "sbatch: of the target in the fleet file"
 
 
 def check_commands(host: Host) -> Iterator[Check]:
@@ -33,10 +38,7 @@ def check_commands(host: Host) -> Iterator[Check]:
 
 
 def check_allocation(host: Host, config: HostConfig, name: str, target: SlurmTarget) -> Iterator[Check]:
-    """Check that SLURM accepts the flags, and which devices they request.
-
-    Also check that the packages are for these devices.
-    """
+    """Check that SLURM accepts the flags, and that packages fit the requested devices."""
     try:
         found = query_allocation(host, name, target)
     except LaunchError as error:
@@ -45,12 +47,14 @@ def check_allocation(host: Host, config: HostConfig, name: str, target: SlurmTar
     wait = max(0.0, found.starts - time.time())
     start = "now" if wait < 60 else f"in about {wait / 60:.0f} min"
     yield Check("allocation", PASS, f"would start {start} on {found.nodes} ({found.partition})", host=host.name)
+    yield _time_limit(host, target, found)
     try:
-        requested = requested_devices(name, target, config)
+        requested = requested_devices(name, target, config, found)
     except UsageError as error:
         yield Check("devices", WARN, f"{error.message}; no run can be migrated there", error.hint, host.name)
         return
-    yield Check("devices", PASS, requested.describe(), host=host.name)
+    granted = f"; SLURM would grant {count(found.count, 'node')}" if found.count not in (0, requested.nodes) else ""
+    yield Check("devices", WARN if granted else PASS, requested.describe() + granted, host=host.name)
     if config.devices is None and config.python is None and config.variant in (None, "cpu"):
         yield Check(
             "packages",
@@ -59,3 +63,11 @@ def check_allocation(host: Host, config: HostConfig, name: str, target: SlurmTar
             f"variant: cuda13 (or cuda12) of host {host.name} in the fleet file, or python:",
             host.name,
         )
+
+
+def _time_limit(host: Host, target: SlurmTarget, found: slurm.Allocation) -> Check:
+    """Check that a job trains before SLURM signals it to save and stop."""
+    limit, short = time_limit(target.sbatch, found), short_limit(target.sbatch, found)
+    if short:
+        return Check("time limit", FAIL, short, f"--time= or a shorter --signal=TERM@SECONDS in {SBATCH}", host.name)
+    return Check("time limit", PASS, duration(limit) if limit else "none", host=host.name)

@@ -1,7 +1,4 @@
-"""Checks of a target for ``midstream --check TARGET``.
-
-They are all that are possible before an engine is started there.
-"""
+"""Checks for ``midstream --check TARGET``: all that need no engine started there."""
 
 from __future__ import annotations
 
@@ -15,16 +12,16 @@ from midstream.check.host_checks import check_host, reach
 from midstream.check.mesh_checks import check_together
 from midstream.check.slurm_checks import check_allocation, check_commands
 from midstream.errors import HostError, RemoteError
-from midstream.fleet.fleet import Fleet, Target
+from midstream.fleet.fleet import Fleet, HostConfig, Target
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.rpc.answer_limits import read_line
 from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.rpc.result_checks import HINT
-from midstream.remote.machine import checks
 from midstream.stores.bucket_access import access_for
 from midstream.stores.bucket_host import BucketHost
 from midstream.stores.host_identity import identity_problem
+from midstream_host.machine import checks
 
 CONCURRENCY = 32
 CLOCK_EXCHANGES = 5
@@ -42,7 +39,13 @@ def check_target(fleet: Fleet, hosts: HostPool, target: Target) -> Iterator[Chec
         reached = list(pool.map(reach, members))
         yield from reached
         there = [host for host, check in zip(members, reached, strict=True) if check.state == PASS]
-        surveys = dict(zip([host.name for host in there], pool.map(_survey, there), strict=True))
+        surveys = dict(
+            zip(
+                [host.name for host in there],
+                pool.map(_survey, there, [fleet.hosts[host.name] for host in there]),
+                strict=True,
+            )
+        )
     known: dict[str, checks.Survey] = {}
     skews: dict[str, float] = {}
     for host in there:
@@ -61,10 +64,11 @@ def check_target(fleet: Fleet, hosts: HostPool, target: Target) -> Iterator[Chec
         yield from check_allocation(there[0], fleet.hosts[there[0].name], target.name, target.slurm)
 
 
-def _survey(host: Host) -> tuple[checks.Survey, float] | HostError:
+def _survey(host: Host, config: HostConfig) -> tuple[checks.Survey, float] | HostError:
     """Return the host's survey, and its clock minus this machine's in seconds."""
     try:
-        return host.call(checks.survey, timeout=SURVEY_TIMEOUT)(root=host.root), clock_skew(host)
+        found = host.call(checks.survey, timeout=SURVEY_TIMEOUT)(root=host.root, visible=config.visible)
+        return found, clock_skew(host)
     except HostError as error:
         return error
 
@@ -104,10 +108,7 @@ def _time_of(host: Host, line: bytes) -> float:
 
 
 def _store(fleet: Fleet, host: Host) -> Iterator[Check]:
-    """Check the bucket of a host's checkpoints, from this machine.
-
-    Also check the identity of the host's engines.
-    """
+    """Check the bucket of a host's checkpoints from here, and its engines' identity."""
     store = fleet.store_of(host.name)
     if not store:
         return

@@ -1,6 +1,6 @@
-"""Advice before a migration of a run.
+"""Advice before a migration, on the run's trainer and its certificate.
 
-It says what the run's trainer stores, what a certificate can check, and what to switch on.
+The advice names what the trainer stores, what a certificate can check, and what to switch on.
 """
 
 from __future__ import annotations
@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from midstream.check.check_result import FAIL, PASS, WARN, Check
+from midstream.check.stored_checks import WORDS, stored_checks
 from midstream.counts import count
 from midstream.errors import RemoteError
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.trainer_config import trainer_on
-from midstream.output import size
-from midstream.remote.trainers import stored_state
+from midstream.trainers.world import process_per_device
 from midstream.watch.snapshot import RunView
-from midstream_engine.foreign.run_file import FIXED, RunFile
+from midstream_host.driver.run_file import FIXED, RunFile
+from midstream_host.runs import losses
+from midstream_host.trainers import stored_state
 
 READ_TIMEOUT = 300.0  # seconds to read the newest checkpoint's structure
 
@@ -31,25 +33,29 @@ def advise(hosts: HostPool, run: RunView) -> Iterator[Check]:
     if trainer is None:
         yield Check("trainer", PASS, "midstream's engine: state, data order and random state are in every checkpoint")
         return
-    ranks = max(1, len(run.status.devices)) if run.status else 1
-    yield Check("trainer", PASS, f"{trainer.trainer}, {count(ranks, 'process', 'processes')}, state {run.state}")
+    nodes, devices = (max(1, run.status.processes), max(1, len(run.status.devices))) if run.status else (1, 1)
+    ranks = devices if process_per_device(trainer) else nodes
+    number = f"{count(ranks, 'process', 'processes')} on {count(devices, 'device')}"
+    yield Check("trainer", PASS, f"{trainer.trainer}, {number}, state {run.state}")
     yield _stop(trainer)
     try:
-        found = host.call(stored_state.newest, timeout=READ_TIMEOUT)(root=host.root, run_id=run.run_id, ranks=ranks)
+        found = host.call(stored_state.newest, timeout=READ_TIMEOUT)(
+            root=host.root, run_id=run.run_id, ranks=ranks, words=list(WORDS)
+        )
     except RemoteError as error:
         yield Check("checkpoint", FAIL, error.message, f"midstream --checkpoints {run.run_id}")
         return
     yield from _stored(trainer, found, ranks)
-    yield from _metrics(run)
+    yield from _metrics(trainer, run)
     if trainer.batch.kept_by == FIXED:
         yield Check(
             "batch",
             WARN,
-            f"nothing keeps the global batch: the run stays at {count(ranks, 'process', 'processes')}",
+            f"nothing keeps the global batch: the run stays at {count(devices, 'device')}",
             "{accumulation} or {per_device} in the command with batch: {sequences: N}, or batch: {kept_by: trainer}",
         )
     else:
-        yield Check("batch", PASS, f"the {trainer.batch.kept_by} keeps the global batch on another number of processes")
+        yield Check("batch", PASS, f"the {trainer.batch.kept_by} keeps the global batch on another number of devices")
 
 
 def _stop(trainer: RunFile) -> Check:
@@ -64,41 +70,16 @@ def _stored(trainer: RunFile, found: stored_state.StoredState, ranks: int) -> It
         yield Check("incomplete", WARN, f"{path}: {reason}", "it is neither copied nor resumed from")
     if found.step is None:
         pattern = trainer.checkpoints.pattern or f"the rule {trainer.checkpoints.rule}"
-        what = "none is complete yet" if found.incomplete else f"{found.directory} has no match of {pattern} yet"
+        what = "none can be used yet" if found.incomplete else f"{found.directory} has no match of {pattern} yet"
         yield Check("checkpoint", WARN, what, "checkpoints: in the run file has their rule and their pattern")
         return
     if found.problem:
         yield Check("checkpoint", FAIL, f"step {found.step}: {found.problem}", "it cannot be resumed from")
         return
-    yield Check(
-        "checkpoint", PASS, f"step {found.step}, {size(found.size)}, complete by the rule {trainer.checkpoints.rule}"
-    )
-    hints = list(found.advice) or list(trainer.stored.advice)
-    hint = hints[0] if hints else ""
-    yield Check("optimizer", PASS if found.optimizer else WARN, "stored" if found.optimizer else "not found in it")
-    enough = found.random_states >= ranks
-    yield Check(
-        "random state",
-        PASS if enough else WARN,
-        "stored for every process"
-        if enough
-        else f"stored for {found.random_states} of {count(ranks, 'process', 'processes')}: dropout and augmentation "
-        "draw other numbers after a migration",
-    )
-    texts = {
-        "stored": "stored with the checkpoint",
-        "recomputed": "recomputed from the step: the same batches follow",
-        "none": "not stored: the data may begin again",
-    }
-    yield Check(
-        "data order",
-        WARN if found.data_position == "none" else PASS,
-        texts.get(found.data_position, found.data_position),
-        hint if found.data_position == "none" else "",
-    )
+    yield from stored_checks(trainer, found, ranks, ranks)
 
 
-def _metrics(run: RunView) -> Iterator[Check]:
+def _metrics(trainer: RunFile, run: RunView) -> Iterator[Check]:
     rows = run.curve[-64:]
     if not any("train/loss" in row for row in rows):
         yield Check("loss", WARN, "no loss was read yet", "metrics: in the run file has its source")
@@ -112,4 +93,12 @@ def _metrics(run: RunView) -> Iterator[Check]:
             WARN,
             "no digests: the order of the data is checked by its losses alone",
             "midstream_tap in the training script records them",
+        )
+    shown = {"batch_elements", *losses.COUNTERS, *(losses.EPOCHS if trainer.trainer == "huggingface" else ())}
+    if not any(shown & row.keys() for row in rows):
+        yield Check(
+            "global batch",
+            WARN,
+            "no row shows the examples of a step: a certificate cannot check that they stay as many",
+            "midstream_tap in the training script, or metrics: {names: {samples: NAME}} for a counter of examples",
         )

@@ -1,4 +1,1 @@
-"""Comparison of accelerators before they are rented, by compiling for them.
-
-It has fit, speed, time and cost of a run.
-"""
+"""Comparison of accelerators by compiling for them: fit, speed, time and cost."""

@@ -1,7 +1,4 @@
-"""The run as it trains now, to be compared with estimates.
-
-It has its measured step, time and cost to the end.
-"""
+"""The run as it trains now: measured step, time and cost to the end."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any
 
 from midstream.compare.estimate import Range
 from midstream.compare.subject import PresentRun
-from midstream.migrate.records.cost import HOUR
+from midstream.migrate.journal.cost import HOUR
 
 NEWEST = 200  # steps that count
 TENTHS = 10  # the range leaves out the fastest and the slowest tenth

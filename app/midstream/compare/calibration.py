@@ -17,8 +17,8 @@ from typing import Any
 from midstream.compare.estimate import Range
 from midstream.errors import RemoteError
 from midstream.hosts.rpc.result_checks import printed_value
-from midstream.state_directory import state_directory
-from midstream_engine import records
+from midstream.state_directory import make_directory, state_directory
+from midstream_core import records
 
 FILE = "calibration.jsonl"
 NEWEST = 200  # pairs that are stored
@@ -101,7 +101,7 @@ def remember(new: Iterable[Pair]) -> list[Pair]:
         known[key] = replace(pair, time=now)
     pairs = list(known.values())[-NEWEST:]
     path = calibration_file()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(path.parent)
     records.write_bytes(str(path), "".join(json.dumps(asdict(pair)) + "\n" for pair in pairs).encode())
     return pairs
 

@@ -19,8 +19,8 @@ from midstream.fleet.machine_type import machine_of
 from midstream.suggestions import did_you_mean
 from midstream.watch.known_devices import known_devices
 from midstream.watch.snapshot import Snapshot
-from midstream_engine.shared import accelerator_types
-from midstream_engine.shared.accelerator_types import EXAMPLES, AcceleratorType
+from midstream_core import accelerator_types
+from midstream_core.accelerator_types import EXAMPLES, AcceleratorType
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,7 @@ def candidates(names: str, fleet: Fleet, snapshot: Snapshot | None, prices: Mapp
 
 
 class UnreachableTargetError(UnknownAcceleratorsError):
-    """A target that does not answer.
-
-    Its entry in the fleet file does not name its accelerators.
-    """
+    """A target that does not answer, and whose fleet file entry names no accelerators."""
 
 
 def _candidate(name: str, fleet: Fleet, snapshot: Snapshot | None, prices: Mapping[str, float]) -> Candidate:
@@ -168,7 +165,7 @@ def accelerators_of_target(fleet: Fleet, name: str, snapshot: Snapshot | None) -
 def seen_accelerators(fleet: Fleet, name: str) -> tuple[AcceleratorType, str] | None:
     """Return the accelerators of a target when last seen, and words that say when.
 
-    None where one of them never was seen with any, or where there are none of that number.
+    None where a host was never seen with any, or where no accelerators have this number of devices.
     """
     known = [known_devices(fleet, host) for host in fleet.hosts_of(name)]
     found = [devices for devices in known if devices is not None]

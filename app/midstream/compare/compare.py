@@ -17,7 +17,7 @@ from midstream.errors import MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet, SlurmTarget
 from midstream.hosts.rpc.remote_program import Cancelled
 from midstream.migrate.planning.measured_rates import PastMigration, past_migrations
-from midstream_engine.shared.accelerator_types import AcceleratorType
+from midstream_core.accelerator_types import AcceleratorType
 
 
 def compare(fleet: Fleet, subject: Subject, candidates: Sequence[Candidate], compilers: Compilers) -> Iterator[Row]:
@@ -49,10 +49,7 @@ def compare(fleet: Fleet, subject: Subject, candidates: Sequence[Candidate], com
 
 
 def measured_pairs(fleet: Fleet, subject: Subject, migrations: Sequence[PastMigration]) -> Iterator[Pair]:
-    """Yield what the run has measured, where there is an estimate.
-
-    This is its steps now, and those of rehearsals.
-    """
+    """Yield pairs of measured and estimated steps of the run: of now, of rehearsals."""
     run = subject.run
     if run is None:
         return

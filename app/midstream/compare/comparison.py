@@ -1,7 +1,4 @@
-"""Rows of a comparison: time and cost to the end on each candidate.
-
-Also what the migration of a run costs.
-"""
+"""Rows of a comparison: time and cost to the end, cost of the migration."""
 
 from __future__ import annotations
 
@@ -14,11 +11,11 @@ from midstream.compare.calibration import Calibration
 from midstream.compare.candidates import Candidate
 from midstream.compare.estimate import Estimate, Range
 from midstream.compare.subject import PresentRun, Subject
+from midstream.migrate.journal import cost
+from midstream.migrate.journal.cost import HOUR, Cost
+from midstream.migrate.journal.modes import WARM
 from midstream.migrate.planning import downtime_estimate
 from midstream.migrate.planning.measured_rates import PastMigration, rates_between
-from midstream.migrate.records import cost
-from midstream.migrate.records.cost import HOUR, Cost
-from midstream.migrate.records.modes import WARM
 
 
 @dataclass(frozen=True)

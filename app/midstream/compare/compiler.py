@@ -16,25 +16,24 @@ from functools import cache
 from pathlib import Path
 from threading import Event
 
-import midstream_engine
 from midstream.bundled_files import shipped
 from midstream.compare.estimate import WHAT, Estimate, Progress, cache_file, cached, store
 from midstream.errors import MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet, HostConfig, LocalHostConfig
+from midstream.format import size
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc.remote_program import run_program
 from midstream.hosts.rpc.report_types import ESTIMATE, CompilationEnd, OutputLine
 from midstream.hosts.rpc.result_checks import printed_value
-from midstream.launch.install.bundle import build_bundle, install_engine
-from midstream.launch.install.environment import MODULES, prepare_environment
-from midstream.launch.reporter import Reporter
-from midstream.output import size
-from midstream.remote.machine import checks
-from midstream.remote.runs.process_start import with_setup
+from midstream.install.bundle import build_bundle, install_engine, packages_directory
+from midstream.install.environment import MODULES, prepare_environment
+from midstream.install.reporter import Reporter
 from midstream.state_directory import state_directory
-from midstream_engine.shared.accelerator_types import GPU, TPU, AcceleratorType
+from midstream_core.accelerator_types import GPU, TPU, AcceleratorType
+from midstream_host.machine import checks
+from midstream_host.runs.process_start import with_setup
 
 MODULE = "midstream_engine.estimate"
 TIME_LIMIT = 3600.0  # seconds for all programs of one candidate
@@ -153,9 +152,7 @@ class Compilers:
         self._known: dict[str, Compiler] = {}
 
     def estimate(self, config: str, overrides: Sequence[str], accelerators: AcceleratorType) -> Estimate:
-        """Return the estimate of a configuration's step.
-
-        It is what an earlier comparison has found; else the step is compiled.
+        """Return the estimate of a step: cached by an earlier comparison, or compiled.
 
         Raises:
             UsageError: The configuration is wrong, or cannot be laid out on the accelerators.
@@ -188,7 +185,7 @@ class Compilers:
         config = LocalHostConfig(root=str(state_directory() / "compilers"), variant=variant)
         host = LocalHost(HERE, config)
         if BESIDE[variant].is_file() and all(map(importlib.util.find_spec, MODULES)):
-            return Compiler(host, config, sys.executable, str(Path(midstream_engine.__file__).parents[1]))
+            return Compiler(host, config, sys.executable, str(packages_directory()))
         return _installed(host, config, self._report)
 
 
@@ -209,10 +206,7 @@ def _installed(host: Host, config: HostConfig, report: Reporter) -> Compiler:
 
 @cache
 def compiler_lock(variant: str) -> str:
-    """Return a lock file with the engine's packages and a compiler.
-
-    It lacks what only its accelerators need.
-    """
+    """Return a lock of the engine's packages and a compiler, without device libraries."""
     text = shipped(f"locks/engine-{variant}.txt").read_text(encoding="utf-8")
     if variant == "tpu":
         return text

@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from midstream_engine.shared import accelerator_types
-from midstream_engine.shared.accelerator_types import AcceleratorType
+from midstream_core import accelerator_types
+from midstream_core.accelerator_types import AcceleratorType
 
 
 def accelerators_of_devices(kinds: Sequence[str]) -> AcceleratorType | None:
-    """Return the accelerators that devices of these kinds are.
-
-    It is None where there are none of that number.
-    """
+    """Return the accelerators that devices of these kinds are; None if no type fits."""
     if not kinds or len(set(kinds)) > 1:
         return None
     count, kind = len(kinds), kinds[0]

@@ -1,7 +1,4 @@
-"""The engine's estimate of a run's step on accelerators.
-
-The module has its fields, and its cache on this machine.
-"""
+"""The engine's estimate of a run's step on accelerators: fields, and local cache."""
 
 from __future__ import annotations
 
@@ -14,9 +11,9 @@ from typing import Literal
 
 from midstream.errors import RemoteError
 from midstream.hosts.rpc.result_checks import printed_value
-from midstream.state_directory import state_directory
-from midstream_engine import records
-from midstream_engine.shared.accelerator_types import AcceleratorType
+from midstream.state_directory import make_directory, state_directory
+from midstream_core import records
+from midstream_core.accelerator_types import AcceleratorType
 
 WHAT = "the engine's estimate"
 
@@ -119,5 +116,5 @@ def cached(path: Path) -> Estimate | None:
 
 def store(path: Path, estimate: Estimate) -> None:
     """Write an estimate for the next comparison."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(path.parent)
     records.write_bytes(str(path), json.dumps(asdict(estimate)).encode())

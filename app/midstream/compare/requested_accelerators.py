@@ -1,6 +1,4 @@
-"""Accelerators that a target's entry in the fleet file requests.
-
-They are known before there are any hosts.
+"""Accelerators that a target's fleet file entry requests, before any hosts exist.
 
 A SLURM job names them in the flags of sbatch, a Kubernetes Job in resources and labels of its nodes.
 """
@@ -14,8 +12,8 @@ from midstream.compare.device_names import accelerators_of_devices
 from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet, KubernetesTarget, SlurmTarget
 from midstream.launch.slurm_allocation import EXAMPLE, device_kind, requested_devices
-from midstream_engine.shared import accelerator_types
-from midstream_engine.shared.accelerator_types import DEVICES_OF_HOST, EXAMPLES, AcceleratorType
+from midstream_core import accelerator_types
+from midstream_core.accelerator_types import DEVICES_OF_HOST, EXAMPLES, AcceleratorType
 
 GPU_RESOURCE = "nvidia.com/gpu"
 GPU_LABELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator")
@@ -59,7 +57,7 @@ def accelerators_of_job(fleet: Fleet, name: str, config: SlurmTarget) -> Acceler
 def accelerators_of_pods(target: KubernetesTarget) -> AcceleratorType | None:
     """Return the accelerators that a Kubernetes target's pods request.
 
-    None where it does not say, or they are not of one kind in the table.
+    None where the target names no kind, or no accelerators in the table have this kind and number.
     """
     labels = {str(key): str(value) for key, value in target.node_selector.items()}
     generation, topology = TPU_KINDS.get(labels.get(TPU_LABEL, "")), labels.get(TOPOLOGY_LABEL)

@@ -1,7 +1,4 @@
-"""Fit of a run's step on accelerators where it cannot be tried.
-
-These are a slice before it costs money, and a busy target.
-"""
+"""Fit of a run's step on a slice before it costs money, or on a busy target."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ from midstream.compare.subject import Subject
 from midstream.counts import count
 from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet, SliceTarget
+from midstream.format import size
 from midstream.hosts.host_pool import HostPool
-from midstream.launch.reporter import Reporter, reporter_of
-from midstream.output import size
+from midstream.install.reporter import Reporter, reporter_of
 
 NAME = "fit"
 ESTIMATE = "an estimate by the compiler"  # nothing has run there

@@ -22,15 +22,15 @@ from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.config_file import config_section, read_config
 from midstream.launch.engine_flags import engine_flags
-from midstream.migrate.imports.foreign_config import foreign_run
-from midstream.migrate.imports.import_plan import read_survey
+from midstream.migrate.journal.json_values import section
 from midstream.migrate.planning import downtime_estimate
-from midstream.migrate.records.json_values import section
+from midstream.migrate.planning.foreign_config import foreign_run
+from midstream.migrate.planning.import_plan import read_survey
 from midstream.migrate.source_and_target import host_files, source_config
 from midstream.migrate.source_and_target.checkpoint_store import checkpoint_store_of
 from midstream.watch.snapshot import RunView
 from midstream.watch.watcher import take_snapshot
-from midstream_engine import records
+from midstream_core import records
 
 FLAG = "--data.tokenizer"
 VOCAB = "vocab"  # the axis of an array with the tokens of the vocabulary
@@ -100,13 +100,13 @@ def of_import(fleet: Fleet, source: Host, path: str, config: str, overrides: Seq
 
 
 def of_run_named(fleet: Fleet, hosts: HostPool, run_id: str, overrides: Sequence[str]) -> Subject:
-    """Return a run of the fleet by its id, from the copy with the highest epoch.
+    """Return a run of the fleet by its id, from the first copy that is believed.
 
     Raises as `of_run`.
     """
-    copies = take_snapshot(fleet, hosts, timeout=SNAPSHOT_TIMEOUT).copies(run_id)
+    copies = take_snapshot(fleet, hosts, timeout=SNAPSHOT_TIMEOUT).believed(run_id)
     if not copies:
-        raise UsageError(f"no host that answers has a run {run_id!r}", "midstream --status lists runs and hosts")
+        raise UsageError(f"no host that answers is believed to have a run {run_id!r}", "midstream --status lists them")
     return of_run(fleet, hosts, copies[0], overrides)
 
 
@@ -146,10 +146,7 @@ def of_run(fleet: Fleet, hosts: HostPool, run: RunView, overrides: Sequence[str]
 
 
 def _newest_state(fleet: Fleet, hosts: HostPool, run: RunView) -> tuple[Sequence[records.ArrayEntry], int]:
-    """Return the arrays and bytes of the newest checkpoint.
-
-    There are none where there is none that can be read.
-    """
+    """Return the arrays and bytes of the newest readable checkpoint; empty if none."""
     source = hosts.get(run.host)
     store = checkpoint_store_of(fleet, source, run.run_id, run.store)
     try:
@@ -166,10 +163,10 @@ def _by_size(name: str) -> bool:
 def vocabulary_of_file(name: str, config: Path) -> int:
     """Return the size of the vocabulary of a ``tokenizer.json`` or of its folder.
 
-    It is one more than the largest id, as in the engine: ids may have gaps.
+    The size is one more than the largest id, as in the engine: ids may have gaps.
 
     Raises:
-        UsageError: It is not on this machine, or is none.
+        UsageError: The file is not on this machine, or is no ``tokenizer.json``.
     """
     path = Path(os.path.expanduser(name))
     path = path / "tokenizer.json" if path.is_dir() else path

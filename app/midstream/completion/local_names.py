@@ -1,8 +1,7 @@
-"""Names that shell completion offers.
+"""Names for shell completion, from the fleet file and the state directory.
 
-They come from the fleet file and the state directory, without a connection.
-
-`midstream --print-names KIND WORD...` prints them; WORDs are those of the command line before the one to complete.
+No connection is opened. `midstream --print-names KIND WORD...` prints the names; WORDs are those of the command line
+before the one to complete.
 """
 
 from __future__ import annotations

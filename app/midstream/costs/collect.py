@@ -10,11 +10,11 @@ from midstream.costs.cost_report import CostReport, make_report, shifted
 from midstream.errors import MidstreamError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import HostPool
-from midstream.hosts.providers import fleet_slices
-from midstream.hosts.providers.provider import SliceStatus
 from midstream.migrate.journal.migration_directory import list_migrations
-from midstream.remote.runs import run_times
-from midstream.remote.runs.run_times import HostTimes
+from midstream.providers import fleet_slices
+from midstream.providers.provider import SliceStatus
+from midstream_host.runs import run_times
+from midstream_host.runs.run_times import HostTimes
 
 HOST_TIMEOUT = 30.0  # seconds
 MAX_CONCURRENT_HOSTS = 32

@@ -20,9 +20,9 @@ from midstream.costs.intervals import Intervals
 from midstream.costs.prices import Prices
 from midstream.counts import agree, count
 from midstream.fleet.fleet import Fleet
+from midstream.format import age_since, money
 from midstream.migrate.journal.migration_view import MigrationView
-from midstream.migrate.records.cost import money
-from midstream.remote.runs.run_times import HostTimes, ProcessTimes
+from midstream_host.runs.run_times import HostTimes, ProcessTimes
 
 HOUR = 3600.0
 
@@ -70,7 +70,7 @@ class RunCost:
 class MigrationCost:
     """Cost of one migration.
 
-    It counts the target while it was prepared, and both sides during the downtime.
+    The cost counts the target while it was prepared, and both sides during the downtime.
     """
 
     migration: str
@@ -173,7 +173,7 @@ def make_report(
         else:
             use.on.append(_clipped(((began, found.now),), period))
             if began > period[0] and host not in created:
-                booted.setdefault(_ago(began, period[1]), []).append(host)
+                booted.setdefault(f"{age_since(began, period[1])} ago", []).append(host)
         missing += [f"{host}: {line}" for line in found.unreadable]
         if found.omitted:
             missing.append(
@@ -364,8 +364,3 @@ def _money(price: float | None, seconds: float) -> float | None:
 def _sum(costs: Iterable[float | None]) -> float | None:
     known = [cost for cost in costs if cost is not None]
     return sum(known) if known else None
-
-
-def _ago(then: float, now: float) -> str:
-    hours = (now - then) / HOUR
-    return f"{hours:.1f} h ago" if hours < 48 else f"{hours / 24:.1f} d ago"

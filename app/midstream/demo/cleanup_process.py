@@ -1,6 +1,6 @@
-"""Cleanup process of a demo, which ends the demo's processes.
+"""Cleanup process of a demo, which ends the demo's processes after any exit.
 
-It does so however the demo ends: by a key, a signal, or with its terminal.
+The demo may end by a key, a signal, or with its terminal.
 
 ``python -m midstream.demo.cleanup_process ROOT LOCK`` waits in its own session until its stdin closes. Unless the demo
 has written `DONE` to it, it ends migration processes and engines. It inherits the demo's lock (``LOCK`` is the
@@ -23,7 +23,7 @@ from midstream.errors import HostError, MidstreamError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.migrate.journal.migration_directory import MigrationDirectory, list_migrations
-from midstream.remote.runs import run_state
+from midstream_host.runs import run_state
 
 MARK = "MIDSTREAM_DEMO"  # environment variable of the demo's processes: its directory
 DONE = b"done"
@@ -62,7 +62,7 @@ class CleanupProcess:
 def end_processes(fleet: Fleet, hosts: HostPool, root: Path, report: Callable[[str], None], spare: set[int]) -> None:
     """End the demo's processes except the pids ``spare``: no process of it then runs.
 
-    It ends migration processes, saves and stops runs, then kills the remaining processes. An interrupted
+    Migration processes end first, runs are saved and stopped, and the remaining processes are killed. An interrupted
     migration can be continued.
 
     Args:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from midstream.errors import MidstreamError
 from midstream.state_directory import state_directory
-from midstream_engine import records
+from midstream_core import records
 
 LOCK = ".lock"
 POLL_INTERVAL = 0.2  # seconds between attempts to lock

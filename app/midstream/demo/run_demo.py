@@ -1,10 +1,8 @@
 """A demo of two local targets and a real run between them (`midstream --demo`).
 
-It runs on this machine alone.
-
-The run trains a small GPT-2 on the standard library sources of this Python. `small` has two virtual CPU devices,
-`large` four. Nothing is downloaded, and nothing is written outside `$MIDSTREAM_STATE/demo` (a second demo beside an
-open one uses `demo-2`). Processes of the demo end with it, also if it is killed.
+The run trains a small GPT-2 on the standard library sources of this Python, on this machine alone. `small` has two
+virtual CPU devices, `large` four. Nothing is downloaded, and nothing is written outside `$MIDSTREAM_STATE/demo` (a
+second demo beside an open one uses `demo-2`). Processes of the demo end with it, also if it is killed.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from midstream.bundled_files import engine_packages_hint, shipped
 from midstream.errors import Exit, MidstreamError
-from midstream.output import Output, has_screen
-from midstream.remote.runs import run_state
+from midstream.output import Output, missing_screen
+from midstream_host.runs import run_state
 
 if TYPE_CHECKING:
     from midstream.demo.demo_directory import DemoDirectory
@@ -79,9 +77,9 @@ def _fleet(root: Path) -> Fleet:
 
 
 def _screen(options: argparse.Namespace, output: Output) -> int:
-    if not has_screen():
+    if missing := missing_screen():
         raise MidstreamError(
-            "the demo's screen needs a terminal", "midstream --demo --headless runs without one", Exit.USAGE
+            f"the demo's screen needs {missing}", "midstream --demo --headless runs without one", Exit.USAGE
         )
     from midstream.demo.demo_directory import claim
     from midstream.tui.fleet_session import UnopenedFleet
@@ -123,8 +121,8 @@ def _end_migrations(fleet: Fleet, chosen: str, output: Output) -> None:
     """Finish running migrations, or roll them back if ``chosen`` says so."""
     from midstream.headless.migration.migrate_run import follow
     from midstream.migrate.execution import migration_process
+    from midstream.migrate.journal import migration_state
     from midstream.migrate.journal.migration_directory import MigrationDirectory, list_migrations
-    from midstream.migrate.records import migration_state
     from midstream.tui.screens.dialogs.quit import ROLL_BACK
 
     for view in list_migrations(fleet):
@@ -167,7 +165,7 @@ def _ensure_running(fleet: Fleet, hosts: HostPool, output: Output, *, verbose: b
     from midstream.demo.cleanup_process import running_engines
     from midstream.launch.launch_run import launch_run
     from midstream.launch.progress_line import reporter
-    from midstream_engine import records
+    from midstream_core import records
 
     if _continue_migration(fleet, output) or any(True for _ in running_engines(fleet, hosts)):
         return
@@ -228,7 +226,7 @@ def _headless(output: Output, *, verbose: bool) -> int:
 
 def _wait_for_step(watch: Watcher, run_id: str, step: int, output: Output) -> None:
     from midstream.listing import run_facts
-    from midstream_engine import records
+    from midstream_core import records
 
     found: list[tuple[int, float | None]] = []
 

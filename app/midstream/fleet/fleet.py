@@ -16,6 +16,7 @@ from midstream.fleet.container_config import ContainerConfig
 from midstream.fleet.notify_config import NotifyConfig
 from midstream.fleet.store_config import StoreConfig
 from midstream.suggestions import nearest
+from midstream_core.visible_devices import visible_devices
 
 DEFAULT_ROOT = "~/.midstream"
 COPY_ROUTES = ("auto", "direct", "relay")  # of bytes between two SSH hosts
@@ -37,13 +38,18 @@ class HostConfig(draccus.ChoiceRegistry):
     wheelhouse: str | None = None  # on this machine: wheels for a host that reaches no package index
     internal_address: str | None = None  # for the other hosts of a target; None: detected
     stall_timeout: float | None = None  # seconds without a step after which an engine is ended; None: 900
-    devices: int | None = None  # virtual CPU devices instead of real ones
+    devices: int | None = None  # virtual CPU devices instead of real ones; a list of GPUs becomes part of ``env``
     price_per_hour: float | None = None  # in the currency of all prices in the file
     store: str | None = None  # of the checkpoints of its runs: a name of stores:, or the URL of a bucket
     bandwidth_limit: str | None = None  # of copies from and to the host: 100MB/s
     copy_route: str | None = None  # of copies: one of COPY_ROUTES
     copy_ports: str | None = None  # FIRST-LAST, open to other hosts and this machine for direct copies; None: any
     container: ContainerConfig | None = None  # in which its engines run; None: on the host itself
+
+    @property
+    def visible(self) -> list[str] | None:
+        """The GPUs that its engines see, by index or UUID; None: all."""
+        return visible_devices(self.env)
 
 
 @HostConfig.register_subclass("local")
@@ -185,9 +191,9 @@ class TpuTarget(SliceTarget):
 @TargetConfig.register_subclass("gce")
 @dataclass(frozen=True)
 class ComputeTarget(SliceTarget):
-    """A TPU slice on Compute Engine, v5p and later.
+    """TPU slice on Compute Engine, v5p and later: one machine, or a group of them.
 
-    It is one machine, or a group of machines with a topology.
+    A group has a topology.
     """
 
     machine_type: str = ""  # tpu7x-standard-4t, ct6e-standard-4t, ct5p-hightpu-4t
@@ -272,6 +278,7 @@ class Fleet:
     text: str = ""
     on_event: str | None = None  # a command line that gets each notable event as JSON on its stdin
     notify: tuple[NotifyConfig, ...] = ()  # webhooks that get it too
+    operators: tuple[str, ...] = ()  # public keys of other operators, whose ownership records count
 
     @property
     def target_names(self) -> tuple[str, ...]:
@@ -300,9 +307,9 @@ class Fleet:
         return (self.stores[given].url if given in self.stores else given).rstrip("/")
 
     def store_of_target(self, name: str) -> str:
-        """Return the checkpoint URL of a target, as `store_of` does for a host.
+        """Return the checkpoint URL of a target; empty for an unknown target.
 
-        It works even if the target's hosts are unknown now. It is empty for an unknown target.
+        The hosts of a slice may be unknown: its entry names the store.
         """
         config = self.targets.get(name)
         if isinstance(config, SliceTarget):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import yaml
 
 from midstream.errors import UsageError
 from midstream.fleet import store_config
+from midstream.fleet.chosen_devices import take_devices
 from midstream.fleet.container_config import ContainerConfig, check_container
 from midstream.fleet.field_types import wrong_field
 from midstream.fleet.fleet import (
@@ -38,8 +38,10 @@ from midstream.fleet.fleet_path import fleet_path
 from midstream.fleet.fleet_yaml import load_yaml
 from midstream.fleet.notify_config import NotifyConfig, check_notify
 from midstream.fleet.quantities import parse_duration, parse_ports, parse_rate
+from midstream.fleet.sbatch_flags import sbatch_flags
 from midstream.fleet.store_config import StoreConfig, check_host_store, check_stores
 from midstream.suggestions import nearest
+from midstream_core.visible_devices import VISIBLE
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
     value = _yaml(text, path)
     if not isinstance(value, dict):
         raise UsageError(f"{path}: expected hosts:, targets: and stores:, found {type(value).__name__}")
-    _known_keys(path, "", value, ("hosts", "targets", "stores", "google", "on_event", "notify"))
+    _known_keys(path, "", value, ("hosts", "targets", "stores", "google", "on_event", "notify", "operators"))
     on_event = value.get("on_event")
     if on_event is not None and not isinstance(on_event, str):
         raise UsageError(f"{path}: on_event is {type(on_event).__name__}", "one command line: on_event: notify-me")
@@ -91,7 +93,13 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
     if isinstance(google, dict):
         _known_keys(path, "google.", google, ("projects", "zones"))
     _check_entries(path, "hosts", hosts, HostConfig)
+    for name, entry in hosts.items():
+        take_devices(f"{path}: hosts.{name}", entry)
     _check_entries(path, "targets", targets, TargetConfig)
+    for name, entry in targets.items():
+        if isinstance(entry.get("worker"), dict):
+            entry["worker"] = dict(entry["worker"])
+            take_devices(f"{path}: targets.{name}.worker", entry["worker"])
     try:
         sections = {"hosts": hosts, "targets": targets, "stores": stores, "google": google, "notify": receivers}
         decoded = draccus.decode(_FleetFile, sections)
@@ -120,7 +128,23 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
         text=text,
         on_event=on_event,
         notify=tuple(decoded.notify),
+        operators=_operators(path, value.get("operators")),
     )
+
+
+def _operators(path: str, value: Any) -> tuple[str, ...]:
+    """Return the public keys of ``operators:``, without their comments."""
+    if value is None:
+        return ()
+    from midstream.fleet.operator_keys import check_public_key  # the terminal UI shows its first frame without it
+
+    hint = "operators: [ssh-ed25519 AAAA...]; midstream --doctor prints an operator's key"
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise UsageError(f"{path}: operators is no list of keys", hint)
+    try:
+        return tuple(map(check_public_key, value))
+    except ValueError as error:
+        raise UsageError(f"{path}: operators: {error}", hint) from None
 
 
 def _add_pods(path: str, file: _FleetFile) -> None:
@@ -169,20 +193,26 @@ def _check_host(path: str, name: str, host: HostConfig, stores: Mapping[str, Sto
         raise UsageError(f"{path}: hosts.{name}.devices is {host.devices}", "1 or more virtual CPU devices, or null")
 
 
+REFUSED_FLAGS = {
+    "array": "an attempt is one job: --nodes=N",
+    "wait": "sbatch would return when the job has ended",
+}
 SAVING_SIGNALS = ("TERM", "INT", "HUP", "USR1", "15", "2", "1", "10")  # on which the engine saves
 
 
 def _check_slurm(path: str, name: str, target: SlurmTarget) -> None:
-    for word, following in pairwise([*target.sbatch, ""]):
-        if word == "-a" or word.startswith(("--array", "-a")):
-            raise UsageError(f"{path}: targets.{name}.sbatch has {word}", "an attempt is one job: --nodes=N")
-        if word in ("-W", "--wait"):
-            raise UsageError(f"{path}: targets.{name}.sbatch has {word}", "sbatch would return when the job has ended")
-        if word.partition("=")[0] == "--signal":
-            signal = (word.partition("=")[2] or following).rpartition(":")[2].partition("@")[0]
-            if signal.upper().removeprefix("SIG") not in SAVING_SIGNALS:
-                hint = "it ends the engine without saving: --signal=TERM@SECONDS saves and stops, USR1 saves"
-                raise UsageError(f"{path}: targets.{name}.sbatch has --signal of {signal or 'nothing'}", hint)
+    flags = sbatch_flags(target.sbatch)
+    if ":" in target.sbatch:
+        hint = "an attempt is one job of one kind of node: sbatch: [--nodes=N, ...]"
+        raise UsageError(f"{path}: targets.{name}.sbatch has ':', a heterogeneous job", hint)
+    for flag, hint in REFUSED_FLAGS.items():
+        if flag in flags:
+            raise UsageError(f"{path}: targets.{name}.sbatch has --{flag}", hint)
+    if "signal" in flags:
+        signal = flags["signal"].rpartition(":")[2].partition("@")[0]
+        if signal.upper().removeprefix("SIG") not in SAVING_SIGNALS:
+            hint = "it ends the engine without saving: --signal=TERM@SECONDS saves and stops, USR1 saves"
+            raise UsageError(f"{path}: targets.{name}.sbatch has --signal of {signal or 'nothing'}", hint)
     try:
         _ = None if target.guard_lead is None else parse_duration(target.guard_lead)
     except UsageError as error:
@@ -204,6 +234,9 @@ def _check_target(path: str, name: str, target: TargetConfig, known: Mapping[str
     elif isinstance(target, SlurmTarget):
         _check_slurm(path, name, target)
         hosts, ports = [target.host] if target.host else [], target.ports
+        if hosts and hosts[0] in known and known[hosts[0]].visible is not None:
+            what = f"{path}: hosts.{hosts[0]} chooses GPUs, and is the login node of targets.{name}"
+            raise UsageError(what, f"SLURM chooses the GPUs of a job: remove devices: and {VISIBLE} there")
     else:
         assert isinstance(target, HostsTarget)
         hosts, ports = target.hosts, target.ports

@@ -14,7 +14,7 @@ from yaml.composer import ComposerError
 from midstream.plain_yaml import check_keys
 
 ENTRY = 2  # depth of a mapping with the fields of a host, a target or a store
-# Fields of texts alone. Those of the second line are names, of which some are keys above.
+# Fields of texts alone. The second line has names, of which some are keys above.
 TEXTS = (
     "env", "secrets", "node_selector", "sbatch", "setup", "options", "mounts",
     "host", "hosts", "store", "name", "user", "namespace", "context",
@@ -103,7 +103,7 @@ def _text(node: yaml.Node) -> yaml.Node:
 def _texts(node: yaml.Node) -> yaml.Node:
     """Return a scalar as text, or a list or mapping with its scalars as texts.
 
-    It is a copy: an alias may name the same scalar as a number.
+    The result is a copy: an alias may name the same scalar as a number.
     """
     if isinstance(node, yaml.SequenceNode):
         items = [_text(each) if isinstance(each, yaml.ScalarNode) else _texts(each) for each in node.value]

@@ -27,7 +27,7 @@ MOST_PODS = 10_000
 # The pods wait: engines are started in them by exec, and stop with the pod. The kubelet signals process 1 alone, and
 # with its end it kills all others: an engine of an evicted pod would not save.
 WAIT = """\
-engines() { grep -ls 'midstream_engine.supervis[e]' /proc/[0-9]*/cmdline | cut -d/ -f3; }
+engines() { grep -ls 'midstream_[a-z]*.supervis[e]' /proc/[0-9]*/cmdline | cut -d/ -f3; }
 stop() {
     [ $$ = 1 ] || exit 0
     kill -TERM $(engines) 2>/dev/null

@@ -26,10 +26,7 @@ class TpuMachine:
     chips: int
 
     def machines(self, topology: str | None) -> int | None:
-        """Return the number of machines of a slice with this topology in chips.
-
-        It is None if they do not divide it.
-        """
+        """Return the machines of a slice with this topology in chips; None if uneven."""
         if topology is None:
             return 1
         count = chips_of(topology)

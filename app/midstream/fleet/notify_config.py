@@ -1,6 +1,6 @@
 """Notifications of the fleet file (``notify:``): where events are sent.
 
-They are sent there besides the command of ``on_event:``.
+The command of ``on_event:`` runs too.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Machines that SkyPilot and dstack have rented.
+"""Machines that SkyPilot and dstack rented, from their SSH configurations.
 
-They are found in the SSH configurations that these programs write.
-
-SkyPilot writes ``~/.sky/ssh/CLUSTER`` with the hosts CLUSTER, CLUSTER-worker1, ...; dstack writes
-``~/.dstack/ssh/config`` with the host RUN, and RUN-host and RUN-jump-host for the machines in between. Both switch the
-check of host keys off. midstream does not: it keeps the keys of these machines in files of its own.
+SkyPilot writes ``~/.sky/generated/ssh/CLUSTER`` (before 0.5.0: ``~/.sky/ssh/CLUSTER``) with the hosts CLUSTER,
+CLUSTER-worker1, ...; dstack writes ``~/.dstack/ssh/config`` with the host RUN, and RUN-host and RUN-jump-host for the
+machines in between. Both switch the check of host keys off. midstream does not: it keeps the keys of these machines in
+files of its own.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.fleet.fleet_yaml import load_yaml
-from midstream.fleet.initial_fleet_file import hosts_in
-from midstream.fleet.rented_files import DSTACK_FILE, SKYPILOT_DIRECTORY, rented_known_hosts
+from midstream.fleet.rented_files import DSTACK_FILE, rented_known_hosts, skypilot_directories
+from midstream.fleet.ssh_config_reader import hosts_in
 
 SKYPILOT, DSTACK = "SkyPilot", "dstack"
 MAX_FILE = 1 << 20  # bytes
@@ -48,14 +47,13 @@ class RentedMachines:
 def rented_machines() -> dict[str, RentedMachines]:
     """Return all clusters by name.
 
-    One that cannot be read is left out; of two with the same name, SkyPilot's stays.
+    An unreadable cluster is left out; of two with the same name, SkyPilot's stays, and its present file's.
     """
     found: dict[str, RentedMachines] = {}
-    directory = Path(SKYPILOT_DIRECTORY).expanduser()
-    files = sorted(directory.iterdir())[:MAX_CLUSTERS] if directory.is_dir() else []
-    for file in files:
+    files = [file for each in skypilot_directories() if each.is_dir() for file in sorted(each.iterdir())]
+    for file in files[:MAX_CLUSTERS]:
         names = _names_in(file)
-        if file.name in names:
+        if file.name in names and file.name not in found:
             workers = sorted(
                 (int(match[2]), match[0]) for match in map(_WORKER.fullmatch, names) if match and match[1] == file.name
             )
@@ -83,7 +81,7 @@ def _names_in(file: Path) -> list[str]:
 def with_rented(fleet: Fleet, names: Collection[str]) -> Fleet:
     """Return the fleet, extended by the clusters of these names that it lacks.
 
-    They are also in its text, which migrations copy.
+    The fleet's text, which migrations copy, has them too.
     """
     wanted = [name for name in names if name and name not in fleet.target_names]
     known = rented_machines() if wanted else {}

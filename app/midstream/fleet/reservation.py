@@ -1,7 +1,4 @@
-"""Name of a reservation in the fleet file.
-
-It is ``NAME``, ``PROJECT/NAME``, or the full name that a service uses.
-"""
+"""Name of a reservation in the fleet file: ``NAME``, ``PROJECT/NAME`` or full."""
 
 from __future__ import annotations
 

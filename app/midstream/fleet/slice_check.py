@@ -1,7 +1,4 @@
-"""Checks of targets whose machines a provider creates.
-
-They go as far as is possible without the provider.
-"""
+"""Checks of targets whose machines a provider creates, without the provider."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from midstream.errors import UsageError
 from midstream.fleet.fleet_file import parse_fleet
-from midstream.fleet.initial_fleet_file import DEFAULT_SSH_CONFIG, HEADER, fleet_from_ssh_config
+from midstream.fleet.initial_fleet_file import HEADER, fleet_from_ssh_config
+from midstream.fleet.ssh_config_reader import DEFAULT_SSH_CONFIG
 
 GCLOUD = "~/.config/gcloud"
 _HOSTS = re.compile(r"^hosts:[ \t]*(?:#.*)?$", re.M)

@@ -1,7 +1,4 @@
-"""Buckets of the fleet file (``stores:``): credentials and billing.
-
-They store the checkpoints of runs.
-"""
+"""Buckets of the fleet file (``stores:``) for checkpoints: credentials, billing."""
 
 from __future__ import annotations
 
@@ -11,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from midstream.errors import UsageError
-from midstream_engine.object_store.access import SHARED, VARIABLE
-from midstream_engine.object_store.urls import FORMS, GCS, S3, SCHEMES
+from midstream_core.object_store.access import SHARED, VARIABLE
+from midstream_core.object_store.urls import FORMS, GCS, S3, SCHEMES
 
 DEFAULT, ANONYMOUS = "default", "anonymous"
 _URL = re.compile(r"(gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(/[^?#]*)?")
@@ -39,9 +36,9 @@ class StoreConfig:
 
 
 def engine_environment(stores: Mapping[str, StoreConfig]) -> dict[str, str]:
-    """Return environment variables of engines for the settings of stores.
+    """Return engine environment variables for stores: endpoints, regions, who pays.
 
-    They are endpoints, regions, who pays (`object_store.access`).
+    The engine reads them in `object_store.access`.
     """
     settings: dict[str, dict[str, str]] = {}
     for store in stores.values():

@@ -31,6 +31,7 @@ _MODULES = {
     "migrate": "migration.migrate_run",
     "recheck": "migration.verify_migration",
     "repair": "runs.repair_run",
+    "restart": "runs.launch_and_stop",
     "resume": "migration.migrate_run",
     "serve_metrics": "fleet.serve_metrics",
     "show_tree": "checkpoints.verify_checkpoint",

@@ -9,10 +9,7 @@ from midstream.printable import printable
 
 
 def can_ask(output: Output) -> bool:
-    """Return True if questions can be answered.
-
-    This is so if stdin and stderr are a terminal, and no program reads the output.
-    """
+    """Return True if stdin and stderr are a terminal, and no program reads the output."""
     return not output.as_json and sys.stdin.isatty() and sys.stderr.isatty()
 
 

@@ -16,7 +16,7 @@ RECONNECT_STEP = 20.0  # seconds; the same where a check may include a reconnect
 class Deadline:
     """A counter of the seconds between two checks, at most ``longest`` each.
 
-    It never ends without ``seconds``.
+    Without ``seconds`` the limit is never reached.
     """
 
     def __init__(self, seconds: float | None, longest: float = MAX_STEP) -> None:

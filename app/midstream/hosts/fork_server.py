@@ -1,4 +1,4 @@
-"""A process that forks interpreters which have `midstream.remote` imported.
+"""A process that forks interpreters which have `midstream_host` imported.
 
 Standard library only; Linux.
 
@@ -9,7 +9,7 @@ of JSON: ``{"environment": ..., "directory": ...}`` with four descriptors (stdin
 gets its process id and, when it has ended, its exit code, a line each. The socket gets one line: empty once the modules
 are imported, else the error.
 
-It has no thread, so a fork copies a state that is complete. It ends with its socket.
+The server has no thread, so a fork copies a state that is complete. The server ends with its socket.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from typing import Any, cast
 # With all that they need; other modules are compiled by the child. The programs of a copy are here because nothing else
 # of a copy goes on while they start.
 IMPORTED = (
-    "midstream.remote.machine.probe",
-    "midstream.remote.verify.objects",
-    "midstream.remote.copy.target.session",
-    "midstream.remote.copy.stream.disk_receiver",
-    "midstream.remote.copy.stream.sender",
+    "midstream_host.machine.probe",
+    "midstream_host.verify.objects",
+    "midstream_host.copy.session",
+    "midstream_host.copy.disk_receiver",
+    "midstream_host.copy.sender",
 )
 LIBRARIES = ("ssl",)  # that these import where they connect, which takes 25 ms
 CLIENT_PROGRAMS = tuple(
-    f"midstream.remote.bucket.{name}" for name in ("disk_download", "disk_upload", "receiver", "sender", "session")
+    f"midstream_host.bucket.{name}" for name in ("disk_download", "disk_upload", "receiver", "sender", "session")
 )
-CLIENTS = "midstream_engine.object_store.open_bucket"
+CLIENTS = "midstream_core.object_store.open_bucket"
 DESCRIPTORS = 4
 READ_SIZE = 1 << 16
 
@@ -147,9 +147,9 @@ def _refuse(error: OSError, stderr: int, status: int) -> None:
 
 
 def _become(request: dict[str, Any], standard: list[int]) -> None:
-    """Make the child what a new interpreter would be.
+    """Make the child like a new interpreter.
 
-    Its session, signals, descriptors, environment and directory.
+    Session, signals, descriptors, environment and directory are set.
     """
     os.setsid()
     signal.set_wakeup_fd(-1)

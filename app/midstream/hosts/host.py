@@ -1,7 +1,4 @@
-"""Interface of a machine.
-
-It has the same operations for this machine and for one behind SSH.
-"""
+"""Interface of a machine, the same for this machine and for one behind SSH."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ class Process(Protocol):
     def limit_reading(self, deadline: Deadline | None, stderr: int = 0) -> None:
         """Limit the reads of ``stdout`` until the next call.
 
-        They raise TimeoutError after ``deadline``, and AnswerTooLargeError once stderr has more than ``stderr`` bytes
+        Reads raise TimeoutError after ``deadline``, and AnswerTooLargeError once stderr has more than ``stderr`` bytes
         (0: no limit; only the tail of stderr is stored).
         """
         ...
@@ -66,7 +63,7 @@ class Host(Protocol):
     All methods are thread-safe; each command has a channel of its own on one connection.
 
     ``connect`` sets ``root``, the absolute path of midstream's directory on the host, and ``remote_python``, the
-    interpreter (3.8 or newer) that runs `midstream.remote`; it is empty on a host without one.
+    interpreter (3.8 or newer) that runs `midstream_host`; it is empty on a host without one.
     Methods raise HostError (with a hint) if the host cannot be reached, ConnectionLostError if the connection breaks.
     """
 
@@ -122,9 +119,7 @@ class Host(Protocol):
         ...
 
     def call(self, function: Callable[P, R], /, *, timeout: float | None = 60.0) -> Callable[P, R]:
-        """Return ``function`` so that it runs on the host.
-
-        It is a declared function of `midstream.remote`.
+        """Return ``function``, a declared one of `midstream_host`, to run on the host.
 
         The host's own Python (3.8 or newer, standard library only) runs it, and its answer is checked against the
         function's return annotation: ``host.call(run_state.describe, timeout=30.0)(root=host.root, run_id=run_id)``.

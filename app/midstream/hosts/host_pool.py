@@ -17,7 +17,7 @@ def open_host(name: str, config: HostConfig) -> Host:
 
         return SshHost(name, config)
     if isinstance(config, KubernetesHostConfig):
-        from midstream.hosts.kubernetes.kubernetes_host import KubernetesHost
+        from midstream.hosts.kubernetes_host import KubernetesHost
 
         return KubernetesHost(name, config)
     if isinstance(config, LocalHostConfig):

@@ -1,6 +1,6 @@
 """Interpreters of the local host, forked by a process.
 
-That process has `midstream.remote` imported. Where it cannot, as after a broken upgrade, every command gets a new
+That process has `midstream_host` imported. Where it cannot, as after a broken upgrade, every command gets a new
 interpreter.
 """
 
@@ -39,10 +39,7 @@ FORKED_CLIENTS = [sys.executable, "-c", BOOTSTRAP] if sys.platform == "linux" el
 
 
 class ForkedChild:
-    """A child of the fork server.
-
-    It has the methods of `subprocess.Popen` that are needed.
-    """
+    """A child of the fork server, with the needed methods of `subprocess.Popen`."""
 
     def __init__(self, forks: LocalForks, stdin: int, stdout: int, stderr: int, status: int) -> None:
         self._forks = forks
@@ -111,9 +108,7 @@ class ForkedChild:
 
 
 class LocalForks:
-    """A fork server of this process.
-
-    It is started with the first child, and ends with this process.
+    """A fork server, started with the first child; it ends with this process.
 
     Attributes:
         modules: The programs that it has imported.
@@ -134,9 +129,9 @@ class LocalForks:
         self._failed = False  # to start a server
 
     def usable(self) -> bool:
-        """Wait until a server has imported its programs.
+        """Wait until a server has imported its programs; False where that fails.
 
-        Returns False where that fails. It is not tried again, and the reason is logged once.
+        A failed start is not tried again, and the reason is logged once.
         """
         with self._lock:
             if self._failed:
@@ -179,7 +174,8 @@ class LocalForks:
     def prepare(self, client: str = "") -> None:
         """Start the server before the first child needs it.
 
-        It takes 0.1 s in a process of its own, and 0.5 s for the client of the buckets of a scheme, ``client``.
+        The server's start takes 0.1 s in a process of its own, and 0.5 s with the client of the buckets of scheme
+        ``client``.
         """
         with self._lock:
             if not FORKED or self._failed:
@@ -201,7 +197,7 @@ class LocalForks:
                 server.send(json.dumps({"kill": pid}).encode() + b"\n", [])
 
     def close(self) -> None:
-        """End the server. Its children keep running."""
+        """End the server, while its children keep running."""
         with self._lock:
             server, self._server = self._server, None
             if server is not None and server.owner == os.getpid():
@@ -247,12 +243,12 @@ class _Server:
 
     def __init__(self, flag: str, modules: Sequence[str]) -> None:
         import midstream
-        import midstream_engine
+        import midstream_core
 
         self.owner = os.getpid()
         self._starting = threading.Lock()
         self._failure: str | None = None  # empty once it has started
-        places = {os.path.dirname(os.path.dirname(each.__file__ or "")) for each in (midstream, midstream_engine)}
+        places = {os.path.dirname(os.path.dirname(each.__file__ or "")) for each in (midstream, midstream_core)}
         self._control, theirs = socket.socketpair()
         with theirs:
             arguments = [str(theirs.fileno()), BOOTSTRAP, ",".join(modules), *sorted(places)]

@@ -12,20 +12,17 @@ from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeVar
 
 from midstream.hosts.host import Host, Process
-from midstream.hosts.kubernetes.kubernetes_host import KubernetesHost
+from midstream.hosts.kubernetes_host import KubernetesHost
 from midstream.hosts.rpc.remote_call import caller, open_waiting_call
 from midstream.hosts.ssh.ssh_host import SshHost
-from midstream.remote.declarations import declaration_of
+from midstream_host.declarations import declaration_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class PreparedCalls:
-    """Interpreters that wait for the arguments of a call.
-
-    There is at most one for each host and function. Thread-safe.
-    """
+    """Waiting interpreters, at most one for each host and function. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

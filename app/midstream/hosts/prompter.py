@@ -1,6 +1,4 @@
-"""Questions of a connection to its user, and what answers them.
-
-This is a terminal, the terminal UI, or nothing.
+"""Questions of a connection to its user: in a terminal, in the UI, or unanswered.
 
 Connections are made on many threads. The user gets one question at a time, and none twice.
 """
@@ -47,7 +45,7 @@ class PassphrasePrompt:
 class Prompter(Protocol):
     """Interface for answers to questions.
 
-    It is called on any thread, one question at a time, and may block without limit.
+    The methods are called on any thread, one question at a time, and may block without limit.
     """
 
     def accept(self, prompt: HostKeyPrompt, /) -> bool | None:
@@ -178,7 +176,7 @@ class _PromptQueue:
     def unlock(self, host: str, file: str, open_key: Callable[[str], T | None]) -> T | None:
         """Return what ``open_key`` returns for the passphrase of ``file``.
 
-        It is None without a passphrase that opens it.
+        None without a passphrase that opens the file.
         """
         return self._in_turn(lambda: self._unlock(host, file, open_key))
 

@@ -44,21 +44,14 @@ def shell_command(name: str, config: HostConfig) -> list[str] | None:
         return [os.environ.get("SHELL") or "/bin/sh"]
     if not shutil.which("ssh"):
         return None
-    from midstream.hosts.ssh.settings import resolve
+    from midstream.hosts.ssh.resolved_options import resolve
 
     settings = resolve(name, config)
-    words = ["ssh", "-t", *settings.config_words, "-l", settings.user, "-p", str(settings.port)]
-    words += ["-o", "StrictHostKeyChecking=yes"]
-    if config.known_hosts:
-        words += ["-o", f"UserKnownHostsFile={_quoted(settings.known_hosts[0])}"]
+    words = ["ssh", "-t", *settings.config_words, *settings.host_key_words, "-l", settings.user]
+    words += ["-p", str(settings.port), "-o", "StrictHostKeyChecking=yes"]
     if config.identity_file:
         words += ["-o", "IdentitiesOnly=yes", "-i", settings.identity_files[0]]
     return [*words, "--", settings.alias]
-
-
-def _quoted(path: str) -> str:
-    """Quote a path with spaces for ssh_config."""
-    return f'"{path}"' if " " in path else path
 
 
 def open_shell(name: str, config: HostConfig) -> int:

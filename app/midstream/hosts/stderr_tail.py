@@ -44,7 +44,8 @@ class StderrTail:
     def close(self, timeout: float) -> None:
         """End the reading, after at most ``timeout`` seconds. Idempotent.
 
-        A process that the program has left may hold its stderr open. Its next write fails then, and ends the thread.
+        A process that the program has left may hold its stderr open: the next write to it fails then, and ends the
+        thread.
         """
         self.join(timeout)
         with self._lock:

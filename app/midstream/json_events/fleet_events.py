@@ -56,6 +56,16 @@ FLEET_EVENTS = (
     ),
     JsonEvent("serving", ("--serve-metrics",), "the metrics are served", {"url": "where"}),
     JsonEvent(
+        "removing", ("--clean",), "with --yes: what is about to be removed; nothing else is",
+        {
+            "host": HOST,
+            "run": RUN,
+            "path": "path in the run's directory, or of the slice",
+            "kind": "partial, trash, temporary or slice",
+            "bytes": "size",
+        },
+    ),
+    JsonEvent(
         "leftover", ("--clean",), "what a killed save, copy or creation left",
         {
             "host": HOST,
@@ -65,6 +75,7 @@ FLEET_EVENTS = (
             "bytes": "size",
             "kept": "why it is not removed; empty: it can be",
             "removed": "it was removed now",
+            "changed": "UTC seconds of its newest change, by the clock of its host or bucket",
         },
         "those of `slice`, for a slice",
     ),

@@ -103,7 +103,7 @@ MIGRATION_EVENTS = (
     JsonEvent(
         "guard", ("--guard",), "what a guard observed or did; also a notification",
         {
-            "kind": "migrating, restarting, waiting, creating, deleted, kept, lead, or a kind of notification",
+            "kind": "migrating, restarting, waiting, creating, deleted, kept, lead, claimed, or a kind of notification",
             "run": RUN,
             "to": "migrating, restarting, and of pods creating, deleted, kept: the target",
             "migration": MIGRATION,

@@ -7,7 +7,7 @@ from midstream.json_events.json_event import HOST, MIGRATION, RUN, TARGET, JsonE
 RESULT_EVENT = JsonEvent(
     "result",
     (
-        "--check", "--doctor", "--launch", "--adopt", "--init-run", "--stop", "--migrate", "--continue",
+        "--check", "--doctor", "--launch", "--restart", "--adopt", "--init-run", "--stop", "--migrate", "--continue",
         "--rollback", "--guard", "--repair",
         "--clean", "--delete", "--checkpoints", "--config", "--verify", "--diff", "--log", "--compare",
     ),
@@ -24,8 +24,8 @@ RESULT_EVENT = JsonEvent(
         "run": RUN,
         "host": HOST,
         "target": TARGET,
-        "attempt": "--launch, --log --follow: number of the attempt",
-        "state": "--launch: the state of its first process, training if it did not end at once; "
+        "attempt": "--launch, --restart, --log --follow: number of the attempt",
+        "state": "--launch, --restart: the state of its first process, training if it did not end at once; "
         "--log --follow: as it ended",
         "step": "--launch: its step; --stop, --log --follow: the last step",
         "checkpoint": "--stop, --verify, --checkpoints: the checkpoint",

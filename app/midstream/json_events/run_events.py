@@ -14,7 +14,7 @@ RUN_EVENTS = (
             "running": "its process runs: there is positive evidence",
             "step": "step of the newest attempt",
             "loss": "the last training loss",
-            "epoch": "the fence's epoch; the copy with the highest one counts",
+            "epoch": "the fence's epoch, as this host shows it: `ownership` has what is proven",
             "attempt": "number of the newest attempt",
             "fence": "the fence",
             "problem": "which of its files cannot be read",
@@ -28,12 +28,28 @@ RUN_EVENTS = (
         },
     ),
     JsonEvent(
+        "ownership", ("--status",), "the proven owner of a run, once all hosts have answered or are unreachable",
+        {
+            "run": RUN,
+            "owner": "target that owns it by the newest signed record; null: no record is known",
+            "ownership": "its number, the epoch of the fence",
+            "step": "first step under it; null: the run has not been migrated",
+            "problem": "why signed records prove nothing",
+            "copies": "host -> `kind` (`owner`, `former`, `unsigned`, `claim`) and `reason`",
+        },
+    ),
+    JsonEvent(
         "launched", ("--demo",), "the demo's run has started",
         {"run": RUN, "target": TARGET, "attempt": "number of the attempt"},
     ),
     JsonEvent(
         "metrics", ("--metrics",), "one step of a run",
-        {"run": RUN, "global_step": "the step", "attempt": "attempt that computed it"},
+        {
+            "run": RUN,
+            "global_step": "the step",
+            "attempt": "attempt that computed it",
+            "start_number": "start of the attempt that computed it; absent in rows of an earlier version",
+        },
         "all that was measured at the step: `train/loss`, `eval/loss`, ...",
     ),
     JsonEvent(
@@ -108,6 +124,16 @@ RUN_EVENTS = (
         },
     ),
     JsonEvent(
+        "repairing", ("--repair",), "with --yes: a replacement that is about to be written; nothing else is",
+        {
+            "host": HOST,
+            "run_id": RUN,
+            "file": "path in the run's directory",
+            "wrong": "what is wrong with it",
+            "value": "its new content; null: the file is set aside",
+        },
+    ),
+    JsonEvent(
         "repair", ("--repair",), "a damaged record and its replacement",
         {
             "host": HOST,
@@ -116,6 +142,8 @@ RUN_EVENTS = (
             "wrong": "what is wrong with it",
             "value": "its new content; null: the file is set aside",
             "evidence": "what determines the value",
+            "adopts": "fence under which the host becomes the signed owner, once its user agrees; null: none",
+            "begun": "UTC seconds at which the signed records begin that an adoption replaces; 0: none",
             "missing": "what would determine it; empty: it is determined",
             "written": "it was written now",
             "kept": "new name of the damaged file",

@@ -5,89 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
-from midstream.errors import ConnectionLostError, HostError, RemoteError
+from midstream.counts import count
+from midstream.errors import ConnectionLostError, HostError
 from midstream.hosts.deadline import RECONNECT_STEP, Deadline
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
-from midstream.launch.errors import LaunchError, NotStartedError, NotYetError
+from midstream.install.errors import LaunchError, NotStartedError, NotStoppingError, NotYetError
+from midstream.launch.rank_view import RankView
 from midstream.launch.start_attempt import ANY, Rank
-from midstream.remote.runs import attempt_view, run_state
-from midstream_engine import records
+from midstream.launch.stop_request import CONCURRENCY, StopRequest, signal_ranks
+from midstream_core import records
+from midstream_host.runs import attempt_view
 
 POLL_INTERVAL = 0.3  # seconds between two looks at an attempt
 EXIT_TIMEOUT = 300.0  # seconds that processes may take to exit after their last status: they may swap
-CONCURRENCY = 32  # hosts that are requested at the same time
 HEARTBEAT_TIMEOUT = 15.0  # seconds without a heartbeat after which a running process is stalled
 UNREACHABLE_TIMEOUT = 600.0  # seconds for which an unreachable host is waited for
-SCANCEL_TIMEOUT = 60.0  # seconds for which a signal is repeated that SLURM does not accept
-SCANCEL_INTERVAL = 5.0  # seconds
-
-
-@dataclass(frozen=True)
-class RankView:
-    """The state of one process of an attempt. Times are those of this machine's clock."""
-
-    process: int
-    host: str
-    status: records.Status | None = None
-    running: bool = False  # positive evidence that it runs
-    supervised: bool = False  # its supervisor runs
-    exit: records.ProcessExit | None = None
-    log: tuple[str, ...] = ()
-    unreachable: float = 0.0  # seconds since its last heartbeat, by its own host's clock
-    ended: float | None = None  # when it ended
-    problem: str = ""  # why its state is unknown, in one line
-    job: str = ""  # of SLURM, with its state
-
-    @property
-    def name(self) -> str:
-        return f"process {self.process} on {self.host}"
-
-    @property
-    def state(self) -> str:
-        if self.status is None:
-            return "failed" if self.failed else "starting" if self.running else "unknown" if self.problem else "empty"
-        if self.status.state not in records.ENDED and not self.running and not self.problem:
-            return "failed" if self.failed else "lost"
-        return self.status.state
-
-    @property
-    def failed(self) -> bool:
-        """Whether there is evidence that it failed."""
-        if self.exit is not None:
-            return self.exit.failed
-        if self.status is not None and self.status.state in records.ENDED:
-            return self.status.state == records.FAILED
-        return not (self.running or self.supervised or self.problem)
-
-    @property
-    def ended_from_outside(self) -> bool:
-        """Whether it was killed from outside, or lost with its machine.
-
-        False if it ended by an error of its own.
-        """
-        return self.failed and (self.exit is None or (bool(self.exit.signal) and not self.exit.stalled))
-
-    @property
-    def why(self) -> str:
-        """Reason of its end, in one line."""
-        if self.exit is not None and self.exit.message:
-            return self.exit.message
-        if self.status is not None and self.status.message:
-            return self.status.message
-        last_line = next((line.strip() for line in reversed(self.log) if line.strip()), "its log is empty")
-        if self.job:
-            return f"{self.job} has ended: {last_line}"
-        return f"exited without a message: {last_line}"
 
 
 def look(host: Host, run_id: str, attempt: int) -> attempt_view.AttemptView:
-    """Return the host's description of the attempt.
-
-    It has the form that `midstream.remote.runs.attempt_view.attempt` returns.
-    """
+    """Return the host's description of the attempt."""
     return host.call(attempt_view.attempt)(root=host.root, run_id=run_id, number=attempt)
 
 
@@ -112,9 +50,7 @@ def stop_run(
     timeout: float,
     observe: Callable[[Sequence[RankView]], None] | None = None,
 ) -> records.Status:
-    """Stop an attempt on all its hosts; return the last status of process 0.
-
-    It saves, seals and exits.
+    """Stop an attempt on all hosts after a save; return process 0's last status.
 
     Args:
         hosts: Connections to the fleet's hosts.
@@ -180,8 +116,9 @@ def _view(rank: Rank, found: attempt_view.ProcessView, skew: float) -> RankView:
 def first_failure(ranks: Sequence[RankView]) -> RankView | None:
     """Return the process whose failure ended the others; None if none has failed.
 
-    It is the first that ended: the others then lose their peer. If the stall watchdog ended it, the others were
-    stalled too, waiting for a peer: then it is the one whose heartbeat stopped first, else the one that was behind.
+    The process is the first that ended: the others then lose their peer. If the stall watchdog ended it, the others
+    were stalled too, waiting for a peer: then it is the one whose heartbeat stopped first, else the one that was
+    behind.
     """
     failed = [rank for rank in ranks if rank.failed]
     if not failed:
@@ -281,9 +218,9 @@ def stop_ranks(
     timeout: float,
     observe: Callable[[Sequence[RankView]], None] | None = None,
 ) -> list[RankView]:
-    """Stop all processes and return their last states.
+    """Stop all processes at the same step boundary, sealed; return their last states.
 
-    They save at the same step boundary, seal and exit.
+    A request without an effect is repeated.
 
     Args:
         hosts: Connections to the fleet's hosts.
@@ -295,17 +232,37 @@ def stop_ranks(
 
     Raises:
         NotYetError: A process still runs after ``timeout`` seconds.
+        NotStoppingError: The same, and it does not show that it has the request.
         NotStartedError: It was a job that waited in the queue, and is cancelled.
         LaunchError: A process failed.
     """
     before = look_at_ranks(hosts, ranks, run_id, number)
-    _signal(hosts, ranks, run_id, number, "SIGTERM")
+    request = StopRequest(hosts, ranks, run_id, number, before)
+    request.send()
     if all(rank.status is None and rank.job for rank in before):
         wait_ranks_exited(hosts, ranks, run_id, number)
         if all(rank.status is None and not rank.problem for rank in look_at_ranks(hosts, ranks, run_id, number)):
             job = before[0].job.partition(" (")[0]
             raise NotStartedError(f"{job} of {run_id} is cancelled: its engine had not started")
-    ended = wait_ranks(hosts, ranks, run_id, number, records.ENDED, timeout, observe)
+    unheeded: list[RankView] = []
+
+    def repeat(found: Sequence[RankView]) -> None:
+        request.repeat(found)
+        unheeded[:] = request.unheeded(found)
+        if observe is not None:
+            observe(found)
+
+    try:
+        ended = wait_ranks(hosts, ranks, run_id, number, records.ENDED, timeout, repeat)
+    except NotYetError as error:
+        if not unheeded:
+            raise
+        states = ", ".join(f"{rank.name} is {rank.state}" for rank in unheeded)
+        raise NotStoppingError(
+            f"attempt {number} of {run_id} has not begun to stop after {count(request.count, 'request')} in "
+            f"{timeout:.0f} s: {states}",
+            f"midstream --log {run_id} shows its last step; a longer step may have to end first",
+        ) from error
     wait_ranks_exited(hosts, ranks, run_id, number)
     return ended
 
@@ -323,7 +280,7 @@ def kill_ranks(hosts: HostPool, ranks: Sequence[Rank], run_id: str, number: int,
     Raises:
         LaunchError: A process still runs after ``timeout`` seconds.
     """
-    _signal(hosts, ranks, run_id, number, "SIGKILL")
+    signal_ranks(hosts, ranks, run_id, number, "SIGKILL")
     wait_ranks_exited(hosts, ranks, run_id, number, timeout)
 
 
@@ -370,35 +327,3 @@ def wait_exited(host: Host, run_id: str, attempt: int) -> None:
                 f"attempt {attempt} of {run_id} on {host.name} does not end", "check the processes of the host"
             )
         time.sleep(POLL_INTERVAL)
-
-
-def _signal(hosts: HostPool, ranks: Sequence[Rank], run_id: str, number: int, name: str) -> None:
-    """Send a signal to the processes of every host that can be reached.
-
-    Raises:
-        ConnectionLostError: No host could be reached.
-        LaunchError: SLURM did not accept the signal.
-    """
-    end = time.monotonic() + SCANCEL_TIMEOUT
-
-    def send(host_name: str) -> str:
-        host = hosts.lookup(host_name)
-        while True:
-            try:
-                host.connect()
-                host.call(run_state.signal)(root=host.root, run_id=run_id, attempt=number, name=name)
-            except ConnectionLostError as error:
-                return error.message
-            except RemoteError as error:
-                if error.kind != "SlurmError":
-                    raise
-                if time.monotonic() > end:
-                    raise LaunchError(error.message, "no signal was sent to the engine; try again") from error
-                time.sleep(SCANCEL_INTERVAL)
-            else:
-                return ""
-
-    with ThreadPoolExecutor(CONCURRENCY) as pool:
-        errors = [error for error in pool.map(send, dict.fromkeys(rank.host for rank in ranks)) if error]
-    if errors and len(errors) == len({rank.host for rank in ranks}):
-        raise ConnectionLostError(errors[0], "no signal was sent to the engine; try again")

@@ -12,7 +12,7 @@ import yaml
 
 from midstream.bundled_files import config_path
 from midstream.errors import UsageError
-from midstream_engine.shared.yaml_includes import YamlError, compose_file
+from midstream_core.yaml_includes import YamlError, compose_file
 
 
 def read_config(name: str | Path) -> str:
@@ -41,7 +41,7 @@ def read_config(name: str | Path) -> str:
     return text
 
 
-def _config_values(text: str) -> dict[str, Any]:
+def config_values(text: str) -> dict[str, Any]:
     """Return the config's top-level mapping, to look values up.
 
     Raises:
@@ -63,5 +63,5 @@ def config_section(text: str, name: str) -> dict[str, Any]:
     Raises:
         UsageError: The text is no mapping.
     """
-    section = _config_values(text).get(name)
+    section = config_values(text).get(name)
     return cast(dict[str, Any], section) if isinstance(section, dict) else {}

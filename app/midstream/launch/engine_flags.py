@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from midstream.errors import UsageError
-from midstream_engine import records
+from midstream_core import records
 
 ID, ROOT = "trainer.id", "trainer.root"
 NOT_GIVEN = ("", "null", "~")  # values that are none for the engine

@@ -7,17 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from midstream.fleet.fleet import Fleet, HostConfig, Target, TpuTarget
-from midstream.hosts.containers.container_host import engine_host
+from midstream.hosts.container_host import engine_host
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
+from midstream.install.bundle import install_engine
+from midstream.install.environment import prepare_environment
+from midstream.install.errors import LaunchError
+from midstream.install.reporter import reporter_of
+from midstream.install.trainer_environment import prepare_trainer_environment
 from midstream.launch import slurm_job
 from midstream.launch.attempt_monitor import kill_ranks
-from midstream.launch.errors import LaunchError
 from midstream.launch.host_links import check_numbers, group_by_file_system, meet
-from midstream.launch.install.bundle import install_engine
-from midstream.launch.install.environment import prepare_environment
-from midstream.launch.install.trainer_environment import prepare_trainer_environment
-from midstream.launch.reporter import reporter_of
+from midstream.launch.process_lease import wait_for_lease
 from midstream.launch.start_attempt import (
     Attempt,
     Launch,
@@ -27,8 +28,9 @@ from midstream.launch.start_attempt import (
     start_attempt,
     start_process,
 )
-from midstream.remote.runs import attempts, run_state
-from midstream_engine.foreign.run_file import RunFile
+from midstream_core import records
+from midstream_host.driver.run_file import RunFile
+from midstream_host.runs import attempts, run_state
 
 CONCURRENCY = 32  # hosts that are prepared at the same time
 MAX_CLAIMS = 5  # tries to claim the same attempt number on all hosts
@@ -80,6 +82,7 @@ def start(
     target: Target,
     launch: Launch,
     prepared: Mapping[str, Prepared] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Attempt:
     """Claim the run's next attempt on the target and start its processes on all hosts.
 
@@ -92,6 +95,7 @@ def start(
         target: The target.
         launch: Inputs of the attempt's start.
         prepared: Result of `prepare_target`, by host; None: it is called here.
+        say: Receives what the start waits for.
 
     Raises:
         LaunchError: A process cannot be started; the message names the host.
@@ -99,7 +103,12 @@ def start(
     """
     prepared = prepared or prepare_target(hosts, fleet, target)
     first, config = hosts.get(target.hosts[0]), fleet.config_of(target, target.hosts[0])
+    if launch.command is None or launch.command.action not in (records.STANDBY, records.REPLAY):
+        for name in target.hosts:
+            wait_for_lease(hosts.get(name), launch.run_id, reporter_of(say))
     if target.slurm is not None:
+        if short := slurm_job.short_limit(target.slurm.sbatch, None):
+            reporter_of(say)(f"the job of {target.name}: {short}")
         return slurm_job.submit(first, config, target.slurm, launch, prepared[first.name])
     if len(target.hosts) == 1:
         return start_attempt(first, config, launch, prepared[first.name])

@@ -14,8 +14,8 @@ from midstream.hosts.rpc.answer_limits import decode, read_line
 from midstream.hosts.rpc.remote_call import START_TIMEOUT, start_program
 from midstream.hosts.rpc.report_types import LISTEN, Done, Listening, Problem
 from midstream.hosts.rpc.result_checks import HINT, name_of, report_of
-from midstream.launch.errors import LaunchError
-from midstream.remote.machine import network, preemption_notices
+from midstream.install.errors import LaunchError
+from midstream_host.machine import network, preemption_notices
 
 REACH_TIMEOUT = 60.0  # seconds for one host to try all addresses of another
 CONCURRENCY = 32  # hosts that are requested at the same time

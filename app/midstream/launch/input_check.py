@@ -19,17 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import midstream_engine
 from midstream.bundled_files import config_path
 from midstream.errors import UsageError
 from midstream.fleet.fleet import HostConfig, LocalHostConfig, Target
 from midstream.hosts.host import Host
+from midstream.install.bundle import packages_directory
+from midstream.install.environment import builds_environment, host_variant
+from midstream.install.package_check import missing_modules
 from midstream.launch.engine_flags import engine_flags
-from midstream.launch.install.environment import builds_environment, host_variant
-from midstream.launch.install.package_check import missing_modules
-from midstream.remote.machine import run_inputs
-from midstream.remote.machine.run_inputs import InputProblem
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.machine import run_inputs
+from midstream_host.machine.run_inputs import InputProblem
 
 MODULE = "midstream_engine.check_config"
 READ_TIMEOUT = 120.0  # seconds for the engine's reader: it starts from a cold disk
@@ -103,10 +103,9 @@ def check_flags(config: Mapping[str, Any], overrides: Sequence[str]) -> None:
 
 
 def _read(config: Path, overrides: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    package = Path(midstream_engine.__file__).parents[1]
     return subprocess.run(
         [sys.executable, "-P", "-m", MODULE, "--config_path", str(config), *overrides],
-        env={**os.environ, "PYTHONPATH": str(package)},
+        env={**os.environ, "PYTHONPATH": str(packages_directory())},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

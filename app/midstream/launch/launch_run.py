@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
-from midstream.errors import DamagedError, HostError, UsageError
+from midstream.errors import DamagedError, HostError, RemoteError, UsageError
 from midstream.fleet.fleet import Fleet, Target
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
+from midstream.install.conda_environment import find_tool, list_for
+from midstream.install.reporter import reporter_of
 from midstream.launch import trainer_config
-from midstream.launch.config_file import config_section, read_config
-from midstream.launch.engine_flags import named_run, without_id
+from midstream.launch.config_file import config_section, config_values, read_config
+from midstream.launch.engine_flags import engine_flags, named_run, without_id
 from midstream.launch.engine_secrets import read_secrets
 from midstream.launch.host_group_start import CONCURRENCY, prepare_target, start
 from midstream.launch.input_check import check_inputs, read_inputs
-from midstream.launch.install.conda_environment import find_tool, list_for
-from midstream.launch.reporter import reporter_of
+from midstream.launch.launch_ownership import LaunchOwnership, judge_launch, sign_launch
 from midstream.launch.start_attempt import Attempt, Launch
 from midstream.launch.trainer_config import TrainerStart
-from midstream.remote.runs import ownership, run_state, standby_state
 from midstream.stores.host_identity import identity_problem
 from midstream.trainers.world import check_group
-from midstream_engine import records
-from midstream_engine.foreign.run_file import RunFile
+from midstream_core import records
+from midstream_host.driver.run_file import RunFile
+from midstream_host.runs import ownership, run_state, standby_state
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class CheckedLaunch:
         overrides: Flags for the engine.
         config_text: Text of the config; None where the run has its own.
         known: The target's hosts, with what they have of the run.
+        ownership: Who is proven to own the run, and what needs consent.
         trainer: For a run of another trainer, its run file.
     """
 
@@ -53,6 +56,7 @@ class CheckedLaunch:
     overrides: tuple[str, ...]
     config_text: str | None
     known: tuple[tuple[Host, run_state.RunDescription], ...]
+    ownership: LaunchOwnership
     trainer: RunFile | None = None
 
 
@@ -65,6 +69,7 @@ def launch_run(
     overrides: Sequence[str] = (),
     say: Callable[[str], None] | None = None,
     trainer: TrainerStart | None = None,
+    agreed: bool = False,
 ) -> Attempt:
     """Start the run on the target, or the next attempt of a run that stopped there.
 
@@ -77,8 +82,11 @@ def launch_run(
         overrides: Flags for the engine.
         say: Receives the progress; a function is called with sparse lines.
         trainer: A run of another trainer, instead of a config; its files are on the target's hosts.
+        agreed: The user has agreed to a start although a host that may own the run does not answer, or shows less than
+            is remembered.
 
     Raises:
+        MidstreamError: The owner of the run is not proven, and the user has not agreed.
         UsageError: Config, target or run id is wrong, a host lacks what the run reads, the run is running, or it has
             migrated to another target. Nothing was installed.
         LaunchError: The engine cannot be installed or started.
@@ -88,13 +96,19 @@ def launch_run(
     checked = check_launch(
         hosts, fleet, target, config_path, run_id, overrides, say, None if trainer is None else trainer.run
     )
+    checked.ownership.require_consent(agreed, say)
     chosen = checked.target
     prepared = prepare_target(hosts, fleet, chosen, say, checked.trainer)
     fence = next((found.fence for _, found in checked.known if found.fence is not None), None)
+    fence = fence or records.first_fence(chosen.name)
+    chain = sign_launch(checked.run_id, chosen.name, fence, checked.ownership, [found for _, found in checked.known])
     for host, found in checked.known:
         if found.fence is None:
-            new = fence or records.first_fence(chosen.name)
-            host.call(ownership.put_fence)(root=host.root, run_id=checked.run_id, fence=new.to_json())
+            host.call(ownership.put_fence)(
+                root=host.root, run_id=checked.run_id, fence=fence.to_json(), chain=chain.to_json()
+            )
+        else:
+            host.call(ownership.put_chain)(root=host.root, run_id=checked.run_id, chain=chain.to_json())
         if checked.replaces and checked.config_text is not None:
             host.call(standby_state.put_config)(root=host.root, run_id=checked.run_id, text=checked.config_text)
     launch = Launch(
@@ -104,7 +118,7 @@ def launch_run(
         overrides=(*checked.overrides, *(() if trainer is None else trainer.attach)),
         config_text=checked.config_text,
     )
-    attempt = start(hosts, fleet, chosen, launch, prepared)
+    attempt = start(hosts, fleet, chosen, launch, prepared, say)
     say(_started(attempt))
     return attempt
 
@@ -146,19 +160,30 @@ def check_launch(
     run_id = _run_id(run_id, "{}" if trainer is not None else text or "{}", Path(config_path or "run"))
     members = [hosts.get(name) for name in chosen.hosts]
     known = tuple((host, host.call(run_state.describe)(root=host.root, run_id=run_id)) for host in members)
-    epoch = max(_check_startable(host.name, chosen.name, run_id, found) for host, found in known)
-    _check_elsewhere(hosts, fleet, chosen, run_id, epoch, say)
+    others, unreachable = _others(hosts, fleet, chosen, run_id)
+    readable = [(name, found) for name, found in others.items() if not isinstance(found, DamagedError)]
+    copies = [*((host.name, found) for host, found in known), *readable]
+    store = named_bucket(text, overrides) if trainer is None and text is not None else ""
+    owned = judge_launch(hosts, fleet, chosen, run_id, copies, unreachable, store)
+    epoch = max(_check_startable(host.name, chosen.name, run_id, found, owned) for host, found in known)
+    _check_elsewhere(others, chosen, run_id, epoch, owned)
+    for name, error in unreachable.items() if not owned.reasons else ():
+        say(f"{name} does not answer ({error}): it may have a run {run_id}")
     exists = any(found.attempt for _, found in known)
     trained = any(_has_trained(found) for _, found in known)
     continues, replaces = exists and (trained or text is None), exists and not trained and text is not None
     if replaces:
         say(f"no attempt of {run_id} on {chosen.name} has trained: it starts with {config_path}")
+    if continues and text is not None:
+        _refuse_other_config(members[0], run_id, text, trainer, str(config_path or "the run file"))
     if continues:
         say(f"{run_id} exists on {chosen.name}: it continues with its own config; only overrides change it")
         trainer = trainer_config.trainer_on(members[0], run_id)
         if trainer is not None:
             check_group(trainer, chosen)
-            overrides = trainer_config.driver_flags(trainer, members, [fleet.hosts[host.name] for host in members])
+            before = _devices_before([found for _, found in known]) if trained else 0
+            configs = [fleet.hosts[host.name] for host in members]
+            overrides = trainer_config.driver_flags(trainer, members, configs, before)
     elif trainer is not None:
         if chosen.slurm is not None:
             raise UsageError(f"{chosen.name} is a SLURM allocation: runs of other trainers need a host or a group")
@@ -181,7 +206,34 @@ def check_launch(
         list_for(host.name, find_tool(host, fleet.hosts[host.name]).platform, conda)
     for host in members:
         read_secrets(host.name, fleet.hosts[host.name])  # one that is missing is reported before the installation
-    return CheckedLaunch(run_id, chosen, epoch, continues, replaces, tuple(overrides), text, known, trainer)
+    return CheckedLaunch(run_id, chosen, epoch, continues, replaces, tuple(overrides), text, known, owned, trainer)
+
+
+def _refuse_other_config(host: Host, run_id: str, text: str, trainer: RunFile | None, given: str) -> None:
+    """Raise UsageError where the given config is not that of the run that continues.
+
+    The files of another trainer's run are not compared.
+    """
+    if trainer is not None:
+        own = trainer_config.trainer_on(host, run_id)
+        same = own is not None and _without_place(own) == _without_place(trainer)
+    else:
+        try:
+            own_text: str = host.call(run_state.read_text)(path=records.RunPaths(host.root, run_id).config)
+            same = config_values(own_text) == config_values(text)
+        except (RemoteError, UsageError):
+            return  # its engine reports what is wrong with it
+    if not same:
+        raise UsageError(
+            f"{run_id} exists on {host.name}, and {given} is not its config",
+            f"midstream --restart {run_id} continues it with its own; --run-id starts another run; "
+            f"midstream --config {run_id} shows its own",
+        )
+
+
+def _without_place(run: RunFile) -> RunFile:
+    """Return a run file without what a launch adds: its directory and files."""
+    return replace(run, directory="", files_digest="")
 
 
 def _has_trained(known: run_state.RunDescription) -> bool:
@@ -190,6 +242,26 @@ def _has_trained(known: run_state.RunDescription) -> bool:
     An attempt that failed before has left nothing to continue.
     """
     return known.lineage is not None or bool(known.checkpoints) or (known.status is not None and known.status.step > 0)
+
+
+def _devices_before(known: Sequence[run_state.RunDescription]) -> int:
+    """Return how many devices a run has trained on; 0 where nothing shows it.
+
+    The lineage has it. An attempt that failed before it trained has no status, or one without devices.
+    """
+    for found in known:
+        entries = found.lineage.entries if found.lineage is not None else []
+        if entries:
+            return entries[-1].devices
+    return next((len(found.status.devices) for found in known if found.status is not None), 0)
+
+
+def named_bucket(config: str, overrides: Sequence[str]) -> str:
+    """Return the bucket that a config or its flags name for checkpoints, else ""."""
+    checkpointer: Any = config_section(config, "trainer").get("checkpointer")
+    configured = cast("dict[str, Any]", checkpointer).get("base_path") if isinstance(checkpointer, dict) else ""
+    named = str(engine_flags(tuple(overrides)).get("trainer.checkpointer.base_path", str(configured or ""))).rstrip("/")
+    return named if "://" in named else ""
 
 
 def store_flags(store: str, config: str, overrides: Sequence[str]) -> tuple[str, ...]:
@@ -214,37 +286,62 @@ def _started(attempt: Attempt) -> str:
     return f"{what} is in the queue of {attempt.host}"
 
 
+def _others(
+    hosts: HostPool, fleet: Fleet, target: Target, run_id: str
+) -> tuple[dict[str, run_state.RunDescription | DamagedError], dict[str, str]]:
+    """Describe the run on the other hosts of the fleet.
+
+    Returns the descriptions by host, or the error where a record there is damaged, and the errors of the hosts that do
+    not answer.
+    """
+
+    def describe(name: str) -> tuple[str, run_state.RunDescription | HostError]:
+        try:
+            host = hosts.get(name)
+            return name, host.call(run_state.describe)(root=host.root, run_id=run_id)
+        except HostError as error:
+            return name, error
+
+    others = [name for name in fleet.hosts if name not in target.hosts]
+    with ThreadPoolExecutor(CONCURRENCY) as pool:
+        answers = list(pool.map(describe, others))
+    unreachable = {
+        name: found.message
+        for name, found in answers
+        if isinstance(found, HostError) and not isinstance(found, DamagedError)
+    }
+    unreachable.update({name: error.message for name, error in fleet.unavailable.items() if name not in target.hosts})
+    known = {name: found for name, found in answers if isinstance(found, run_state.RunDescription | DamagedError)}
+    return known, unreachable
+
+
 def _check_elsewhere(
-    hosts: HostPool, fleet: Fleet, target: Target, run_id: str, epoch: int, say: Callable[[str], None]
+    others: Mapping[str, run_state.RunDescription | DamagedError],
+    target: Target,
+    run_id: str,
+    epoch: int,
+    owned: LaunchOwnership,
 ) -> None:
     """Check that no other host of the fleet has the run.
 
     Two starts would make two lineages.
 
-    Hosts that do not answer are reported; then the fence alone protects the lineage.
+    What a host only claims does not count where the owner is proven.
 
     Raises:
         UsageError: Another host has the run.
+        DamagedError: Another host has a damaged record of a run whose owner is not proven.
     """
-
-    def describe(name: str) -> tuple[str, run_state.RunDescription | None, str]:
-        try:
-            host = hosts.get(name)
-            return name, host.call(run_state.describe)(root=host.root, run_id=run_id), ""
-        except DamagedError:
-            raise
-        except HostError as error:
-            return name, None, error.message
-
-    others = [name for name in fleet.hosts if name not in target.hosts]
-    with ThreadPoolExecutor(CONCURRENCY) as pool:
-        answers = list(pool.map(describe, others))
-    for name, found, error in answers:
-        if found is None:
-            say(f"{name} does not answer ({error}): it may have a run {run_id}")
+    for name, found in others.items():
+        if owned.judgement.signed and not owned.judgement.is_believed(name):
             continue
+        if isinstance(found, DamagedError):
+            if owned.judgement.head is not None:
+                continue  # the signed records say who owns it, whatever is damaged there
+            raise found
         fence = found.fence
-        if found.running:
+        left_behind = owned.judgement.head is not None and fence is not None and fence.epoch < epoch
+        if found.running and not left_behind:  # what a former owner still runs is in no lineage
             raise UsageError(
                 f"run {run_id} is running on {name} (attempt {found.attempt})",
                 f"midstream --stop {run_id} stops it; --migrate migrates it; --run-id starts another one",
@@ -271,7 +368,9 @@ def _run_id(run_id: str | None, text: str, config: Path) -> str:
         raise UsageError(str(error)) from None
 
 
-def _check_startable(host: str, target: str, run_id: str, known: run_state.RunDescription) -> int:
+def _check_startable(
+    host: str, target: str, run_id: str, known: run_state.RunDescription, owned: LaunchOwnership
+) -> int:
     """Return the epoch under which the run may be started.
 
     Raises:
@@ -288,8 +387,11 @@ def _check_startable(host: str, target: str, run_id: str, known: run_state.RunDe
                 f"run {run_id} on {host} has attempts and no fence: its owner is unknown",
                 f"midstream --repair {run_id} --on {host} shows what it would write; or choose another --run-id",
             )
+        if not owned.lost:
+            owned.refuse_other_owner(host)
         return 1
     fence = known.fence
+    owned.refuse_other_owner(host)
     if fence.owner != target:
         raise UsageError(
             f"run {run_id} belongs to {fence.owner} since step {fence.sealed_step}, not to {target}",

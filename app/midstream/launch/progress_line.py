@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TextIO
 
-from midstream.launch.reporter import Reporter, SparseReporter, state_line
+from midstream.install.reporter import Reporter, SparseReporter, state_line
 from midstream.output import Output
 from midstream.printable import printable
 

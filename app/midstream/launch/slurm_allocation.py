@@ -1,6 +1,6 @@
-"""The devices of a SLURM allocation before it starts.
+"""Devices of a SLURM allocation before it starts, by sbatch's flags and SLURM.
 
-They follow from sbatch's flags, and from the nodes that SLURM would allocate.
+SLURM names the nodes that it would allocate.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from midstream.counts import count
 from midstream.errors import RemoteError, UsageError
 from midstream.fleet.fleet import HostConfig, SlurmTarget
+from midstream.fleet.sbatch_flags import sbatch_flags
 from midstream.hosts.host import Host
-from midstream.launch.errors import LaunchError
-from midstream.remote.runs import slurm
+from midstream.install.errors import LaunchError
+from midstream_host.runs import slurm
+from midstream_host.runs.slurm_states import seconds_of
 
 ALLOCATION_TIMEOUT = 120.0  # seconds for SLURM to answer
 EXAMPLE = "sbatch: [--nodes=2, --gpus-per-node=h100:8]"
-SHORT = {"-N": "nodes", "-n": "ntasks", "-G": "gpus"}
 # In messages of sbatch: it has no answer of the controller.
 NO_ANSWER = re.compile("did not answer within|timed out|Unable to contact|Zero Bytes|[Cc]onnection refused")
+UNCOUNTED = ("ntasks-per-gpu", "ntasks-per-core", "ntasks-per-socket")
 LARGEST = 100_000  # nodes, tasks or devices
 
 
@@ -42,20 +44,30 @@ class RequestedDevices:
         return f"{count(self.devices, 'device')}{kind} on {count(self.nodes, 'node')}"
 
 
-def requested_devices(name: str, target: SlurmTarget, config: HostConfig) -> RequestedDevices:
+def requested_devices(
+    name: str, target: SlurmTarget, config: HostConfig, granted: slurm.Allocation | None = None
+) -> RequestedDevices:
     """Return the devices that a target's flags of sbatch request.
 
     Args:
         name: The target's name, for errors.
         target: The target.
         config: The login node's entry; its ``devices`` are virtual devices of each process.
+        granted: What SLURM would allocate: it has the number of nodes where the flags name none.
 
     Raises:
         UsageError: The flags do not say how many devices the job gets.
     """
     flags = sbatch_flags(target.sbatch)
     ntasks = _number(name, "ntasks", flags)
-    nodes = _number(name, "nodes", flags) or (1 if "ntasks-per-node" in flags or ntasks is None else ntasks)
+    for flag in UNCOUNTED:
+        if flag in flags:
+            raise UsageError(f"target {name}: --{flag} leaves the number of its processes open", EXAMPLE)
+    nodes = _number(name, "nodes", flags)
+    if nodes is None and granted is not None and granted.count:
+        nodes = granted.count
+    if nodes is None:
+        nodes = 1 if "ntasks-per-node" in flags or ntasks is None else ntasks
     processes = ntasks or nodes * (_number(name, "ntasks-per-node", flags) or 1)
     if config.devices is not None:
         return RequestedDevices(nodes, processes, processes * config.devices, "cpu")
@@ -88,6 +100,19 @@ def device_kind(requested: RequestedDevices, found: slurm.Allocation | None) -> 
     return words if words.startswith(("NVIDIA", "TESLA", "AMD")) else f"NVIDIA {words}"
 
 
+def time_limit(sbatch: Sequence[str], found: slurm.Allocation | None) -> float:
+    """Return the seconds of a job's time limit; 0: none, or not known.
+
+    Args:
+        sbatch: The target's flags of sbatch.
+        found: What SLURM would allocate, with the limit of its partition.
+    """
+    given = sbatch_flags(sbatch).get("time")
+    if given is None:
+        return found.limit if found is not None else 0.0
+    return seconds_of(given)
+
+
 def query_allocation(host: Host, name: str, target: SlurmTarget) -> slurm.Allocation:
     """Return what SLURM would allocate to the target's job now.
 
@@ -95,7 +120,8 @@ def query_allocation(host: Host, name: str, target: SlurmTarget) -> slurm.Alloca
         LaunchError: SLURM rejects the flags, or its commands do not run.
     """
     try:
-        return host.call(slurm.allocation, timeout=ALLOCATION_TIMEOUT)(flags=list(target.sbatch))
+        flags = [*task_flags(target.sbatch), *target.sbatch]
+        return host.call(slurm.allocation, timeout=ALLOCATION_TIMEOUT)(flags=flags)
     except RemoteError as error:
         if error.kind != "SlurmError":
             raise
@@ -112,22 +138,13 @@ def sbatch_hint(name: str, message: str) -> str:
     return f"correct sbatch: of target {name} in the fleet file"
 
 
-def sbatch_flags(words: Sequence[str]) -> dict[str, str]:
-    """Return sbatch's flags by long name; the last of several counts."""
-    found: dict[str, str] = {}
-    pending = ""
-    for word in words:
-        if word.startswith("--"):
-            key, equals, value = word[2:].partition("=")
-            found[key] = value
-            pending = "" if equals else key
-        elif word[:2] in SHORT:
-            key = SHORT[word[:2]]
-            found[key] = word[2:].lstrip("=")
-            pending = "" if word[2:] else key
-        elif pending:
-            found[pending], pending = word, ""
-    return found
+def task_flags(sbatch: Sequence[str]) -> list[str]:
+    """Return the flags that give a node one task where ``sbatch:`` leaves that open.
+
+    ``--ntasks-per-node`` is an upper limit beside ``--ntasks``, and keeps ``--gpus`` alone on one node.
+    """
+    flags = sbatch_flags(sbatch)
+    return ["--ntasks-per-node=1"] if ("nodes" in flags) != ("ntasks" in flags) else []
 
 
 def _number(name: str, flag: str, flags: dict[str, str]) -> int | None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from midstream.fleet.fleet import HostConfig
-from midstream.hosts.containers.container_command import in_container
+from midstream.hosts.container_command import in_container
 from midstream.hosts.host import Host
+from midstream.install.bundle import EngineInstall
+from midstream.install.environment import Environment
 from midstream.launch.engine_secrets import read_secrets
-from midstream.launch.install.bundle import EngineInstall
-from midstream.launch.install.environment import Environment
-from midstream.remote.runs import attempts, run_state
-from midstream.remote.runs.attempt_secrets import secrets_file
-from midstream.remote.runs.attempts import RUN_DIRECTORY
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.runs import attempts, run_state
+from midstream_host.runs.attempt_secrets import secrets_file
+from midstream_host.runs.attempts import RUN_DIRECTORY
 
 MODULE = "midstream_engine.train"
-DRIVER = "midstream_engine.foreign.driver"  # in the place of the engine, for a run of another trainer
-SUPERVISOR = "midstream_engine.supervise"
+DRIVER = "midstream_host.drive"  # in the place of the engine, for a run of another trainer
+SUPERVISOR = "midstream_host.supervise"
 ANY = -1  # a rank's number if only its host has the list of processes
 
 
@@ -171,6 +171,7 @@ def start_process(
         process=process,
         group=list(position.hosts) if position else [],
         secrets=read_secrets(host.name, config),
+        epoch=launch.epoch,
     )
     ranks = tuple(Rank(index, name) for index, name in enumerate(position.hosts)) if position else (Rank(0, host.name),)
     return Attempt(host.name, run_id, number, identity, ranks)

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from midstream.hosts.providers.provider import Slice
 from midstream.listing import run_facts
 from midstream.migrate.journal.migration_view import CERTIFIED, MigrationView
 from midstream.output import json_text
+from midstream.ownership.judgement import Judgement
+from midstream.providers.provider import Slice
 from midstream.watch.runs.run_failure import failure_of
 from midstream.watch.snapshot import HostView, RunView
 
@@ -37,13 +38,26 @@ def run_value(run: RunView) -> dict[str, Any]:
         "attempt": run.attempt,
         "fence": run.fence.to_json() if run.fence else None,
         "problem": run.problem,
-        "reason": failure.reason if failure else run.queued,
+        "reason": failure.reason if failure else run.remark,
         "exit": run.exit.to_json() if run.exit else None,
         "damaged": dict(run.damaged),
         "store": run.store,
         "lineage": run.lineage.attempts if run.lineage else [],
         "status": run.status.to_json() if run.status else None,
         "checkpoints": [asdict(checkpoint) for checkpoint in run.checkpoints],
+    }
+
+
+def ownership_value(judgement: Judgement) -> dict[str, Any]:
+    """Return the proven owner of a run, and what each copy is, as JSON."""
+    head = judgement.head
+    return {
+        "run": judgement.run_id,
+        "owner": head.owner if head is not None else None,
+        "ownership": head.epoch if head is not None else None,
+        "step": head.step if head is not None else None,
+        "problem": judgement.problem,
+        "copies": {host: asdict(standing) for host, standing in judgement.standings.items()},
     }
 
 
@@ -67,10 +81,7 @@ def migration_value(view: MigrationView) -> dict[str, Any]:
 
 
 def slice_value(each: Slice, target: str = "") -> dict[str, Any]:
-    """Return a slice, and the name of its target, as JSON.
-
-    Its metadata is left out: it has SSH keys of other users.
-    """
+    """Return a slice and its target as JSON, without metadata (others' SSH keys)."""
     fields = {key: value for key, value in vars(each).items() if key != "metadata"}
     fields["workers"] = [vars(worker) for worker in each.workers]
     return {"target": target or None, "path": each.path, **fields}

@@ -42,7 +42,7 @@ def _run_age(run: RunView, moment: FleetMoment) -> float | None:
 
 def _reason(run: RunView, moment: FleetMoment) -> str:
     failure = moment.failure(run)
-    return failure.reason if failure else run.queued
+    return failure.reason if failure else run.remark
 
 
 HOSTS = by_name(

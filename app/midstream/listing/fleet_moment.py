@@ -27,7 +27,7 @@ class FleetMoment:
     def run_age(self, run: RunView) -> float | None:
         """Return seconds since the run's last heartbeat; None without one.
 
-        They are corrected for the host's clock skew.
+        The seconds are corrected for the host's clock skew.
         """
         if run.status is None:
             return None

@@ -1,8 +1,8 @@
 """Regular expressions whose search time is proportional to the text's length.
 
 Python's ``re`` takes exponential time for some patterns (``(a+)+$``), which would stop the screen while the user types.
-This matcher follows all alternatives at once (Thompson's construction) and caches the sets of states that it meets. It
-has no back references and no look-around, which need backtracking.
+This matcher follows all alternatives at once (Thompson's construction) and caches the sets of states that it meets.
+Back references and look-around, which need backtracking, are not supported.
 """
 
 from __future__ import annotations

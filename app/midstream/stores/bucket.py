@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Generator
 
 from midstream.errors import MidstreamError
-from midstream.remote.bucket import tree
 from midstream.stores.bucket_access import Access
-from midstream_engine import records
-from midstream_engine.object_store.bucket_client import StoredObject
-from midstream_engine.object_store.errors import StoreError
-from midstream_engine.object_store.open_bucket import open_bucket
+from midstream_core import records
+from midstream_core.object_store.bucket_client import StoredObject
+from midstream_core.object_store.errors import StoreError
+from midstream_core.object_store.open_bucket import open_bucket
+from midstream_host.bucket import tree
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import os
 
 from midstream.fleet.fleet import Fleet
 from midstream.fleet.store_config import DEFAULT
-from midstream_engine.object_store.access import Access, longest_match
+from midstream_core.object_store.access import Access, longest_match
 
 __all__ = ["Access", "access_for"]
 

@@ -9,7 +9,7 @@ from midstream.errors import MidstreamError
 from midstream.hosts.rpc.report_types import Examined
 from midstream.stores.bucket import Bucket
 from midstream.stores.bucket_access import Access
-from midstream_engine import records
+from midstream_core import records
 
 CONCURRENCY = 8  # objects that are read at the same time
 

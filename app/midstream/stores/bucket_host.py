@@ -1,9 +1,8 @@
-"""A bucket as the host at one end of a copy.
+"""A bucket as the host at one end of a copy, for `midstream_host.bucket`.
 
-It has the functions and programs of `midstream.remote.bucket`.
-
-They run on this machine, between the bucket and the host at the other end. With ``via``, a machine that has an identity
-of its own for the bucket, they run there, or in its container, and the bytes do not pass through this machine.
+The functions and programs run on this machine, between the bucket and the host at the other end. With ``via``, a
+machine that has an identity of its own for the bucket, they run there, or in its container, and the bytes do not pass
+through this machine.
 """
 
 from __future__ import annotations
@@ -15,21 +14,20 @@ from typing import Any
 
 from midstream.errors import ConnectionLostError, RemoteError
 from midstream.fleet.fleet import LocalHostConfig
-from midstream.hosts.containers.container_host import machine_of
+from midstream.hosts.container_host import machine_of
 from midstream.hosts.host import ANSWER_LIMIT, Completed, Host, P, Process, R
 from midstream.hosts.local_forks import CLIENT_FORKS
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc import remote_call
-from midstream.remote.bucket import access_problem, tree
-from midstream.remote.bucket import receiver as bucket_receiver
-from midstream.remote.bucket import sender as bucket_sender
-from midstream.remote.bucket import session as bucket_session
-from midstream.remote.copy.stream import disk_receiver, sender
-from midstream.remote.copy.target import session
-from midstream.remote.verify import objects
 from midstream.stores.bucket import app_errors
 from midstream.stores.bucket_access import Access
-from midstream_engine.object_store.urls import split_url
+from midstream_core.object_store.urls import split_url
+from midstream_host.bucket import access_problem, tree
+from midstream_host.bucket import receiver as bucket_receiver
+from midstream_host.bucket import sender as bucket_sender
+from midstream_host.bucket import session as bucket_session
+from midstream_host.copy import disk_receiver, sender, session
+from midstream_host.verify import objects
 
 CHECK_TIMEOUT = 60.0  # seconds for one listing, on the host that has the client
 
@@ -85,7 +83,7 @@ class BucketHost:
     def start_own(self, program: Callable[..., Any]) -> Callable[..., Process]:
         """Return a program of the bucket's own, as `start_program` does.
 
-        Its argument ``access`` is added. Errors of libraries are ConnectionLostError.
+        The argument ``access`` is added. Errors of libraries are ConnectionLostError.
         """
 
         def start(**named: Any) -> Process:
@@ -136,7 +134,8 @@ class BucketHost:
     def call(self, function: Callable[P, R], /, *, timeout: float | None = 60.0) -> Callable[P, R]:
         """Return the bucket's function for a function of a tree, as `Host.call` does.
 
-        It raises MidstreamError, with a hint, if the service rejects a request, and RemoteError for other failures.
+        The returned function raises MidstreamError, with a hint, if the service rejects a request, and RemoteError for
+        other failures.
         """
         signature = inspect.signature(function)
 
@@ -156,10 +155,7 @@ class BucketHost:
             raise RemoteError(str(error), type(error).__name__) from None
 
     def access_problem(self, url: str) -> tuple[str, str]:
-        """Return why the client cannot list objects below ``url``, and a hint.
-
-        Both are empty if it can.
-        """
+        """Return why the client cannot list objects below ``url``, and a hint; else empty."""
         able = access_problem.able
         if self.via is not None:
             able = remote_call.caller(self.via, able, CHECK_TIMEOUT, self.remote_python)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from midstream.stores.bucket import Bucket
+from midstream.stores.bucket_acceptance import acceptance
 from midstream.stores.bucket_access import Access
-from midstream_engine import records
-from midstream_engine.object_store.bucket_client import StoredObject
+from midstream.stores.bucket_writers import BucketWriters
+from midstream_core import records
+from midstream_core.object_store.bucket_client import StoredObject
+from midstream_host.runs.leftovers import ONLY_STATE
 
 TRASH = ".trash-"
 WRITER_TIMEOUT = 600.0  # seconds without a change after which no program is taken to be writing
@@ -56,18 +59,21 @@ class BucketRun:
                 found.add(pin.checkpoint)
         return found
 
-    def checkpoints(self, cache: ManifestCache | None = None) -> list[dict[str, Any]]:
+    def checkpoints(
+        self, cache: ManifestCache | None = None, accepted: Callable[[int, int, int], bool] | None = None
+    ) -> list[dict[str, Any]]:
         """Describe the checkpoints, by step, then attempt.
 
         Args:
             cache: Manifests of the last call. One whose version is the same is not read again.
+            accepted: Whether ``(epoch, step, start)`` counts; by default as the fence in the bucket says.
 
         Returns:
             The fields of a ``CheckpointView`` for each.
         """
         cache = {} if cache is None else cache
-        fence, pinned = self.fence(), self.pinned()
-        found = list[dict[str, Any]]()
+        accepted = accepted or acceptance(None, self.fence(), 0).accepts
+        pinned, found = self.pinned(), list[dict[str, Any]]()
         for name, objects in self._folders.items():
             key = records.parse_checkpoint_name(name)
             if key is None:
@@ -77,12 +83,19 @@ class BucketRun:
             }  # fmt: skip
             try:
                 manifest = self._manifest(name, objects, cache)
+                if manifest is not None and manifest.name != name:
+                    raise records.RecordError(f"{self.url}/checkpoints/{name}: its manifest is that of {manifest.name}")
             except records.RecordError as error:
                 manifest, value["damaged"] = None, str(error)
             if manifest is not None:
                 value |= {"complete": True, "size": manifest.size, "created": manifest.created}
-                value |= {"root_digest": manifest.root_digest, "epoch": manifest.epoch, "pinned": name in pinned}
-                value["accepted"] = fence is None or fence.accepts(manifest.epoch, manifest.step)
+                value |= {
+                    "root_digest": manifest.root_digest,
+                    "epoch": manifest.epoch,
+                    "start": manifest.start,
+                    "pinned": name in pinned,
+                }
+                value["accepted"] = accepted(manifest.epoch, manifest.step, manifest.start)
             found.append(value)
         return sorted(found, key=lambda value: (value["step"], value["attempt"]))
 
@@ -101,10 +114,7 @@ class BucketRun:
         return cache[name][1]
 
     def pin(self, migration: str, checkpoint: str, expires: float) -> None:
-        """Exempt a checkpoint from retention until ``expires`` (UTC seconds).
-
-        The exemption is on behalf of a migration.
-        """
+        """Exempt a migration's checkpoint from retention until ``expires`` (UTC seconds)."""
         pin = records.Pin(checkpoint, expires)
         self._bucket.put(f"pins/{records.check_run_id(migration)}.json", json.dumps(pin.to_json()).encode())
 
@@ -112,14 +122,12 @@ class BucketRun:
         """Remove the pin of a migration, if it has one."""
         self._bucket.delete(f"pins/{records.check_run_id(migration)}.json")
 
-    def leftovers(self, writers: Mapping[int, str]) -> list[dict[str, Any]]:
+    def leftovers(self, writers: BucketWriters) -> list[dict[str, Any]]:
         """Find partial checkpoints and deletions that did not finish.
 
-        Args:
-            writers: Attempts that run or may run, each with the reason to think so.
-
         Returns:
-            For each ``path``, ``kind`` (partial, trash), ``bytes`` and ``kept``: why it must not be removed, or empty.
+            For each ``path``, ``kind`` (partial, trash), ``bytes``, ``kept``: why it must not be removed, or empty, and
+            ``changed``: when it did for the last time, in UTC seconds.
         """
         found = list[dict[str, Any]]()
         for name, objects in sorted(self._folders.items()):
@@ -128,18 +136,38 @@ class BucketRun:
             if key is None or (bare == name and records.MANIFEST in objects):
                 continue
             if bare == name:
-                kind, kept = "partial", writers.get(key[1], "")
+                kind, kept = "partial", writers.of_attempt(key[1])
             else:
-                kind, kept = "trash", next(iter(writers.values()), "")
-            set_aside = records.MANIFEST in self._folders.get(TRASH + bare, {})
-            if not kept and set_aside and bare in self.pinned():
-                kept = "it is pinned: the next save restores it"
-            age = time.time() - max(each.updated for each in objects.values())
+                kind, kept = "trash", writers.any()
+            kept = kept or self._replaceable(bare)
+            changed = max(each.updated for each in objects.values())
+            age = time.time() - changed
             if not kept and age < WRITER_TIMEOUT:
                 kept = f"it changed {max(0.0, age):.0f} s ago: a program may be writing it"
             size = sum(each.size for each in objects.values())
-            found.append({"path": f"{self.url}/checkpoints/{name}", "kind": kind, "bytes": size, "kept": kept})
+            path = f"{self.url}/checkpoints/{name}"
+            found.append({"path": path, "kind": kind, "bytes": size, "kept": kept, "changed": changed})
         return found
+
+    def _replaceable(self, name: str) -> str:
+        """Return why a checkpoint whose manifest is in the trash must stay.
+
+        Empty where it need not, or where no manifest of it is there.
+        """
+        trash = f"{TRASH}{name}"
+        if records.MANIFEST not in self._folders.get(trash, {}):
+            return ""
+        if name in self.pinned():
+            return "it is pinned: the next save restores it"
+        try:
+            manifest = self._manifest(trash, self._folders[trash], {})
+        except records.RecordError:
+            return ""
+        objects = self._folders.get(name, {})
+        if manifest is None or any(entry.path not in objects for entry in manifest.object_entries):
+            return ""
+        newer = [each for each in self.checkpoints() if each["accepted"] and each["step"] >= manifest.step]
+        return "" if newer else ONLY_STATE
 
     def remove(self, path: str) -> None:
         """Remove a leftover as it was listed.

@@ -1,6 +1,4 @@
-"""The Google identity of an engine on a host.
-
-It is compared with the one that the fleet file demands for its store.
+"""Google identity of an engine on a host, compared with the fleet file's demand.
 
 TensorStore has no impersonation: the engine's requests have the identity of the machine itself.
 """
@@ -9,14 +7,14 @@ from __future__ import annotations
 
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host import Host
-from midstream.remote.machine import google_identity
 from midstream.stores.bucket_access import access_for
+from midstream_host.machine import google_identity
 
 
 def identity_problem(fleet: Fleet, host: Host, store: str) -> tuple[str, str]:
-    """Return why an engine on ``host`` cannot use ``store``, and a hint.
+    """Return why an engine on ``host`` cannot use ``store``, and a hint; else empty.
 
-    Both are empty if it can use it as the fleet file says.
+    The fleet file names the identity that the engine must have.
 
     Raises:
         HostError: The host did not answer.

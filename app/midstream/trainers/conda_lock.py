@@ -1,7 +1,7 @@
 """Packages of a conda environment, each an exact URL with its hash, by platform.
 
-They are read from a ``conda-lock.yml`` or an ``@EXPLICIT`` list. A run file has them as explicit lists, which the tools
-on hosts read: one for each platform, with pip's packages as comments, as conda-lock writes them.
+Source: a ``conda-lock.yml`` or an ``@EXPLICIT`` list. A run file has them as explicit lists, which the tools on hosts
+read: one for each platform, with pip's packages as comments, as conda-lock writes them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from midstream.counts import count
 from midstream.errors import UsageError
 from midstream.plain_yaml import load_plain_quickly
 from midstream.printable import printable
-from midstream_engine.foreign.run_file import LARGEST_LOCK
+from midstream_host.driver.run_file import LARGEST_LOCK
 
 LARGEST_FILE = 16 << 20  # bytes of a lock file
 MOST_PACKAGES = 2000  # of one platform
@@ -71,7 +71,7 @@ class PipPackage:
 
 @dataclass(frozen=True)
 class CondaList:
-    """Packages of one platform. Its text is an explicit list, in the lock's order."""
+    """Packages of one platform; as text an explicit list, in the lock's order."""
 
     platform: str
     packages: tuple[CondaPackage, ...]
@@ -82,10 +82,7 @@ class CondaList:
 
     @property
     def explicit(self) -> str:
-        """The packages of conda as an explicit list.
-
-        It has no comments that a tool might read.
-        """
+        """The packages of conda as an explicit list, with no comments for tools."""
         return "\n".join((f"{_HEADING}{self.platform}", MARKER, *map(str, self.packages))) + "\n"
 
     @property
@@ -153,7 +150,7 @@ def by_platform(lists: str) -> dict[str, CondaList]:
 def explicit_list(text: str) -> CondaList:
     """Read an explicit list.
 
-    Its platform is in its comment ``# platform:``, else that of its packages. Errors as of `lists_of`.
+    The comment ``# platform:`` names the platform, else its packages do. Errors as of `lists_of`.
     """
     stated, packages, pip = "", list[CondaPackage](), list[PipPackage]()
     for line in map(str.strip, text.splitlines()):

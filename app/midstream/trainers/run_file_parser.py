@@ -8,7 +8,7 @@ import shlex
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -18,14 +18,17 @@ from midstream.errors import MidstreamError, UsageError
 from midstream.plain_yaml import load_plain
 from midstream.suggestions import nearest
 from midstream.trainers import conda_lock, uv_lock
-from midstream.trainers.defaults import TRAINERS, TrainerDefaults
-from midstream.trainers.lock_format import other_lock
-from midstream_engine import records
-from midstream_engine.foreign.run_file import (
+from midstream.trainers.command_problem import DEVICES_OF_HOST, command_problem
+from midstream.trainers.environment_files import packages_of
+from midstream.trainers.registry import TRAINERS, TrainerDefaults
+from midstream_core import records
+from midstream_core.visible_devices import VISIBLE
+from midstream_host.driver.run_file import (
     BATCHES,
     BY_COMMAND,
+    BY_DEVICE,
+    BY_NODE,
     DISTRIBUTED,
-    LARGEST_LOCK,
     PLACEHOLDER,
     PLACEHOLDERS,
     Batch,
@@ -35,17 +38,24 @@ from midstream_engine.foreign.run_file import (
     RunFile,
     Stop,
     Stored,
-    distributed_name,
     is_run_file,
 )
 
 LARGEST = 1 << 20  # bytes of a run file
 RULES = ("huggingface", "lightning", "dcp", "accelerate", "deepspeed", "levanter", "orbax", "maxtext", "glob")
 SOURCES = ("tensorboard", "csv", "trainer_state", "jsonl", "trackio", "wandb", "regex")
+PATHS = {  # examples; the other sources need none
+    "tensorboard": "{out}/**/events.out.tfevents.*",
+    "csv": "{out}/**/metrics.csv",
+    "jsonl": "{out}/metrics.jsonl",
+    "trackio": "{out}/**/*.db",
+    "wandb": "wandb/*run-*/run-*.wandb",
+}
 KEYS = (
     "trainer", "id", "command", "resume", "directory", "out", "steps", "launcher", "rehearsal_steps", "batch", "stop",
-    "checkpoints", "metrics", "files", "environment", "stored",
+    "checkpoints", "metrics", "files", "environment", "stored", "devices", "processes",
 )  # fmt: skip
+PROCESSES = (BY_DEVICE, BY_NODE)
 _REQUIREMENTS = ("requirements", "lock")  # keys of environment: a file beside the run file
 _LOCKED = "conda"  # field of environment that is written from a lock file
 Part = TypeVar("Part", bound=records.JsonRecord)
@@ -137,6 +147,8 @@ class _Parser:
             out=self._text("out") or "out",
             steps=self._number("steps", 0),
             launcher=self._flag("launcher", True),
+            devices=self._number("devices", 0),
+            processes=self._text("processes"),
             rehearsal_steps=self._number("rehearsal_steps", 3),
             files=self._texts("files"),
         )
@@ -241,11 +253,10 @@ class _Parser:
                 "needs a group step, and a group loss",
                 r'pattern: "iter (?P<step>\d+): loss (?P<loss>\S+)"',
             )
-        if found.source not in ("regex", "trainer_state") and not found.path:
-            raise self._error("metrics.path", f"missing for {found.source}", 'path: "{out}/metrics.jsonl"')
-        self._check_pattern(
-            "metrics.path", found.path.removeprefix("{out}/").lstrip("/"), 'path: "{out}/metrics.jsonl"'
-        )
+        hint = f'path: "{PATHS.get(found.source, "")}"'
+        if found.source in PATHS and not found.path:
+            raise self._error("metrics.path", f"missing for {found.source}", hint)
+        self._check_pattern("metrics.path", found.path.removeprefix("{out}/").lstrip("/"), hint)
         return found
 
     def _check_pattern(self, key: str, pattern: str, hint: str) -> None:
@@ -283,31 +294,17 @@ class _Parser:
             return found
         if found.python or len(named) > 1:
             raise self._error("environment", "python, requirements and lock exclude each other")
-        file, key = self._path.parent / str(given[named[0]]), f"environment.{named[0]}"
-        text = self._file_beside(str(given[named[0]]), key)
-        if file.name == uv_lock.NAME:
-            try:
-                return dataclasses.replace(found, requirements=uv_lock.requirements_of(file))
-            except UsageError as error:
-                raise self._error(key, error.message, error.hint) from None
+        name, key = str(given[named[0]]), f"environment.{named[0]}"
+        read = partial(self._file_beside, key=key)
         try:
-            lists = conda_lock.lists_of(text)
+            return dataclasses.replace(found, **packages_of(self._path.parent / name, name, read))
         except UsageError as error:
-            raise self._error(key, f"{file}: {error.message}", error.hint) from None
-        if lists is not None:
-            return dataclasses.replace(found, conda=lists)
-        wrong = other_lock(text)
-        if wrong is not None:
-            raise self._error(key, f"{file} {wrong.what}, which hosts do not install", wrong.hint)
-        if len(text) > LARGEST_LOCK:
-            raise self._error(key, f"{file} has {len(text)} characters, allowed are {LARGEST_LOCK}")
-        return dataclasses.replace(found, requirements=text)
+            if error.message.startswith(f"{self._path}: "):  # of `_file_beside`
+                raise
+            raise self._error(key, error.message, error.hint) from None
 
     def _file_beside(self, name: str, key: str) -> str:
-        """Return the text of a file beside the run file.
-
-        It is on this machine, or on the host that has the run file.
-        """
+        """Return the text of a file beside the run file, here or on the run file's host."""
         if self._read is None:
             file = self._path.parent / name
             try:
@@ -335,19 +332,19 @@ class _Parser:
                     near = nearest(name, PLACEHOLDERS)
                     if name not in PLACEHOLDERS and near.startswith("did you mean"):
                         raise self._error(key, f"{{{name}}} is no placeholder", near)
-                fixed = distributed_name(word)
-                if fixed is not None:
-                    raise self._error(
-                        key,
-                        f"{word!r} fixes {fixed}, which midstream writes",
-                        "{master} {port} {rank} {devices} {nodes}",
-                    )
-            self._refuse_fixed_flags(key, getattr(run, key))
+            wrong = command_problem(getattr(run, key))
+            if wrong is not None:
+                raise self._error(key, wrong.what, wrong.hint)
         if any("{checkpoint}" in word for word in run.command):
             raise self._error("command", "{checkpoint} belongs to resume: a new run has none")
         for name in run.environment.variables:
             if name in DISTRIBUTED:
                 raise self._error(f"environment.variables.{name}", "midstream writes it", "remove it")
+            if name == VISIBLE:
+                raise self._error(f"environment.variables.{name}", "each host has its own", DEVICES_OF_HOST)
+        if run.processes and (run.processes not in PROCESSES or (run.processes == BY_NODE and not run.launcher)):
+            hint = nearest(run.processes, PROCESSES) if run.launcher else "launcher: false starts one for each device"
+            raise self._error("processes", f"{run.processes!r} is neither device nor node", hint)
         for pattern in run.files:
             if pattern.startswith(("/", "~")) or ".." in pattern.split("/"):
                 raise self._error("files", f"{pattern!r} is not below the directory of the run file")
@@ -356,27 +353,9 @@ class _Parser:
         if run.files and run.out and any(fnmatch.fnmatch(run.out, pattern) for pattern in run.files if pattern != "**"):
             raise self._error("files", f"{run.out!r} is where the trainer writes: it does not travel as a file")
 
-    def _refuse_fixed_flags(self, key: str, words: Sequence[str]) -> None:
-        """Refuse flags of launchers whose next word fixes what midstream writes."""
-        for flag, value in pairwise(words):
-            name = flag.lstrip("-").replace("-", "_").upper()
-            if flag.startswith("-") and name in DISTRIBUTED and not PLACEHOLDER.search(value):
-                raise self._error(
-                    key, f"{flag} {value} fixes {name}, which midstream writes", f"{flag} {_placeholder_for(name)}"
-                )
-
-
-def _placeholder_for(name: str) -> str:
-    return {"MASTER_ADDR": "{master}", "MASTER_PORT": "{port}", "NODE_RANK": "{rank}", "WORLD_SIZE": "{world}"}.get(
-        name, "{devices}"
-    )
-
 
 def as_text(run: RunFile) -> str:
-    """Return the text of a resolved run file as ``run.yaml`` on hosts.
-
-    It is JSON, which is YAML too.
-    """
+    """Return the text of a resolved run file as ``run.yaml`` on hosts: JSON, as YAML."""
     import json
 
     return json.dumps(run.to_json(), indent=1, ensure_ascii=False) + "\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from midstream.errors import UsageError
 from midstream.printable import printable
-from midstream_engine.foreign.run_file import LARGEST_LOCK
+from midstream_host.driver.run_file import LARGEST_LOCK
 
 NAME = "uv.lock"
 TIMEOUT = 60.0  # seconds: uv reads the lock alone, without a registry

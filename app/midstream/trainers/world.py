@@ -1,40 +1,77 @@
-"""Processes of a trainer on a target, and its share of the global batch there."""
+"""Devices and processes of a trainer on a target, and its global batch there."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from midstream.counts import count
 from midstream.errors import Exit, MidstreamError
 from midstream.fleet.fleet import Target, TpuTarget
-from midstream_engine.foreign.run_file import BY_COMMAND, FIXED, RunFile, World
+from midstream_host.driver.run_file import BY_COMMAND, BY_DEVICE, FIXED, RunFile, World
 
-LARGEST = 4096  # processes of a hint
+LARGEST = 4096  # devices of a hint
+ONE_PROCESS = ("levanter", "maxtext", "orbax")  # trainers and rules of checkpoints of jax: one process on each node
+# Trainers that divide each batch over all GPUs that they see, or start a process for each, whatever the command says.
+SEES_ALL = ("huggingface", "lightning", "accelerate", "deepspeed")
 
 
-def world_of(run: RunFile, nodes: int, devices: int) -> World:
+def world_of(run: RunFile, nodes: int, devices: int, trained_on: int = 0) -> World:
     """Divide a run over ``devices`` of each of ``nodes`` hosts.
 
-    A command without ``{devices}`` or ``{world}`` is one process on each node, whatever the node has.
+    A command without ``{devices}`` or ``{world}`` uses all that it sees. Where nothing keeps its global batch, it gets
+    as many devices as it has trained on, and does not see the others.
+
+    Args:
+        run: The run.
+        nodes: Hosts.
+        devices: Of each of them.
+        trained_on: Devices that the run has trained on, of all its hosts; 0: it is new.
 
     Raises:
-        MidstreamError: The global batch does not divide; the hint has the counts that work.
+        MidstreamError: The hosts have fewer devices than the run file says, or the global batch does not divide; the
+            hint has the counts that work.
     """
-    scales = not run.launcher or run.uses("devices") or run.uses("world")
-    each = max(1, devices) if scales else 1
-    size, batch = nodes * each, run.batch
-    if batch.kept_by != BY_COMMAND:
-        return World(nodes, each, batch.per_device)
-    shares = [number for number in range(1, min(batch.sequences, LARGEST) + 1) if batch.sequences % number == 0]
-    if size not in shares:
-        near = sorted(sorted(shares, key=lambda number: abs(number - size))[:6])
+    has = max(1, devices)
+    if run.devices > has:
         raise MidstreamError(
-            f"the global batch of {batch.sequences} does not divide over {count(size, 'process', 'processes')}",
+            f"the run file says devices: {run.devices}, and each host has {count(has, 'device')}",
+            "a target with more devices, or another number in the run file",
+            Exit.REFUSED,
+        )
+    each = run.devices or has
+    if not run.devices and not run.scales and run.batch.kept_by == FIXED and 0 < trained_on < nodes * has:
+        each = max(1, trained_on // nodes)
+    world = World(nodes, each, run.batch.per_device, 0, each if process_per_device(run) else 1, each < has)
+    if run.batch.kept_by != BY_COMMAND:
+        return world
+    total, sequences = world.device_count, run.batch.sequences
+    shares = [number for number in range(1, min(sequences, LARGEST) + 1) if sequences % number == 0]
+    if total not in shares:
+        near = sorted(sorted(shares, key=lambda number: abs(number - total))[:6])
+        raise MidstreamError(
+            f"the global batch of {sequences} does not divide over {count(total, 'device')}",
             f"counts that work: {', '.join(map(str, near))}",
             Exit.REFUSED,
         )
-    share = batch.sequences // size
-    largest = batch.per_device or share
+    share = sequences // total
+    largest = run.batch.per_device or share
     per_device = max(number for number in range(1, min(share, largest) + 1) if share % number == 0)
-    return World(nodes, each, per_device, share // per_device)
+    return replace(world, per_device=per_device, accumulation=share // per_device)
+
+
+def process_per_device(run: RunFile) -> bool:
+    """Return whether a run has a process for each device.
+
+    Else it has one for all devices of a node. Programs in jax have one process on each node. Lightning starts one for
+    each device by itself.
+    """
+    if run.processes:
+        return run.processes == BY_DEVICE
+    if not run.launcher:
+        return True
+    if run.trainer in ONE_PROCESS or run.checkpoints.rule in ONE_PROCESS:
+        return False
+    return run.scales or run.trainer == "lightning"
 
 
 def check_group(run: RunFile, target: Target) -> None:
@@ -61,26 +98,34 @@ def check_group(run: RunFile, target: Target) -> None:
         )
 
 
-def check_world(run: RunFile, before: int, after: World) -> None:
-    """Check that a run of ``before`` processes can continue with those of ``after``.
+def check_world(run: RunFile, before: World, after: World) -> str:
+    """Check that a run of the world ``before`` can continue in the world ``after``.
+
+    Returns what the user has to agree to; empty where nothing changes the global batch.
 
     Raises:
-        MidstreamError: Its checkpoints, or its batch, belong to its number of processes.
+        MidstreamError: Its checkpoints belong to its number of processes, or its batch to its number of devices.
     """
-    if after.size == before:
-        return
-    what = f"{count(before, 'process', 'processes')} -> {after.size}"
-    if not run.checkpoints.reshards:
+    if after.size != before.size and not run.checkpoints.reshards:
         more = "; with ds_to_universal in resume: any" if run.checkpoints.rule == "deepspeed" else ""
         raise MidstreamError(
-            f"checkpoints of {run.trainer} are loaded by as many processes as saved them: {what}",
-            f"count that works: {before}{more}; checkpoints: {{reshards: true}} in the run file if yours do reshard",
+            f"checkpoints of {run.trainer} are loaded by as many processes as saved them: "
+            f"{count(before.size, 'process', 'processes')} -> {after.size}",
+            f"count that works: {before.size}{more}; checkpoints: {{reshards: true}} in the run file if yours do "
+            "reshard",
             Exit.REFUSED,
         )
-    if run.batch.kept_by == FIXED:
+    if run.batch.kept_by != FIXED or after.device_count == before.device_count:
+        return ""
+    what = f"{count(before.device_count, 'device')} -> {after.device_count}"
+    if run.scales or run.devices or run.trainer in SEES_ALL:
         raise MidstreamError(
             f"nothing keeps the global batch of this run: {what} would change it",
-            f"count that works: {before}; {{accumulation}} or {{per_device}} in the command and batch: "
+            f"count that works: {before.device_count}; {{accumulation}} or {{per_device}} in the command and batch: "
             "{sequences: N} keep it, batch: {kept_by: trainer} says that the trainer does",
             Exit.REFUSED,
         )
+    return (
+        f"the global batch changes if {run.trainer} uses all devices that it sees: {what}, and its command has no "
+        "{devices} (devices: N in the run file says how many it uses)"
+    )

@@ -12,12 +12,12 @@ from midstream.counts import count
 from midstream.errors import RemoteError
 from midstream.hosts.rpc.answer_limits import decode_file
 from midstream.printable import printable
-from midstream.remote.files.allowlist import CHECKPOINT, DATA
-from midstream.remote.files.copy_items import CopyObject
-from midstream.remote.verify import objects as remote_objects
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.files.allowlist import CHECKPOINT, DATA
+from midstream_host.files.copy_items import CopyObject
+from midstream_host.verify import objects as remote_objects
 
 HASH_TIMEOUT = 600.0  # seconds for a call that reads one manifest, or hashes one object
 
@@ -33,7 +33,7 @@ class Contents:
         problems: (path, what is wrong) of objects of ``first`` that are missing or have another size.
         endpoints: Endpoints of the other hosts of a spread checkpoint, by the names in the manifest.
         host_of: Path -> name of its host, for objects of other hosts.
-        kind: What the tree has to be (`midstream.remote.files.allowlist`).
+        kind: What the tree has to be (`midstream_host.files.allowlist`).
     """
 
     first: Endpoint

@@ -11,16 +11,16 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 
 from midstream.hosts.host import Host, Process
-from midstream.hosts.kubernetes.kubernetes_host import KubernetesHost
+from midstream.hosts.kubernetes_host import KubernetesHost
 from midstream.hosts.rpc.remote_call import open_interpreter
 from midstream.hosts.ssh.ssh_host import SshHost
-from midstream.remote.copy.target import session
+from midstream_host.copy import session
 
 PROGRAMS = 2  # of a copy at its target: the session, and the receiver of its first stream
 
 
 class WaitingInterpreters:
-    """The interpreters of one host, for programs of `midstream.remote.copy`."""
+    """The interpreters of one host, for programs of `midstream_host.copy`."""
 
     def __init__(self, host: Host, count: int) -> None:
         self._host = host

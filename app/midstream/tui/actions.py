@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from threading import Event
 from typing import TYPE_CHECKING, Protocol
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from midstream.compare.baseline import Baseline
     from midstream.compare.comparison import Row as Estimated
     from midstream.costs.cost_report import CostReport
-    from midstream.hosts.providers.provider import Slice
+    from midstream.install.reporter import Reporter
     from midstream.launch.launch_request import LaunchRequest
-    from midstream.launch.reporter import Reporter
     from midstream.migrate.journal.migration_view import MigrationView
-    from midstream.migrate.records.plan import Plan
-    from midstream.migrate.records.request import Request
-    from midstream.remote.runs.log_pages import LogMatches
-    from midstream.watch.logs.host_log import LogLines
-    from midstream.watch.logs.log_query import LogQuery
+    from midstream.migrate.journal.plan import Plan
+    from midstream.migrate.journal.request import Request
+    from midstream.providers.provider import Slice
+    from midstream.watch.runs.host_log import LogLines
+    from midstream.watch.runs.log_query import LogQuery
     from midstream.watch.snapshot import RunView, Snapshot
+    from midstream_host.runs.log_pages import LogMatches
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,7 @@ class Target:
     allocation: bool = False
 
     def takes(self, run: RunView) -> bool:
-        """Return whether the run may migrate there.
-
-        It has to be elsewhere, or the job of another allocation.
-        """
+        """Return whether a run may migrate there, from elsewhere or from another job."""
         owner = run.fence.owner if run.fence is not None else ""
         return run.host not in self.hosts or (self.allocation and owner != self.name)
 
@@ -152,10 +149,13 @@ class Actions(Protocol):
         """Install engine and environment on the target and start the run. Return its id."""
         ...
 
-    def leftovers(self, report: Callable[[str], None], *, remove: bool) -> list[AnyLeftover]:
-        """Return what killed processes left on hosts, and slices that no target names.
+    def leftovers(
+        self, report: Callable[[str], None], agreed: Collection[AnyLeftover] | None = None
+    ) -> list[AnyLeftover]:
+        """List leftovers on hosts and buckets, and slices.
 
-        Remove what may be removed; without ``remove`` nothing is removed. ``report`` gets lines of progress.
+        Remove those that were listed and ``agreed`` to, unless they have changed since; None: nothing is removed.
+        ``report`` gets lines of progress.
         """
         ...
 
@@ -163,8 +163,8 @@ class Actions(Protocol):
         """Check every claim of a migration's certificate again."""
         ...
 
-    def stop_run(self, run: RunView) -> None:
-        """Save and stop a run. Return when it has stopped."""
+    def stop_run(self, snapshot: Snapshot, run: RunView, say: Callable[[str], object]) -> str:
+        """Save and stop a run; ``say`` gets lines of progress. Return the outcome."""
         ...
 
     def verify(self, run: RunView, checkpoint: str) -> list[str]:

@@ -15,13 +15,13 @@ from textual.filter import LineFilter
 from textual.screen import Screen
 
 from midstream.errors import MidstreamError
-from midstream.migrate.records import migration_state
+from midstream.migrate.journal import migration_state
 from midstream.printable import printable
 from midstream.tui.actions import Actions
+from midstream.tui.pause_limiter import PauseLimiter
 from midstream.tui.refreshing_app import RefreshingApp
-from midstream.tui.runtime.pause_limiter import PauseLimiter
-from midstream.tui.runtime.shutdown import Shutdown
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
+from midstream.tui.shutdown import Shutdown
 from midstream.tui.state.saved_layout import SavedLayout
 from midstream.tui.state.screen_state import SnapshotSource
 from midstream.tui.style import palette
@@ -33,7 +33,7 @@ from midstream.watch.snapshot import LIVE
 
 if TYPE_CHECKING:
     from midstream.launch.launch_request import LaunchRequest
-    from midstream.migrate.records.request import Request
+    from midstream.migrate.journal.request import Request
 
 MIGRATIONS_INTERVAL = 0.5  # seconds between reads of the migrations' journals
 DEMO_GUIDE = "Demo: press m to migrate this run to other devices; ? lists the keys, q ends it"
@@ -101,7 +101,7 @@ class MidstreamApp(RefreshingApp, inherit_bindings=False):
     def refresh_css(self, animate: bool = True) -> None:
         """Parse the style sheets again, except for the first frame.
 
-        Their first parse has had the theme of the saved layout already.
+        The first parse had the theme of the saved layout already.
         """
         parsed, self._first_theme = self._first_theme == self.theme, ""
         if not parsed:
@@ -124,7 +124,7 @@ class MidstreamApp(RefreshingApp, inherit_bindings=False):
 
     def _copy(self, text: str) -> None:
         """Copy to the terminal's clipboard (OSC 52), and to the buffer of an outer tmux."""
-        from midstream.tui.runtime import tmux_buffer
+        from midstream.tui import tmux_buffer
 
         super().copy_to_clipboard(text)
         self.background.run(partial(tmux_buffer.copy, text), lambda _: None)
@@ -185,7 +185,7 @@ class MidstreamApp(RefreshingApp, inherit_bindings=False):
     def resume_wizard(self, request: Request) -> None:
         """Open the wizard with ``request`` once run and target answer.
 
-        It is not opened if another screen was opened.
+        If the user opens another screen, the wizard is not opened.
         """
         if self.return_value is not None:
             return

@@ -13,7 +13,7 @@ from textual.dom import DOMNode
 from textual.screen import Screen
 
 from midstream.tui.actions import Actions
-from midstream.tui.runtime.background import Background
+from midstream.tui.background import Background
 from midstream.tui.state.saved_layout import SavedLayout
 from midstream.tui.state.screen_state import ScreenState, SnapshotSource
 from midstream.tui.state.series_cache import SeriesCache
@@ -22,7 +22,7 @@ from midstream.tui.style.glyphs import ASCII, UNICODE
 
 if TYPE_CHECKING:
     from midstream.launch.launch_request import LaunchRequest
-    from midstream.migrate.records.request import Request
+    from midstream.migrate.journal.request import Request
 
 RELOAD_EXIT_CODE = 75  # the caller reads the fleet file again and starts another application
 SHORT_SCREEN = 20  # rows; a screen with fewer shows what is needed to act, and no empty lines

@@ -297,9 +297,7 @@ def _is_about(command: Command, scope: str, view: str) -> bool:
 def of_focus(
     scope: str, view: str = "", parts: Sequence[str] | None = None, *, readonly: bool = False
 ) -> dict[str, tuple[Command, ...]]:
-    """Return the commands for what has the focus, by scope.
-
-    They are the screen's, those of its widget, and those of every screen.
+    """Return the commands for the focus, by scope: screen, its widget, everywhere.
 
     Args:
         scope: The screen.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from midstream.errors import MidstreamError
 from midstream.printable import printable
 from midstream.tui.actions import CreatableSlice, SliceListing, Target, TargetMissingError
-from midstream_engine import records
+from midstream_core import records
 
 if TYPE_CHECKING:
     from midstream.check.check_result import Check
@@ -23,21 +23,20 @@ if TYPE_CHECKING:
     from midstream.costs.cost_report import CostReport
     from midstream.fleet.fleet import Fleet
     from midstream.hosts.host_pool import HostPool
+    from midstream.install.reporter import Reporter
     from midstream.launch.launch_request import LaunchRequest
-    from midstream.launch.reporter import Reporter
     from midstream.migrate.journal.migration_view import MigrationView
-    from midstream.migrate.records.plan import Plan
-    from midstream.migrate.records.request import Request
-    from midstream.remote.runs.log_pages import LogMatches
-    from midstream.stores.bucket_checkpoint import BucketCheckpoint
-    from midstream.watch.logs.host_log import LogLines
-    from midstream.watch.logs.log_query import LogQuery
+    from midstream.migrate.journal.plan import Plan
+    from midstream.migrate.journal.request import Request
+    from midstream.operations.examine_checkpoint import CheckpointLocation
+    from midstream.watch.runs.host_log import LogLines
+    from midstream.watch.runs.log_query import LogQuery
     from midstream.watch.snapshot import RunView, Snapshot
+    from midstream_host.runs.log_pages import LogMatches
 
 MAX_CONFIGS = 200  # files of this directory that a launch offers
 CONFIG_SIZE = 64_000  # characters of a file that are looked at
 _CONFIG_SECTION = re.compile(r"^(data|model|trainer|optimizer)[ \t]*:", re.MULTILINE)
-STOP_TIMEOUT = 600.0  # seconds: the run saves before it stops
 
 
 class FleetActions:
@@ -56,7 +55,7 @@ class FleetActions:
         A worker of a slice is no target: a run there would wait for the devices of the others.
         """
         from midstream.fleet.fleet import SlurmTarget
-        from midstream.hosts.providers import fleet_slices
+        from midstream.providers import fleet_slices
 
         fleet = self._fleet
         names = [
@@ -67,9 +66,9 @@ class FleetActions:
         )
 
     def make_plan(self, snapshot: Snapshot, request: Request) -> Plan:
-        from midstream.hosts.kubernetes.pod_job import missing_pods
-        from midstream.hosts.providers import fleet_slices
+        from midstream.hosts.pod_job import missing_pods
         from midstream.migrate.planning import planner
+        from midstream.providers import fleet_slices
 
         fleet, name = self._fleet, request.target
         tpu_target, missing = fleet_slices.slice_targets(fleet).get(name), fleet.unavailable.get(name)
@@ -86,8 +85,8 @@ class FleetActions:
     def create(self, target: str, run_id: str = "") -> None:
         from midstream.compare.slice_fit import require_fit
         from midstream.compare.subject import of_run_named
-        from midstream.hosts.kubernetes.pod_job import missing_pods
-        from midstream.hosts.providers import fleet_slices
+        from midstream.hosts.pod_job import missing_pods
+        from midstream.operations.create_slice import create_slice
 
         def report(line: str) -> None:
             print(printable(line), file=sys.stderr, flush=True)
@@ -95,13 +94,10 @@ class FleetActions:
         job = missing_pods(self._fleet, target)
         if job is not None:
             return job.create(report)
-        tpu_target = fleet_slices.slice_targets(self._fleet)[target]
-
         if run_id:
             fleet, hosts = self._fleet, self._hosts
             require_fit(fleet, hosts, target, lambda: of_run_named(fleet, hosts, run_id, ()), report)
-        fleet_slices.provider_of(tpu_target).create(target, tpu_target, report)
-        fleet_slices.wait_for_login(fleet_slices.with_slices(self._fleet, report, only=(target,)), target, report)
+        create_slice(self._fleet, target, report)
 
     def estimates(self, run: RunView, names: str, report: Reporter, cancel: Event) -> Iterator[Baseline | Estimated]:
         from midstream.compare.baseline import baseline
@@ -126,8 +122,8 @@ class FleetActions:
         return collect(self._fleet, self._hosts, seconds)
 
     def slices(self) -> SliceListing:
-        from midstream.hosts.providers import fleet_slices
-        from midstream.hosts.providers.provider import SliceStatus
+        from midstream.providers import fleet_slices
+        from midstream.providers.provider import SliceStatus
 
         targets = fleet_slices.slice_targets(self._fleet)
         names = {fleet_slices.slice_path(name, target): name for name, target in targets.items()}
@@ -145,7 +141,7 @@ class FleetActions:
         return SliceListing(found, tuple(inventory.problems), creatable=creatable)
 
     def delete(self, place: str, report: Callable[[str], None]) -> None:
-        from midstream.hosts.providers import fleet_slices
+        from midstream.providers import fleet_slices
 
         fleet_slices.delete(self._fleet, place, report)
 
@@ -190,19 +186,24 @@ class FleetActions:
         return request.command(self._named_file)
 
     def launch(self, request: LaunchRequest, report: Reporter) -> str:
-        from midstream.foreign.launch_run_file import launch_any
+        from midstream.adoption.launch_run_file import launch_any
 
         config, run_id, flags = request.config, request.run_id, request.overrides
-        return launch_any(self._hosts, self._fleet, request.target, config, run_id, flags, report).run_id
+        return launch_any(
+            self._hosts, self._fleet, request.target, config, run_id, flags, report, request.agreed
+        ).run_id
 
-    def leftovers(self, report: Callable[[str], None], *, remove: bool) -> list[AnyLeftover]:
+    def leftovers(
+        self, report: Callable[[str], None], agreed: Collection[AnyLeftover] | None = None
+    ) -> list[AnyLeftover]:
         from midstream.check.fleet_leftovers import Examined, SliceProblem, find_leftovers
         from midstream.check.slice_leftovers import find_slice_leftovers
 
-        on_hosts = find_leftovers(self._fleet, self._hosts, remove=remove)
+        remove = agreed is not None
+        on_hosts = find_leftovers(self._fleet, self._hosts, remove=remove, agreed=agreed)
         found: list[AnyLeftover] = [each for each in on_hosts if not isinstance(each, Examined)]
         try:
-            found.extend(find_slice_leftovers(self._fleet, report, remove=remove))
+            found.extend(find_slice_leftovers(self._fleet, report, remove=remove, agreed=agreed))
         except MidstreamError as error:  # what was found and removed before it is shown
             found.append(SliceProblem(" ".join(filter(None, (f"{error.message}.", error.hint)))))
         return found
@@ -212,68 +213,42 @@ class FleetActions:
 
         return list(recheck(self._hosts, view))
 
-    def stop_run(self, run: RunView) -> None:
-        from midstream.launch.attempt_monitor import stop_run
-        from midstream.watch.runs.damaged_runs import refuse_damaged
+    def stop_run(self, snapshot: Snapshot, run: RunView, say: Callable[[str], object]) -> str:
+        from midstream.operations import stop
 
-        if not run.attempt:
-            raise MidstreamError(f"run {run.run_id} on {run.host} has no attempt to stop")
-        refuse_damaged([run])
-        stop_run(self._hosts, run.host, run.run_id, run.attempt, STOP_TIMEOUT)
+        return stop.stop(self._hosts, snapshot, run, say).words
 
     def verify(self, run: RunView, checkpoint: str) -> list[str]:
-        from midstream.transfer import verify_objects
+        from midstream.operations.examine_checkpoint import problems_of, verify
 
-        location = self._checkpoint(run, checkpoint)
-        if run.store:
-            found = self._bucket(location).examine()
-            problems = [*found.problems]
-            if not problems and found.recomputed != found.recorded:
-                problems = [(records.MANIFEST, f"the root digest is {found.recomputed}, recorded is {found.recorded}")]
-        else:
-            problems = verify_objects(self._hosts.get(run.host), location).problems
-        return [f"{path}: {what}" for path, what in problems]
+        return [f"{path}: {what}" for path, what in problems_of(verify(self._location(run, checkpoint)))]
 
     def compare(self, run: RunView, first: str, second: str) -> list[str]:
-        from midstream.transfer.verify.manifest_diff import describe_difference, diff_manifests
+        from midstream.operations.examine_checkpoint import read_manifest
+        from midstream.transfer.manifest_diff import describe_difference, diff_manifests
 
-        return [
-            describe_difference(entry)
-            for entry in diff_manifests(self._manifest(run, first), self._manifest(run, second))
-        ]
-
-    def _manifest(self, run: RunView, name: str) -> records.Manifest:
-        from midstream.remote.verify import tree
-
-        location = self._checkpoint(run, name)
-        if run.store:
-            return self._bucket(location).manifest()
-        value = self._hosts.get(run.host).call(tree.manifest_value)(directory=location, manifest=records.MANIFEST)
-        return records.Manifest.from_json(value, name)
+        manifests = [read_manifest(self._location(run, name)) for name in (first, second)]
+        return [describe_difference(entry) for entry in diff_manifests(*manifests)]
 
     def config(self, run: RunView, attempt: int) -> str:
-        from midstream.watch.logs import resolved_config
+        from midstream.watch.runs import resolved_config
 
         return resolved_config.read(self._hosts, run, attempt)
 
     def read_log(self, run: RunView, process: int, begin: int, end: int) -> LogLines:
-        from midstream.watch.logs.host_log import read_page
+        from midstream.watch.runs.host_log import read_page
 
         return read_page(self._hosts.get(run.host), self._log(run, process), begin, end)
 
     def search_log(self, run: RunView, process: int, query: LogQuery, place: int) -> LogMatches:
-        from midstream.watch.logs.host_log import search
+        from midstream.watch.runs.host_log import search
 
         return search(self._hosts.get(run.host), self._log(run, process), query, place)
 
-    def _bucket(self, url: str) -> BucketCheckpoint:
-        from midstream.stores.bucket_access import access_for
-        from midstream.stores.bucket_checkpoint import BucketCheckpoint
+    def _location(self, run: RunView, name: str) -> CheckpointLocation:
+        from midstream.operations.examine_checkpoint import location_of
 
-        return BucketCheckpoint(url, access_for(self._fleet, url))
-
-    def _checkpoint(self, run: RunView, name: str) -> str:
-        return records.RunPaths(self._hosts.get(run.host).root, run.run_id, run.store).checkpoint(name)
+        return location_of(self._fleet, self._hosts, run, name)
 
     def _log(self, run: RunView, process: int) -> str:
         return records.RunPaths(self._hosts.get(run.host).root, run.run_id).attempt(run.attempt).log(process)
@@ -304,8 +279,10 @@ class FleetActions:
     def shell(self, host: str) -> int:
         from midstream.hosts.prompter import PROMPTS
         from midstream.hosts.shell import open_shell
+        from midstream.hosts.ssh import failed_logins
 
         PROMPTS.reset()  # a declined host key may be offered again
+        failed_logins.forget()
         return open_shell(host, self._fleet.hosts[host])
 
     def migrations(self) -> tuple[MigrationView, ...]:

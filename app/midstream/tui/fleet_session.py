@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from midstream.hosts.host_pool import HostPool
     from midstream.tui.actions import Actions
     from midstream.tui.recording import Recorder
-    from midstream.watch.system.series_files import SeriesFiles
+    from midstream.watch.series_files import SeriesFiles
     from midstream.watch.watcher import Watcher
 
 WATCH_INTERVAL = 1.0  # seconds between reports of a watched host
@@ -109,7 +109,7 @@ class FleetSession:
         fleet, recorder = hosts.fleet, self._recorder
         watch = Watcher(fleet, hosts, interval=WATCH_INTERVAL, listener=recorder.record if recorder else None)
         if self._store_series and fleet.path:
-            from midstream.watch.system.series_files import SeriesFiles
+            from midstream.watch.series_files import SeriesFiles
 
             self._series = SeriesFiles(str(fleet.path), watch.snapshot().system)
         for callback in self._subscribers:
@@ -150,9 +150,11 @@ class FleetSession:
             return
         from midstream.watch.known_devices import remember_devices
         from midstream.watch.known_names import remember_names
+        from midstream.watch.known_owners import remember_owners
 
         remember_names(hosts.fleet, watch.snapshot())
         remember_devices(hosts.fleet, watch.snapshot())
+        remember_owners(watch.snapshot())
         watch.stop()
         if self._series is not None:
             self._series.stop()

@@ -1,6 +1,4 @@
-"""Recorded sessions, which are replayed on the same screens.
-
-They have the reports of hosts and the changes of migrations, with their times.
+"""Recorded sessions (reports of hosts, migrations), replayed on the same screens.
 
 One JSON object per line: ``{"at": seconds, "do": ..., ...}`` with one of hosts, take, skew, link,
 set_bucket_checkpoints and migration; the first has the version.
@@ -19,11 +17,11 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from midstream.errors import MidstreamError, UsageError
+from midstream.migrate.journal.certificate import Certificate
+from midstream.migrate.journal.downtime_report import DowntimeReport
+from midstream.migrate.journal.event import Event
 from midstream.migrate.journal.migration_view import MigrationView
-from midstream.migrate.records.certificate import Certificate
-from midstream.migrate.records.downtime_report import DowntimeReport
-from midstream.migrate.records.event import Event
-from midstream.migrate.records.plan import Plan
+from midstream.migrate.journal.plan import Plan
 from midstream.tui.actions import Actions, Target
 from midstream.watch.snapshot import Snapshot
 from midstream.watch.snapshot_store import SnapshotStore
@@ -34,9 +32,9 @@ TICK_INTERVAL = 0.1  # seconds between checks for due entries
 
 
 class Recorder:
-    """Writes a session to a file. Thread-safe.
+    """Writer of a session to a file. Thread-safe.
 
-    It ends where the file cannot be written, for example on a full disk: ``problem`` then says why.
+    A failed write, for example on a full disk, ends it: ``problem`` then says why.
     """
 
     def __init__(self, file: str) -> None:
@@ -111,10 +109,7 @@ class _RecordedActions:
 
 
 class Replay:
-    """Recorded session as a source of snapshots and migrations.
-
-    It is played ``speed`` times as fast.
-    """
+    """Recorded session as a source of snapshots and migrations, sped up by ``speed``."""
 
     def __init__(self, entries: list[dict[str, Any]], speed: float = 1.0) -> None:
         self._entries = entries

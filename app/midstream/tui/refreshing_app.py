@@ -1,7 +1,4 @@
-"""Application that follows the fleet.
-
-It has the refresh loop, the toasts, and the reading of the migrations' journals.
-"""
+"""Application that follows the fleet: refresh loop, toasts, migration journals."""
 
 from __future__ import annotations
 
@@ -15,14 +12,14 @@ from textual.message import Message
 
 from midstream.listing.run_facts import utilization
 from midstream.tui.base_app import BaseApp
-from midstream.tui.runtime.pause_limiter import PauseLimiter
+from midstream.tui.pause_limiter import PauseLimiter
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.state import notifications
 from midstream.tui.state.screen_state import ScreenState
 
 if TYPE_CHECKING:
     from midstream.migrate.journal.migration_view import MigrationView
-    from midstream.migrate.records.request import Request
+    from midstream.migrate.journal.request import Request
 
 REPAINT_INTERVAL = 0.25  # seconds: the shortest time between repaints, however often hosts report
 REPAINT_SHARE = 0.1  # of the processor's time, which repaints may take where the fleet is so large

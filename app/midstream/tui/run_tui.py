@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from midstream.errors import MidstreamError
 from midstream.hosts.prompter import PROMPTS
-from midstream.migrate.records import migration_state
+from midstream.migrate.journal import migration_state
 from midstream.printable import printable
 from midstream.state_directory import state_directory
 from midstream.tui.app import MidstreamApp
@@ -18,7 +18,7 @@ from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.style.glyphs import UNICODE
 
 if TYPE_CHECKING:
-    from midstream.migrate.records.request import Request
+    from midstream.migrate.journal.request import Request
     from midstream.tui.recording import Recorder
 
 

@@ -10,6 +10,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from midstream.state_directory import make_directory
+
 FLEETS = 16  # fleet files that are kept, the last used ones
 _LARGEST = 4 << 20  # bytes of a file that is read
 
@@ -37,13 +39,13 @@ def write_entry(file: Path, fleet_path: str | Path, entry: Any) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    from midstream_engine import records  # here, because completion reads entries and imports little
+    from midstream_core import records  # here, because completion reads entries and imports little
 
     entries, key = read_entries(file), fleet_key(fleet_path)
     if key in entries and entries.pop(key) == entry:
         return
     entries[key] = entry
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(file.parent)
     kept = list(entries.items())[-FLEETS:]
     text = json.dumps(dict(kept), indent=1) + "\n"
     while len(text) > _LARGEST and len(kept) > 1:

@@ -1,8 +1,6 @@
 """Accelerators of hosts as last seen, for those that do not answer now.
 
-They are in `$MIDSTREAM_STATE/devices.json`.
-
-A cache: it may be deleted, and a damaged file counts as empty.
+File: `$MIDSTREAM_STATE/devices.json`, a cache: it may be deleted, and a damaged file counts as empty.
 """
 
 from __future__ import annotations
@@ -17,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from midstream.errors import RemoteError
 from midstream.hosts.rpc.result_checks import printed_value
-from midstream.state_directory import state_directory
-from midstream_engine import records
+from midstream.state_directory import make_directory, state_directory
+from midstream_core import records
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
@@ -72,7 +70,7 @@ def remember_devices(fleet: Fleet, snapshot: Snapshot) -> None:
             known.pop(key, None)
             known[key] = KnownDevices(kinds, time.time())
         path = devices_file()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         text = json.dumps(asdict(_Hosts(dict(list(known.items())[-HOSTS:]))))
         records.write_bytes(str(path), text.encode())
 

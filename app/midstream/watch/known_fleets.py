@@ -1,8 +1,7 @@
 """Hosts of the fleet files that were read last, for the first frame.
 
-They are in `$MIDSTREAM_STATE/fleets.json`. Reading and checking a fleet file takes a fifth of the time to that frame.
-
-A cache: it may be deleted, and a damaged file counts as empty.
+File: `$MIDSTREAM_STATE/fleets.json`, a cache: it may be deleted, and a damaged file counts as empty. Reading and
+checking a fleet file takes a fifth of the time to that frame.
 """
 
 from __future__ import annotations

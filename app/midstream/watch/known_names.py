@@ -1,8 +1,6 @@
 """Names of the runs and checkpoints that were seen last, for shell completion.
 
-They are in `$MIDSTREAM_STATE/names.json`.
-
-A cache: it may be deleted, and a damaged file counts as empty.
+File: `$MIDSTREAM_STATE/names.json`, a cache: it may be deleted, and a damaged file counts as empty.
 """
 
 from __future__ import annotations
@@ -88,7 +86,7 @@ def _checkpoints(fleet: Fleet, run: RunView) -> dict[str, Any]:
 
     The result has their steps, and each as the argument CHECKPOINT.
     """
-    from midstream_engine import records
+    from midstream_core import records
 
     config = fleet.hosts.get(run.host)
     paths = records.RunPaths(config.root if config else "", run.run_id, run.store)

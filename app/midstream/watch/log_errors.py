@@ -20,9 +20,8 @@ def is_error(line: str) -> bool:
 def error_line(lines: Sequence[str]) -> int:
     """Return the index of the line that says why the process failed.
 
-    The index is 0 for an empty log.
-
-    It is the last line of the last traceback, else the last line of an error, else the last line that is not empty.
+    Index of the last line of the last traceback, else of the last line of an error, else of the last line that is not
+    empty; 0 for an empty log.
     """
     if not lines:
         return 0
@@ -35,9 +34,10 @@ def error_line(lines: Sequence[str]) -> int:
 
 
 def last_words(lines: Sequence[str], error: int) -> Sequence[str]:
-    """Return the lines from the error to the end.
+    """Return the lines from the error's traceback to the end.
 
-    They begin with the traceback that ends at index ``error``, or a few lines before that index.
+    ``error``: index of the line at which the traceback ends. Without a traceback a few lines before that index come
+    first.
     """
     for index in range(error, max(-1, error - MAX_TRACEBACK), -1):
         if index < len(lines) and _TRACEBACK.match(lines[index]):

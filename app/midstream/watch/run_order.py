@@ -1,6 +1,6 @@
 """Runs of a fleet, host by host and in the order of their ids.
 
-Both are values that snapshots share: with many runs, making them takes longer than all else in a snapshot.
+Both orders are values that snapshots share: with many runs, making them takes longer than all else in a snapshot.
 """
 
 from __future__ import annotations

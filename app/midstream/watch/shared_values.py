@@ -15,12 +15,12 @@ KEY_FORMAT = 2  # of marshal: equal values have equal bytes
 
 
 class SharedValues:
-    """Replaces JSON values by equal ones of earlier lines.
+    """Replacement of JSON values by equal ones of earlier lines. Not thread-safe.
 
-    They must not be changed. Not thread-safe.
+    Callers must not change the values.
 
     A run of eight devices takes 2 kB instead of 6. Numbers with a fraction are times and losses, which do not repeat:
-    they are not remembered, and neither are values that contain them.
+    neither these numbers nor values that contain them are remembered.
     """
 
     def __init__(self) -> None:
@@ -53,10 +53,7 @@ class SharedValues:
         return (self._remember(key, shared) if repeats else shared), repeats
 
     def _remember(self, key: str | bytes, value: Any) -> Any:
-        """Return the value that is known by ``key``.
-
-        It is ``value`` from now on if there was none.
-        """
+        """Return the value known by ``key``; store ``value`` as known if there was none."""
         found = self._known.get(key)
         if found is not None:
             return found

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from midstream.watch.reported_values import MAX_LISTED, inventory, reported
 from midstream.watch.run_order import RunOrder, RunsByHost
@@ -18,7 +18,10 @@ from midstream.watch.runs.metric_rows import parse_rows
 from midstream.watch.runs.run_copy import RunCopy
 from midstream.watch.shared_values import SharedValues
 from midstream.watch.snapshot import CONNECTING, DOWN, LIVE, STALE, Accelerator, HostView, Machine, RunView, Snapshot
-from midstream.watch.system.system_series import SystemSeries
+from midstream.watch.system_series import SystemSeries
+
+if TYPE_CHECKING:
+    from midstream.ownership.owner_judge import OwnerJudge
 
 Listener = Callable[..., None]
 
@@ -31,7 +34,11 @@ class SnapshotStore:
     """Merges the events of all hosts into snapshots. All methods are thread-safe."""
 
     def __init__(
-        self, hosts: Mapping[str, str], *, listener: Listener | None = None, clock: Callable[[], float] = time.time
+        self,
+        hosts: Mapping[str, str],
+        *,
+        listener: Listener | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """Create the store.
 
@@ -40,6 +47,7 @@ class SnapshotStore:
         """
         self._listener = listener or _no_listener
         self._clock = clock
+        self.owners: OwnerJudge | None = None  # judges who owns a run; None: nothing is proven
         self._listener("hosts", dict(hosts))
         self.changed = threading.Condition()
         self._hosts = {name: HostView(name, kind, CONNECTING) for name, kind in hosts.items()}
@@ -72,7 +80,9 @@ class SnapshotStore:
                 runs = RunsByHost[RunView](self._numbers, map(self._shown.__getitem__, self._numbers))
                 self._order = self._order.updated(self._runs_shown, runs)
                 self._runs_shown, hosts = runs, tuple(self._hosts.values())
-                self._snapshot = Snapshot(self._version, self._clock(), hosts, runs, self._system, self._order)
+                self._snapshot = Snapshot(
+                    self._version, self._clock(), hosts, runs, self._system, self._order, self.owners
+                )
             return self._snapshot
 
     def wait_newer(self, version: int, timeout: float) -> Snapshot | None:

@@ -1,6 +1,6 @@
 """Watcher of a fleet, with snapshots for subscribers.
 
-It has one feed for each host, and one snapshot store.
+A watcher has one feed for each host, and one snapshot store.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.prompter import PROMPTS
-from midstream.watch.feeds.bucket_listings import BucketListings
-from midstream.watch.feeds.poll_interval import PollInterval
+from midstream.watch.bucket_listings import BucketListings
+from midstream.watch.poll_interval import PollInterval
 from midstream.watch.snapshot import CONNECTING, Snapshot
 from midstream.watch.snapshot_store import Listener, SnapshotStore
 
 if TYPE_CHECKING:
-    from midstream.watch.feeds.host_feed import HostFeed
+    from midstream.watch.host_feed import HostFeed
 
 MAX_BATCH_TIME = 0.25  # seconds; changes within them are reported together
 MAX_TICK = 0.5  # seconds between two checks for unreachable hosts
@@ -70,11 +70,14 @@ class Watcher:
 
         Does nothing after `stop`.
         """
-        from midstream.watch.feeds.host_feed import HostFeed  # the terminal UI shows its first frame without it
+        # The terminal UI shows its first frame without these.
+        from midstream.ownership.owner_judge import OwnerJudge
+        from midstream.watch.host_feed import HostFeed
 
         with self._start_lock:
             if self._stopped.is_set():
                 return
+            self._store.owners = OwnerJudge(self._hosts.fleet)
             interval = self._poll_interval.seconds
             self._feeds = [HostFeed(name, self._hosts, self._store, interval) for name in self._names]
             for feed in self._feeds:
@@ -106,9 +109,7 @@ class Watcher:
         return self._store.snapshot()
 
     def subscribe(self, callback: Callable[[Snapshot], object]) -> Callable[[], None]:
-        """Call ``callback`` with the newest snapshot after changes.
-
-        It is always called on the same thread.
+        """Call ``callback`` with the newest snapshot after changes, always on one thread.
 
         A callback that raises is logged and unsubscribed. Returns a function that unsubscribes it.
         """

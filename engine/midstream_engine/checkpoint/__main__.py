@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 
-from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_core.attempt.errors import CheckpointError
 from midstream_engine.checkpoint.loading.verify import describe, lines, verify_checkpoint
 
 

@@ -28,10 +28,7 @@ def run_bounded(tasks: Iterable[Task], *, in_flight: int = IN_FLIGHT, threads: i
     failed = threading.Event()
 
     def begin() -> Task | None:
-        """Return the next task when there is room for it.
-
-        The result is None if there is none or another failed.
-        """
+        """Return the next task when there is room; None without one or after a failure."""
         nonlocal used
         with taking:
             if failed.is_set() or (task := next(upcoming, None)) is None:

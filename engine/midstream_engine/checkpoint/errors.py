@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-
-class CheckpointError(Exception):
-    """A checkpoint cannot be written or read."""
+from midstream_core.attempt.errors import CheckpointError
 
 
 class CheckpointFullError(CheckpointError):
@@ -42,10 +40,7 @@ def _spell(value: object) -> str:
 
 
 class CheckpointMismatchError(CheckpointError):
-    """Error of a sound checkpoint with other arrays than the model and optimizer.
-
-    The model and optimizer are those to restore.
-    """
+    """Error of a sound checkpoint with other arrays than the model and optimizer."""
 
     SHOWN = 12  # names per list
 

@@ -24,7 +24,7 @@ ALIGNMENT = 64  # bytes; jax's CPU devices adopt memory with this alignment and 
 def pages(size: int) -> np.ndarray:
     """Return fresh memory for ``size`` bytes (uint8), in huge pages if available.
 
-    It returns to the system when the last reference ends; malloc may keep freed memory.
+    The memory returns to the system when the last reference ends; malloc may keep freed memory.
     """
     return np.frombuffer(_mapped(size), np.uint8)[:size]
 
@@ -77,10 +77,7 @@ class ReusedMemory:
             return 0 if self._free is None else len(self._free)
 
     def take(self, size: int) -> np.ndarray:
-        """Return ``size`` bytes (uint8) with arbitrary contents.
-
-        They are free again when no array refers to them.
-        """
+        """Lend ``size`` bytes (uint8) of arbitrary contents until no array refers to them."""
         if not size:
             return np.empty(0, np.uint8)
         with self._lock:
@@ -143,8 +140,5 @@ class BufferPool:
 
 
 def bytes_of(array: np.ndarray) -> memoryview:
-    """Return the elements of an array in row-major order.
-
-    They are a copy only if the array is not contiguous.
-    """
+    """Return an array's elements in row-major order, copied unless contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -1,6 +1,4 @@
-"""The collectives of a compiled program: bytes sent, and those not hidden.
-
-These are what each device sends, and what of it no computation hides.
+"""Bytes that a program's collectives send, and those that no computation hides.
 
 Bytes are those that a device sends in a ring of n devices: of an all-gather or a reduce-scatter of B bytes (of the
 complete array) B(n-1)/n, of an all-reduce twice as many, of an all-to-all B(n-1)/n, of a permutation B (Thakur,

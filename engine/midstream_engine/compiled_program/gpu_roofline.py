@@ -13,12 +13,12 @@ import math
 import re
 from collections.abc import Iterator
 
+from midstream_core.accelerator_types import AcceleratorType
+from midstream_core.accelerators import Accelerator, find_accelerator
 from midstream_engine.compiled_program.collectives import collectives
 from midstream_engine.compiled_program.hlo_text import Computation, Instruction, computations, run_counts
 from midstream_engine.compiled_program.memory_traffic import MemoryTraffic
 from midstream_engine.compiled_program.roofline import KERNEL_SHARE, LINK_SHARE, StepTime, exposed_seconds
-from midstream_engine.shared.accelerator_types import AcceleratorType
-from midstream_engine.shared.accelerators import Accelerator, find_accelerator
 
 # Share of the peak that products reach, and of the bandwidth that other kernels reach: lowest, expected, highest.
 PRODUCT_SHARE = (0.5, 0.7, 0.85)

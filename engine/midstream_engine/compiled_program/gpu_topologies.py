@@ -73,9 +73,9 @@ device_description_str: "{name}"
 
 
 def gpu_compiler() -> Path | None:
-    """Return the directory of packages that has the compiler for GPUs.
+    """Return the directory of packages that has the compiler for GPUs, or None.
 
-    It is the environment's, or ``COMPILERS``.
+    The environment's own directories come before ``COMPILERS``.
     """
     plugin = Path(*_PLUGIN.split("."), "xla_cuda_plugin.so")
     found = find_spec("jax_plugins")
@@ -166,7 +166,7 @@ def cudnn_number() -> int:
 def _assume_cudnn() -> None:
     """Have jax's cuDNN attention take the version of the lock file.
 
-    By itself it reads that of this host, which may have none.
+    By itself jax reads the version of this host's cuDNN, which may be missing.
     """
     attention: Any = import_module("jax._src.cudnn.fused_attention_stablehlo")  # no public interface has it
     if attention.cuda_versions is None:

@@ -149,9 +149,9 @@ def _runs(
 
 
 def _turns(program: Mapping[str, Computation], loop: Instruction, unknown: float | None) -> float:
-    """Return the turns of a loop.
+    """Return the turns of a loop; ``unknown`` where the program's text has no number.
 
-    This is what the compiler says, or the condition's only number by the counter's step, else ``unknown``.
+    The compiler's own count comes before the condition's only number divided by the counter's step.
     """
     said = _TRIPS.search(loop.text)
     if said:
@@ -168,7 +168,7 @@ def _turns(program: Mapping[str, Computation], loop: Instruction, unknown: float
 def _counter_step(condition: Computation, body: Computation) -> int:
     """Return the number that a turn adds to the loop's counter.
 
-    It is 2 in the loops of windowed einsums, else 1.
+    The number is 2 in the loops of windowed einsums, else 1.
     """
     index = next((match[1] for each in condition.instructions if (match := _ELEMENT.search(each.text))), None)
     root, named = body.root, {each.name: each for each in body.instructions}

@@ -1,8 +1,7 @@
 """Estimate of the time of a compiled step from its text.
 
-It consists of computation, attention kernels and exposed collectives.
-
-For TPUs the computation is what the compiler itself estimates, in cycles. Two things it does not estimate are added:
+The time is that of computation, attention kernels and exposed collectives. For TPUs the computation is what the
+compiler itself estimates, in cycles. Two things it does not estimate are added:
 kernels, by their own arithmetic, and the bytes of collectives during which the device computes nothing.
 """
 
@@ -14,6 +13,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from midstream_core.accelerator_types import AcceleratorType
+from midstream_core.accelerators import FLOAT32_PASSES, Accelerator, find_accelerator
 from midstream_engine.compiled_program.collectives import Collective, collectives
 from midstream_engine.compiled_program.hlo_text import (
     Computation,
@@ -22,8 +23,6 @@ from midstream_engine.compiled_program.hlo_text import (
     estimated_cycles,
     run_counts,
 )
-from midstream_engine.shared.accelerator_types import AcceleratorType
-from midstream_engine.shared.accelerators import FLOAT32_PASSES, Accelerator, find_accelerator
 
 # Products of [positions, positions] by [positions, head_size] in a kernel of splash attention: forward; of the
 # derivatives, dkv computes the scores again, and the gradients of weights, values and keys; dq the first two, and one.
@@ -90,9 +89,9 @@ def step_time(text: str, accelerators: AcceleratorType) -> StepTime:
 
 
 def kernel_flops(program: Mapping[str, Computation], width: int) -> float:
-    """Return the FLOPs of the splash attention kernels in one run of a program.
+    """Return the FLOPs of splash attention kernels on a device in a run of a program.
 
-    They are those of one device, in passes of 16 bits: a product in float32 counts six times.
+    FLOPs are counted in passes of 16 bits: a product in float32 counts six times.
 
     Of causal attention the blocks above the diagonal are not computed. A head narrower than the matrix unit counts as
     wide as ``width``, the time that it takes.
@@ -139,9 +138,7 @@ def exposed_seconds(found: Sequence[Collective], accelerators: AcceleratorType, 
 
 
 def usable_links(accelerators: AcceleratorType, devices: int) -> float:
-    """Return the share of its links that a TPU device uses in a collective.
-
-    The collective is of groups of ``devices``.
+    """Return the share of a TPU device's links in a collective of ``devices``.
 
     Each side of the slice has two links of a chip. A side of one chip has none; one whose ends are not connected lets
     a ring use half. A group smaller than the slice is taken as a ring along one side.

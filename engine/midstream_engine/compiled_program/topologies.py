@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from midstream_core.accelerator_types import TPU, AcceleratorType
 from midstream_engine.compiled_program.gpu_topologies import gpu_devices
 from midstream_engine.config.errors import ConfigError
-from midstream_engine.shared.accelerator_types import TPU, AcceleratorType
 
 # Where `make compilers` installs them: apart, because jax itself would look for TPUs where libtpu is installed.
 COMPILERS = Path(sys.prefix, "compilers")

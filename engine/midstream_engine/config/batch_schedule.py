@@ -1,7 +1,4 @@
-"""The batch schedule: size and first sample of each update.
-
-The size is the number of examples.
-"""
+"""The batch schedule: examples and first sample of each update."""
 
 from __future__ import annotations
 
@@ -64,17 +61,14 @@ class BatchSchedule:
         return list(dict.fromkeys([self.size(first), *later]))
 
     def first_sample(self, step: int) -> int:
-        """Return the number (from 0) of the first sample of update ``step``.
-
-        It is the sum of all sizes before it.
-        """
+        """Return the first sample of update ``step``: the sum of all sizes before it."""
         ends = [start for start, _ in self.points[1:]] + [step]
         return sum(size * max(0, min(end, step) - start) for (start, size), end in zip(self.points, ends, strict=True))
 
     def then(self, step: int, other: BatchSchedule) -> BatchSchedule:
         """Return this schedule before ``step`` and ``other`` from there on.
 
-        So the past never changes.
+        The past never changes.
         """
         past = [point for point in self.points if point[0] < step]
         return BatchSchedule(_merged([*past, (step, other.size(step)), *(p for p in other.points if p[0] > step)]))

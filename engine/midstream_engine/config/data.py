@@ -7,8 +7,8 @@ import math
 import re
 from dataclasses import dataclass, field
 
+from midstream_core.object_store.urls import FORMS
 from midstream_engine.config.errors import ConfigError
-from midstream_engine.object_store.urls import FORMS
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from midstream_core.object_store.urls import FORMS
+from midstream_core.precision import DEFAULT, HIGHEST, JAX_OPTION, Precision
 from midstream_engine.config.averaging import ModelAveragingConfig
 from midstream_engine.config.batch_schedule import BatchSchedule
 from midstream_engine.config.distributed import DistributedConfig
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.keep_policy import KeepEvery, KeepPolicy
 from midstream_engine.config.tracker import TrackerConfig
-from midstream_engine.object_store.urls import FORMS
-from midstream_engine.shared.precision import DEFAULT, HIGHEST, JAX_OPTION, Precision
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)[\s,]*")
 _UNITS = {"": 1.0, "s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0}

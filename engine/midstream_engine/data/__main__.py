@@ -1,7 +1,7 @@
 """Command line that tokenizes the data of a run.
 
 ``python -m midstream_engine.data --config_path FILE [--SECTION.KEY VALUE ...]`` builds the caches that
-``midstream_engine.train`` would build, under the same root, without accelerator or jax. It prints one JSON object per
+``midstream_engine.train`` would build, under the same root, without accelerator or jax. One JSON object is printed per
 cache. Exit codes: 0 done, 1 failed, 2 the configuration is wrong.
 """
 
@@ -13,14 +13,14 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from midstream_engine import records
+from midstream_core import records
 from midstream_engine.config import ConfigError, load_config
-from midstream_engine.data.batches.batches import TrainingBatches
-from midstream_engine.data.batches.mixture import Mixture
+from midstream_engine.data.batches import TrainingBatches
 from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.imported.imported_data import Imported
 from midstream_engine.data.imported.imported_files import tokenizer_path
+from midstream_engine.data.mixture import Mixture
 from midstream_engine.data.prepared_data import open_training, open_validation
 from midstream_engine.data.tokenize.tokenizer import load_tokenizer
 from midstream_engine.interruption import interruptible

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream_engine.errors import EngineError
+from midstream_core.attempt.errors import EngineError
 
 
 class DataError(EngineError):

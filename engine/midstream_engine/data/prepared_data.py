@@ -9,11 +9,10 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
-from midstream_engine import records
+from midstream_core import records
 from midstream_engine.config.data import DataConfig, SourceConfig
-from midstream_engine.data.batches import mixture
-from midstream_engine.data.batches.batches import Validation
-from midstream_engine.data.batches.mixture import Mixture
+from midstream_engine.data import mixture
+from midstream_engine.data.batches import Validation
 from midstream_engine.data.cache import token_cache
 from midstream_engine.data.cache.cache_directory import CacheDirectory, data_root, request_of
 from midstream_engine.data.cache.token_cache import TokenCache
@@ -21,6 +20,7 @@ from midstream_engine.data.errors import DataError
 from midstream_engine.data.imported.imported_data import Imported
 from midstream_engine.data.imported.imported_files import SCHEME as IMPORTED
 from midstream_engine.data.imported.imported_files import link_imported, tokenizer_path
+from midstream_engine.data.mixture import Mixture
 from midstream_engine.data.sources import hugging_face_hub, list_sources
 from midstream_engine.data.tokenize import tokenize_units, units
 from midstream_engine.data.tokenize.tokenizer import Tokenizer
@@ -197,10 +197,7 @@ def open_cache(
 
 
 def dataset_config(config: DataConfig, part: SourceConfig) -> DataConfig:
-    """Return the configuration of one dataset.
-
-    It has the tokenizer from ``config`` and the text from ``part``.
-    """
+    """Return a dataset's configuration: the tokenizer of ``config``, text of ``part``."""
     fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(SourceConfig)}
     return dataclasses.replace(config, **fields, configs={}, train_weights={})
 

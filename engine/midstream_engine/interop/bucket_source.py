@@ -12,11 +12,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from midstream_engine.errors import EngineError
-from midstream_engine.object_store.bucket_client import CHUNK, READS, BucketClient, StoredObject
-from midstream_engine.object_store.errors import StoreError
-from midstream_engine.object_store.open_bucket import engine_bucket
-from midstream_engine.object_store.urls import split_url
+from midstream_core import levanter_checkpoints
+from midstream_core.attempt.errors import EngineError
+from midstream_core.latest_file import named_folder
+from midstream_core.object_store.bucket_client import CHUNK, READS, BucketClient, StoredObject
+from midstream_core.object_store.errors import StoreError
+from midstream_core.object_store.open_bucket import engine_bucket
+from midstream_core.object_store.urls import split_url
 
 AT_ONCE = 8  # objects
 FETCHED = "fetched.jsonl"  # a line for each object that has arrived
@@ -55,6 +57,8 @@ def fetch(url: str, directory: str, config: str = "", show: Show = lambda *_: No
             paths[found.path] = os.path.join(directory, "config", posixpath.basename(found.path))
             objects.append(found)
         _copy(client, objects, paths, directory, show)
+        for each in objects:
+            _check_last_line(paths[each.path], f"{root}/{each.path}")
     except StoreError as error:
         raise EngineError(error.with_hint()) from error
     except FileNotFoundError as error:
@@ -71,13 +75,33 @@ def _chosen(client: BucketClient, prefix: str, url: str) -> dict[str, StoredObje
     folders = {path.split("/")[0] for path in found if "/" in path}
     steps = {each for each in folders if _STEP.fullmatch(each)}
     if "latest" in found and steps:
-        newest = client.get(start + "latest")[0].decode(errors="replace").strip()
+        try:
+            newest = named_folder(client.get(start + "latest")[0].decode(errors="replace"), folders)
+        except ValueError as error:
+            raise EngineError(f"{url}/{error}") from None
     else:
         complete = [each for each in steps if f"{each}/metadata.json" in found]
-        newest = max(complete, key=lambda each: int(_STEP.sub(r"\1", each)), default="")
         if "metadata.json" in found or not complete:
             return found
+        try:
+            newest = _newest(client, start, complete, found)
+        except ValueError as error:
+            raise EngineError(f"{url}/{error}") from None
     return {path: each for path, each in found.items() if path.split("/")[0] not in steps - {newest}}
+
+
+def _newest(client: BucketClient, start: str, complete: list[str], found: dict[str, StoredObject]) -> str:
+    """Return the newest of a run's checkpoints, as its release chooses it."""
+    listed = [
+        levanter_checkpoints.described(
+            each,
+            client.get(f"{start}{each}/{levanter_checkpoints.METADATA}")[0].decode(errors="replace"),
+            by_time=f"{each}/{levanter_checkpoints.OCDBT}" not in found,
+        )
+        for each in complete
+    ]
+    newest = levanter_checkpoints.newest([each for each in listed if each is not None])
+    return newest.path if newest is not None else ""
 
 
 def _parent_configs(client: BucketClient, prefix: str) -> dict[str, StoredObject]:
@@ -100,9 +124,7 @@ def _named(client: BucketClient, root: str, config: str) -> StoredObject:
 
 
 def _place(directory: str, prefix: str, relative: str, url: str) -> str:
-    """Return the path of an object on the disk.
-
-    It is below two directories that stand for the parents of the checkpoint.
+    """Return an object's path, below two directories for the checkpoint's parents.
 
     Raises:
         EngineError: The object's name would be a path outside of them.
@@ -113,6 +135,19 @@ def _place(directory: str, prefix: str, relative: str, url: str) -> str:
     if ".." in parts and relative not in PARENT_CONFIGS:
         raise EngineError(f"{url}: an object's name is not that of a file: {relative!r}")
     return os.path.normpath(os.path.join(directory, "a", "b", posixpath.basename(prefix) or "checkpoint", relative))
+
+
+def _check_last_line(file: str, url: str) -> None:
+    """Check that a YAML ends with a line's end.
+
+    A part of one is YAML too, with other values. Programs commit what was written of an object when their writer fails.
+    """
+    if not file.endswith((".yaml", ".yml")):
+        return
+    with open(file, "rb") as opened:
+        data = opened.read()
+    if data and not data.endswith(b"\n"):
+        raise EngineError(f"{url}: its last line has no end: perhaps a part of the file (hint: write it again)")
 
 
 def _copy(client: BucketClient, objects: list[StoredObject], paths: dict[str, str], directory: str, show: Show) -> None:
@@ -150,7 +185,7 @@ def _copy(client: BucketClient, objects: list[StoredObject], paths: dict[str, st
 def _read(client: BucketClient, each: StoredObject, path: str) -> None:
     """Copy an object to a file, and check its bytes.
 
-    They must have the checksum that the service reports. Where it reports none, or an ETag that is not their MD5, two
+    The bytes must have the checksum that the service reports. Without one, or with an ETag that is not their MD5, two
     readings must have the same SHA-256.
 
     Raises:

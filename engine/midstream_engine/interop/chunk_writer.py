@@ -8,17 +8,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.checkpoint.format import zarr
-from midstream_engine.checkpoint.format.boxes import Box, copy_rows, extent, gather, slabs, volume
-from midstream_engine.checkpoint.format.chunk_grid import chunks_of
-from midstream_engine.checkpoint.format.dtypes import numpy_dtype
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.records import ObjectEntry
+from midstream_engine.checkpoint import zarr
+from midstream_engine.checkpoint.boxes import Box, copy_rows, extent, gather, slabs, volume
+from midstream_engine.checkpoint.chunk_grid import chunks_of
+from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.host_buffers import pages
 from midstream_engine.checkpoint.stores.directory_objects import OPEN, DirectoryObjects
 from midstream_engine.checkpoint.stores.hashed_objects import Hasher
 from midstream_engine.interop.direct_io import ALIGNMENT, open_directly, without_direct, write_directly
 from midstream_engine.interop.imported_array import ImportedArray, Piece
-from midstream_engine.records import ObjectEntry
 
 BLOCK = 2 << 20  # bytes hashed and written at a time
 

@@ -83,10 +83,7 @@ def write_directly(descriptor: int, block: memoryview, position: int) -> None:
 
 
 def without_direct(descriptor: int) -> bool:
-    """Switch a descriptor to the page cache; return whether it was direct before.
-
-    This is for unaligned data.
-    """
+    """Switch to the page cache for unaligned data; return whether I/O was direct."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     if not flags & _DIRECT:
         return False

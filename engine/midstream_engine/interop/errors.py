@@ -1,6 +1,6 @@
 """Errors of conversions."""
 
-from midstream_engine.errors import EngineError
+from midstream_core.attempt.errors import EngineError
 
 
 class ConversionError(EngineError):

@@ -63,10 +63,7 @@ def check_finite(name: str, data: np.ndarray) -> None:
 
 
 def common_dtype(dtypes: set[str]) -> str:
-    """Return the narrowest type that has every number of ``dtypes``.
-
-    It is a type of parameters and moments, at most float32.
-    """
+    """Return the narrowest type, at most float32, that has every number of ``dtypes``."""
     return next(iter(dtypes)) if len(dtypes) == 1 and dtypes <= {"bfloat16", "float16"} else "float32"
 
 

@@ -11,9 +11,9 @@ import draccus
 import jax
 import numpy as np
 
-from midstream_engine.checkpoint.format.array_names import LogicalArray, flatten
-from midstream_engine.checkpoint.format.boxes import full_box
-from midstream_engine.checkpoint.format.dtypes import numpy_dtype
+from midstream_engine.checkpoint.array_names import LogicalArray, flatten
+from midstream_engine.checkpoint.boxes import full_box
+from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.config.model import LmConfig
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.interop.imported_array import ImportedArray, Piece

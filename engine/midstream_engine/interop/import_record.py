@@ -10,15 +10,13 @@ import os
 import shutil
 from typing import Any
 
-from midstream_engine.records import canonical_json
+from midstream_core.records import canonical_json
 
 RECORD = "import.jsonl"
 
 
 def resume(directory: str, source: Any) -> dict[str, list[dict[str, Any]]]:
-    """Return the objects of the complete arrays, or empty the directory.
-
-    It is emptied if they are not of the same ``source``.
+    """Return the complete arrays' objects; empty a directory of another ``source``.
 
     ``source``: any JSON that identifies the state of the source.
     """

@@ -20,20 +20,20 @@ from typing import Any
 import jax
 import yaml
 
-from midstream_engine import records
-from midstream_engine.checkpoint.format.array_names import unflatten
+from midstream_core import records
+from midstream_core.attempt.errors import EngineError
+from midstream_core.records import MANIFEST, Manifest, RunPaths, checkpoint_name, sync_directory, write_bytes
+from midstream_engine.checkpoint.array_names import unflatten
 from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
 from midstream_engine.checkpoint.saving.commit import commit, manifest_text
-from midstream_engine.config.reading.load import from_mapping
+from midstream_engine.config.load import from_mapping
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.data.imported.imported_files import SCHEME
 from midstream_engine.data.tokenize.tokenizer import IDS
-from midstream_engine.errors import EngineError
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.foreign_run import ForeignRun
 from midstream_engine.interop.streamed_import import Progress, write_state
 from midstream_engine.interop.tokenizer_files import carry
-from midstream_engine.records import MANIFEST, Manifest, RunPaths, checkpoint_name, sync_directory, write_bytes
 from midstream_engine.trainer.computation.programs import compile_reference_losses
 from midstream_engine.trainer.computation.setup import prepare
 
@@ -81,10 +81,9 @@ def import_run(
 ) -> ImportedRun:
     """Write the directory ``final`` of an imported run.
 
-    It has ``checkpoints/step-N-a000``, ``data/<digest>`` and ``train.yaml``.
-
-    It is built under another name and renamed; a killed import continues. After CheckpointError or OSError what was
-    written stays, so that the import can be repeated.
+    The directory has ``checkpoints/step-N-a000``, ``data/<digest>`` and ``train.yaml``. Until it is complete it has
+    another name. A killed import continues. After CheckpointError or OSError what was written stays, so that the import
+    can be repeated.
 
     Raises:
         ConversionError: The source cannot be imported.
@@ -147,10 +146,9 @@ def _import(
 
 
 def _settings(mapping: dict[str, Any]) -> str:
-    """Return the digest of the settings that decide what the arrays are.
+    """Return the digest of the settings that determine the arrays.
 
-    That is their names, types and contents. A killed import that is started again with other flags reuses none of
-    them.
+    A killed import that is started again with other flags reuses no array.
     """
     kept = {name: mapping.get(name) for name in ("model", "optimizer", "trainer")}
     return hashlib.sha256(yaml.safe_dump(kept, sort_keys=True).encode()).hexdigest()
@@ -159,7 +157,7 @@ def _settings(mapping: dict[str, Any]) -> str:
 def measure_reference_losses(config: TrainLmConfig, adopted: ForeignRun, root: str, digest: str) -> dict[str, Any]:
     """Measure the reference losses of the imported model on this machine's CPU.
 
-    They are the losses of the next batch's first sequences, as a run records them with each of its checkpoints.
+    The sequences are the first of the next batch, as in a run's own checkpoints.
     """
     setup = prepare(config, root, digest, jax.devices("cpu")[:1], step=adopted.step)
     model = {array.name.removeprefix(_MODEL): array for array in adopted.arrays if array.name.startswith(_MODEL)}

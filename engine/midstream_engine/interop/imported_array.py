@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from midstream_engine.checkpoint.format.boxes import Box, copy_rows, full_box, within
-from midstream_engine.checkpoint.format.chunk_grid import grid_of
-from midstream_engine.checkpoint.format.dtypes import numpy_dtype
+from midstream_engine.checkpoint.boxes import Box, copy_rows, full_box, within
+from midstream_engine.checkpoint.chunk_grid import grid_of
+from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.saving.snapshot import HostArray
 from midstream_engine.interop.exact_numbers import checked
 
@@ -85,9 +85,6 @@ class ImportedArray:
             copy_rows(out[(*within(box, full_box(self.shape)), ...)], data)
 
     def host_array(self, value: np.ndarray | None = None) -> HostArray:
-        """Return the array for the checkpoint's writer.
-
-        It has no contents if the writer needs the description alone.
-        """
+        """Return the array for the checkpoint's writer; ``value`` None: without contents."""
         pieces = [] if value is None else [(full_box(self.shape), value)]
         return HostArray(self.name, self.axes, self.shape, self.dtype, pieces)

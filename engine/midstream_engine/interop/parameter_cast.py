@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from midstream_core.precision import precision_of
 from midstream_engine.interop.foreign_run import ForeignRun
-from midstream_engine.shared.precision import precision_of
 
 _MODEL = "model/"
 

@@ -1,6 +1,6 @@
 """Writer of an imported state that reads its source during the writing.
 
-It makes a record, so that a killed import continues.
+A record of what is written lets a killed import continue.
 
 The state is divided into steps: some layers of the arrays that are made of the same bytes. Threads read steps ahead,
 with CRCs and checks; others divide what was read into chunks, hash and write them. Memory has the running steps: less
@@ -22,14 +22,14 @@ from typing import Any
 
 import numpy as np
 
+from midstream_core.records import ObjectEntry
+from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.errors import CheckpointFullError
-from midstream_engine.checkpoint.format.dtypes import numpy_dtype
 from midstream_engine.checkpoint.saving.checkpoint_writer import Written, describe_arrays, write_rest, written_of
 from midstream_engine.checkpoint.saving.snapshot import HostArray
 from midstream_engine.interop import import_record
 from midstream_engine.interop.chunk_writer import ChunkStore, ChunkWriter, chunk_writers
 from midstream_engine.interop.imported_array import ImportedArray, Piece
-from midstream_engine.records import ObjectEntry
 
 SYNC_BYTES = 1 << 30  # written between two syncs: at most this is repeated by a killed import
 READERS, WRITERS = 2, 4  # threads: reading computes one checksum, writing two

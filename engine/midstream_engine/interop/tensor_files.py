@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from midstream_engine.checkpoint.format.dtypes import numpy_dtype
-from midstream_engine.checkpoint.format.packed_arrays import unpack
+from midstream_core.safetensors_header import make_header
+from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.host_buffers import bytes_of
+from midstream_engine.checkpoint.packed_arrays import unpack
 from midstream_engine.interop.errors import ConversionError
-from midstream_engine.shared.safetensors_header import make_header
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -13,8 +13,8 @@ from haliax.nn import Stacked
 from jaxtyping import PRNGKeyArray
 
 from midstream_engine.config.model import LmConfig
-from midstream_engine.models.attention.causal_attention import View, choose_backend
 from midstream_engine.models.axes import BATCH, EMBED, MLP, POSITION
+from midstream_engine.models.causal_attention import View, choose_backend
 from midstream_engine.models.layers import Embedding, LayerNorm, Linear, RmsNorm, activation
 from midstream_engine.models.lm import LmModel
 from midstream_engine.models.stacked_layers import fold, saveable, stack
@@ -65,7 +65,7 @@ class Decoder(LmModel):
     def _given(self, Position: Axis, keys: NamedArray | None) -> tuple[Any, ...]:
         """Return a block's further arguments.
 
-        Of those with a ``layers`` axis a block gets its slice.
+        Of an argument with a ``layers`` axis a block gets its slice.
         """
         raise NotImplementedError
 
@@ -73,9 +73,7 @@ class Decoder(LmModel):
 def frame(
     block: type, config: LmConfig, Vocab: Axis, vocab_size: int, key: PRNGKeyArray, *, tied: bool
 ) -> tuple[dict[str, Any], PRNGKeyArray]:
-    """Return the fields of a new ``Decoder`` of ``block``, and a key.
-
-    The key is for the model's other arrays.
+    """Return a new ``Decoder``'s fields, and a key for the model's other arrays.
 
     Args:
         block: Class with ``init(config, *, key)``.

@@ -12,8 +12,8 @@ from haliax import Axis, NamedArray
 from jaxtyping import PRNGKeyArray
 
 from midstream_engine.config.model import Gpt2Config
-from midstream_engine.models.attention.causal_attention import View, attend, choose_backend, scaled
 from midstream_engine.models.axes import BATCH, EMBED, HEAD_SIZE, HEADS, POSITION
+from midstream_engine.models.causal_attention import View, attend, choose_backend, scaled
 from midstream_engine.models.decoder import Decoder, Mlp, frame, residual_deviation
 from midstream_engine.models.layers import Embedding, LayerNorm, Linear, dropout
 from midstream_engine.models.stacked_layers import saveable

@@ -13,10 +13,7 @@ from midstream_engine.models.neox import NeoxModel
 
 
 def init_model(config: LmConfig, vocab_size: int, key: PRNGKeyArray) -> LmModel:
-    """Return a new float32 model.
-
-    It depends on ``config``, ``vocab_size`` and ``key`` alone.
-    """
+    """Return a new float32 model, a function of the arguments alone."""
     Vocab = Axis("vocab", config.padded_vocab(vocab_size))
     if isinstance(config, Gpt2Config):
         return Gpt2Model.init(config, Vocab, vocab_size, key=key)

@@ -28,11 +28,9 @@ _DRAWS = 12
 def normal(key: PRNGKeyArray, axes: Sequence[Axis], deviation: float) -> NamedArray:
     """Return normal numbers with standard deviation ``deviation``, in float32.
 
-    They are at most 6 deviations from 0.
-
-    They are sums of twelve 16-bit uniform integers (Irwin-Hall), scaled by one multiplication. Everything before that
-    is integer arithmetic, so the numbers are bit-identical on any mesh, compiler and accelerator; the usual inverse
-    error function is not.
+    The numbers are sums of twelve 16-bit uniform integers (Irwin-Hall), scaled by one multiplication, and at most 6
+    deviations from 0. Everything before the multiplication is integer arithmetic, so the numbers are bit-identical on
+    any mesh, compiler and accelerator; the usual inverse error function is not.
     """
     shape = tuple(axis.size for axis in axes)
 

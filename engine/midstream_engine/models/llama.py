@@ -12,8 +12,8 @@ from haliax import Axis, NamedArray
 from jaxtyping import PRNGKeyArray
 
 from midstream_engine.config.model import LlamaConfig
-from midstream_engine.models.attention.causal_attention import View, attend, choose_backend, scaled
 from midstream_engine.models.axes import EMBED, HEAD_SIZE, HEADS, KV_HEADS, MLP
+from midstream_engine.models.causal_attention import View, attend, choose_backend, scaled
 from midstream_engine.models.decoder import Decoder, frame
 from midstream_engine.models.layers import Linear, RmsNorm, activation
 from midstream_engine.models.rope import Rotation

@@ -44,7 +44,7 @@ class LmModel(eqx.Module):
     def decayed(self) -> LmModel:
         """Return the same tree with True where weight decay applies.
 
-        It does not apply to norms, embeddings and biases.
+        Norms, embeddings and biases do not decay.
         """
 
         def mark(node: Any) -> Any:
@@ -101,7 +101,7 @@ def summed_loss(
 ) -> jax.Array:
     """Return the sum of ``token_losses``, float32 [].
 
-    Its gradient computes no logits twice.
+    The gradient computes no logits twice.
 
     Args:
         model: The model.

@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 from haliax import Axis, NamedArray
 
-from midstream_engine.arithmetic.logits import LARGEST_BLOCK
+from midstream_core.accelerators import find_accelerator
+from midstream_core.arithmetic.logits import LARGEST_BLOCK
 from midstream_engine.models.axes import BATCH, EMBED, POSITION, VOCAB
 from midstream_engine.models.row_product import row_product
 from midstream_engine.models.sharding import (
@@ -29,7 +30,6 @@ from midstream_engine.models.sharding import (
     mesh_device_kind,
     mesh_platform,
 )
-from midstream_engine.shared.accelerators import find_accelerator
 
 # On an accelerator: this part of its memory, of 16 GiB where that is not known, and at most a GiB. With each block the
 # head's gradient is read and written: on 8 H100 a step of a Llama with 1.24 billion parameters takes 2.48 s by
@@ -44,9 +44,9 @@ _HIDDEN = -1e30  # the logit of a row that only pads the vocabulary
 
 
 def positions_a_block(hidden: NamedArray, Vocab: Axis, wanted: int | None) -> int:
-    """Return the number of positions with logits at a time.
+    """Return the number of positions with logits at a time, a divisor of all.
 
-    It is a divisor of all, and ``wanted`` if that is given.
+    ``wanted`` is returned if it is given.
     """
     positions = hidden.axis_size(POSITION)
     if wanted is not None:
@@ -204,7 +204,7 @@ _fused.defvjp(_fused_forward, _fused_backward)
 def _in_computation(head: jax.Array) -> jax.Array:
     """Return the head [V, D] as the computation shards it.
 
-    Each block would gather one that is sharded as at rest.
+    Each block would gather a head that is sharded as at rest.
     """
     axes = (Axis(VOCAB, head.shape[0]), Axis(EMBED, head.shape[1]))
     return gathered(NamedArray(head, axes)).array

@@ -17,7 +17,7 @@ _ROWS = "rows"
 def row_product(x: NamedArray, weight: NamedArray, In: tuple[Axis, ...]) -> NamedArray:
     """Return the product over ``In``.
 
-    Its axes are those of ``x`` without ``In``, then those of ``weight``.
+    The product has the axes of ``x`` without ``In``, then the axes of ``weight``.
 
     Args:
         x: [..., In...] in any order.

@@ -17,7 +17,7 @@ import numpy as np
 from haliax import NamedArray
 from jax.sharding import PartitionSpec
 
-from midstream_engine.arithmetic.mesh_division import AxisMapping, partition
+from midstream_core.arithmetic.mesh_division import AxisMapping, partition
 from midstream_engine.models.axes import BATCH
 
 _AT_REST: ContextVar[AxisMapping | None] = ContextVar("at_rest", default=None)
@@ -74,8 +74,8 @@ def mesh_axes(axis: str) -> tuple[str, ...]:
 def gathered(parameter: NamedArray) -> NamedArray:
     """Return a parameter, cast to the compute precision, as the computation shards it.
 
-    It is gathered in that precision. Without its sharding at rest the compiler for GPUs gathers before the cast: twice
-    the bytes. That for TPUs casts first by itself, and would gather a tied embedding for its lookup too.
+    The gather is in that precision. Without the sharding at rest the compiler for GPUs gathers before the cast: twice
+    the bytes. The compiler for TPUs casts first by itself, and would gather a tied embedding for its lookup too.
     """
     return hax.auto_sharded(at_rest(parameter))
 

@@ -13,7 +13,7 @@ from haliax import Axis, NamedArray
 from haliax.nn import Stacked
 from jax.ad_checkpoint import checkpoint_name
 
-from midstream_engine.arithmetic.stored_activations import stored_names
+from midstream_core.arithmetic.stored_activations import stored_names
 from midstream_engine.config.model import REMAT_BY_MEMORY
 
 LAYERS = "layers"
@@ -50,7 +50,7 @@ def stack(num_layers: int, block: type, remat: bool | str) -> Callable[..., Stac
 def fold(blocks: Stacked[Any], remat: bool | str, x: NamedArray, *arguments: Any) -> NamedArray:
     """Apply all blocks to ``x``, each with ``arguments``.
 
-    Of those with a ``layers`` axis a block gets its slice.
+    Of an argument with a ``layers`` axis a block gets its slice.
     """
     policy = _policy(remat)
     if policy is None:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from midstream_engine.config.optimizers.adam_variants import AdoptConfig, CautiousConfig
+from midstream_engine.config.adam_variants import AdoptConfig, CautiousConfig
 from midstream_engine.optim.stored_dtypes import stored_as
 
 ADOPT, CAUTIOUS = "adopt", "cautious"  # the names of the parts that hold the moments

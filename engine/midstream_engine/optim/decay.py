@@ -13,9 +13,7 @@ from midstream_engine.config.optimizer import OptimizerConfig
 
 
 def decay(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
-    """Return the decoupled weight decay.
-
-    It adds ``weight_decay`` times the parameters to the updates.
+    """Return the decoupled weight decay: ``weight_decay`` times the parameters.
 
     With ``adamc_weight_decay`` it is multiplied by the learning rate as a fraction of its peak; the updates are
     multiplied by the rate afterwards, so the decay falls with the square of the rate (AdamC: Defazio, arXiv 2506.02285,
@@ -35,7 +33,7 @@ def decay(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
 def decay_mask(config: OptimizerConfig) -> Callable[[Any], Any]:
     """Return a function that marks the arrays of a model to which decay applies.
 
-    It returns the same tree with True where weight decay applies.
+    The function returns the same tree with True at these arrays.
 
     ``optimizer.weight_decay_modules`` selects arrays by parts of their dotted names (``blocks.stacked.mlp.up.weight``)
     or by a regular expression that matches from the start. Without it the model's own ``decayed`` applies: all but

@@ -1,6 +1,6 @@
-"""Muon: momentum of matrices made orthogonal by Newton-Schulz iterations.
+"""Muon for matrices of blocks: momentum, orthogonalised by Newton-Schulz.
 
-It is for the matrices of the blocks (Jordan et al. 2024).
+The method is of Jordan et al. (2024).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from haliax import NamedArray
 
-from midstream_engine.config.optimizers.muon import COEFFICIENTS, MuonConfig
+from midstream_engine.config.muon import COEFFICIENTS, MuonConfig
 from midstream_engine.models.layers import Linear
 from midstream_engine.optim.adam import ADAM
 from midstream_engine.optim.decay import decay_mask
@@ -32,9 +32,7 @@ class MuonState(NamedTuple):
 
 
 def muon_parts(config: MuonConfig) -> list[tuple[str, optax.GradientTransformation]]:
-    """Return the named parts of the optimizer.
-
-    They are clip and Adam for all but the matrices, Muon for these, and decay for each.
+    """Return the named parts: Muon for matrices, clip and Adam for the rest, decays.
 
     Updates of Adam's arrays are multiplied by ``adam_lr`` / ``learning_rate``: the schedules of both have the same
     shape, so the learning rate by which the chain multiplies everything is then ``adam_lr``'s.
@@ -71,9 +69,7 @@ def matrices(model: Any) -> Any:
 
 
 def scale_by_muon(config: MuonConfig) -> optax.GradientTransformation:
-    """Return Muon without decay and learning rate.
-
-    It is for trees whose arrays are weights of linear layers.
+    """Return Muon without decay and learning rate, for weights of linear layers.
 
     momentum = ``config.momentum`` * momentum + gradient; the update is that momentum, or with ``nesterov`` the next one
     with the same gradient, made orthogonal and multiplied by a factor of its shape.

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import optax
 
+from midstream_engine.config.adam_variants import AdoptConfig, CautiousConfig
+from midstream_engine.config.lion import LionConfig
+from midstream_engine.config.muon import MuonConfig
 from midstream_engine.config.optimizer import AdamConfig, OptimizerConfig
-from midstream_engine.config.optimizers.adam_variants import AdoptConfig, CautiousConfig
-from midstream_engine.config.optimizers.lion import LionConfig
-from midstream_engine.config.optimizers.muon import MuonConfig
 from midstream_engine.optim.adam import ADAM, adam
 from midstream_engine.optim.adam_variants import ADOPT, CAUTIOUS, adopt, cautious
 from midstream_engine.optim.decay import decay
@@ -43,9 +43,9 @@ def build_optimizer(config: OptimizerConfig, schedule: Schedule) -> optax.Gradie
 
 
 def _parts(config: OptimizerConfig) -> list[tuple[str, optax.GradientTransformation]]:
-    """Return the named parts of the optimizer.
+    """Return the named parts of the optimizer, in order.
 
-    They are: clip by the global norm, the kind's own, decoupled decay, limits on the update.
+    The parts are clip by the global norm, the kind's own, decoupled decay, and limits on the update.
     """
     match config:
         case AdamConfig():
@@ -94,10 +94,7 @@ def _scaled(inner: optax.GradientTransformationExtraArgs, schedule: Schedule) ->
 
 
 def schedule_count(optimizer_state: Any) -> jax.Array:
-    """Return the number of updates in the schedule, int32 [].
-
-    It determines the next learning rate.
-    """
+    """Return the schedule's number of updates, which gives the next rate, int32 []."""
     return optimizer_state[SCHEDULE].count
 
 

@@ -1,6 +1,6 @@
 """The learning rate at each update, in jax.
 
-The parts and formulas are in ``arithmetic/learning_rate.py``.
+The parts and formulas are in ``midstream_core/arithmetic/learning_rate.py``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from midstream_engine.arithmetic.learning_rate import Functions, ScheduleError, rate_parts, rate_settings
+from midstream_core.arithmetic.learning_rate import Functions, ScheduleError, rate_parts, rate_settings
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.optimizer import OptimizerConfig
 
@@ -23,7 +23,7 @@ FUNCTIONS = Functions(jnp.cos, jnp.sqrt, jnp.minimum, jnp.maximum, jnp.divide)
 def learning_rate(config: OptimizerConfig, total: int) -> Schedule:
     """Return the schedule of a run of ``total`` updates.
 
-    It maps a count (from 0) to the learning rate, float32, and is traceable.
+    The schedule maps a count (from 0) to the learning rate, float32, and is traceable.
 
     Raises:
         ConfigError: The configuration has no schedule for a run of this length.

@@ -35,7 +35,7 @@ def skip_step(
 ) -> optax.GradientTransformationExtraArgs:
     """Wrap ``inner``, whose state is a dict, to skip outliers.
 
-    Updates are then zero and the state is unchanged.
+    The update of an outlier is zero, and the state is unchanged.
 
     An update is skipped if ``loss`` or ``gradient_norm`` (keyword arguments of ``update``) is above mean + sigma_factor
     x standard deviation (at least 1e-6, as in Levanter) of the window, or not finite. Nothing that is finite is skipped

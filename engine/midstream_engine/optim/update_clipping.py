@@ -1,7 +1,4 @@
-"""Limits on the size of an update.
-
-They apply after Adam and weight decay and before the learning rate.
-"""
+"""Limits on an update, after Adam and weight decay, before the learning rate."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Coordinator in a thread of process 0.
+"""Coordinator in a thread of process 0: admission, messages, reports of failures.
 
-It admits processes, forwards messages and reports failures.
-
-jax has a coordination service of its own. It is started too, for collectives, but does not replace this module. What
-jax 0.10.2 did on loopback, with two processes and a heartbeat timeout of 10 s:
+jax has a coordination service of its own. The service is started too, for collectives, but does not replace this
+module. What jax 0.10.2 did on loopback, with two processes and a heartbeat timeout of 10 s:
 
 - Rendezvous: where a process was missing at ``init_timeout``, or process 0 did not listen, every other process ended
   with SIGABRT and a C++ stack trace. ``connect()`` did not raise, so no process could report what is missing.
@@ -13,8 +11,8 @@ jax 0.10.2 did on loopback, with two processes and a heartbeat timeout of 10 s:
 - Recoverable tasks (``jax_enable_recoverability``) avoid that end, but then the survivors got no report at all:
   ``get_live_nodes`` returns only once all live processes call it. The end of process 0 still ended all others.
 - The key-value store works (8 MB in 0.25 s, a barrier in 1 ms). A blocking read does not end when its writer fails,
-  though, and keys stay until they are deleted, while every step sends messages. They use the connection that is open
-  for failures anyway.
+  though, and keys stay until they are deleted, while every step sends messages. The
+  connection that is open for failures anyway carries messages too.
 
 Therefore this module has rendezvous, failures and messages, and jax's service, whose heartbeat timeout is set far
 longer than the one here, only starts the collectives.
@@ -30,7 +28,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from midstream_engine.errors import EngineError
+from midstream_core.attempt.errors import EngineError
 from midstream_engine.processes.frames import Channel, FrameError, Message
 
 log = logging.getLogger(__name__)
@@ -93,9 +91,9 @@ class Coordinator:
         self._start(self._send_heartbeats, "coordinator-heartbeat")
 
     def _refuse_all(self) -> None:
-        """Send all why they cannot start together.
+        """Send to all the reason why they cannot start together.
 
-        Process 0 gets it last, because it closes the coordinator then.
+        Process 0 gets the reason last, because it closes the coordinator then.
         """
         message = Message("rejected", 0, {"reason": self._refusal})
         for process, channel in sorted(self._channels.items(), reverse=True):

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from midstream_engine.errors import EngineError
+from midstream_core.attempt.errors import EngineError
 from midstream_engine.processes.coordinator import (
     CONNECTION_LOST,
     HEARTBEATS_PER_TIMEOUT,
@@ -42,7 +42,7 @@ DISCONNECTED = "this process has disconnected from the others"
 class PeerLostError(EngineError):
     """Failure of a process that others depend on.
 
-    It has failed, or sent no heartbeat within a time limit. The message names the process.
+    A failed process has exited, or sent no heartbeat within a time limit. The message names the process.
     """
 
 
@@ -116,7 +116,7 @@ class CoordinatorClient:
     def receive_any(self, key: str, timeout: float = MESSAGE_TIMEOUT) -> bytes:
         """Wait for a message under ``key`` from any process.
 
-        All senders send the same one. Raises PeerLostError.
+        All senders send the same message. Raises PeerLostError.
         """
         deadline = time.monotonic() + timeout
         with self._changed:
@@ -172,7 +172,7 @@ class CoordinatorClient:
     def on_failure(self, call: Callable[[str], None]) -> None:
         """Call ``call`` with `first_failure` at the first failure.
 
-        It is called on the receiving thread, or now, after a failure.
+        The receiving thread makes the call; after a failure, the caller's thread at once.
         """
         self._on_failure = call
         if self.first_failure():
@@ -202,7 +202,7 @@ class CoordinatorClient:
     def on_stop(self, call: Callable[[str], None]) -> None:
         """Call ``call`` with a line on the process that has stopped.
 
-        It is called on the receiving thread, or now if one has stopped already.
+        The receiving thread makes the call; if a process has stopped already, the caller's thread at once.
         """
         self._on_stop = call
         if self._stop:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
-from midstream_engine import records
+from midstream_core import records
+from midstream_core.attempt.errors import EngineError
 from midstream_engine.config.distributed import DistributedConfig
-from midstream_engine.errors import EngineError
 from midstream_engine.processes.coordinator import split_address
 from midstream_engine.processes.coordinator_client import CoordinatorClient, PeerLostError, connect_to_coordinator
 
@@ -35,7 +35,7 @@ _COLLECTIVE = re.compile(r"gloo|nccl|collective|coordinat|connection|socket|unav
 class Processes:
     """Processes of this attempt, and this one's number.
 
-    ``client`` is None where there is only one.
+    ``client`` is None where there is only one process.
     """
 
     index: int = 0
@@ -55,7 +55,7 @@ class Processes:
     def broadcast(self, key: str, make: Callable[[], bytes]) -> bytes:
         """Call ``make`` on process 0 and return its result on all.
 
-        Where it raises there, all fail.
+        Where ``make`` raises, all processes fail.
         """
         if self.client is None:
             return make()
@@ -147,10 +147,7 @@ ALONE = Processes()
 
 
 def host_name(environment: Mapping[str, str]) -> str:
-    """Return the name of this machine.
-
-    It is the launcher's (MIDSTREAM_HOST) if that is set, else the machine's own.
-    """
+    """Return this machine's name: MIDSTREAM_HOST, set by the launcher, or its own."""
     return environment.get("MIDSTREAM_HOST") or socket.gethostname()
 
 
@@ -160,9 +157,7 @@ def rendezvous(
     token: str,
     connected: Callable[[Processes], None] = lambda _processes: None,
 ) -> Processes:
-    """Connect the processes, then start jax's service.
-
-    Both come before jax is used for anything else.
+    """Connect the processes, then start jax's service, before any other use of jax.
 
     The coordinator listens at the configured port; jax's service at a free port of the same host, which process 0 sends
     to the others.
@@ -171,11 +166,11 @@ def rendezvous(
         config: ``trainer.distributed``.
         environment: Completes it.
         token: Run and attempt, as far as they are determined.
-        connected: Called with the processes before jax's service starts. That waits for all processes, also for one
-            that has failed: `Processes.watch` ends it.
+        connected: Called with the processes before jax's service starts. The service waits for all processes,
+            also for one that has failed: `Processes.watch` ends the wait.
 
     Raises:
-        EngineError: In one line.
+        EngineError: The processes cannot be connected; the message has one line.
     """
     import jax
 
@@ -250,10 +245,7 @@ def complete(config: DistributedConfig, environment: Mapping[str, str]) -> Distr
 
 
 def _service_address(address: str) -> str:
-    """Return a free port of process 0's host, under the name that the others use.
-
-    That host is this one.
-    """
+    """Return a free port of this host, process 0's, by the name that the others use."""
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
     host, _ = split_address(address)

@@ -8,8 +8,8 @@ import secrets
 import time
 from dataclasses import dataclass
 
+from midstream_core.records import locked, read_bytes, write_bytes
 from midstream_engine.processes.coordinator_client import CoordinatorClient
-from midstream_engine.records import locked, read_bytes, write_bytes
 
 VISIBILITY_TIMEOUT = 3.0  # seconds until a file of another host must be visible: network file systems cache names
 POLL_INTERVAL = 0.1
@@ -104,7 +104,7 @@ def _directory_id(directory: str) -> str:
 def _first_visible(directory: str, files: list[str], process: int) -> int:
     """Return the lowest process whose file is visible here.
 
-    It waits a short time for those below ``process``.
+    Files of processes below ``process`` are awaited for a short time.
     """
     deadline = time.monotonic() + VISIBILITY_TIMEOUT
     while True:

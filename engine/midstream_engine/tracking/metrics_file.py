@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from midstream_engine import records
+from midstream_core import records
 
 log = logging.getLogger(__name__)
 
@@ -23,13 +23,15 @@ class MetricsFile:
     are written (see `settle`), so a process that ends before loses rows only of steps that are trained again.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, start: int = 0) -> None:
+        """Open the file for a start of that number; 0: rows have none."""
         self._descriptor = records.open_lines(path)
+        self._start = {records.START_NUMBER: start} if start else {}
         self._waiting: deque[bytes] = deque()
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append a row. Floats are written exactly; one that is not finite becomes null."""
-        self._waiting.append(json.dumps(records.finite_json(dict(row)), allow_nan=False).encode() + b"\n")
+        self._waiting.append(json.dumps(records.finite_json({**row, **self._start}), allow_nan=False).encode() + b"\n")
         try:
             self.settle()
         except OSError as error:

@@ -13,10 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Recorder of rows in the file and in the trackers.
-
-    It writes to the file on the caller's thread, and to the trackers on a thread of each.
-    """
+    """Recorder of rows: the caller's thread writes the file, others the trackers."""
 
     def __init__(self, file: MetricsFile, trackers: Sequence[BackgroundTracker] = ()) -> None:
         self._file, self._trackers = file, tuple(trackers)

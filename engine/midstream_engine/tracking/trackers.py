@@ -18,10 +18,13 @@ from midstream_engine.tracking.wandb import WandbTracker
 log = logging.getLogger(__name__)
 
 
-def start_recorder(path: str, configs: Sequence[TrackerConfig], facts: RunFacts, *, process: int) -> Recorder:
+def start_recorder(
+    path: str, configs: Sequence[TrackerConfig], facts: RunFacts, *, process: int, start: int = 0
+) -> Recorder:
     """Open metrics.jsonl at ``path`` and start a tracker for each of ``configs``.
 
     Only process 0 starts trackers, so that one run has one writer. A missing package is logged as a warning.
+    ``start``: number of the start, which the rows of the file have.
     """
     trackers: list[BackgroundTracker] = []
     for config in configs if process == 0 else ():
@@ -40,4 +43,4 @@ def start_recorder(path: str, configs: Sequence[TrackerConfig], facts: RunFacts,
             )
             continue
         trackers.append(BackgroundTracker(extra, make))
-    return Recorder(MetricsFile(path), trackers)
+    return Recorder(MetricsFile(path, start), trackers)

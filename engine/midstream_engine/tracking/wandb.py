@@ -84,7 +84,7 @@ class WandbTracker:
 def code_directory(save_code: bool | str | None) -> str | None:
     """Return the directory whose code is saved; None if none is to be saved.
 
-    It is the one in ``save_code``, else the git repository of the main program, else the program's directory.
+    A path in ``save_code`` is preferred to the git repository of the main program, and that to the program's directory.
     """
     if not save_code:
         return None
@@ -98,7 +98,7 @@ def code_directory(save_code: bool | str | None) -> str | None:
 def code_files(directory: str) -> list[str]:
     """Return the paths of the code in ``directory``.
 
-    These are the files that git tracks, else all outside of hidden directories.
+    Without git all files outside of hidden directories count, else those that git tracks.
     """
     tracked = _git(directory, "ls-files")
     if tracked is not None:

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from midstream_engine import records
+from midstream_core import records
+from midstream_engine.checkpoint.array_names import flatten, flatten_shardings
 from midstream_engine.checkpoint.errors import CheckpointCorruptError
-from midstream_engine.checkpoint.format.array_names import flatten, flatten_shardings
 from midstream_engine.checkpoint.loading import restore
 from midstream_engine.checkpoint.loading.arrival import Arrival
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest

@@ -13,16 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from midstream_core.attempt.save_fence import FenceRejectedError, seal
+from midstream_core.records import RunPaths, first_fence
 from midstream_engine.checkpoint.host_buffers import ReusedMemory
 from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
-from midstream_engine.checkpoint.save_fence import FenceRejectedError, seal
 from midstream_engine.checkpoint.saving import snapshot as snapshot_module
 from midstream_engine.checkpoint.saving.background_task import BackgroundTask
 from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
 from midstream_engine.checkpoint.saving.save import PendingSave, begin_save
 from midstream_engine.checkpoint.saving.snapshot import COPY_SIZE, Copy, snapshot
-from midstream_engine.records import RunPaths, first_fence
 from support.checkpoints.checkpoint_states import PROVENANCE, REFERENCE_LOSSES, STATE, save
 
 

@@ -13,14 +13,14 @@ import pytest
 from jax.errors import JaxRuntimeError
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.records import RunPaths
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.checkpoint.saving import checkpoint_writer, device_copy
 from midstream_engine.checkpoint.saving.checkpoint_writer import train_document, write_objects
 from midstream_engine.checkpoint.saving.device_copy import DevicePart, Transfers, copy_on_devices
 from midstream_engine.checkpoint.saving.save import PendingSave, begin_save
 from midstream_engine.checkpoint.saving.snapshot import Copy, HostArray, release, snapshot
-from midstream_engine.records import RunPaths
 from support.checkpoints.checkpoint_states import PROVENANCE, REFERENCE_LOSSES, STATE, save
 
 MIB = 1 << 20

@@ -15,9 +15,9 @@ import pytest
 import tensorstore
 from safetensors import safe_open
 
-from midstream_engine.checkpoint.format.array_names import flatten
-from midstream_engine.checkpoint.format.chunk_grid import grid_of
-from midstream_engine.records import Manifest, RunPaths
+from midstream_core.records import Manifest, RunPaths
+from midstream_engine.checkpoint.array_names import flatten
+from midstream_engine.checkpoint.chunk_grid import grid_of
 from support.checkpoints.checkpoint_states import STATE, plain_state, save
 from support.paths import REPOSITORY
 

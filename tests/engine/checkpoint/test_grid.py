@@ -10,18 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from midstream_core.safetensors_header import NAMES
 from midstream_engine.checkpoint.bounded_pool import run_bounded
-from midstream_engine.checkpoint.format.boxes import copy_rows, extent, gather, overlap, volume
-from midstream_engine.checkpoint.format.chunk_grid import (
-    LARGEST,
-    PACK_BELOW,
-    SMALLEST,
-    chunk_shape,
-    chunks_of,
-    grid_of,
-)
-from midstream_engine.checkpoint.format.dtypes import numpy_dtype
-from midstream_engine.shared.safetensors_header import NAMES
+from midstream_engine.checkpoint.boxes import copy_rows, extent, gather, overlap, volume
+from midstream_engine.checkpoint.chunk_grid import LARGEST, PACK_BELOW, SMALLEST, chunk_shape, chunks_of, grid_of
+from midstream_engine.checkpoint.dtypes import numpy_dtype
 
 AXES = ("layers", "vocab", "mlp", "heads", "head_size", "embed", "position", "dim_0")
 

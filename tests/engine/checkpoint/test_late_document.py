@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.records import MANIFEST, PACKED, TRAIN, RunPaths
 from midstream_engine.checkpoint.loading.checkpoint_records import read_train
 from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
 from midstream_engine.checkpoint.saving.save import PendingSave, begin_save
 from midstream_engine.checkpoint.saving.snapshot import Copy
-from midstream_engine.records import MANIFEST, PACKED, TRAIN, RunPaths
 from support.checkpoints.checkpoint_states import PROVENANCE, REFERENCE_LOSSES, STATE, plain_state, save
 
 

@@ -15,13 +15,14 @@ import pytest
 from haliax import NamedArray
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from midstream_engine.checkpoint.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
-from midstream_engine.checkpoint.format.array_names import flatten
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.records import Manifest, RunPaths
+from midstream_engine.checkpoint.array_names import flatten
+from midstream_engine.checkpoint.errors import CheckpointCorruptError, CheckpointMismatchError
 from midstream_engine.checkpoint.host_buffers import BufferPool
 from midstream_engine.checkpoint.loading.array_assembly import ArrayAssembly
 from midstream_engine.checkpoint.loading.restore import Restored, _chunk_tasks, restore_checkpoint
 from midstream_engine.checkpoint.stores.directory_objects import DirectoryObjects
-from midstream_engine.records import Manifest, RunPaths
 from support.checkpoints.checkpoint_states import save
 
 Layers, Embed, Mlp, Vocab = (

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from midstream_core.records import RunPaths
 from midstream_engine.checkpoint.loading import part_memory
 from midstream_engine.checkpoint.loading.part_memory import SMALL, PartBuffers, PartMemory
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
-from midstream_engine.records import RunPaths
 from support.checkpoints.checkpoint_states import save
 
 

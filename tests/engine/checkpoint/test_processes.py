@@ -18,16 +18,16 @@ import pytest
 from haliax import NamedArray
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.records import RunPaths, SpreadHost
 from midstream_engine.checkpoint.__main__ import main as verify
-from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.checkpoint.format.boxes import full_box
+from midstream_engine.checkpoint.boxes import full_box
 from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints, newest_complete
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.checkpoint.saving.save_group import check_owners, owner, straddled
 from midstream_engine.checkpoint.saving.snapshot import HostArray
-from midstream_engine.records import RunPaths, SpreadHost
 from simulators.object_stores.bucket import bucket_server
 from support.checkpoints.checkpoint_process import make_state
 from support.checkpoints.checkpoint_states import save

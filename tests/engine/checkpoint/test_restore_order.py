@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
+from midstream_core.records import RunPaths
+from midstream_engine.checkpoint.array_names import flatten
 from midstream_engine.checkpoint.errors import CheckpointCorruptError
-from midstream_engine.checkpoint.format.array_names import flatten
 from midstream_engine.checkpoint.loading import restore
 from midstream_engine.checkpoint.loading.restore import First, restore_checkpoint
-from midstream_engine.records import RunPaths
 from support.checkpoints.checkpoint_states import save
 
 PATIENCE = 60.0  # seconds

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.records import Fence, Pin, RunPaths, checkpoint_name
 from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints, newest_complete
 from midstream_engine.checkpoint.saving import retention as module
 from midstream_engine.checkpoint.saving.retention import Retention, Saved, to_delete
 from midstream_engine.checkpoint.stores.checkpoint_store import TRASH
 from midstream_engine.config.keep_policy import KeepEvery, KeepPolicy
-from midstream_engine.records import Fence, Pin, RunPaths, checkpoint_name
 from support.checkpoints.checkpoint_states import save
 
 GUIDE = [{"every": 1000, "until": 10000}, {"every": 5000, "until": 40000}, {"every": 10000}]

@@ -14,16 +14,17 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from midstream_engine.checkpoint.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
-from midstream_engine.checkpoint.format.array_names import flatten
-from midstream_engine.checkpoint.format.dtypes import numpy_dtype
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.attempt.save_fence import FenceRejectedError, read_fence, seal
+from midstream_core.records import Fence, RunPaths, first_fence
+from midstream_core.safetensors_header import NAMES
+from midstream_engine.checkpoint.array_names import flatten
+from midstream_engine.checkpoint.dtypes import numpy_dtype
+from midstream_engine.checkpoint.errors import CheckpointCorruptError, CheckpointMismatchError
 from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints, newest_complete
 from midstream_engine.checkpoint.loading.checkpoint_records import read_train
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
-from midstream_engine.checkpoint.save_fence import FenceRejectedError, read_fence, seal
-from midstream_engine.records import Fence, RunPaths, first_fence
-from midstream_engine.shared.safetensors_header import NAMES
 from support.checkpoints.checkpoint_states import PROVENANCE, REFERENCE_LOSSES, STATE, plain_state, save
 
 

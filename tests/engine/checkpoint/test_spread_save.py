@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from midstream.remote.runs import leftovers
-from midstream_engine import records
-from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_core import records
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.attempt.save_fence import FenceRejectedError
+from midstream_core.records import MANIFEST, SHARE, Fence, Manifest
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
-from midstream_engine.checkpoint.save_fence import FenceRejectedError
 from midstream_engine.checkpoint.saving import consensus
 from midstream_engine.checkpoint.saving.save_group import SaveGroup
 from midstream_engine.checkpoint.saving.save_rendezvous import abort_save
 from midstream_engine.checkpoint.stores.directory_objects import DirectoryObjects
 from midstream_engine.processes import shared_file_systems
-from midstream_engine.records import MANIFEST, SHARE, Fence, Manifest
 from midstream_engine.trainer.attempt.resume import Origin
+from midstream_host.runs import leftovers
 from support.checkpoints.spread_hosts import NAME, Hosts
 
 
@@ -41,7 +41,7 @@ def assert_start_completes_share(hosts: Hosts, processes: str = "ab") -> None:
     (entry,) = leftovers.leftovers(hosts.paths("b").root, "run", quiet=0.0)
     assert (entry.path, entry.kind) == (f"checkpoints/{NAME}", "partial")
     assert "the next start" in entry.kept
-    assert leftovers.remove(hosts.paths("b").root, "run", [entry.path], quiet=0.0) == []
+    assert leftovers.remove(hosts.paths("b").root, "run", {entry.path: entry.changed}, quiet=0.0) == []
     found = hosts.start(processes)
     assert [origin.name for origin in found if isinstance(origin, Origin)] == [NAME, NAME], found
     assert_complete(hosts)

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from midstream_engine.checkpoint.format.array_names import flatten, flatten_shardings, unflatten
+from midstream_engine.checkpoint.array_names import flatten, flatten_shardings, unflatten
 
 Embed, Mlp, Layers = hax.Axis("embed", 8), hax.Axis("mlp", 16), hax.Axis("layers", 3)
 

@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 from midstream_engine import rehearse
-from midstream_engine.config import ConfigError, Gpt2Config, WandbConfig, from_mapping, load_config
+from midstream_engine.config import ConfigError, Gpt2Config, WandbConfig, from_mapping, load_config, yaml_file
 from midstream_engine.config.keep_policy import KeepEvery
-from midstream_engine.config.reading import yaml_file
 from midstream_engine.config.tracker import JsonConfig, Labels, NoTrackerConfig, TrackerConfig, labels_of
 from midstream_engine.config.trainer import seconds
 from midstream_engine.data.__main__ import main as data_command

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from midstream_engine.config import ConfigError, from_mapping, levanter_page
-from midstream_engine.config.reading.levanter_fields import FIELDS
+from midstream_engine.config import ConfigError, from_mapping
+from midstream_engine.config.levanter_fields import FIELDS
+from pages import levanter_page
 from support.paths import CONFIGS, FIXTURES
 
 LISTS = json.loads((FIXTURES / "levanter" / "fields.json").read_text())
-REMEDY = (
-    "python -m midstream_engine.config.levanter_page tests/fixtures/levanter/fields.json > docs/reference/levanter.md"
-)
+REMEDY = "make pages"
 # Where no single field of this name exists in a configuration.
 OF_DATASETS = "data.cache_dir"
 REFUSED = sorted(name for name, field in FIELDS.items() if field.refused)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from midstream_core.object_store.open_bucket import close_clients
 from midstream_engine.config import DataConfig
 from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.errors import DataError
@@ -21,7 +22,6 @@ from midstream_engine.data.sources.formats import Piece
 from midstream_engine.data.sources.source_file import Source
 from midstream_engine.data.tokenize import units
 from midstream_engine.data.tokenize.tokenizer import ByteTokenizer
-from midstream_engine.object_store.open_bucket import close_clients
 from simulators.object_stores.file_server import FileServer
 
 TEXTS = ["one", "zwei \u20ac", "", "drei\nvier", "x" * 3000, "\u0645\u0631\u062d\u0628\u0627"]

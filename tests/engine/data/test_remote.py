@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from midstream_core.object_store.open_bucket import close_clients
+from midstream_core.records import ObjectEntry
 from midstream_engine.config import ConfigError, DataConfig
 from midstream_engine.data import prepared_data as prepare
-from midstream_engine.data.batches.batches import TrainingBatches
+from midstream_engine.data.batches import TrainingBatches
 from midstream_engine.data.cache import remote_cache
 from midstream_engine.data.cache.block_cache import BlockCache
 from midstream_engine.data.cache.token_cache import TokenCache
@@ -26,8 +28,6 @@ from midstream_engine.data.prepared_data import open_cache, open_training, open_
 from midstream_engine.data.sources import bucket as buckets
 from midstream_engine.data.sources import http
 from midstream_engine.data.tokenize.tokenizer import ByteTokenizer
-from midstream_engine.object_store.open_bucket import close_clients
-from midstream_engine.records import ObjectEntry
 from simulators.object_stores.bucket import BucketServer, bucket_server
 from simulators.object_stores.file_server import FileServer
 from simulators.object_stores.s3_server import s3_server

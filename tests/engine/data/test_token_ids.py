@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from midstream_engine import records
+from midstream_core import records
 from midstream_engine.config import DataConfig
-from midstream_engine.data.batches.batches import TrainingBatches, evaluation_batches
+from midstream_engine.data.batches import TrainingBatches, evaluation_batches
 from midstream_engine.data.cache.token_cache import TokenCache, build_from_tokens
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.prepared_data import data_root, open_cache

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from midstream_engine import records
+from midstream_core import records
 from midstream_engine.config import DataConfig
 from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.errors import DataError

@@ -13,7 +13,7 @@ import pytest
 from haliax import NamedArray
 
 from midstream_engine.config import ConfigError
-from midstream_engine.models.attention.document_attention import document_attention, document_bounds
+from midstream_engine.models.document_attention import document_attention, document_bounds
 
 BATCH, POSITIONS, HEADS, KV_HEADS, SIZE = 2, 320, 2, 1, 16
 # Of each row: one of a single position, one that ends with a block of 128, one that crosses blocks; one document alone.

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from midstream_engine.checkpoint.format.array_names import flatten
+from midstream_core.attempt.errors import EngineError
+from midstream_core.precision import Precision
+from midstream_core.records import Manifest, RunPaths, checkpoint_name
+from midstream_engine.checkpoint.array_names import flatten
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from midstream_engine.config import EmaConfig, load_config
-from midstream_engine.errors import EngineError
 from midstream_engine.optim.averaging import start_average, update_average
-from midstream_engine.records import Manifest, RunPaths, checkpoint_name
-from midstream_engine.shared.precision import Precision
 from midstream_engine.trainer.attempt.resume import Origin, restore
 from midstream_engine.trainer.computation.programs import compile_step
 from midstream_engine.trainer.computation.setup import Plan, Setup, make_plan, prepare

@@ -15,14 +15,14 @@ from haliax import NamedArray
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import NamedSharding
 
-from midstream_engine.checkpoint.format.array_names import flatten
+from midstream_core.precision import Precision
+from midstream_engine.checkpoint.array_names import flatten
 from midstream_engine.config import ConfigError, Gpt2Config, LlamaConfig, LmConfig, NeoxConfig, load_config
-from midstream_engine.models.attention.causal_attention import choose_backend
-from midstream_engine.models.attention.splash import block_size
+from midstream_engine.models.causal_attention import choose_backend
 from midstream_engine.models.initialization import init_model
 from midstream_engine.models.layers import activation, dropout
 from midstream_engine.models.lm import segments_of, summed_loss, token_losses
-from midstream_engine.shared.precision import Precision
+from midstream_engine.models.splash import block_size
 from midstream_engine.trainer.loop import flops
 from midstream_engine.trainer.runtime.mesh import build_layout
 from support.paths import CONFIGS
@@ -241,7 +241,7 @@ def test_kernels_run_on_a_mesh(backend: str) -> None:
 @pytest.mark.parametrize(("dtype", "fused"), [(jnp.float32, False), (jnp.bfloat16, False), (jnp.bfloat16, True)])
 def test_splash_lowers_for_tpu(monkeypatch: pytest.MonkeyPatch, dtype: Any, fused: bool) -> None:
     """The kernel, forward and backward: it is lowered, not run; its speed is not measured yet."""
-    monkeypatch.setattr("midstream_engine.models.attention.splash.jax.default_backend", lambda: "tpu")
+    monkeypatch.setattr("midstream_engine.models.splash.jax.default_backend", lambda: "tpu")
     config = dataclasses.replace(
         LLAMA, attn_backend="splash", num_layers=1, head_dim=128, flash_attention_fused_backward=fused
     )

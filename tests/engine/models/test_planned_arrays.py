@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from midstream.migrate.imports.model_arrays import size_of, state_arrays
+from midstream.migrate.planning.model_arrays import size_of, state_arrays
 from midstream_engine.config import from_mapping
 from midstream_engine.interop import foreign_run
 

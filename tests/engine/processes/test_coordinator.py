@@ -10,9 +10,9 @@ from pathlib import Path
 import jax
 import pytest
 
+from midstream_core.attempt.errors import EngineError
 from midstream_engine.config.distributed import DistributedConfig
 from midstream_engine.config.errors import ConfigError
-from midstream_engine.errors import EngineError
 from midstream_engine.processes import coordinator, coordinator_client, rendezvous
 from midstream_engine.processes.coordinator import Coordinator
 from midstream_engine.processes.coordinator_client import (

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +15,8 @@ import pytest
 from midstream_engine.trainer.runtime.compile_cache import SharedCache, is_shared
 from simulators.object_stores.bucket import BucketServer
 from simulators.planted_faults import Fault
+from support.engines.engine_runs import environment
+from support.paths import CONFIGS
 
 
 @pytest.fixture
@@ -68,3 +73,35 @@ def test_compile_cache_in_missing_bucket_logs_one_line(
 def test_compile_cache_shares_buckets_only() -> None:
     assert is_shared("gs://a/b")
     assert not is_shared("/a/b")
+
+
+COMPILE = """
+import sys, jax
+from midstream_engine.config import load_config
+from midstream_engine.trainer.runtime.jax_settings import configure_jax
+events = []
+jax.monitoring.register_event_listener(lambda name, **_: events.append(name))
+configure_jax(load_config(["--config_path", sys.argv[1]]).config, sys.argv[2])
+jax.jit(lambda x: x * 2 + 1)(jax.numpy.ones(8)).block_until_ready()
+print(events.count("/jax/compilation_cache/cache_hits"), events.count("/jax/compilation_cache/cache_misses"))
+"""
+
+
+def compiled(root: Path) -> tuple[int, int]:
+    """Compile a program under a root in a process of its own; return hits and misses."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE, str(CONFIGS / "gpt2_tiny.yaml"), str(root)],
+        env=environment(root, 1), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    hits, misses = done.stdout.split()
+    return int(hits), int(misses)
+
+
+def test_programs_of_one_root_are_found_under_another(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "a" / "deeper" / "two"
+    hits, misses = compiled(one)
+    assert hits == 0
+    assert misses > 0
+    assert compiled(one) == (misses, 0)
+    shutil.copytree(one / "compile-cache", two / "compile-cache")
+    assert compiled(two) == (misses, 0)

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from midstream_core.accelerators import find_accelerator
 from midstream_engine.compiled_program.collectives import Collective
 from midstream_engine.compiled_program.gpu_roofline import BANDWIDTH_SHARE, PRODUCT_SHARE, gpu_step_time
 from midstream_engine.compiled_program.gpu_topologies import gpu_compiler
@@ -24,7 +25,6 @@ from midstream_engine.compiled_program.roofline import (
 from midstream_engine.compiled_program.topologies import tpu_library
 from midstream_engine.config import ConfigError
 from midstream_engine.estimate import main, own_flag, refused
-from midstream_engine.shared.accelerators import find_accelerator
 from support.accelerator_types import known
 from support.paths import CONFIGS
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from midstream_engine.checkpoint.format.array_names import flatten
+from midstream_engine.checkpoint.array_names import flatten
 from midstream_engine.config import ConfigError, load_config
 from midstream_engine.config.trainer import TrainerConfig
 from midstream_engine.trainer.computation.programs import compile_step

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream_engine import records
+from midstream_core import records
 from midstream_engine.tracking.metrics_file import MetricsFile
 
 

@@ -19,13 +19,14 @@ import yaml
 from midstream.errors import ConnectionLostError, HostError
 from midstream.fleet.fleet import KubernetesHostConfig, KubernetesTarget
 from midstream.fleet.fleet_file import parse_fleet
+from midstream.hosts import current_context
 from midstream.hosts.host_pool import HostPool, open_host
-from midstream.hosts.kubernetes import current_context
-from midstream.hosts.kubernetes.kubernetes_host import KubernetesHost
-from midstream.hosts.kubernetes.pod_job import PodJob
+from midstream.hosts.kubernetes_host import KubernetesHost
+from midstream.hosts.pod_job import PodJob
 from midstream.hosts.shell_line import shell_line
-from midstream.remote.machine import checks
-from midstream.transfer import Endpoint, copy_tree
+from midstream.transfer.copy_tree import copy_tree
+from midstream.transfer.endpoint import Endpoint
+from midstream_host.machine import checks
 from simulators.clusters.kubernetes_api import KubernetesApi
 from simulators.sshd import Lab
 from support.checkpoints.trees import assert_same_tree, write_checkpoint

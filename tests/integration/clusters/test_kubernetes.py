@@ -19,11 +19,10 @@ from midstream.errors import ConnectionLostError, HostError, MidstreamError, Usa
 from midstream.fleet.fleet import KubernetesHostConfig, KubernetesTarget
 from midstream.fleet.fleet_file import load_fleet, parse_fleet
 from midstream.fleet.job_pods import WAIT, job_manifest
+from midstream.hosts import pod_job
 from midstream.hosts.host_pool import HostPool
-from midstream.hosts.kubernetes import pod_job
-from midstream.hosts.kubernetes.kubernetes_host import KubernetesHost
-from midstream.hosts.kubernetes.pod_job import PodJob
-from midstream.hosts.providers import fleet_slices
+from midstream.hosts.kubernetes_host import KubernetesHost
+from midstream.hosts.pod_job import PodJob
 from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.shell import shell_command
 from midstream.hosts.shell_line import shell_line
@@ -31,15 +30,16 @@ from midstream.json_events import problem_of
 from midstream.migrate.failover import guard_pods
 from midstream.migrate.failover.guard import LOST, Guard
 from midstream.migrate.failover.run_verdict import TERMINATING, UNREACHABLE, Verdict, judge
-from midstream.migrate.records.request import Request
-from midstream.remote.machine import checks
-from midstream.remote.runs import run_state
+from midstream.migrate.journal.request import Request
+from midstream.providers import fleet_slices
 from midstream.transfer.streams.link import probe
 from midstream.tui.actions import TargetMissingError
 from midstream.tui.fleet_actions import FleetActions
 from midstream.watch.snapshot import DOWN, LIVE, HostView, RunView, Snapshot
 from midstream.watch.watcher import take_snapshot
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.machine import checks
+from midstream_host.runs import run_state
 from simulators.clusters.kubectl import Cluster, parse_manifest
 from simulators.sshd import Lab
 from support.command_line import SLOWER, TINY, Run, midstream, refused, start_midstream
@@ -276,7 +276,7 @@ def test_pod_that_is_evicted_lets_its_engine_save(tmp_path: Path) -> None:
             while not (first := subprocess.run(words, capture_output=True, text=True).stdout.strip()):
                 assert pod.poll() is None
             inside = ["nsenter", f"--target={first}", "--pid", "--mount"]
-            with subprocess.Popen([*inside, "sh", "-c", engine, "midstream_engine.supervise"]) as running:
+            with subprocess.Popen([*inside, "sh", "-c", engine, "midstream_host.supervise"]) as running:
                 while not (tmp_path / "begun").exists():
                     assert running.poll() is None
                 os.kill(int(first), signal.SIGTERM)

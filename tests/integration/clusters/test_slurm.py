@@ -14,20 +14,20 @@ from typing import Any
 
 import pytest
 
-from midstream.check.check_result import FAIL, PASS
+from midstream.check.check_result import FAIL, PASS, Check
 from midstream.check.slurm_checks import check_allocation
 from midstream.check.target_checks import check_target
 from midstream.fleet.fleet import Fleet, SlurmTarget
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
+from midstream.install.bundle import build_bundle, install_engine
+from midstream.install.environment import Environment
+from midstream.install.errors import LaunchError, NotStartedError
 from midstream.launch import host_group_start
 from midstream.launch.attempt_monitor import kill_ranks, look_at_ranks, stop_run, wait_ranks
-from midstream.launch.errors import LaunchError, NotStartedError
-from midstream.launch.install.bundle import build_bundle, install_engine
-from midstream.launch.install.environment import Environment
 from midstream.launch.start_attempt import Attempt, Launch
-from midstream.remote.runs import run_state, slurm
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.runs import run_state, slurm
 from simulators.clusters.slurm_cluster import SlurmCluster, login_node, slurm_cluster
 from simulators.sshd import Lab, SshServer
 from support.engines.stand_in_engine import write_stand_in
@@ -41,9 +41,13 @@ TARGETS = {
     "bare": ["--nodes=1", "--export=NONE"],
     "complete": ["--nodes=3", "--exclusive"],
     "array": ["--nodes=1", "--array=0-1"],
-    "limited": ["--nodes=1", "--time=1", "--signal=TERM@50"],
+    # SLURM signals 50 to 80 seconds before the limit: with --time=1 perhaps before the engine trains.
+    "limited": ["--nodes=1", "--time=2", "--signal=TERM@50"],
     "none": ["--partition=none"],
     "large": ["--nodes=9"],
+    "tasks": ["--nodes=2", "--ntasks=4", "--gpus=h100:4"],
+    "spread": ["--gpus=h100:4"],
+    "short": ["--nodes=1", "--time=00:05:00"],
     "mistyped": ["--nodess=2"],
 }
 
@@ -202,9 +206,31 @@ def test_job_is_signalled_before_its_time_limit(
     start(target="limited")
     wait_status(host, records.TRAINING)
     job = job_of(host)
-    assert 0 < job.ends - time.time() <= 60
-    wait_status(host, records.STOPPED, seconds=90)
+    assert 0 < job.ends - time.time() <= 120
+    wait_status(host, records.STOPPED, seconds=120)
     assert slurm_cluster.wait_state(job.job, "COMPLETED", "TIMEOUT") == "COMPLETED"
+
+
+def test_more_tasks_than_nodes_are_started(hosts: HostPool, start: Callable[..., Attempt]) -> None:
+    attempt = start(target="tasks")
+    end = time.monotonic() + 60
+    while len(ranks := wait_ranks(hosts, attempt.ranks, "run", 1, TRAINING, 60)) < 4:
+        assert time.monotonic() < end
+    assert [rank.process for rank in ranks] == [0, 1, 2, 3]
+
+
+def test_check_says_what_is_granted_and_the_time_limit(fleet: Fleet, hosts: HostPool) -> None:
+    login = replace(fleet.hosts["login"], devices=None)
+
+    def checks(target: str) -> dict[str, Check]:
+        found = check_allocation(hosts.get("login"), login, target, SlurmTarget("login", TARGETS[target]))
+        return {check.name: check for check in found}
+
+    assert checks("tasks")["devices"].detail == "4 devices (h100) on 2 nodes"
+    assert checks("spread")["devices"].detail == "4 devices (h100) on 2 nodes", "the nodes have two each"
+    assert checks("spread")["time limit"].detail == "none"
+    short = checks("short")["time limit"]
+    assert (short.state, short.detail.partition(", and")[0]) == (FAIL, "its time limit is 5m00")
 
 
 def test_ended_job_that_left_the_queue_is_found_in_the_history(
@@ -246,10 +272,10 @@ def test_engine_starts_under_export_none_and_a_late_answer(
     wait_status(host, records.TRAINING)
     job = job_of(host).job
     files = records.RunPaths(host.root, "run").attempt(1)
-    again = slurm_cluster.run("sbatch", "--parsable", f"{files.dir}/job.sh").strip()
+    again = slurm_cluster.run("sbatch", "--parsable", f"--output={files.dir}/again.txt", f"{files.dir}/job.sh").strip()
     assert slurm_cluster.wait_state(again, "FAILED") == "FAILED"
     assert slurm_cluster.state(job) == "RUNNING"
-    assert f"names another job: job {again} ends" in Path(f"{files.dir}/job.txt").read_text()
+    assert f"names another job: job {again} ends" in Path(f"{files.dir}/again.txt").read_text()
 
 
 def test_sbatch_error_is_reported_and_leaves_no_attempt(login: SshServer, start: Callable[..., Attempt]) -> None:

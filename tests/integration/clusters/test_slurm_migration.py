@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from midstream_engine import records
+from midstream_core import records
 from simulators.clusters.slurm_cluster import SlurmCluster, login_node, slurm_cluster
 from simulators.sshd import Lab
 from support.command_line import SLOWER, TINY, Run, midstream, refused, start_midstream
@@ -318,3 +318,43 @@ def test_target_without_known_devices_is_refused(
     assert wrong.code != 0
     assert "Requested node configuration is not available" in wrong.stderr
     assert midstream("--fleet", fleet, "--stop", "r").code == 0
+
+
+def test_requeued_engine_supersedes_one_that_goes_on(
+    lab: Lab, runs: Callable[..., Run], slurm_cluster: SlurmCluster
+) -> None:
+    """A node whose slurmd hangs is set down: the job starts elsewhere, and its first engine trains on."""
+    fleet, _, there = fleet_file(lab, slurm_cluster, cluster=["--nodes=1"])
+    flags = (*SLOWER, "--trainer.num_train_steps", "20000", "--trainer.checkpointer.keep", "[{every: 10}]")
+    launched = midstream("--fleet", fleet, "--launch", TINY, "--on", "cluster", "--run-id", "r", "--", *flags)
+    assert launched.code == 0, launched.stderr
+    run = runs(there, "r")
+    run.wait_step(25)
+    first = run.status()
+    assert first is not None
+    job = json.loads((Path(run.paths.attempt(1).dir) / "slurm.json").read_text())["job"]
+    node = slurm_cluster.run("squeue", "--noheader", "--jobs", job, "--format", "%N").strip()
+    slurm_cluster.hang(node)
+    try:
+        slurm_cluster.set_down(node)
+        slurm_cluster.wait_state(job, "PENDING")
+        run.wait_step(first.step + 10)  # its processes live
+        refused(midstream("--fleet", fleet, "--launch", TINY, "--on", "cluster", "--run-id", "r"), 2, "run r")
+        slurm_cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+        log = Path(run.paths.attempt(1).log(0))
+        # It reads the fence at a boundary, or at its next commit.
+        says = ("this start ends at step", "start 1 is superseded")
+        run.wait(lambda _: any(word in log.read_text() for word in says), "the first engine ends itself", 400)
+    finally:
+        slurm_cluster.revive(node)
+    restored = run.fence.starts[-1]["step"]
+    run.wait(
+        lambda run: (now := run.status()) is not None and now.start == 2 and now.step > restored + 30, "trains", 400
+    )
+    assert midstream("--fleet", fleet, "--stop", "r").code == 0
+    committed = [run.manifest(name) for name in run.checkpoints()]
+    assert {each.start for each in committed} == {1, 2}
+    assert all((each.start == 1) == (each.step <= restored) for each in committed), "the first engine committed later"
+    rows = [row["global_step"] for row in run.rows(1)]
+    assert set(range(max(rows) + 1)) <= set(run.spliced()), "no step is missing"
+    assert run.fence.order == (1, 2)

@@ -17,7 +17,7 @@ from midstream.hosts.local_host import LocalHost
 from midstream.json_events import problem_of
 from midstream.output import Output
 from midstream.watch.snapshot import RunView
-from midstream_engine import records
+from midstream_core import records
 from support.run_directory import RunDirectory
 
 ENDED = replace(records.this_process(), start_ticks=1)

@@ -17,8 +17,8 @@ from midstream.headless.runs.show_system import show_system
 from midstream.hosts.host_pool import HostPool
 from midstream.json_events import problem_of
 from midstream.output import Output
-from midstream.watch.system import system_series
-from midstream_engine import records
+from midstream.watch import system_series
+from midstream_core import records
 from support.run_directory import RunDirectory
 
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from midstream.remote.runs import attempt_view, attempts, run_state
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.runs import attempt_view, attempts, run_state
 from support.checkpoints.trees import SOURCES
 
 
 def far_call(function: str, arguments: dict[str, Any]) -> Any:
     """Call a function of remote.runs in a new interpreter, because it forks."""
     code = (
-        f"import json, sys; sys.path[:0] = {SOURCES!r}; from midstream.remote.runs import attempt_view, attempts;"
+        f"import json, sys; sys.path[:0] = {SOURCES!r}; from midstream_host.runs import attempt_view, attempts;"
         f" print(json.dumps({function}(**json.loads(sys.argv[1])), default=vars))"
     )
     done = subprocess.run([sys.executable, "-c", code, json.dumps(arguments)], capture_output=True, timeout=60)

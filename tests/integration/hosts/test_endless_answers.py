@@ -13,8 +13,8 @@ from midstream.errors import ConnectionLostError
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc.answer_limits import AnswerTooLargeError, read_line
-from midstream.remote.runs import run_state
-from midstream.remote.verify import objects
+from midstream_host.runs import run_state
+from midstream_host.verify import objects
 from support.remote_functions import function_of
 
 DRIP = "while :; do printf x; sleep 0.05; done"

@@ -22,16 +22,17 @@ from typing import Any
 import pytest
 
 import midstream
-import midstream_engine
+import midstream_core
+import midstream_host
 from midstream.errors import ConnectionLostError, RemoteError
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.fork_server import CLIENT_PROGRAMS
 from midstream.hosts.local_forks import FORKED, FORKED_CLIENTS, ForkedChild, LocalForks
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc import remote_call
-from midstream.remote.bucket import tree as bucket_tree
-from midstream.remote.machine import probe
-from midstream.remote.runs import attempt_view, run_state
+from midstream_host.bucket import tree as bucket_tree
+from midstream_host.machine import probe
+from midstream_host.runs import attempt_view, run_state
 
 pytestmark = pytest.mark.skipif(not FORKED, reason="forks are for Linux")
 PATIENCE = 60.0  # seconds
@@ -48,7 +49,7 @@ def state():
         "signals": [str(signal.getsignal(each)) for each in (signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE)],
         "threads": len(os.listdir("/proc/self/task")),
         "path": sys.path,
-        "forked": "midstream.remote.declarations" in sys.modules,
+        "forked": "midstream_host.declarations" in sys.modules,
         "clients": [name for name in ("botocore.session", "google.cloud.storage") if name in sys.modules],
     }
 def end():
@@ -342,7 +343,7 @@ def test_others_run_on_where_no_process_can_be_forked(
 
 
 def missing_module() -> str:
-    return f"midstream.remote.machine.missing_{secrets.token_hex(4)}"
+    return f"midstream_host.machine.missing_{secrets.token_hex(4)}"
 
 
 def test_server_that_cannot_import_is_replaced(
@@ -402,7 +403,7 @@ def test_server_that_does_not_start_is_replaced(
 
 CLIENTLESS = """
 from midstream.hosts import fork_server
-fork_server.CLIENTS = "midstream_engine.missing"
+fork_server.CLIENTS = "midstream_core.missing"
 fork_server.main()
 """
 
@@ -417,10 +418,10 @@ def test_server_runs_on_where_clients_cannot_be_imported(
 
 
 def test_command_works_where_a_program_of_copies_is_broken(tmp_path: Path) -> None:
-    for package in (midstream, midstream_engine):
+    for package in (midstream, midstream_core, midstream_host):
         source = Path(str(package.__file__)).parent
         shutil.copytree(source, tmp_path / source.name, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "midstream" / "remote" / "copy" / "target" / "session.py").write_text("<<<<<<<\n")
+    (tmp_path / "midstream_host" / "copy" / "session.py").write_text("<<<<<<<\n")
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text(f"hosts:\n  here: {{type: local, root: {tmp_path / 'root'}}}\n")
     environment = {**os.environ, "HOME": str(tmp_path), "MIDSTREAM_STATE": str(tmp_path / "state")}
@@ -448,8 +449,8 @@ def test_modules_of_the_server_are_not_sent(
         host.call(bucket_tree.check)(directory="file:///no/such", entry={}, access={})  # type: ignore[arg-type]
     known, further, client = sent
     assert len(known) < 1000
-    assert b"midstream.remote.runs.attempt_view" in further
-    assert b'["midstream.remote.declarations"' not in further
+    assert b"midstream_host.runs.attempt_view" in further
+    assert b'["midstream_host.declarations"' not in further
     assert len(client) < 1000, "the server of the buckets' clients has them, too"
 
 
@@ -473,7 +474,7 @@ def test_server_ends_with_its_process(tmp_path: Path) -> None:
     code = (
         "import os\nfrom midstream.fleet.fleet import LocalHostConfig\n"
         "from midstream.hosts.local_host import LocalHost\nfrom midstream.hosts.local_forks import FORKS\n"
-        "from midstream.remote.runs import run_state\n"
+        "from midstream_host.runs import run_state\n"
         f"host = LocalHost('here', LocalHostConfig(root={str(tmp_path)!r}))\n"
         "assert host.call(run_state.list_runs)(root=host.root) == []\n"
         "print(FORKS._server._process.pid, flush=True)\ninput()\nos._exit(0)\n"

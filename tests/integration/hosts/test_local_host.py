@@ -26,8 +26,8 @@ from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc import remote_call
 from midstream.hosts.rpc.remote_program import run_program
 from midstream.hosts.rpc.report_types import VERIFY
-from midstream.remote.machine import probe
-from midstream.remote.runs import attempt_view, run_state
+from midstream_host.machine import probe
+from midstream_host.runs import attempt_view, run_state
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from midstream.errors import RemoteError
 from midstream.hosts.host import Process
 from midstream.hosts.prepared_calls import PreparedCalls
 from midstream.hosts.ssh.ssh_host import SshHost
-from midstream.remote.runs import leftovers, run_state
+from midstream_host.runs import leftovers, run_state
 from simulators.sshd import Lab
 from support.interpreters import interpreters_below
 

@@ -12,7 +12,7 @@ from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.host import Completed
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc import remote_call
-from midstream.remote.runs import leftovers, run_state
+from midstream_host.runs import leftovers, run_state
 
 
 class Host(LocalHost):
@@ -55,7 +55,7 @@ def test_call_is_repeated_a_limited_number_of_times(tmp_path: Path) -> None:
 def test_once_function_is_not_repeated(tmp_path: Path) -> None:
     host = Host(tmp_path, losses=1, executed=False)
     with pytest.raises(ConnectionLostError):
-        host.call(leftovers.remove)(root=host.root, run_id="r", names=[])
+        host.call(leftovers.remove)(root=host.root, run_id="r", names={})
     assert host.calls == 1
 
 

@@ -17,14 +17,14 @@ import pytest
 from midstream.errors import Exit, RemoteError
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
-from midstream.launch.errors import LaunchError
-from midstream.launch.install import conda_environment
-from midstream.launch.install.conda_environment import build_conda_environment
-from midstream.launch.install.environment import Environment
-from midstream.launch.reporter import SparseReporter
-from midstream.remote.machine import conda_environments
-from midstream.remote.machine.conda_environments import CondaTool, own_platform
+from midstream.install import conda_environment
+from midstream.install.conda_environment import build_conda_environment
+from midstream.install.environment import Environment
+from midstream.install.errors import LaunchError
+from midstream.install.reporter import SparseReporter
 from midstream.trainers import conda_lock
+from midstream_host.machine import conda_environments
+from midstream_host.machine.conda_environments import CondaTool, own_platform
 from simulators import conda_tool
 from support.conda_channel import PACKAGE, VERSION, Channel, python_channel
 from support.wheels import PACKAGE as WHEEL

@@ -14,15 +14,16 @@ import pytest
 
 from midstream.fleet.container_config import ContainerConfig
 from midstream.fleet.fleet import HostConfig
-from midstream.hosts.containers.container_host import ContainerHost, engine_host
+from midstream.hosts.container_host import ContainerHost, engine_host
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import open_host
-from midstream.launch.errors import LaunchError
-from midstream.launch.install.environment import Environment, prepare_environment
+from midstream.install.environment import Environment, prepare_environment
+from midstream.install.errors import LaunchError
 from midstream.migrate.source_and_target.checkpoint_store import BucketStore
 from midstream.stores.bucket_access import Access
 from midstream.stores.bucket_host import BucketHost
-from midstream.transfer import Endpoint, copy_tree
+from midstream.transfer.copy_tree import copy_tree
+from midstream.transfer.endpoint import Endpoint
 from simulators.clusters.podman import Podman, podman
 from simulators.object_stores.s3_server import s3_server
 from simulators.sshd import Lab, SshServer, environment

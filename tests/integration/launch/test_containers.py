@@ -19,16 +19,16 @@ from midstream.errors import UsageError
 from midstream.fleet.container_config import ContainerConfig
 from midstream.fleet.fleet import Fleet, HostsTarget, LocalHostConfig
 from midstream.fleet.fleet_file import parse_fleet
-from midstream.hosts.containers.container_command import in_container, srun_flags
+from midstream.hosts.container_command import in_container, srun_flags
 from midstream.hosts.host_pool import HostPool
+from midstream.install.bundle import build_bundle, install_engine
+from midstream.install.environment import Environment, prepare_environment
+from midstream.install.errors import LaunchError
 from midstream.launch import host_group_start
 from midstream.launch.attempt_monitor import kill_ranks, look_at_ranks, stop_run, wait_ranks
-from midstream.launch.errors import LaunchError
-from midstream.launch.install.bundle import build_bundle, install_engine
-from midstream.launch.install.environment import Environment, prepare_environment
 from midstream.launch.start_attempt import Attempt, Launch
-from midstream.remote.machine import checks
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.machine import checks
 from simulators.clusters.podman import Podman, podman
 from simulators.object_stores.bucket import BucketServer
 from simulators.sshd import Lab, SshServer, environment

@@ -13,9 +13,12 @@ from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.attempt_monitor import wait_exited
 from midstream.launch.launch_run import launch_run
-from midstream.remote.files.allowlist import DATA
-from midstream.transfer import Endpoint, copy_history, copy_tree, verify_objects
-from midstream_engine import records
+from midstream.transfer.copy_history import copy_history
+from midstream.transfer.copy_tree import copy_tree
+from midstream.transfer.endpoint import Endpoint
+from midstream.transfer.verify_tree import verify_objects
+from midstream_core import records
+from midstream_host.files.allowlist import DATA
 from support.checkpoints.trees import files
 from support.engines.attempt_states import wait_state
 from support.paths import CONFIGS

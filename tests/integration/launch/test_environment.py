@@ -16,12 +16,12 @@ import pytest
 
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
-from midstream.launch import reporter
-from midstream.launch.errors import LaunchError
-from midstream.launch.install import environment as environments
-from midstream.launch.install.environment import Environment, prepare_environment
-from midstream.launch.reporter import SparseReporter
-from midstream.remote.machine import environments as remote_environments
+from midstream.install import environment as environments
+from midstream.install import reporter
+from midstream.install.environment import Environment, prepare_environment
+from midstream.install.errors import LaunchError
+from midstream.install.reporter import SparseReporter
+from midstream_host.machine import environments as remote_environments
 from support.wheels import PACKAGE, uv_works, write_wheel
 
 pytestmark = pytest.mark.drawn

@@ -19,16 +19,16 @@ from midstream.fleet.fleet import Fleet, HostsTarget
 from midstream.fleet.fleet_file import load_fleet, parse_fleet
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
+from midstream.install.bundle import build_bundle, install_engine
+from midstream.install.environment import Environment
+from midstream.install.errors import LaunchError
 from midstream.launch import host_group_start
 from midstream.launch.attempt_monitor import look_at_ranks, stop_ranks, verdict, wait_ranks
-from midstream.launch.errors import LaunchError
 from midstream.launch.host_links import all_links, hosts_apart, meet
-from midstream.launch.install.bundle import build_bundle, install_engine
-from midstream.launch.install.environment import Environment
 from midstream.launch.start_attempt import Attempt, Launch, Rank
 from midstream.tui.fleet_actions import FleetActions
 from midstream.watch.watcher import take_snapshot
-from midstream_engine import records
+from midstream_core import records
 from simulators.sshd import Lab
 from support.command_line import midstream
 from support.engines.stand_in_engine import write_stand_in
@@ -97,8 +97,10 @@ def test_group_starts_connects_and_stops_all_processes(
     assert found[1]["env"]["MIDSTREAM_HOST"] == "b"
     assert os.listdir(pair.hosts["a"].root + "/runs/run/attempts") == ["005"], "the unused claim is removed"
 
-    run = take_snapshot(pair, hosts, timeout=60).copies("run")[0]
-    FleetActions(pair, hosts).stop_run(run)  # as the terminal UI does
+    snapshot, said = take_snapshot(pair, hosts, timeout=60), list[str]()
+    words = FleetActions(pair, hosts).stop_run(snapshot, snapshot.copies("run")[0], said.append)  # as the terminal UI
+    assert words.startswith("run stopped at step ")
+    assert said[0] == "stopping run on a, b: saving first"
     ended = look_at_ranks(hosts, attempt.ranks, "run", 5)
     assert [(rank.state, rank.running, rank.supervised) for rank in ended] == [("stopped", False, False)] * 2
     assert start().number == 6

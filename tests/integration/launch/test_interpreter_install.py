@@ -20,13 +20,13 @@ import pytest
 
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import open_host
-from midstream.launch.errors import LaunchError
-from midstream.launch.install import environment as environments
-from midstream.launch.install import interpreter
-from midstream.launch.install.environment import prepare_environment
-from midstream.launch.install.interpreter import bring_python, python_build, python_tarball
-from midstream.remote.machine import checks
-from midstream.remote.machine import environments as remote_environments
+from midstream.install import environment as environments
+from midstream.install import interpreter
+from midstream.install.environment import prepare_environment
+from midstream.install.errors import LaunchError
+from midstream.install.interpreter import bring_python, python_build, python_tarball
+from midstream_host.machine import checks
+from midstream_host.machine import environments as remote_environments
 from simulators.sshd import Lab, SshServer, environment
 from support.wheels import PACKAGE, uv_works, write_wheel
 

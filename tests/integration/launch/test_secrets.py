@@ -16,14 +16,14 @@ import pytest
 
 from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.host_pool import HostPool
+from midstream.install.bundle import build_bundle, install_engine
+from midstream.install.environment import Environment
 from midstream.launch import host_group_start
 from midstream.launch import launch_run as launching
 from midstream.launch.attempt_monitor import stop_run
 from midstream.launch.input_check import RunInputs
-from midstream.launch.install.bundle import build_bundle, install_engine
-from midstream.launch.install.environment import Environment
-from midstream.remote.runs import attempt_secrets
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.runs import attempt_secrets
 from simulators.sshd import Lab, SshServer
 from support.checkpoints.trees import files
 from support.command_line import TINY, midstream
@@ -33,7 +33,7 @@ from support.engines.stand_in_engine import TRAIN, write_stand_in
 pytestmark = pytest.mark.system
 RECORD_DIGEST = """
 import hashlib, os
-from midstream_engine import records
+from midstream_core import records
 directory = records.RunPaths(os.environ["MIDSTREAM_ROOT"], os.environ["RUN_ID"]).attempt(1).dir
 with open(os.path.join(directory, "digest"), "w") as file:
     file.write(hashlib.sha256(os.environ["HF_TOKEN"].encode()).hexdigest())
@@ -74,9 +74,9 @@ def command_lines() -> Iterator[bytes]:
 def test_secret_reaches_engine_and_no_file_or_command_line(
     lab: Lab, server: SshServer, hosts: HostPool, secret: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = write_stand_in(tmp_path / "package")
-    (package / "train.py").write_text(RECORD_DIGEST + TRAIN.replace("dict(os.environ)", "{}"))
-    bundle = build_bundle(package)
+    packages = write_stand_in(tmp_path / "packages")
+    (packages / "midstream_engine" / "train.py").write_text(RECORD_DIGEST + TRAIN.replace("dict(os.environ)", "{}"))
+    bundle = build_bundle(packages)
     monkeypatch.setattr(host_group_start, "install_engine", lambda host: install_engine(host, bundle))
     monkeypatch.setattr(
         host_group_start, "prepare_environment", lambda *_: Environment(sys.executable, "the tests' own")

@@ -23,17 +23,17 @@ from midstream.fleet.fleet import Fleet, HostsTarget, LocalHostConfig, SshHostCo
 from midstream.headless.runs.launch_and_stop import launch
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
+from midstream.install.bundle import build_bundle, install_engine
+from midstream.install.environment import Environment
+from midstream.install.errors import LaunchError
 from midstream.launch import host_group_start
 from midstream.launch import launch_run as launching
 from midstream.launch.attempt_monitor import kill_ranks, stop_run, wait_ranks
-from midstream.launch.errors import LaunchError
 from midstream.launch.input_check import RunInputs
-from midstream.launch.install.bundle import build_bundle, install_engine
-from midstream.launch.install.environment import Environment
 from midstream.launch.start_attempt import Attempt, Launch, Prepared, start_attempt
 from midstream.output import Output
-from midstream.remote.runs import run_state
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.runs import run_state
 from support.checkpoints.trees import SOURCES
 from support.engines.attempt_states import wait_state
 from support.engines.stand_in_engine import write_stand_in
@@ -165,11 +165,11 @@ sys.path[:0] = {SOURCES!r}
 from pathlib import Path
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
-from midstream.launch.install.bundle import build_bundle, install_engine
-from midstream.launch.install.environment import Environment
+from midstream.install.bundle import build_bundle, install_engine
+from midstream.install.environment import Environment
 from midstream.launch.start_attempt import Launch, Prepared, start_attempt
 host = LocalHost("here", LocalHostConfig(root={host.root!r}))
-engine = install_engine(host, build_bundle(Path({str(tmp_path / "package" / "midstream_engine")!r})))
+engine = install_engine(host, build_bundle(Path({str(tmp_path / "package")!r})))
 prepared = Prepared(engine, Environment(sys.executable, ""))
 start_attempt(host, LocalHostConfig(), Launch("run", "t", config_text=""), prepared)
 os.killpg(0, signal.SIGKILL)
@@ -247,7 +247,10 @@ def test_launch_of_a_run_that_never_trained_takes_the_new_config(
     wait_state(hosts, "here", "mine", again.number, timeout=60)
     stop_run(hosts, "here", "mine", again.number, 30)
     config.write_text("trainer: {id: later}\n")
-    assert launching.launch_run(hosts, fleet, "spot", config, "mine").number == 3
+    with pytest.raises(UsageError, match=r"mine exists on here, and .* is not its config") as caught:
+        launching.launch_run(hosts, fleet, "spot", config, "mine")
+    assert "midstream --restart mine" in caught.value.hint
+    assert launching.launch_run(hosts, fleet, "spot", None, "mine").number == 3
     assert "id: corrected" in Path(run_file).read_text(), "it has trained: it continues with its own config"
 
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from midstream.hosts.host_pool import open_host
-from midstream.launch.install.bundle import install_engine
-from midstream.launch.install.environment import prepare_environment
-from midstream_engine import records
+from midstream.install.bundle import install_engine
+from midstream.install.environment import prepare_environment
+from midstream_core import records
 from simulators.object_stores.bucket import BucketServer
 from simulators.object_stores.s3_server import s3_server
 from simulators.sshd import Lab, SshServer, environment

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream_engine import records
+from midstream_core import records
 from simulators.sshd import Lab
 from support.command_line import SLOWER, TINY, Ended, Run, midstream, refused
 

@@ -17,18 +17,17 @@ from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.migrate.execution import migration_process
 from midstream.migrate.execution.journal_recovery import reestablish
-from midstream.migrate.journal import migration_directory, migration_files
+from midstream.migrate.journal import migration_directory, migration_files, migration_state, phase_names
+from midstream.migrate.journal.certificate import Certificate
+from midstream.migrate.journal.downtime_report import DowntimeReport
+from midstream.migrate.journal.facts import Facts, Sealed
 from midstream.migrate.journal.journal import Journal, read
 from midstream.migrate.journal.migration_directory import MigrationDirectory
-from midstream.migrate.phases.context.migration import Migration, MovedOnError
+from midstream.migrate.journal.plan import FORMAT, UNKNOWN, Plan
 from midstream.migrate.planning import measured_rates
-from midstream.migrate.records import migration_state, phase_names
-from midstream.migrate.records.certificate import Certificate
-from midstream.migrate.records.downtime_report import DowntimeReport
-from midstream.migrate.records.facts import Facts, Sealed
-from midstream.migrate.records.plan import FORMAT, UNKNOWN, Plan
+from midstream.migrate.steps.migration import Migration, MovedOnError
 from midstream.watch.watcher import Watcher
-from midstream_engine import records
+from midstream_core import records
 from support.command_line import Ended, midstream
 from support.migrations.sample_plan import PLAN, changed
 from support.run_directory import RunDirectory

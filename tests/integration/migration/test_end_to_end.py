@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from midstream.migrate.journal.migration_directory import MigrationDirectory
-from midstream.migrate.records.plan import FORMAT
-from midstream_engine import records
+from midstream.migrate.journal.plan import FORMAT
+from midstream_core import records
 from simulators.sshd import Lab
 from support.checkpoints.trees import files
 from support.command_line import SLOWER, TINY, Run, midstream
@@ -52,7 +52,7 @@ def test_migrated_run_equals_uninterrupted_run(lab: Lab, runs: Callable[..., Run
     restore = records.Restore.read(target.paths.attempt(2).restore)
     sealed = source.manifest(f"step-{HALF}-a001")
     assert restore.root_digest == sealed.root_digest == target.manifest(f"step-{HALF}-a001").root_digest
-    assert source.fence == target.fence
+    assert source.handed_over == target.handed_over
     assert (target.fence.epoch, target.fence.sealed_step) == (2, HALF)
 
     # Loss and data of every step equal those of the uninterrupted run.
@@ -149,7 +149,7 @@ def test_running_run_is_sealed_migrated_and_stopped(
     assert (status := source.status()) is not None
     assert status.state == "stopped"
     assert target.running
-    assert source.fence == target.fence
+    assert source.handed_over == target.handed_over
     assert [row["global_step"] for row in source.rows(1)] == list(range(step)), "no step past the seal"
     assert target.rows(2)[0]["global_step"] == step
     assert len(target.rows(1)) == step, "the history was copied"

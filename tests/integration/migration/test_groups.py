@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from midstream.migrate.journal.certificate import Certificate
 from midstream.migrate.journal.journal import read_events
 from midstream.migrate.journal.migration_directory import MigrationDirectory, migration_ids
-from midstream.migrate.records.certificate import Certificate
-from midstream_engine import records
+from midstream_core import records
 from simulators.sshd import Lab
 from support.command_line import COMPILED, TINY, Run, ended, midstream, start_midstream
 from support.launched_processes import kill_launched
@@ -127,7 +127,7 @@ def test_group_of_killed_process_migrates_to_one_host_and_back(lab: Lab, fleet: 
     there = midstream(*migrate_arguments(fleet, "c", "--mode", "cold", "--yes"), timeout=400)
     assert there.code == 0, (there.stdout, there.stderr)
     step, name = there.result["certificate"]["step"], there.result["certificate"]["checkpoint"]
-    assert a.fence == b.fence == c.fence, "every host has the seal"
+    assert a.handed_over == b.handed_over == c.handed_over, "every host has the seal"
     assert (c.fence.epoch, c.fence.owner, c.fence.sealed_step) == (2, "c", step)
     shares, collected = [run.manifest(name) for run in (a, b)], c.manifest(name)
     assert [entry.host for entry in shares[0].spread_hosts] == ["a", "b"]
@@ -137,7 +137,7 @@ def test_group_of_killed_process_migrates_to_one_host_and_back(lab: Lab, fleet: 
 
     back = midstream(*migrate_arguments(fleet, "pair", "--mode", "cold"), timeout=400)
     assert back.code == 0, (back.stdout, back.stderr)
-    assert a.fence == b.fence == c.fence
+    assert a.handed_over == b.handed_over == c.handed_over
     assert (a.fence.epoch, a.fence.owner) == (3, "pair")
     assert not c.running
     name = back.result["certificate"]["checkpoint"]
@@ -160,7 +160,7 @@ def test_group_migrates_to_one_host_and_back(lab: Lab, fleet: Path, runs: Callab
     assert there.code == 0, (there.stdout, there.stderr)
     assert there.result["certificate"]["valid"]
     step, name = there.result["certificate"]["step"], there.result["certificate"]["checkpoint"]
-    assert a.fence == b.fence == c.fence, "every host has the seal"
+    assert a.handed_over == b.handed_over == c.handed_over, "every host has the seal"
     assert (c.fence.epoch, c.fence.owner, c.fence.sealed_step) == (2, "c", step)
     for run, process in ((a, 0), (b, 1)):
         migration_lock = records.MigrationLock.read(run.paths.migration_lock)
@@ -186,7 +186,7 @@ def test_group_migrates_to_one_host_and_back(lab: Lab, fleet: Path, runs: Callab
         "state": "verified", "data": "verified", "reference losses": "verified", "continuity": "not checked",
     }  # fmt: skip
     step, name = back.result["certificate"]["step"], back.result["certificate"]["checkpoint"]
-    assert a.fence == b.fence == c.fence
+    assert a.handed_over == b.handed_over == c.handed_over
     assert (a.fence.epoch, a.fence.owner, a.fence.sealed_step) == (3, "pair", step)
     assert not c.running
     assert a.manifest(name) == b.manifest(name), "each host has the complete checkpoint"
@@ -214,10 +214,10 @@ def test_sealed_group_is_rolled_back(lab: Lab, fleet: Path, runs: Callable[..., 
     migration = kill_operator_after("sealed").migration
     assert ended(follower, 120) == 4
     sealed = a.fence.sealed_step
-    assert a.fence == b.fence
+    assert a.handed_over == b.handed_over
     back = midstream("--rollback", migration, "--json", timeout=400)
     assert back.code == 0, (back.stdout, back.stderr)
-    assert a.fence == b.fence
+    assert a.handed_over == b.handed_over
     assert (a.fence.epoch, a.fence.owner) == (3, "pair")
     assert not any(Path(run.paths.migration_lock).exists() for run in (a, b)), "the lock is released on both hosts"
     a.wait(lambda run: bool(run.rows(2)), "a step of the second attempt", 240)
@@ -263,7 +263,7 @@ def test_guard_migrates_group_that_lost_process(lab: Lab, sharing: Path, runs: C
     certificate = json.loads(MigrationDirectory(acted[1]["migration"]).certificate_file.read_text())
     assert Certificate.from_json(certificate).valid
     assert not nfs.manifest(certificate["checkpoint"]).hosts, "on a shared file system no checkpoint is spread"
-    assert nfs.fence == c.fence
+    assert nfs.handed_over == c.handed_over
     assert_one_lineage(c, {1, 2})
 
 
@@ -281,7 +281,7 @@ def test_killed_process_of_target_group_rolls_back(lab: Lab, sharing: Path, runs
     assert "process 1 on b failed: killed with SIGKILL" in json.loads(out.splitlines()[-1])["message"]
     assert c.running
     assert (c.fence.epoch, c.fence.owner) == (3, "c")
-    assert c.fence == nfs.fence
+    assert c.handed_over == nfs.handed_over
     copied = [event for event in newest_journal()[1] if "to other hosts" in str(event.detail.get("what", ""))]
     assert copied == [], "hosts with a shared file system get one copy"
     still = subprocess.run(["pgrep", "-f", f"--trainer.root {lab.directory / 'nfs'} "], capture_output=True, text=True)

@@ -15,14 +15,15 @@ from midstream.errors import MidstreamError
 from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts.host_pool import HostPool
+from midstream.migrate.execution import notify
 from midstream.migrate.failover import guard as guarding
+from midstream.migrate.failover import guard_consent
 from midstream.migrate.failover.guard import Guard
-from midstream.migrate.notifications import notify
-from midstream.migrate.records import migration_state
-from midstream.migrate.records.event import Event
-from midstream.migrate.records.plan import Plan
+from midstream.migrate.journal import migration_state
+from midstream.migrate.journal.event import Event
+from midstream.migrate.journal.plan import Plan
 from midstream.watch.watcher import Watcher
-from midstream_engine import records
+from midstream_core import records
 from simulators.google.tpu_api import TpuServer, tpu_server
 from simulators.object_stores.bucket import bucket_server
 from simulators.sshd import Lab
@@ -137,6 +138,12 @@ def test_guard_migrates_bucket_run_of_preempted_slice(
         try:
             assert watch.wait_for(lambda snapshot: bool(snapshot.copies("r")), timeout=60.0)
             guard = Guard(fleet, hosts, watch, "r", ["pod", target], 1, notice)
+            shown = watch.snapshot()
+            proposal = guard_consent.propose(fleet, hosts, shown, shown.copies("r")[0], ["pod", target])
+            assert ["has no signed record of its owner: pod" in line for line in proposal.lines] == [True]
+            with pytest.raises(MidstreamError, match="becomes its signed owner"):
+                guard_consent.require(proposal, agreed=False)
+            guard.consent = guard_consent.accept(hosts, shown, proposal, fleet)
             with pytest.raises(MidstreamError, match="no tries are left"):
                 guard.run()  # no migration ran: the guard tries again
         finally:

@@ -20,7 +20,7 @@ from midstream.headless.migration.import_run import adopt, run_id_of
 from midstream.headless.migration.migration_request import is_path
 from midstream.hosts.host_pool import HostPool
 from midstream.output import Output
-from midstream_engine import records
+from midstream_core import records
 from simulators.object_stores.s3_server import s3_server
 from simulators.sshd import Lab
 from support.command_line import Run, midstream

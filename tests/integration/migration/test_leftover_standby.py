@@ -13,10 +13,10 @@ from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.hosts.host_pool import HostPool
 from midstream.migrate.journal import migration_directory as directories
 from midstream.migrate.journal.journal import Journal
+from midstream.migrate.journal.migration_state import INTERRUPTED, ROLLED_BACK
 from midstream.migrate.planning import preflight
-from midstream.migrate.records.migration_state import INTERRUPTED, ROLLED_BACK
-from midstream.remote.runs import slurm
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.runs import slurm
 from support.migrations.sample_plan import PLAN, changed
 from support.run_directory import RunDirectory
 

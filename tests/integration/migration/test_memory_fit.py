@@ -13,7 +13,7 @@ import pytest
 
 from midstream.migrate.planning import memory_fit
 from midstream.migrate.planning.batch_shape import batch_shape
-from midstream_engine.records import ArrayEntry
+from midstream_core.records import ArrayEntry
 from support.paths import CONFIGS
 
 pytestmark = pytest.mark.drawn

@@ -18,14 +18,14 @@ from midstream.check.check_result import FAIL, PASS
 from midstream.errors import HostError, MidstreamError
 from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.hosts.host_pool import HostPool
+from midstream.migrate.journal.plan import Plan
+from midstream.migrate.journal.request import Request
 from midstream.migrate.planning import preflight, source_run
 from midstream.migrate.planning.plan_description import describe
 from midstream.migrate.planning.planner import make_plan
-from midstream.migrate.records.plan import Plan
-from midstream.migrate.records.request import Request
 from midstream.watch.snapshot import Accelerator, RunView
 from midstream.watch.watcher import take_snapshot
-from midstream_engine import records
+from midstream_core import records
 from support.migrations.sample_plan import PLAN, changed
 from support.run_directory import RunDirectory
 
@@ -145,7 +145,9 @@ def test_plan_explains_changed_batch_and_steps(tmp_path: Path) -> None:
     assert changes["batch"] == ("256", "512")
     assert changes["steps"] == ("1000", "2000")
     assert changes["samples"] == (str(256 * 1000), str(256 * 30 + 512 * 1970))
-    assert "differs from the one that was started" in plan.policy.consent[0]
+    unsigned, changed = plan.policy.consent
+    assert unsigned == "r has no signed record of its owner: a, on a, becomes its signed owner"
+    assert "differs from the one that was started" in changed
     assert plan.command().endswith("--yes -- --trainer.train_batch_size=512 --trainer.num_train_steps 2000")
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     assert "samples    256000 -> 1016320" in "\n".join(describe(plan))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from midstream_engine import records
-from midstream_engine.object_store.access import Access
-from midstream_engine.object_store.open_bucket import open_bucket
+from midstream_core import records
+from midstream_core.object_store.access import Access
+from midstream_core.object_store.open_bucket import open_bucket
 from simulators.object_stores.public_services import gcs_emulator, moto
 from simulators.sshd import Lab, SshServer, environment
 from support.command_line import SLOWER, TINY, Ended, Run, midstream

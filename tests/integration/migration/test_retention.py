@@ -16,12 +16,12 @@ import pytest
 from midstream.errors import RemoteError
 from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.hosts.host_pool import HostPool
+from midstream.migrate.journal.request import Request
 from midstream.migrate.planning import preflight
 from midstream.migrate.planning.planner import make_plan
-from midstream.migrate.records.request import Request
 from midstream.migrate.source_and_target.checkpoint_store import checkpoint_store_of
 from midstream.watch.watcher import take_snapshot
-from midstream_engine import records
+from midstream_core import records
 from support.run_directory import RunDirectory
 
 CONFIG = "model: {type: gpt2}\ntrainer: {train_batch_size: 32, num_train_steps: 100000}\n"

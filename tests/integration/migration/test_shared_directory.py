@@ -10,10 +10,10 @@ import pytest
 
 from midstream.fleet.fleet import Fleet, LocalHostConfig, Target
 from midstream.hosts.host_pool import HostPool
-from midstream.migrate.phases.undo import source_return
-from midstream.migrate.records.facts import Facts
+from midstream.migrate.journal.facts import Facts
 from midstream.migrate.source_and_target.host_group import HostGroup
-from midstream_engine import records
+from midstream.migrate.steps import source_return
+from midstream_core import records
 from support.run_directory import RunDirectory, dead_process
 
 
@@ -50,6 +50,10 @@ def test_source_returns_to_its_own_checkpoint_and_config(
         plan=plan,
         source=host,
         source_group=group,
+        target_group=group,
+        fleet=hosts.fleet,
+        hosts=hosts,
+        chain_before=None,
         journal=SimpleNamespace(facts=facts),
         log_command=lambda *_, **__: None,
     )

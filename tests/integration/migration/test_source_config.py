@@ -15,14 +15,15 @@ from midstream.errors import MidstreamError
 from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
+from midstream.migrate.journal.modes import COLD
+from midstream.migrate.journal.plan import Plan
+from midstream.migrate.journal.request import Request
 from midstream.migrate.planning.planner import make_plan
-from midstream.migrate.records.modes import COLD
-from midstream.migrate.records.plan import Plan
-from midstream.migrate.records.request import Request
 from midstream.migrate.source_and_target.source_config import LIMIT, agreed_config, check_config, parse_config
+from midstream.ownership import signed_chain
 from midstream.watch.watcher import take_snapshot
-from midstream_engine import records
-from midstream_engine.config.reading.load import from_mapping
+from midstream_core import records
+from midstream_engine.config.load import from_mapping
 from support.paths import REPOSITORY
 from support.run_directory import RunDirectory
 
@@ -188,6 +189,7 @@ def world(tmp_path: Path) -> Iterator[tuple[Path, Host, Callable[..., Plan]]]:
     config.write_text(PLAIN)
     run.status(1, records.TRAINING, 30)
     run.fence(1, "a")
+    signed_chain.first_chain("r", "a", records.first_fence("a")).write(run.paths.ownership)
     train = Path(run.paths.checkpoint(run.checkpoint(20))) / records.TRAIN
     train.write_text('{"state": {"data_digest": ""}, "provenance": {"config": {"data": {}}}}')
     fleet = Fleet({name: LocalHostConfig(root=str(tmp_path / name)) for name in "ab"})

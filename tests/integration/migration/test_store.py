@@ -16,11 +16,9 @@ from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
 from midstream.migrate.journal import migration_directory
 from midstream.migrate.journal.journal import Journal
-from midstream.migrate.phases.context.migration import Migration
-from midstream.migrate.phases.copying.streamed_copy import StreamedCopy
+from midstream.migrate.journal.request import Request
 from midstream.migrate.phases.seal import seal
 from midstream.migrate.planning.planner import make_plan
-from midstream.migrate.records.request import Request
 from midstream.migrate.source_and_target.checkpoint_store import (
     BucketStore,
     DirectoryStore,
@@ -29,11 +27,13 @@ from midstream.migrate.source_and_target.checkpoint_store import (
     same_bucket,
     store_conflict,
 )
-from midstream.remote.runs import run_state
+from midstream.migrate.steps.migration import Migration
+from midstream.migrate.steps.streamed_copy import StreamedCopy
 from midstream.stores.bucket_access import Access
-from midstream.transfer import copy_tree
+from midstream.transfer.copy_tree import copy_tree
 from midstream.watch.watcher import Watcher, take_snapshot
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.runs import run_state
 from simulators.object_stores.bucket import BucketServer
 from support.checkpoints.trees import write_checkpoint
 from support.run_directory import RunDirectory, dead_process

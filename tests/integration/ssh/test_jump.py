@@ -16,7 +16,7 @@ from midstream.hosts.host_pool import open_host
 from midstream.hosts.prompter import PROMPTS
 from midstream.hosts.ssh import transport
 from midstream.hosts.ssh.ssh_host import SshHost
-from midstream.remote.runs import run_state
+from midstream_host.runs import run_state
 from simulators.sshd import Lab, SshServer, make_key
 from support.prepared_prompter import Answers
 

@@ -17,8 +17,8 @@ from midstream.errors import RemoteError
 from midstream.fleet.fleet import LocalHostConfig, SshHostConfig
 from midstream.hosts.shell_line import shell_line
 from midstream.hosts.ssh.ssh_host import SshHost, _command
-from midstream.remote.runs import ownership
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.runs import ownership
 from simulators.sshd import Lab
 
 EXAMPLES = 24

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import paramiko
@@ -80,7 +81,9 @@ def test_server_without_sessions_is_refused(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("kind", [MSG_CHANNEL_EOF, MSG_CHANNEL_DATA])
-def test_command_that_ends_first_keeps_the_connection(lab: Lab, monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
+def test_command_that_ends_first_keeps_the_connection(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: int
+) -> None:
     """Its stdin is written or closed while its CLOSE arrives: a message after ours would be an error of protocol."""
     send: Any = paramiko.Transport.__dict__["_send_user_message"]
     late = 0
@@ -88,6 +91,7 @@ def test_command_that_ends_first_keeps_the_connection(lab: Lab, monkeypatch: pyt
     def send_late(transport: Any, message: Any) -> None:
         nonlocal late
         if message.asbytes()[0] == kind:
+            may_end.touch()
             deadline = time.monotonic() + 60
             while transport._channels.values() and time.monotonic() < deadline:
                 time.sleep(0.01)
@@ -96,7 +100,8 @@ def test_command_that_ends_first_keeps_the_connection(lab: Lab, monkeypatch: pyt
 
     machine = SshHost("gpu1", lab.host("gpu1", devices=1).config)
     machine.connect()
-    ended = machine.open(["true"])
+    may_end = tmp_path / "may_end"
+    ended = machine.open(["sh", "-c", f"until [ -e {may_end} ]; do sleep 0.01; done"])
     with monkeypatch.context() as patched, contextlib.suppress(BrokenPipeError):
         patched.setattr(paramiko.Transport, "_send_user_message", send_late)
         if kind == MSG_CHANNEL_DATA:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,9 +12,12 @@ import pytest
 from midstream.errors import HostError, UsageError
 from midstream.fleet.fleet import SshHostConfig
 from midstream.hosts.host_pool import open_host
-from midstream.hosts.ssh.settings import SshSettings, resolve
+from midstream.hosts.prompter import PROMPTS
+from midstream.hosts.ssh.resolved_options import SshSettings, resolve
 from midstream.hosts.ssh.ssh_host import SshHost
+from midstream.state_directory import state_directory
 from simulators.sshd import SshServer
+from support.prepared_prompter import Answers
 
 
 def settings(tmp_path: Path, text: str, address: str = "gpu7", **fields: object) -> SshSettings:
@@ -58,19 +62,43 @@ def test_host_key_alias_selects_known_hosts_line(server: SshServer) -> None:
         reached(server, "gpu7")
 
 
-def test_hint_where_host_keys_are_discarded_can_be_followed(server: SshServer) -> None:
+@pytest.mark.parametrize("discarding", ["/dev/null", "none"])
+def test_accepted_keys_that_ssh_discards_are_stored(server: SshServer, discarding: str) -> None:
     server.configure(
         "Host gpu7\n  HostName 127.0.0.1\n  Port {port}\n  IdentityFile {dir}/user_key\n  StrictHostKeyChecking no\n"
+        f"  UserKnownHostsFile {discarding}\n"
+    )
+    with pytest.raises(HostError, match=r"is not known .*StrictHostKeyChecking no is not supported") as caught:
+        reached(server, "gpu7")
+    subprocess.run(["sh", "-c", caught.value.hint.split(": ", 1)[1]], check=True, capture_output=True)
+    reached(server, "gpu7").close()
+
+
+def test_accepted_key_is_prompted_for_once(server: SshServer) -> None:
+    server.configure(
+        "Host gpu7 gpu8\n  HostName 127.0.0.1\n  Port {port}\n  IdentityFile {dir}/user_key\n"
         "  UserKnownHostsFile /dev/null\n"
     )
-    with pytest.raises(HostError, match="is not known") as caught:
+    for alias in ("gpu7", "gpu8"):  # two machines, whatever their address is
+        PROMPTS.reset()
+        prompter = Answers(accepts=True)
+        with PROMPTS.use(prompter):
+            reached(server, alias).close()
+            PROMPTS.reset()
+            reached(server, alias).close()
+        [prompt] = prompter.host_keys
+        assert Path(prompt.file).parent == state_directory() / "known_hosts"
+
+
+def test_accepted_key_that_cannot_be_stored_is_named(server: SshServer) -> None:
+    server.configure(
+        "Host gpu7\n  HostName 127.0.0.1\n  Port {port}\n  IdentityFile {dir}/user_key\n"
+        "  UserKnownHostsFile {dir}/user_key/known_hosts\n"
+    )
+    PROMPTS.reset()
+    with PROMPTS.use(Answers(accepts=True)), pytest.raises(HostError, match="cannot be written to") as caught:
         reached(server, "gpu7")
-    assert ">> /dev/null" not in caught.value.hint
-    assert "known_hosts: FILE at gpu in the fleet file" in caught.value.hint
-    config = str(server.directory / "ssh_config")
-    host = SshHost("gpu", SshHostConfig(address="gpu7", ssh_config=config, known_hosts=str(server.known_hosts)))
-    host.connect()
-    host.close()
+    assert caught.value.hint == "known_hosts: FILE at gpu in the fleet file"
 
 
 @pytest.mark.parametrize("line", ["*.0.0.?", "!gpu7,[127.0.0.1]:{port}", "{hashed}"])
@@ -149,6 +177,18 @@ def test_configuration_without_ssh_program(server: SshServer, tmp_path: Path, hi
     machine.close()
     found = settings(tmp_path, "Host gpu7\n  HostName h\n  User me\n  ProxyJump a,b\n  IdentityAgent none\n")
     assert (found.address, found.jumps, found.identity_agent) == ("me@h:22", ("a", "b"), None)
+
+
+@pytest.mark.parametrize(
+    "line", ["Include more", "Match tagged a", "Host *\n  Include more", "Match all\nMatch version x"]
+)
+def test_options_that_need_the_ssh_program_are_named(tmp_path: Path, hide_ssh: Callable[[], None], line: str) -> None:
+    """The parser of paramiko ignores Include, and takes a criterion that it does not know for true."""
+    hide_ssh()
+    keyword = line.splitlines()[-1].split()
+    name = "Include" if "Include" in keyword else " ".join(keyword[:2])
+    with pytest.raises(UsageError, match=f"{name} needs the ssh program here"):
+        settings(tmp_path, f"{line}\n  User other\nHost gpu7\n  HostName h\n")
 
 
 def test_configuration_error_reports_line(tmp_path: Path) -> None:

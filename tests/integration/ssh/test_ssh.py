@@ -17,8 +17,8 @@ from midstream.errors import ConnectionLostError, HostError, RemoteError
 from midstream.hosts.host_pool import open_host
 from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.ssh.ssh_host import SshHost
-from midstream.remote.machine import probe
-from midstream.remote.runs import run_state
+from midstream_host.machine import probe
+from midstream_host.runs import run_state
 from simulators.sshd import SshServer, environment, free_port
 
 

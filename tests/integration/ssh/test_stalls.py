@@ -11,8 +11,8 @@ import pytest
 from midstream.errors import ConnectionLostError
 from midstream.hosts.rpc import remote_call
 from midstream.hosts.ssh.ssh_host import SshHost
-from midstream.remote.machine import network
-from midstream.remote.runs import run_state, standby_state
+from midstream_host.machine import network
+from midstream_host.runs import run_state, standby_state
 from simulators.link import Link, through
 from simulators.sshd import Lab, sshd_version
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from midstream.fleet.fleet import Fleet
+from midstream.fleet.fleet import Fleet, HostConfig
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
-from midstream.remote.machine import inventory
-from midstream.watch.feeds.host_feed import HostFeed
+from midstream.watch.host_feed import HostFeed
 from midstream.watch.snapshot import DOWN, LIVE, STALE, HostView, Snapshot
 from midstream.watch.watcher import Watcher, take_snapshot
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.machine import inventory
 from simulators.sshd import Lab, SshServer, environment
 from support import recorded_outputs as recorded
 from support.run_directory import RunDirectory
@@ -200,8 +200,8 @@ def test_interval_that_changes_while_a_probe_starts(
 ) -> None:
     start = HostFeed._start
 
-    def start_slowly(feed: HostFeed, host: Host, devices: int | None) -> Any:
-        started = start(feed, host, devices)
+    def start_slowly(feed: HostFeed, host: Host, config: HostConfig) -> Any:
+        started = start(feed, host, config)
         feed.set_interval(0.1)
         return started
 

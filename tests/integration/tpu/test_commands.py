@@ -17,7 +17,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from midstream.check.fleet_leftovers import SliceLeftover
+from midstream.check.fleet_leftovers import CHANGED, SliceLeftover
 from midstream.cli import main
 from midstream.compare.candidates import accelerators_of_slice
 from midstream.compare.compiler import engine_and_packages
@@ -30,12 +30,12 @@ from midstream.fleet.fleet_file import load_fleet
 from midstream.headless.fleet.slice_creation import settle_unused_slice
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
-from midstream.hosts.providers import fleet_slices
-from midstream.hosts.providers.google import os_login
-from midstream.hosts.providers.provider import ProviderError
 from midstream.output import Output
+from midstream.providers import fleet_slices
+from midstream.providers.gcp import os_login
+from midstream.providers.provider import ProviderError
 from midstream.tui.fleet_actions import FleetActions
-from midstream_engine import records
+from midstream_core import records
 from simulators.google.slice import Slice, target_text
 from simulators.google.tpu_api import Fault, TpuServer, fast_polling, tpu_server
 from simulators.google.tpu_nodes import Outcome, State
@@ -264,9 +264,14 @@ def test_clean_removes_idle_leftover_slices_alone(lab: Lab, tpu_server: TpuServe
     assert left["lab/here-a/ready"]["kept"].startswith("it is READY, and may be in use")
     assert (named.result["leftovers"], named.result["removable"]) == (3, 1)
     fleet = load_fleet(file)
-    shown = FleetActions(fleet, HostPool(fleet)).leftovers(print, remove=False)
+    actions = FleetActions(fleet, HostPool(fleet))
+    shown = actions.leftovers(print)
     kept = {each.slice.path: each.kept for each in shown if isinstance(each, SliceLeftover)}
     assert kept == {path: each["kept"] for path, each in left.items()}, "the terminal UI lists the same"
+    listed = [each for each in shown if isinstance(each, SliceLeftover) and not each.kept]
+    earlier = [replace(each, slice=replace(each.slice, identity="of an earlier slice")) for each in listed]
+    stays = [each.kept for each in actions.leftovers(print, earlier) if isinstance(each, SliceLeftover)]
+    assert sum(each == CHANGED for each in stays) == 1, "a later slice of that name was not agreed to"
     assert len(tpu_server.nodes) == 4
     cleaned = midstream("--fleet", file, "--clean", "--yes", "--json")
     assert cleaned.code == 0

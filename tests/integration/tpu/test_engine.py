@@ -13,8 +13,8 @@ import pytest
 
 from midstream.fleet.fleet import TpuTarget
 from midstream.launch.start_attempt import ProcessPosition
-from midstream_engine import records
-from midstream_engine.shared import google_metadata
+from midstream_core import records
+from midstream_core.clouds import google_metadata
 from simulators.google.metadata import MetadataServer
 from simulators.google.slice import Slice, target_text
 from simulators.google.tpu_api import TpuServer, tpu_server

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from midstream_engine import records
+from midstream_core import records
 from simulators.google.slice import Slice
 from simulators.google.tpu_api import TpuServer, tpu_server
 from simulators.object_stores.bucket import BucketServer

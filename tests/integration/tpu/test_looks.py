@@ -13,9 +13,9 @@ from google.cloud import tpu_v2
 from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet, GoogleConfig, TpuTarget
 from midstream.fleet.fleet_file import parse_fleet
-from midstream.hosts.providers import fleet_slices, slice_service
-from midstream.hosts.providers.google.tpu_provider import TpuProvider
-from midstream.hosts.providers.provider import ErrorKind, ProviderError, SliceStatus
+from midstream.providers import fleet_slices, slice_service
+from midstream.providers.gcp.tpu.provider import TpuProvider
+from midstream.providers.provider import ErrorKind, ProviderError, SliceStatus
 from simulators.google.tpu_api import Fault, TpuServer, fast_polling, tpu_server
 from simulators.google.tpu_nodes import QueuedState, Worker
 

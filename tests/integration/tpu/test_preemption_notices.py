@@ -13,15 +13,15 @@ from google.cloud import tpu_v2
 from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts.host_pool import HostPool
-from midstream.hosts.providers import fleet_slices, provider
-from midstream.hosts.providers.provider import SliceStatus
-from midstream.launch.errors import LaunchError
+from midstream.install.errors import LaunchError
 from midstream.launch.host_links import check_numbers
 from midstream.migrate.failover.guard import HEALTHY, LOST, TERMINATING, UNREACHABLE, judge
-from midstream.remote.machine import preemption_notices
+from midstream.providers import fleet_slices, provider
+from midstream.providers.provider import SliceStatus
 from midstream.watch.snapshot import DOWN, LIVE, HostView, RunView, Snapshot
-from midstream_engine import records
-from midstream_engine.shared import google_metadata
+from midstream_core import records
+from midstream_core.clouds import google_metadata
+from midstream_host.machine import preemption_notices
 from simulators.google.metadata import MetadataServer
 from simulators.google.slice import Slice, target_text
 from simulators.google.tpu_api import Fault, TpuServer, tpu_server

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from midstream.fleet.fleet_file import load_fleet
-from midstream.hosts.providers import fleet_slices
-from midstream_engine import records
+from midstream.providers import fleet_slices
+from midstream_core import records
 from simulators.google.slice import Slice, target_text
 from simulators.google.tpu_api import TpuServer, fast_polling, tpu_server
 from simulators.object_stores.bucket import BucketServer

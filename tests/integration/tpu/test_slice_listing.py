@@ -9,10 +9,10 @@ from google.cloud import tpu_v2
 from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet, GoogleConfig, TpuTarget
 from midstream.fleet.fleet_file import parse_fleet
-from midstream.hosts.providers import fleet_slices
-from midstream.hosts.providers.google import tpu_client
-from midstream.hosts.providers.google.slice_lookup import from_node
-from midstream.hosts.providers.provider import ErrorKind, SliceStatus
+from midstream.providers import fleet_slices
+from midstream.providers.gcp.tpu import client as tpu_client
+from midstream.providers.gcp.tpu.lookup import from_node
+from midstream.providers.provider import ErrorKind, SliceStatus
 from simulators.google.tpu_api import Fault, TpuServer, fast_polling, tpu_server
 from simulators.google.tpu_nodes import QueuedState, State, Worker
 

@@ -10,10 +10,12 @@ import pytest
 from google.cloud import tpu_v2
 
 from midstream.fleet.fleet import Fleet, TpuTarget
-from midstream.hosts.providers import creation, fleet_slices
-from midstream.hosts.providers.google import slice_lookup, tpu_service, worker_access
-from midstream.hosts.providers.google.tpu_provider import TpuProvider
-from midstream.hosts.providers.provider import ErrorKind, ProviderError, Slice, SliceStatus
+from midstream.providers import creation, fleet_slices
+from midstream.providers.gcp.tpu import access as worker_access
+from midstream.providers.gcp.tpu import lookup as slice_lookup
+from midstream.providers.gcp.tpu import service as tpu_service
+from midstream.providers.gcp.tpu.provider import TpuProvider
+from midstream.providers.provider import ErrorKind, ProviderError, Slice, SliceStatus
 from simulators.google import tpu_nodes
 from simulators.google.tpu_api import Fault, TpuServer, fast_polling, tpu_server
 from simulators.google.tpu_nodes import QUOTA, Outcome, State
@@ -152,7 +154,7 @@ def test_creation_timeout_or_cancellation_deletes_slice(
 ) -> None:
     tpu_server.delay = 100000.0
     late = TpuTarget(**{**vars(target), "valid_until": "0.3s"})
-    with pytest.raises(ProviderError, match="was not ready within 0 s; what was created is deleted") as caught:
+    with pytest.raises(ProviderError, match=r"was not ready within 0\.3s; what was created is deleted") as caught:
         google.create("pod", late, lambda _: None)
     assert caught.value.kind == ErrorKind.TIMEOUT
     assert nothing_costs(tpu_server)

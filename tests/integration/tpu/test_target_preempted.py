@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import pytest
 
+from midstream.migrate.journal import migration_state, phase_names
 from midstream.migrate.journal.journal import read_events
 from midstream.migrate.journal.migration_directory import MigrationDirectory, migration_ids
-from midstream.migrate.records import migration_state, phase_names
 from simulators.google.tpu_api import TpuServer, tpu_server
 from simulators.google.tpu_nodes import State
 from simulators.object_stores.bucket import BucketServer

@@ -15,16 +15,21 @@ from midstream.errors import MidstreamError
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.host_pool import open_host
 from midstream.hosts.local_host import LocalHost
-from midstream.remote.bucket import session
-from midstream.remote.files.object_files import INCOMING
-from midstream.remote.verify import objects
-from midstream.transfer import Access, CopySettings, Endpoint, Progress, TransferError, bucket_endpoint, copy_tree
-from midstream_engine import records
-from midstream_engine.object_store.bucket_client import CHUNK
-from midstream_engine.object_store.errors import ObjectExistsError, StoreError
-from midstream_engine.object_store.gcs import gcs_client
-from midstream_engine.object_store.gcs.joined_crc32c import combined
-from midstream_engine.object_store.open_bucket import open_bucket
+from midstream.stores.bucket_access import Access
+from midstream.transfer.copy_settings import CopySettings
+from midstream.transfer.copy_tree import copy_tree
+from midstream.transfer.endpoint import Endpoint, bucket_endpoint
+from midstream.transfer.errors import TransferError
+from midstream.transfer.report import Progress
+from midstream_core import records
+from midstream_core.object_store import gcs_client
+from midstream_core.object_store.bucket_client import CHUNK
+from midstream_core.object_store.errors import ObjectExistsError, StoreError
+from midstream_core.object_store.joined_crc32c import combined
+from midstream_core.object_store.open_bucket import open_bucket
+from midstream_host.bucket import session
+from midstream_host.files.object_files import INCOMING
+from midstream_host.verify import objects
 from simulators.object_stores.bucket import BucketServer
 from simulators.planted_faults import Fault
 from simulators.sshd import Lab, environment
@@ -97,7 +102,9 @@ import json, os, signal, sys
 sys.path[:0] = json.loads(sys.argv[1])
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
-from midstream.transfer import CopySettings, Endpoint, bucket_endpoint, copy_tree
+from midstream.transfer.copy_settings import CopySettings
+from midstream.transfer.endpoint import Endpoint, bucket_endpoint
+from midstream.transfer.copy_tree import copy_tree
 here = LocalHost("here", LocalHostConfig(root=sys.argv[2]))
 report = lambda p: p.bytes_done >= int(sys.argv[5]) and os.kill(os.getpid(), signal.SIGKILL)
 settings = CopySettings(bandwidth_limit=40e6)

@@ -18,27 +18,24 @@ from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost, LocalProcess
 from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.rpc.remote_program import Cancelled, reports
-from midstream.remote.copy.stream import tls_peer
-from midstream.remote.files.copy_items import HistoryObject
-from midstream.remote.files.object_files import INCOMING
-from midstream.transfer import (
-    CopySettings,
-    Endpoint,
-    HistoryReport,
-    Progress,
-    TransferError,
-    copy_history,
-    copy_tree,
-    verify_objects,
-)
-from midstream.transfer.copy import copy_tree as copy_tree_module
-from midstream.transfer.copy.send_files import send_files
-from midstream.transfer.copy.target_session import TargetSession
+from midstream.transfer import copy_tree as copy_tree_module
+from midstream.transfer.copy_history import copy_history
+from midstream.transfer.copy_settings import CopySettings
+from midstream.transfer.copy_tree import copy_tree
+from midstream.transfer.endpoint import Endpoint
+from midstream.transfer.errors import TransferError
 from midstream.transfer.progress import Meter
+from midstream.transfer.report import HistoryReport, Progress
+from midstream.transfer.send_files import send_files
 from midstream.transfer.streams.early_stream import EarlyStream
 from midstream.transfer.streams.stream import Stream
 from midstream.transfer.streams.tls_certificates import make_peers
-from midstream_engine import records
+from midstream.transfer.target_session import TargetSession
+from midstream.transfer.verify_tree import verify_objects
+from midstream_core import records
+from midstream_host.copy import tls_peer
+from midstream_host.files.copy_items import HistoryObject
+from midstream_host.files.object_files import INCOMING
 from support.checkpoints.trees import (
     assert_same_tree,
     assert_unfinished,

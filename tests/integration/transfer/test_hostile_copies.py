@@ -18,16 +18,18 @@ import pytest
 
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
-from midstream.remote.copy import growing_checkpoint, history
-from midstream.remote.copy.stream.frames import DATA, FAILED, FINISH, HEADER, IDLE, ITEM
-from midstream.remote.copy.stream.requested_items import RequestedItems, new_key
-from midstream.remote.copy.target import staging
-from midstream.remote.files.allowlist import CHECKPOINT, CHECKPOINTS, HISTORY
-from midstream.remote.files.copy_items import CopyObject
-from midstream.remote.files.object_files import INCOMING, NotPlainError
-from midstream.transfer import Endpoint, TransferError, copy_history, copy_tree
+from midstream.transfer.copy_history import copy_history
+from midstream.transfer.copy_tree import copy_tree
+from midstream.transfer.endpoint import Endpoint
+from midstream.transfer.errors import TransferError
 from midstream.transfer.streams.send_queue import ranges
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.copy import growing_checkpoint, history, staging
+from midstream_host.copy.frames import DATA, FAILED, FINISH, HEADER, IDLE, ITEM
+from midstream_host.copy.requested_items import RequestedItems, new_key
+from midstream_host.files.allowlist import CHECKPOINT, CHECKPOINTS, HISTORY
+from midstream_host.files.copy_items import CopyObject
+from midstream_host.files.object_files import INCOMING, NotPlainError
 from support.checkpoints.trees import cell, far_program, files, sha256, write_tree
 
 KEY = new_key()
@@ -58,7 +60,7 @@ def item(value: Any) -> bytes:
 def received(target: Path, stream: bytes, kind: str = CHECKPOINT) -> dict[str, Any]:
     """Return the last report of a receiver about a stream."""
     arguments = {"directory": str(target), "generation": "f00d", "kind": kind, "key": KEY}
-    output, _ = far_program("copy.stream.disk_receiver.receive", arguments).communicate(stream, timeout=120)
+    output, _ = far_program("copy.disk_receiver.receive", arguments).communicate(stream, timeout=120)
     last: dict[str, Any] = json.loads(output.splitlines()[-1])
     return last
 
@@ -128,7 +130,7 @@ def test_receiver_applies_its_own_allowlist(tmp_path: Path, path: str, kind: str
         "directory": str(tmp_path / "t"), "generation": "f00d", "manifest": None, "text": "", "root": "", "kind": kind,
         "objects": [{"path": path, "size": 1, "sha256": "0" * 64}],
     }  # fmt: skip
-    output, _ = far_program("copy.target.session.serve", arguments).communicate(b"", timeout=120)
+    output, _ = far_program("copy.session.serve", arguments).communicate(b"", timeout=120)
     assert json.loads(output.splitlines()[-1])["kind"] == "unrequested"
     assert files(tmp_path) == {}
 
@@ -328,7 +330,7 @@ def test_commit_refuses_symlinked_checkpoint_directory(tmp_path: Path) -> None:
 def test_open_object_closes_descriptors_on_errors(tmp_path: Path) -> None:
     write_tree(tmp_path, {cell("a"): b"1"})
     (tmp_path / "link").symlink_to(tmp_path)
-    from midstream.remote.files.object_files import open_object, open_parent
+    from midstream_host.files.object_files import open_object, open_parent
 
     before = set(os.listdir("/proc/self/fd"))
     for path in ("link/x", f"{cell('a')}/x", "missing/x", "link"):

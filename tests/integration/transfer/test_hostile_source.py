@@ -21,10 +21,14 @@ from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import open_host
 from midstream.hosts.local_host import LocalHost
-from midstream.transfer import CopySettings, Endpoint, TransferError, copy_history, copy_tree
-from midstream.transfer.copy.incremental_copy import IncrementalCopy
+from midstream.transfer.copy_history import copy_history
+from midstream.transfer.copy_settings import CopySettings
+from midstream.transfer.copy_tree import copy_tree
+from midstream.transfer.endpoint import Endpoint
+from midstream.transfer.errors import TransferError
+from midstream.transfer.incremental_copy import IncrementalCopy
 from midstream.transfer.streams import direct_streams
-from midstream_engine import records
+from midstream_core import records
 from simulators.sshd import Lab, SshServer
 from support.checkpoints.trees import files, paths_below, write_checkpoint
 from support.command_line import SLOWER, TINY, Ended, Run, midstream
@@ -40,7 +44,7 @@ while not line.endswith(b"\\n"):
     line += os.read(0, 1)
 job = json.loads(line)
 job["modules"] = [
-    [name, text + {evil!r} if name == "midstream.remote." + {module!r} else text] for name, text in job["modules"]
+    [name, text + {evil!r} if name == "midstream_host." + {module!r} else text] for name, text in job["modules"]
 ]
 child = subprocess.Popen([real, *arguments], stdin=subprocess.PIPE)
 def pump():
@@ -87,7 +91,7 @@ def evil_module(canary: Path) -> str:
 
 def hostile(server: SshServer, module: str, evil: str) -> None:
     """Append the code ``evil`` to ``module`` of our programs on ``server``."""
-    assert importlib.util.find_spec(f"midstream.remote.{module}"), module
+    assert importlib.util.find_spec(f"midstream_host.{module}"), module
     script = server.directory / "python"
     body = server.directory / "wrapper.py"
     body.write_text(WRAPPER.format(python=sys.executable, evil=evil, module=module))
@@ -262,7 +266,7 @@ def test_unrequested_frames_end_copy(pair: Pair, canary: Path, route: str) -> No
     paths = records.RunPaths(str(pair.source.root), "m")
     write_checkpoint(Path(paths.checkpoint(records.checkpoint_name(7, 1))), random.Random(1))
     for name, fields in FAKES.items():
-        pair.be_hostile("copy.stream.sender", SENDS.format(first="array0/c/1", data=evil_module(canary), fields=fields))
+        pair.be_hostile("copy.sender", SENDS.format(first="array0/c/1", data=evil_module(canary), fields=fields))
         line = pair.copied("checkpoint", CopySettings(route=route))
         assert re.search(r"one:.*/step-7-a001 sent bytes of object .* that were not requested", line), (name, line)
         there = below(pair.target.root)
@@ -292,7 +296,7 @@ def test_stream_that_leaves_out_its_last_object_ends_copy(
     entries: list[Any] = json.loads(Path(there, name, records.MANIFEST).read_text())["objects"]
     last = next(each for each in entries if "array0/c/1" in each["path"])
     first = next(each for each in entries if "array0/c/2" in each["path"])
-    pair.be_hostile("copy.stream.sender", LEAVES_OUT)
+    pair.be_hostile("copy.sender", LEAVES_OUT)
     here = LocalHost("here", LocalHostConfig(root=str(pair.target.root)))
     copy = IncrementalCopy(Endpoint(pair.one, there), Endpoint(here, str(pair.target.root / "checkpoints")), 10_000, 2)
     try:

@@ -20,15 +20,17 @@ from midstream.hosts.host_pool import open_host
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.rpc.remote_program import reports
-from midstream.remote.copy.stream import stream_server, tls_context
-from midstream.remote.copy.stream.requested_items import new_key
-from midstream.remote.copy.stream.tls_peer import NUMBER
-from midstream.remote.files.allowlist import CHECKPOINT
-from midstream.transfer import Endpoint, TransferError, copy_tree
+from midstream.transfer.copy_tree import copy_tree
+from midstream.transfer.endpoint import Endpoint
+from midstream.transfer.errors import TransferError
 from midstream.transfer.streams import direct_streams
 from midstream.transfer.streams.route import Route
 from midstream.transfer.streams.stream import Stream
 from midstream.transfer.streams.tls_certificates import make_peers
+from midstream_host.copy import stream_server, tls_context
+from midstream_host.copy.requested_items import new_key
+from midstream_host.copy.tls_peer import NUMBER
+from midstream_host.files.allowlist import CHECKPOINT
 from simulators.sshd import Lab
 from support.checkpoints.trees import assert_same_tree, paths_below, random_contents, write_tree
 
@@ -53,7 +55,7 @@ class Copies:
         self.here = LocalHost("here", LocalHostConfig(root=str(room / "root")))
         write_tree(room / "source", random_contents(random.Random(5), [2 * MIB, 5]))
 
-    def copy(self, evil: str, module: str = "copy.stream.stream_server", to_host: bool = True) -> str:
+    def copy(self, evil: str, module: str = "copy.stream_server", to_host: bool = True) -> str:
         """Copy, and return the route."""
         hostile(self.server, module, evil)
         host = open_host("evil", self.server.config)
@@ -102,7 +104,7 @@ def test_program_that_ends_early_ends_the_copy(copies: Copies) -> None:
 def test_forged_items_of_a_direct_source_are_refused(copies: Copies) -> None:
     evil = SENDS.format(first="arrays", data="forged", fields="path='arrays/forged/c/0'")
     with pytest.raises(MidstreamError, match=r"sent bytes of object .* that were not requested"):
-        copies.copy(evil, "copy.stream.sender", to_host=False)
+        copies.copy(evil, "copy.sender", to_host=False)
     assert not [path for path in paths_below(copies.room / "target") if "forged" in str(path)]
 
 
@@ -127,7 +129,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_source_is_named_where_its_stream_ends_at_once(copies: Copies) -> None:
     evil = "def feed(wait, sender, take):\n    sender.frame(99)\n    sender.flush()\n    return True\n"
     with pytest.raises(TransferError, match=r"the bytes that evil:.* sent to here:.* are malformed"):
-        copies.copy(evil, "copy.stream.sender", to_host=False)
+        copies.copy(evil, "copy.sender", to_host=False)
 
 
 @pytest.mark.usefixtures("late")
@@ -135,7 +137,7 @@ def test_stream_that_is_done_at_once_is_named(copies: Copies, monkeypatch: pytes
     monkeypatch.setattr(direct_streams, "MIN_BYTES", 1 << 40)
     evil = "def received(stream, write, report):\n    report('done')\n    return True\n"
     with pytest.raises(TransferError, match="ended before all that was requested had come"):
-        copies.copy(evil, "copy.stream.receiver")
+        copies.copy(evil, "copy.receiver")
 
 
 class Server:

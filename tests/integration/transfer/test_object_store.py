@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from midstream_engine.object_store.access import Access
-from midstream_engine.object_store.bucket_client import ABSENT, BucketClient, has_bytes, hashed
-from midstream_engine.object_store.errors import BucketMissingError, ObjectExistsError
-from midstream_engine.object_store.open_bucket import open_bucket
-from midstream_engine.object_store.s3 import s3_client
+from midstream_core.object_store import s3_client
+from midstream_core.object_store.access import Access
+from midstream_core.object_store.bucket_client import ABSENT, BucketClient, has_bytes, hashed
+from midstream_core.object_store.errors import BucketMissingError, ObjectExistsError
+from midstream_core.object_store.open_bucket import open_bucket
 from simulators.object_stores.bucket import bucket_server
 from simulators.object_stores.public_services import gcs_emulator, moto
 from simulators.object_stores.s3_server import s3_server

@@ -8,18 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from midstream_engine.object_store import retries
-from midstream_engine.object_store.access import Access
-from midstream_engine.object_store.bucket_client import ABSENT, BLOCK, BucketClient
-from midstream_engine.object_store.errors import (
-    BusyError,
-    DamagedObjectError,
-    ObjectExistsError,
-    StoreError,
-)
-from midstream_engine.object_store.gcs import gcs_client
-from midstream_engine.object_store.open_bucket import open_bucket
-from midstream_engine.object_store.s3 import s3_session
+from midstream_core.object_store import gcs_client, retries, s3_session
+from midstream_core.object_store.access import Access
+from midstream_core.object_store.bucket_client import ABSENT, BLOCK, BucketClient
+from midstream_core.object_store.errors import BusyError, DamagedObjectError, ObjectExistsError, StoreError
+from midstream_core.object_store.open_bucket import open_bucket
 from simulators.object_stores.bucket import BucketServer, bucket_server
 from simulators.object_stores.object_service import ObjectHandler
 from simulators.object_stores.s3_server import S3Server, s3_server

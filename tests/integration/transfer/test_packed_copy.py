@@ -9,7 +9,9 @@ import pytest
 
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.ssh.ssh_host import SshHost
-from midstream.transfer import CopySettings, Endpoint, copy_tree
+from midstream.transfer.copy_settings import CopySettings
+from midstream.transfer.copy_tree import copy_tree
+from midstream.transfer.endpoint import Endpoint
 from simulators.link import FAR, Link, through
 from simulators.sshd import Lab
 from support.checkpoints.trees import assert_same_tree, cell, write_tree

@@ -14,16 +14,16 @@ from midstream.hosts.fork_server import CLIENT_PROGRAMS
 from midstream.hosts.local_forks import ForkedChild, LocalForks
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc import remote_call
-from midstream.remote.bucket.session import part_path
-from midstream.remote.files.allowlist import CHECKPOINT
 from midstream.stores.bucket_checkpoint import BucketCheckpoint
-from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
-from midstream.transfer.copy.copy_tree import copy_contents
+from midstream.transfer.copy_tree import copy_contents, copy_tree
+from midstream.transfer.endpoint import Endpoint, bucket_endpoint
 from midstream.transfer.errors import TransferError
 from midstream.transfer.streams import stream_transport
 from midstream.transfer.tree_contents import read_contents
-from midstream_engine.object_store.bucket_client import CHUNK
-from midstream_engine.object_store.open_bucket import open_bucket
+from midstream_core.object_store.bucket_client import CHUNK
+from midstream_core.object_store.open_bucket import open_bucket
+from midstream_host.bucket.session import part_path
+from midstream_host.files.allowlist import CHECKPOINT
 from simulators.object_stores.bucket import BucketServer
 from simulators.object_stores.s3_server import S3Server
 from simulators.planted_faults import Fault
@@ -160,7 +160,7 @@ def test_disk_and_bucket_of_one_machine_share_a_program(
     assert sorted(started) == ["bucket.disk_upload.upload", "bucket.session.serve"]
     started.clear()
     copy_tree(bucket_endpoint(URL), back)
-    assert sorted(started) == ["bucket.disk_download.download", "copy.target.session.serve"]
+    assert sorted(started) == ["bucket.disk_download.download", "copy.session.serve"]
     assert_same_tree(tmp_path / "source", tmp_path / "back")
 
 

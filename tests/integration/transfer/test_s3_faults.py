@@ -9,16 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from midstream_engine.object_store import retries
-from midstream_engine.object_store.access import Access
-from midstream_engine.object_store.bucket_client import ABSENT, hashed
-from midstream_engine.object_store.errors import (
-    AccessDeniedError,
-    ObjectExistsError,
-    StoreError,
-)
-from midstream_engine.object_store.open_bucket import open_bucket
-from midstream_engine.object_store.s3 import s3_client, s3_multipart
+from midstream_core.object_store import retries, s3_client, s3_multipart
+from midstream_core.object_store.access import Access
+from midstream_core.object_store.bucket_client import ABSENT, hashed
+from midstream_core.object_store.errors import AccessDeniedError, ObjectExistsError, StoreError
+from midstream_core.object_store.open_bucket import open_bucket
 from simulators.object_stores.s3_server import IGNORED, REFUSED, S3Server
 from simulators.planted_faults import Fault
 

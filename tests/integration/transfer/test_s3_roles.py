@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from midstream_engine.object_store.access import Access
-from midstream_engine.object_store.errors import AccessDeniedError
-from midstream_engine.object_store.open_bucket import open_bucket
-from midstream_engine.object_store.s3.s3_client import S3Client
+from midstream_core.object_store.access import Access
+from midstream_core.object_store.errors import AccessDeniedError
+from midstream_core.object_store.open_bucket import open_bucket
+from midstream_core.object_store.s3_client import S3Client
 from simulators.cloud_metadata import AwsMetadata, role_credentials
 from simulators.object_stores.s3_server import S3Server
 

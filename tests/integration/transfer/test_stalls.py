@@ -14,9 +14,11 @@ import pytest
 
 from midstream.errors import ConnectionLostError
 from midstream.hosts.ssh.ssh_host import SshHost
-from midstream.remote.copy.stdin_lines import IDLE_TIMEOUT
-from midstream.transfer import CopySettings, Endpoint, copy_tree
+from midstream.transfer.copy_settings import CopySettings
+from midstream.transfer.copy_tree import copy_tree
+from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.report import Progress
+from midstream_host.copy.stdin_lines import IDLE_TIMEOUT
 from simulators.link import Link, through
 from simulators.sshd import Lab, SshServer
 from support.checkpoints.trees import assert_same_tree, random_contents, write_tree

@@ -19,12 +19,13 @@ from midstream.launch.launch_run import launch_run
 from midstream.launch.start_attempt import Launch, engine_environment
 from midstream.stores.bucket_access import access_for
 from midstream.stores.host_identity import identity_problem
-from midstream.transfer import Endpoint, bucket_endpoint, copy_tree
-from midstream_engine.checkpoint.errors import CheckpointError
+from midstream.transfer.copy_tree import copy_tree
+from midstream.transfer.endpoint import Endpoint, bucket_endpoint
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.object_store.access import VARIABLE, Access
+from midstream_core.object_store.open_bucket import open_bucket
 from midstream_engine.checkpoint.stores import open_checkpoints, open_store
 from midstream_engine.data.sources import bucket as buckets
-from midstream_engine.object_store.access import VARIABLE, Access
-from midstream_engine.object_store.open_bucket import open_bucket
 from midstream_engine.trainer.runtime.compile_cache import SharedCache
 from simulators.google.identities import Identities
 from simulators.google.metadata import MetadataServer

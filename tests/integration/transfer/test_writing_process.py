@@ -11,8 +11,8 @@ import pytest
 SCRIPT = """
 import os, socket, sys
 from functools import partial
-from midstream.remote.copy.stream.frames import ProblemError
-from midstream.remote.copy.stream.writing_process import WritingProcess
+from midstream_host.copy.frames import ProblemError
+from midstream_host.copy.writing_process import WritingProcess
 
 def work(number, stream, report):
     try:

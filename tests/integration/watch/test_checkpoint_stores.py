@@ -15,11 +15,12 @@ from midstream.errors import Exit
 from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.hosts.host_pool import HostPool
 from midstream.stores.bucket_run import BucketRun
+from midstream.stores.bucket_writers import BucketWriters
 from midstream.tui.fleet_actions import FleetActions
 from midstream.watch.snapshot import Snapshot
 from midstream.watch.snapshot_store import SnapshotStore
 from midstream.watch.watcher import Watcher, take_snapshot
-from midstream_engine import records
+from midstream_core import records
 from simulators.object_stores.bucket import BucketServer
 from simulators.planted_faults import Fault
 from support.run_directory import RunDirectory
@@ -96,7 +97,7 @@ def test_markers_of_folders_and_stray_files_are_no_checkpoints(bucket: BucketSer
         bucket.put("runs", f"{PREFIX}/{path}", b"")
     run = BucketRun(URL, "run")
     assert [(each["name"], each["complete"], each["pinned"]) for each in run.checkpoints()] == [(name, True, False)]
-    assert run.leftovers({}) == []
+    assert run.leftovers(BucketWriters()) == []
 
 
 def test_bucket_checkpoints_are_shown_and_recorded(

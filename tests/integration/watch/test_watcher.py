@@ -18,11 +18,11 @@ from midstream.fleet.fleet import Fleet, HostConfig, LocalHostConfig, SshHostCon
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.ssh import connection, transport
 from midstream.listing.run_facts import loss
-from midstream.watch.feeds.host_feed import HostFeed
+from midstream.watch.host_feed import HostFeed
 from midstream.watch.snapshot import DOWN, LIVE, STALE, Snapshot
 from midstream.watch.snapshot_store import SnapshotStore
 from midstream.watch.watcher import Watcher, take_snapshot
-from midstream_engine import records
+from midstream_core import records
 from support.run_directory import RunDirectory, dead_process
 from support.watching import PATIENCE, run_of, seen
 

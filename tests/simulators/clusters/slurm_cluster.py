@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import time
@@ -99,7 +100,7 @@ class SlurmCluster:
     def run(self, *argv: str, check: bool = True) -> str:
         """Run a client program and return its output."""
         env = {**os.environ, **self.environment}
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=180, stdin=subprocess.DEVNULL)
         assert done.returncode == 0 or not check, f"{argv}: {done.stderr}"
         return done.stdout
 
@@ -124,7 +125,7 @@ class SlurmCluster:
         munged += ["--pid-file", f"{directory}/munged.pid", "--seed-file", f"{directory}/munged.seed"]
         self._spawn("munged", munged)
         self._wait(lambda: (directory / "munge.socket").exists(), "munged")
-        self._spawn("slurmctld", ["slurmctld", "-D", "-f", f"{directory}/slurm.conf"])
+        self.start_controller()
         for number in range(1, self.nodes + 1):
             self.start_node(f"n{number}")
         self._wait(lambda: self.run("sinfo", "-h", "-N", "-p", "low", "-o", "%T", check=False).split()
@@ -144,6 +145,35 @@ class SlurmCluster:
         process = self.processes.pop(name)
         process.kill()
         process.wait(30)
+
+    def hang(self, name: str) -> None:
+        """Suspend the daemon of a node: it answers nothing, and its jobs go on."""
+        os.kill(self._daemon(name), signal.SIGSTOP)
+
+    def revive(self, name: str) -> None:
+        """Let the daemon of a node go on, and return the node to service."""
+        os.kill(self._daemon(name), signal.SIGCONT)
+        self.run("scontrol", "update", f"NodeName={name}", "State=RESUME", check=False)
+
+    def set_down(self, name: str) -> None:
+        """Set a node down, as an administrator does whose node does not answer."""
+        self.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=hangs")
+
+    def _daemon(self, name: str) -> int:
+        """Return the pid of a node's slurmd: the child of its unshare."""
+        argv = ["ps", "-o", "pid=", "--ppid", str(self.processes[name].pid)]
+        return int(subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()[0])
+
+    def stop_controller(self, sent: signal.Signals = signal.SIGTERM) -> None:
+        """End slurmctld. Nothing answers until `start_controller`."""
+        process = self.processes.pop("slurmctld")
+        process.send_signal(sent)
+        process.wait(30)
+
+    def start_controller(self) -> None:
+        """Start slurmctld with the state that it has saved, and wait until it answers."""
+        self._spawn("slurmctld", ["slurmctld", "-D", "-f", f"{self.directory}/slurm.conf"])
+        self._wait(lambda: "is UP" in self.run("scontrol", "ping", check=False), "slurmctld")
 
     def submit(self, command: str, *flags: str) -> str:
         """Submit a job of a shell command, and return its number."""

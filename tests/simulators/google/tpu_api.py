@@ -25,7 +25,7 @@ from google.longrunning import operations_pb2
 from google.protobuf import any_pb2, empty_pb2, json_format
 from google.rpc import status_pb2
 
-from midstream.hosts.providers import creation, provider
+from midstream.providers import creation, provider
 from simulators.google.tpu_nodes import Nodes, Operation, RefusedError
 from support.loopback import Loopback, Quiet
 

@@ -109,9 +109,9 @@ WAYS: Mapping[str, Way] = {
             "bucket.disk_download.download",
             "bucket.receiver.receive",
             "bucket.sender.send",
-            "copy.stream.stream_server.receive",
-            "copy.stream.stream_server.send",
-            "copy.stream.tls_peer.answer",
+            "copy.stream_server.receive",
+            "copy.stream_server.send",
+            "copy.tls_peer.answer",
         )
     },
     **{name: Way((name,), (name,)) for name in SAMPLES if name != "machine.preemption_notices.worker"},
@@ -123,7 +123,7 @@ def covered() -> set[str]:
     """Return the functions that some case of the campaign has the hostile host answer."""
     found = {name for names in (*cases.CALLS.values(), *cases.REPORTS.values()) for name in names}
     found |= {name for way in WAYS.values() for name in way.functions}
-    programs = ("machine.probe.main", "copy.stream.sender.send", "copy.growing_checkpoint.follow")
+    programs = ("machine.probe.main", "copy.sender.send", "copy.growing_checkpoint.follow")
     return found | {*moves.CALLED, *programs}
 
 

@@ -27,14 +27,15 @@ CALLS: dict[str, tuple[str, ...]] = {
     "config": ("runs.run_state.read_text",),
     "tree": ("verify.tree.manifest_value",),
     "diff": ("verify.tree.manifest_value",),
-    "clean": ("runs.run_state.list_runs", "verify.tree.store_of", "runs.leftovers.leftovers", "runs.leftovers.remove"),
+    "clean": ("runs.run_state.list_runs", "verify.tree.store_of", "runs.leftovers.leftovers", "runs.leftovers.remove",
+    "runs.writers.writers"),
     "check": ("machine.checks.survey", "machine.checks.accelerators"),
     "dry run": ("runs.run_state.describe", "runs.run_state.read_text", "verify.tree.store_of",
     "runs.standby_state.newest_state", "runs.ownership.migration_lock",
-                "runs.standby_state.clock", "verify.tree.manifest_value", "copy.stream.tls_peer.probe"),
+                "runs.standby_state.clock", "verify.tree.manifest_value", "copy.tls_peer.probe"),
     "dry run to": ("machine.checks.facts", "runs.run_state.list_runs", "runs.run_state.running_attempt",
     "runs.run_state.describe", "verify.tree.store_of",
-                   "copy.stream.tls_peer.probe", "runs.run_state.read_text"),
+                   "copy.tls_peer.probe", "runs.run_state.read_text"),
     "history from": ("copy.history.describe", "copy.history.digests"),
     "history to": ("copy.history.sizes", "copy.history.digests", "copy.history.merge_lineage"),
     "checkpoint from": ("verify.objects.describe",),
@@ -44,8 +45,8 @@ REPORTS: dict[str, tuple[str, ...]] = {
     "verify": ("verify.tree.verify",),
     "deep": ("verify.array_check.examine",),
     "check": ("machine.checks.clock",),
-    "checkpoint to": ("copy.target.session.serve", "copy.stream.disk_receiver.receive"),
-    "history to": ("copy.target.session.serve", "copy.stream.disk_receiver.receive"),
+    "checkpoint to": ("copy.session.serve", "copy.disk_receiver.receive"),
+    "history to": ("copy.session.serve", "copy.disk_receiver.receive"),
 }
 EVENTS = ("run", "run", "run", "metrics", "log", "hello", "inventory", "beat", "clock")
 LOGINS = (
@@ -218,7 +219,7 @@ def _frames(fleet: Fleet, rng: random.Random, spec: dict[str, Any]) -> Case:
     for command in commands:
         command[2] = str(fleet.relayed)
     action = rng.choice(FRAMES)
-    spec.update(function="copy.stream.sender.send", action=action)
+    spec.update(function="copy.sender.send", action=action)
     return Case("frames", action, commands, spec, shared=True, copies=copies)
 
 
@@ -252,7 +253,7 @@ def _begin(fleet: Fleet, rng: random.Random, spec: dict[str, Any]) -> Case:
     kind = _seldom(rng, ("status", "verify", "check", "history from", "checkpoint from", "checkpoint to", "dry run"))
     function = {"status": "machine.probe.main", "verify": "verify.tree.verify", "check": "machine.checks.clock",
                 "dry run": "machine.probe.main",
-                "checkpoint to": "copy.target.session.serve"}.get(kind, "copy.stream.sender.send")  # fmt: skip
+                "checkpoint to": "copy.session.serve"}.get(kind, "copy.sender.send")  # fmt: skip
     commands, copies = _commands(fleet, rng, kind)
     action = rng.choice(BEGINS)
     spec.update(function=function, action=action)
@@ -268,8 +269,8 @@ def _stream(fleet: Fleet, rng: random.Random, spec: dict[str, Any]) -> Case:
         "status": "machine.probe.main", "log": "runs.run_state.read_lines", "verify": "verify.tree.verify", "check":
         "machine.checks.survey",
         "history from": "copy.history.describe", "checkpoint from": rng.choice(("verify.objects.describe",
-        "copy.stream.sender.send")),
-        "checkpoint to": "copy.target.session.serve", "dry run": "runs.run_state.describe", "clean":
+        "copy.sender.send")),
+        "checkpoint to": "copy.session.serve", "dry run": "runs.run_state.describe", "clean":
         "runs.leftovers.leftovers",
     }[kind]  # fmt: skip
     commands, copies = _commands(fleet, rng, kind)

@@ -168,7 +168,7 @@ def _of_status(case: Case, ended: Ended) -> list[str]:
         if not re.search(rf"(?m)^{host} +live ", text):
             found = [line for line in text.splitlines() if line.startswith(host)]
             broken.append(f"--status: {host} is not live: {found}")
-        if not re.search(rf"(?m)^{wanted} +{host} +stopped +8/", text):
+        if not re.search(rf"(?m)^{wanted} +{host} +stopped +8[/ ]", text):
             broken.append(f"--status: run {wanted} of {host} is not listed as it was")
     return broken
 

@@ -29,7 +29,7 @@ PRELOADED = (
     "midstream.transfer",
     "midstream.migrate.planning.planner", "midstream.migrate.planning.preflight",
     "midstream.migrate.execution.migration_process", "midstream.check.target_checks",
-    "midstream.watch.logs.resolved_config", "midstream.headless.checkpoints.examine_checkpoint",
+    "midstream.watch.runs.resolved_config", "midstream.operations.examine_checkpoint",
     "midstream.launch.attempt_monitor",
     "midstream.launch.launch_run",
     "midstream.migrate.journal.migration_directory", "yaml", "paramiko", "cryptography.x509",
@@ -142,8 +142,10 @@ def _copy(kind: str, fleet_file: str, source: str, target: str, run: str, what: 
     from midstream.hosts.host_pool import HostPool
     from midstream.migrate.source_and_target import host_files
     from midstream.output import Output
-    from midstream.transfer import Endpoint, copy_history, copy_tree
-    from midstream_engine import records
+    from midstream.transfer.copy_history import copy_history
+    from midstream.transfer.copy_tree import copy_tree
+    from midstream.transfer.endpoint import Endpoint
+    from midstream_core import records
 
     hosts = HostPool(load_fleet(fleet_file))
     try:

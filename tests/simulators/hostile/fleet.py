@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from midstream_engine import records
+from midstream_core import records
 from simulators.hostile.disk import SECRET
 from simulators.sshd import Lab
 from support.checkpoints.trees import sha256, write_tree

@@ -38,7 +38,7 @@ class Host:
     def run(self) -> int:
         job_line, rest = _first_line()
         job, line = json.loads(job_line), job_line + rest
-        function = job["module"].removeprefix("midstream.remote.") + "." + job["function"]
+        function = job["module"].removeprefix("midstream_host.") + "." + job["function"]
         if not self._wanted(function, job):
             return self._pass_on(line, job)
         if self.spec["place"] == "stream":

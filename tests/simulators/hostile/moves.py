@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from midstream_engine import records
+from midstream_core import records
 from simulators.hostile.fleet import BAD_RUN, PLANTED, Fleet, Verdict
 from simulators.hostile.frames import FRAMES
 from simulators.hostile.values import RAW
@@ -51,7 +51,7 @@ def draw(fleet: Fleet, seed: int, number: int) -> dict[str, Any]:
     elif place == "rpc":
         spec.update(function=rng.choice(CALLED), action=rng.choice(("value", "value", "error", rng.choice(RAW[:8]))))
     elif place == "frames":
-        spec.update(function="copy.stream.sender.send", action=rng.choice(FRAMES))
+        spec.update(function="copy.sender.send", action=rng.choice(FRAMES))
     elif place == "report":
         spec.update(
             function="machine.probe.main,copy.growing_checkpoint.follow",

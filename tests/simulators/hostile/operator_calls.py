@@ -19,15 +19,14 @@ from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.rpc.remote_program import reports, run_program
 from midstream.hosts.rpc.report_types import BUILD, BUILD_CONDA, COPY
 from midstream.hosts.rpc.result_checks import event_of
+from midstream.install import conda_environment, environment, package_check
+from midstream.install.install_progress import InstallProgress
+from midstream.install.reporter import reporter_of
 from midstream.launch import host_links
 from midstream.launch.input_check import RunInputs, check_inputs
-from midstream.launch.install import conda_environment, environment, package_check
-from midstream.launch.install.install_progress import InstallProgress
-from midstream.launch.reporter import reporter_of
-from midstream.watch.logs import host_log
-from midstream.watch.logs.log_query import LogQuery
-from midstream_engine import records
-from midstream_engine.shared import accelerator_types
+from midstream.watch.runs import host_log
+from midstream.watch.runs.log_query import LogQuery
+from midstream_core import accelerator_types, records
 from support.remote_functions import function_of
 
 IDENTITY: dict[str, Any] = {"boot_id": "x", "pid": 7, "start_ticks": 1}
@@ -59,15 +58,23 @@ SAMPLES: Mapping[str, Any] = {
     "runs.attempt_secrets.remove_secrets": None,
     "runs.attempts.start": IDENTITY,
     "runs.attempts.submit": "17",
-    "runs.leftovers.running_writer": [[7, "its process 7 runs"]],
+    "runs.writers.writers": [{"attempt": 7, "process": 0, "state": "running", "why": "runs", "epoch": 1, "start": 1}],
+    "runs.leftovers.leftovers": [
+        {"path": "checkpoints/step-4-a001", "kind": "partial", "bytes": 40, "kept": "", "changed": 1.5},
+    ],
+    "runs.leftovers.remove": ["checkpoints/step-4-a001"],
     "runs.losses.rows": [{"global_step": 5, "train/loss": 2.5, "batch_digest": "ab", "time": 1.5}],
     "runs.ownership.acquire": FENCE,
+    "runs.ownership.adopt": "ownership.json.damaged-1",
+    "runs.ownership.allow_start": None,
+    "runs.ownership.put_chain": None,
     "runs.ownership.release": None,
     "runs.ownership.seal": {**FENCE, "sealed_step": 8},
     "runs.record_repair.put": "fence.json.damaged",
-    "runs.run_state.attempt_of_migration": {**STATE, "attempt": 2, "epoch": 2},
+    "runs.run_state.attempt_of_migration": {**STATE, "attempt": 2, "epoch": 2, "action": "restore"},
     "runs.run_state.claim_attempt": 2,
     "runs.run_state.signal": True,
+    "runs.run_state.trainer_evidence": None,
     "runs.run_state.unpin": None,
     "runs.slurm.allocation": {"starts": 1.5, "nodes": "n[1-2]", "partition": "gpu", "gres": ["gpu:h100:8(S:0-1)"]},
     "runs.slurm.commands": {"sbatch": "slurm 23.02", "squeue": "slurm 23.02"},
@@ -81,16 +88,19 @@ SAMPLES: Mapping[str, Any] = {
     "runs.standby_state.put_config": None,
     "runs.standby_state.renew": None,
     "runs.standby_state.take_over": {**STATE, "outcome": "sent", "sequence": 3},
+    "runs.unknown_process.unknown_process": {"attempt": 1, "host": "n1", "mark": [1, 2]},
     "trainers.processes.end": [7],
     "trainers.processes.look": {
         "directory": "/x", "programs": ["train.py"], "imports": ["torch"], "run_file": "trainer: script", "processes": [
             {"pid": 7, "started": 9, "parent": 0, "words": ["python", "train.py"], "executable": "/a",
              "directory": "/x", "variables": ["PATH"], "distributed": {"WORLD_SIZE": "2"}}],
     },
+    "trainers.recorded_epoch.recorded_epoch": {"step": 5, "sized": True},
     "trainers.stored_state.newest": {
         "directory": "/x", "step": 5, "size": 4096, "model": True, "optimizer": True, "scheduler": True,
         "random_states": 1,
         "data_position": "stored", "reshards": True, "advice": ["x"], "problem": "", "incomplete": [["a", "why"]],
+        "loader_ranks": 2, "counted_name": 3, "words": ["streaming"], "elsewhere": "/tmp/soon", "unread": "",
     },
     "trainers.travelling_files.snapshot": {"digest": "ab" * 32, "files": 2, "size": 100},
     "verify.objects.check": "another digest",

@@ -72,7 +72,8 @@ def main() -> None:
     from haliax import NamedArray
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    from midstream_engine.checkpoint.errors import CheckpointError
+    from midstream_core.attempt.errors import CheckpointError
+    from midstream_core.records import RunPaths
     from midstream_engine.checkpoint.loading import array_assembly, restore
     from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
     from midstream_engine.checkpoint.saving.save import begin_save
@@ -80,7 +81,6 @@ def main() -> None:
     from midstream_engine.checkpoint.saving.snapshot import Copy
     from midstream_engine.config.distributed import DistributedConfig
     from midstream_engine.processes.rendezvous import rendezvous
-    from midstream_engine.records import RunPaths
     from support.checkpoints.checkpoint_states import PROVENANCE, STATE
 
     processes = rendezvous(

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from midstream_core.records import Manifest, RunPaths
 from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
 from midstream_engine.checkpoint.saving.save import begin_save
 from midstream_engine.checkpoint.saving.snapshot import Copy
-from midstream_engine.records import Manifest, RunPaths
 
 STATE = {"step": 7, "schedule": [0.1, 1e-9, 2.5], "seed": 2**40, "data": {"digest": "ab", "index": 56}}
 PROVENANCE = {"devices": 2, "versions": {"jax": "0.10"}}
@@ -45,4 +45,6 @@ def save(paths: RunPaths, tree: Any, step: int = 7, attempt: int = 1, epoch: int
     document = train_document(
         more.get("state", STATE), more.get("provenance", PROVENANCE), more.get("reference_losses", REFERENCE_LOSSES)
     )
-    return begin_save(paths, tree, document, step=step, attempt=attempt, epoch=epoch, copy=Copy.NONE).finish()
+    return begin_save(
+        paths, tree, document, step=step, attempt=attempt, epoch=epoch, start=more.get("start", 0), copy=Copy.NONE
+    ).finish()

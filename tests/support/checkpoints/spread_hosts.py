@@ -9,7 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from midstream_engine.checkpoint.format.boxes import full_box
+from midstream_core.records import Manifest, RunPaths
+from midstream_engine.checkpoint.boxes import full_box
 from midstream_engine.checkpoint.loading.checkpoint_list import newest_complete
 from midstream_engine.checkpoint.saving import consensus
 from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
@@ -18,7 +19,6 @@ from midstream_engine.checkpoint.saving.snapshot import HostArray
 from midstream_engine.processes.coordinator_client import CoordinatorClient, connect_to_coordinator
 from midstream_engine.processes.rendezvous import Processes
 from midstream_engine.processes.shared_file_systems import SharedFileSystems, find_shared_file_systems
-from midstream_engine.records import Manifest, RunPaths
 from midstream_engine.trainer.attempt.consensus import agree_on_origin
 from midstream_engine.trainer.attempt.resume import Origin
 from midstream_engine.trainer.runtime.attempt_record import Attempt

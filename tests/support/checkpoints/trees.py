@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from midstream_engine import records
+from midstream_core import records
 from support.paths import REPOSITORY
 
 SOURCES = [str(REPOSITORY / name) for name in ("app", "engine")]
@@ -133,10 +133,10 @@ def _first_difference(one: bytes, other: bytes) -> int | None:
 
 
 def far_program(function: str, arguments: dict[str, Any], stdin: Any = subprocess.PIPE) -> subprocess.Popen[bytes]:
-    """Start a function of midstream.remote in an interpreter of its own, as on a host."""
+    """Start a function of midstream_host in an interpreter of its own, as on a host."""
     module, _, name = function.rpartition(".")
     code = (
-        f"import json, sys; sys.path[:0] = {SOURCES!r}; from midstream.remote.{module} import {name};"
+        f"import json, sys; sys.path[:0] = {SOURCES!r}; from midstream_host.{module} import {name};"
         f" sys.exit({name}(**json.loads(sys.argv[1])))"
     )
     argv = [sys.executable, "-c", code, json.dumps(arguments)]

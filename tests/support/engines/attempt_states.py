@@ -7,7 +7,7 @@ from collections.abc import Collection
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.attempt_monitor import wait_ranks
 from midstream.launch.start_attempt import ANY, Rank
-from midstream_engine import records
+from midstream_core import records
 
 TRAINING = frozenset({records.TRAINING})
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from midstream_engine import records
+from midstream_core import records
 from support.engines.engine_runs import DEADLINE, environment
 from support.loopback import free_port
 from support.paths import CONFIGS

@@ -6,11 +6,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from midstream_engine import records
+from midstream_core import records
 from support.paths import CONFIGS
 
 # Programs of tests are small and run a few times: most of their time would go into making them fast.
@@ -35,16 +35,26 @@ def environment(root: Path, devices: int, extra: Mapping[str, str] | None = None
 
 
 class Engine:
-    """One attempt of run ``r`` as a process. ``program``: Python text that calls ``train.main`` itself."""
+    """One attempt of run ``r`` as a process.
+
+    ``program``: Python text that calls ``train.main`` itself. ``prefix``: words before the command.
+    """
 
     def __init__(
-        self, root: Path, *flags: str, devices: int = 2, run_id: str = "r", program: str = "", **extra: str
+        self,
+        root: Path,
+        *flags: str,
+        devices: int = 2,
+        run_id: str = "r",
+        program: str = "",
+        prefix: Sequence[str] = (),
+        **extra: str,
     ) -> None:
         self.paths = records.RunPaths(str(root), run_id)
         start = ["-c", program] if program else ["-m", "midstream_engine.train"]
         command = [sys.executable, *start, "--config_path", str(CONFIGS / "gpt2_tiny.yaml")]
         self.process = subprocess.Popen(
-            [*command, "--trainer.id", run_id, *flags],
+            [*prefix, *command, "--trainer.id", run_id, *flags],
             env=environment(root, devices, extra),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

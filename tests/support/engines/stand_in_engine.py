@@ -8,11 +8,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import midstream_engine
+import midstream_core
 
 TRAIN = """
 import dataclasses, json, os, signal, sys, threading, time
-from midstream_engine import records
+from midstream_core import records
 
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 number = int(os.environ["MIDSTREAM_ATTEMPT"])
@@ -47,13 +47,12 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the interpreter's end would mak
 
 
 def write_stand_in(directory: Path) -> Path:
-    """Write the package, and return its directory."""
+    """Write the packages into ``directory``, and return it."""
+    present = Path(midstream_core.__file__).parents[1]
+    for name in ("midstream_core", "midstream_host"):
+        shutil.copytree(present / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
     package = directory / "midstream_engine"
-    package.mkdir(parents=True)
+    package.mkdir()
     (package / "__init__.py").write_text("")
-    for name in ("json_shapes.py", "memory_kills.py", "preemption_notices.py", "supervise.py"):
-        shutil.copy(Path(midstream_engine.__file__).parent / name, package)
-    for name in ("records", "shared"):
-        shutil.copytree(Path(midstream_engine.__file__).parent / name, package / name)
     (package / "train.py").write_text(TRAIN)
-    return package
+    return directory

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from midstream_engine import records
+from midstream_core import records
 from support.engines.engine_runs import Engine
 
 

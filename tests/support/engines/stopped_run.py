@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from midstream_engine import records
+from midstream_core import records
 from support.checkpoints.trees import write_checkpoint
 from support.paths import CONFIGS
 from support.run_directory import RunDirectory, dead_process

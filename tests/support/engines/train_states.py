@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from midstream_engine.checkpoint.format.array_names import flatten
-from midstream_engine.data.batches.batches import Batch
+from midstream_engine.checkpoint.array_names import flatten
+from midstream_engine.data.batches import Batch
 from midstream_engine.trainer.computation.programs import Step
 from midstream_engine.trainer.computation.setup import Setup
 from midstream_engine.trainer.computation.train_state import TrainState

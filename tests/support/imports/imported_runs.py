@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from midstream_engine.checkpoint.format.array_names import unflatten
-from midstream_engine.config.reading.load import from_mapping
+from midstream_engine.checkpoint.array_names import unflatten
+from midstream_engine.config.load import from_mapping
 from midstream_engine.interop.foreign_run import ForeignRun
 from midstream_engine.trainer.computation.setup import make_plan
 from midstream_engine.trainer.computation.train_state import TrainState

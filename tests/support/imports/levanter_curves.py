@@ -17,7 +17,7 @@ import numpy as np
 
 from midstream_engine.checkpoint.loading.checkpoint_records import read_train
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
-from midstream_engine.config.reading.load import load_config
+from midstream_engine.config.load import load_config
 from midstream_engine.convert import main as convert
 from midstream_engine.trainer.computation.programs import compile_step
 from midstream_engine.trainer.computation.setup import prepare

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from midstream_engine.interop.archive import TorchFile
+from midstream_engine.interop.calls import Record, Tensor
 from midstream_engine.interop.neox.architecture import Choices
 from midstream_engine.interop.neox.importer import open_neox
-from midstream_engine.interop.torchfile.archive import TorchFile
-from midstream_engine.interop.torchfile.calls import Record, Tensor
 from support.imports import torch_files
 from support.paths import FIXTURES
 

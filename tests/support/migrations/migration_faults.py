@@ -23,21 +23,21 @@ from typing import Any
 
 from midstream.check.check_result import FAIL
 from midstream.fleet.fleet import LocalHostConfig, SshHostConfig
-from midstream.headless.fleet_snapshot import fleet_snapshot
 from midstream.hosts.host_pool import HostPool
-from midstream.launch.install.bundle import build_bundle
+from midstream.install.bundle import build_bundle
 from midstream.launch.launch_run import launch_run
 from midstream.migrate.execution import migration_process
+from midstream.migrate.journal.event import Event
 from midstream.migrate.journal.journal import JournalReader
 from midstream.migrate.journal.migration_directory import MigrationDirectory, migration_ids
+from midstream.migrate.journal.migration_state import COMPLETED
+from midstream.migrate.journal.modes import COLD, LIVE, WARM
+from midstream.migrate.journal.phase_names import PROGRESS
+from midstream.migrate.journal.request import Request
 from midstream.migrate.planning import planner as planning
 from midstream.migrate.planning import preflight
-from midstream.migrate.records.event import Event
-from midstream.migrate.records.migration_state import COMPLETED
-from midstream.migrate.records.modes import COLD, LIVE, WARM
-from midstream.migrate.records.phase_names import PROGRESS
-from midstream.migrate.records.request import Request
-from midstream_engine import records
+from midstream.operations.fleet_snapshot import fleet_snapshot
+from midstream_core import records
 from simulators.disks import small_disk
 from simulators.link import Link, through
 from simulators.sshd import Lab
@@ -426,7 +426,10 @@ class Campaign:
             self._check_stopped(row, other)
             for name in other.checkpoints():
                 manifest = other.manifest(name)
-                if manifest.epoch < newest.epoch and newest.accepts(manifest.epoch, manifest.step) is False:
+                if (
+                    manifest.epoch < newest.epoch
+                    and newest.accepts(manifest.epoch, manifest.step, manifest.start) is False
+                ):
                     continue
                 if manifest.step > len(spliced):  # step N has rows 0 to N - 1
                     raise BrokenPromiseError(

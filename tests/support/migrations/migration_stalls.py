@@ -23,10 +23,10 @@ from typing import Any
 
 from midstream.errors import Exit
 from midstream.fleet.fleet import SshHostConfig
+from midstream.migrate.journal.event import Event
 from midstream.migrate.journal.migration_directory import MigrationDirectory
-from midstream.migrate.records.event import Event
-from midstream.migrate.records.migration_state import ROLLED_BACK
-from midstream_engine import records
+from midstream.migrate.journal.migration_state import ROLLED_BACK
+from midstream_core import records
 from simulators.link import Link, through
 from support.migrations.migration_faults import LINES, MODES, BrokenPromiseError, Campaign, Strike, UnderWay, When
 
@@ -252,7 +252,7 @@ class StallCampaign(Campaign):
         if directory.view().state == ROLLED_BACK and code == Exit.NOT_RUNNING:
             if running or "does not run on" not in result.message:
                 raise BrokenPromiseError(f"{row}: it runs on {running}")
-            found = re.search(r"midstream (--fleet \S+ )?--launch .*? --run-id \S+", result.message)
+            found = re.search(r"midstream (--fleet \S+ )?--restart \S+", result.message)
             if found is None:
                 raise BrokenPromiseError(f"{row}: no command starts it again")
             line = found.group().replace("midstream ", f"midstream --fleet {self.room / 'lab/fleet.yaml'} ", 1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from midstream.migrate.records.facts import Sealed
-from midstream.migrate.records.plan import Change, Estimate, Identity, Plan, Route, Shape
-from midstream_engine import records
+from midstream.migrate.journal.facts import Sealed
+from midstream.migrate.journal.plan import Change, Estimate, Identity, Plan, Route, Shape
+from midstream_core import records
 
 PLAN = Plan(
     identity=Identity("m", "r", "cold", source_epoch=1, epoch=2),

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from midstream_engine import records
+from midstream_core import records
+
+
+def _accepts(fence: records.Fence, epoch: int, step: int, start: Any) -> bool:
+    if type(start) is int and start > 0:
+        return fence.accepts(epoch, step, start)
+    return fence.accepts_epoch(epoch, step)
 
 
 def splice(
@@ -13,9 +19,9 @@ def splice(
 ) -> list[dict[str, Any]]:
     """Return the run's curve: every step from the newest accepted attempt that has it.
 
-    Line ``k`` of an attempt is accepted where the fence accepts the state it led to, ``step-<k+1>``. ``rows`` has the
-    rows of each attempt. The result's rows have the additional key ``attempt``; rows without a valid ``global_step``
-    are left out.
+    Line ``k`` of an attempt is accepted where the fence accepts the state it led to, ``step-<k+1>``, of the start that
+    wrote the line; without a start, of the attempt's epoch. ``rows`` has the rows of each attempt. The result's rows
+    have the additional key ``attempt``; rows without a valid ``global_step`` are left out.
     """
     epochs = {entry.attempt: entry.epoch for entry in lineage.entries}
     chosen: dict[int, dict[str, Any]] = {}
@@ -23,7 +29,9 @@ def splice(
         epoch = epochs.get(attempt, 1)
         for row in rows[attempt]:
             step = row.get("global_step")
-            if type(step) is not int or step < 0 or (fence is not None and not fence.accepts(epoch, step + 1)):
+            if type(step) is not int or step < 0:
+                continue
+            if fence is not None and not _accepts(fence, epoch, step + 1, row.get("start_number")):
                 continue
             if "train/loss" in row or step not in chosen:
                 chosen[step] = dict(row, attempt=attempt)

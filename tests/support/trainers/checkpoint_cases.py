@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from midstream_engine.foreign.checkpoints.checkpoint import Checkpoint
-from midstream_engine.foreign.checkpoints.checkpoint_finder import find_checkpoints
+from midstream_host.driver.checkpoints.checkpoint import Checkpoint
+from midstream_host.driver.checkpoints.checkpoint_finder import find_checkpoints
 
 
 class Case(NamedTuple):
@@ -34,6 +34,7 @@ CASES = {
     ),
     "accelerate": Case("accelerate", "trainers/accelerate", "step_4", 4, 2, r"scheduler\.bin|dl_state_dict\.bin"),
     "dcp": Case("dcp", "trainers/dcp", "step-4", 4, 2),
+    "dcp without collectives": Case("dcp", "trainers/dcp-alone", "step-4", 4, 2),
     "script": Case("glob", "trainers/script", "ckpt.pt", 4, None),
     "deepspeed zero 1": Case("deepspeed", "trainers/deepspeed", "global_step4", 4, 2),
     "deepspeed zero 3": Case("deepspeed", "trainers/deepspeed-zero3", "global_step4", 4, 2),

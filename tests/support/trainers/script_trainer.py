@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from midstream_engine import records
+from midstream_core import records
 
 TRAIN = """
 import argparse, json, os, random, signal, sys, time
@@ -22,6 +22,7 @@ flags.add_argument("--pause", type=float, default=0.02)
 flags.add_argument("--resume", default="")
 flags.add_argument("--save-on-signal", action="store_true")
 flags.add_argument("--forget-data", action="store_true")  # as a plain shuffled loader does
+flags.add_argument("--ignore-checkpoint", action="store_true")  # as a script does that accepts --resume alone
 flags.add_argument("--stop-at", type=int, default=0)
 flags.add_argument("--own-directory", action="store_true")  # ranks after the first write beside its files
 options = flags.parse_args()
@@ -38,7 +39,7 @@ order = list(range(64))
 random.Random(0).shuffle(order)
 state = {"weights": [0.0] * 8, "step": 0, "position": 0, "random": None}
 generator = random.Random(1)
-if options.resume:
+if options.resume and not options.ignore_checkpoint:
     state = json.load(open(options.resume))
     generator.setstate((state["random"][0], tuple(state["random"][1]), state["random"][2]))
     if options.forget_data:

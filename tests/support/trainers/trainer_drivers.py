@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import midstream_engine
-from midstream.remote.trainers import travelling_files
 from midstream.trainers.run_file_parser import as_text, parse_run_file
-from midstream_engine import records
-from midstream_engine.foreign.marked_processes import marked
+from midstream_core import records
+from midstream_host.driver.marked_processes import marked
+from midstream_host.trainers import travelling_files
 from support.trainers.script_trainer import write_script
 
 TIMEOUT = 120.0  # seconds
@@ -54,7 +54,7 @@ class Driver:
         }  # fmt: skip
         with open(self.files.log(node), "ab") as log:
             started = subprocess.Popen(
-                [sys.executable, "-m", "midstream_engine.foreign.driver", "--python", sys.executable, *flags],
+                [sys.executable, "-m", "midstream_host.drive", "--python", sys.executable, *flags],
                 env=environment, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self.processes.append(started)

@@ -65,6 +65,12 @@ class Trainer:
 
 SINGLE = "{python} train_%s.py {out} --steps STEPS --save-every EVERY"
 HUGGINGFACE = Trainer("huggingface", SINGLE % "huggingface")
+DIVIDED = Trainer(  # over processes
+    "huggingface",
+    "{python} -m torch.distributed.run --nproc_per_node {devices} --master_addr {master} --master_port {port} "
+    "train_huggingface.py {out} --steps STEPS --save-every EVERY --batch {per_device} --accumulation {accumulation}",
+    more="batch: {sequences: 8, per_device: 4}",
+)
 LIGHTNING = Trainer(
     "lightning", SINGLE % "lightning" + " --stateful", more="stored: {data_position: 'yes'}", dropout=0.0
 )
@@ -118,7 +124,7 @@ LEVANTER = Trainer(
     "levanter",
     "{python} train_levanter.py --config_path levanter.yaml --trainer.id r --out {out} "
     "--trainer.checkpointer.base_path {out}/checkpoints --trainer.num_train_steps STEPS",
-    resume="--trainer.load_checkpoint_path {checkpoint}",
+    resume="--trainer.load_checkpoint true --trainer.load_checkpoint_path {checkpoint}",
     more='metrics: {source: jsonl, path: "{out}/metrics.jsonl"}\nbatch: {kept_by: trainer}',
 )
 
@@ -146,6 +152,8 @@ def undisturbed(
         "{python}": python,
         "{out}": str(directory / "straight"),
         "{devices}": str(devices),
+        "{per_device}": str(8 // devices),
+        "{accumulation}": "1",
         "{nodes}": "1",
         "{rank}": "0",
         "{master}": "127.0.0.1",

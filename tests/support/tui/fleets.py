@@ -19,8 +19,8 @@ from midstream.watch.snapshot import (
     RunView,
     Snapshot,
 )
-from midstream.watch.system.system_series import SystemSeries
-from midstream_engine import records
+from midstream.watch.system_series import SystemSeries
+from midstream_core import records
 
 NOW = 1_795_250_000.0
 GB = 10**9

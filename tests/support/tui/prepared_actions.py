@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,20 +18,20 @@ from midstream.compare.baseline import Baseline
 from midstream.compare.comparison import Row as Estimated
 from midstream.costs.cost_report import CostReport, HostCost, MigrationCost, RunCost
 from midstream.errors import HostError, MidstreamError
-from midstream.hosts.providers.provider import OWNER_LABEL, TARGET_LABEL, Slice, SliceStatus, Worker
+from midstream.install.reporter import Reporter
 from midstream.launch.launch_request import LaunchRequest
-from midstream.launch.reporter import Reporter
 from midstream.migrate.journal.migration_view import MigrationView
-from midstream.migrate.records.plan import Plan
-from midstream.migrate.records.request import Request
-from midstream.remote.runs import log_pages
+from midstream.migrate.journal.plan import Plan
+from midstream.migrate.journal.request import Request
+from midstream.providers.provider import OWNER_LABEL, TARGET_LABEL, Slice, SliceStatus, Worker
 from midstream.tui.actions import Actions, SliceListing, Target
-from midstream.watch.logs.host_log import LogLines
-from midstream.watch.logs.log_query import LogQuery
+from midstream.watch.runs.host_log import LogLines
+from midstream.watch.runs.log_query import LogQuery
 from midstream.watch.snapshot import (
     RunView,
     Snapshot,
 )
+from midstream_host.runs import log_pages
 from support.tui.fleets import NOW
 from support.tui.prepared_migrations import CHECKS, PLAN, migration
 
@@ -204,7 +204,10 @@ class PreparedActions(Actions):
         return self.started
 
     @override
-    def leftovers(self, report: Callable[[str], None], *, remove: bool) -> list[AnyLeftover]:
+    def leftovers(
+        self, report: Callable[[str], None], agreed: Collection[AnyLeftover] | None = None
+    ) -> list[AnyLeftover]:
+        remove = agreed is not None
         self.calls.append(("leftovers", remove))
         return [
             each if isinstance(each, Skipped | SliceProblem) else replace(each, removed=remove and not each.kept)
@@ -217,8 +220,10 @@ class PreparedActions(Actions):
         return list(self.checks)
 
     @override
-    def stop_run(self, run: RunView) -> None:
+    def stop_run(self, snapshot: Snapshot, run: RunView, say: Callable[[str], object]) -> str:
         self.calls.append(("stop", run.key))
+        say(f"stopping {run.run_id}")
+        return f"{run.run_id} stopped at step 1, checkpoint step-1-a001"
 
     @override
     def verify(self, run: RunView, checkpoint: str) -> list[str]:

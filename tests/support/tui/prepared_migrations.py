@@ -6,17 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 from midstream.check.check_result import FAIL, PASS, WARN, Check
+from midstream.migrate.journal import migration_state, phase_names
+from midstream.migrate.journal.certificate import NOT_CHECKED, VERIFIED, Certificate, Claim
+from midstream.migrate.journal.downtime_report import DowntimeReport
+from midstream.migrate.journal.event import Event
+from midstream.migrate.journal.facts import Facts, Sealed
 from midstream.migrate.journal.migration_view import MigrationView
-from midstream.migrate.records import migration_state, phase_names
-from midstream.migrate.records.certificate import NOT_CHECKED, VERIFIED, Certificate, Claim
-from midstream.migrate.records.downtime_report import DowntimeReport
-from midstream.migrate.records.event import Event
-from midstream.migrate.records.facts import Facts, Sealed
-from midstream.migrate.records.plan import Change, Estimate, Identity, Plan, Route, Shape
+from midstream.migrate.journal.plan import Change, Estimate, Identity, Plan, Route, Shape
 from midstream.watch.snapshot import (
     Snapshot,
 )
-from midstream_engine import records
+from midstream_core import records
 from support.tui.fleets import DIGEST, NOW, lineage, rows, run, small_fleet
 
 PLAN = Plan(

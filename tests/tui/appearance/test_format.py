@@ -8,38 +8,38 @@ from typing import Any
 
 import pytest
 
+from midstream import format
 from midstream.listing.run_facts import short_kind
-from midstream.tui.style import number_format
 
 
 @pytest.mark.parametrize(
     ("function", "value", "text"),
     [
-        (number_format.size, 0, "0 B"),
-        (number_format.size, 999, "999 B"),
-        (number_format.size, 14_200_000, "14.2 MB"),
-        (number_format.size, 999_600, "1.0 MB"),
-        (number_format.size, 120e9, "120 GB"),
-        (number_format.size, 5e15, "5000 TB"),
-        (number_format.size, None, "-"),
-        (number_format.short, 12_345.6, "12.3k"),
-        (number_format.short, 940, "940"),
-        (number_format.short, 1.2e6, "1.2M"),
-        (number_format.short, math.nan, "nan"),
-        (number_format.loss, 2.34561, "2.3456"),
-        (number_format.loss, math.inf, "inf"),
-        (number_format.loss, 123456.0, "1.23e+05"),
-        (number_format.seconds, 0.42, "0.4s"),
-        (number_format.seconds, 12.3, "12s"),
-        (number_format.seconds, 200, "3m20"),
-        (number_format.seconds, 7500, "2h05"),
-        (number_format.age, 0.3, "0s"),
-        (number_format.age, 119, "119s"),
-        (number_format.age, 180, "3m"),
-        (number_format.age, 3 * 86400, "3d"),
-        (number_format.age, -2, "0s"),
-        (number_format.percent, 0.643, "64%"),
-        (number_format.digest, "", "-"),
+        (format.size, 0, "0 B"),
+        (format.size, 999, "999 B"),
+        (format.size, 14_200_000, "14.2 MB"),
+        (format.size, 999_600, "1.0 MB"),
+        (format.size, 120e9, "120 GB"),
+        (format.size, 5e15, "5000 TB"),
+        (format.size, None, "-"),
+        (format.short, 12_345.6, "12.3k"),
+        (format.short, 940, "940"),
+        (format.short, 1.2e6, "1.2M"),
+        (format.short, math.nan, "nan"),
+        (format.loss, 2.34561, "2.3456"),
+        (format.loss, math.inf, "inf"),
+        (format.loss, 123456.0, "1.23e+05"),
+        (format.seconds, 0.42, "0.4s"),
+        (format.seconds, 12.3, "12s"),
+        (format.seconds, 200, "3m20"),
+        (format.seconds, 7500, "2h05"),
+        (format.age, 0.3, "0s"),
+        (format.age, 119, "119s"),
+        (format.age, 180, "3m"),
+        (format.age, 3 * 86400, "3d"),
+        (format.age, -2, "0s"),
+        (format.percent, 0.643, "64%"),
+        (format.digest, "", "-"),
     ],
 )
 def test_number_format(function: Callable[[Any], str], value: float | None, text: str) -> None:
@@ -63,9 +63,9 @@ def test_accelerator_kind_is_abbreviated(kind: str, text: str) -> None:
 
 def test_fold_indents_lines_and_breaks_only_long_words() -> None:
     text = "compare the fingerprint, then: ssh-keyscan -p 53507 127.0.0.1 >> /home/me/.ssh/known_hosts"
-    lines = number_format.folded(text, 44, 4).split("\n")
+    lines = format.folded(text, 44, 4).split("\n")
     assert len(lines) > 1
     assert all(len(line) <= 44 for line in lines)
     assert all(line.startswith("    ") for line in lines[1:])
     assert " ".join(line.strip() for line in lines) == text
-    assert number_format.folded("", 44, 4) == ""
+    assert format.folded("", 44, 4) == ""

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from midstream import format
 from midstream.charts.points import AXES, blocks
-from midstream.tui.style import number_format
 from midstream.tui.style.glyphs import UNICODE
 from midstream.tui.widgets.bars import spark
 from midstream.watch.runs.metric_rows import parse_rows
@@ -66,7 +66,7 @@ def test_sparkline_draws_any_value(value: float) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_duration_that_is_not_finite_is_unknown(value: float) -> None:
-    assert number_format.seconds(value) == "-"
+    assert format.seconds(value) == "-"
 
 
 def test_positions_on_the_axis_of_time_are_finite() -> None:

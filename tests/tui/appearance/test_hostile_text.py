@@ -9,7 +9,7 @@ import pytest
 from midstream.tui.app import MidstreamApp
 from midstream.tui.widgets.log_view import LogView
 from midstream.watch.snapshot import AcceleratorUser, Snapshot
-from midstream_engine import records
+from midstream_core import records
 from support.hostile_text import ALL, unsafe
 from support.tui import fleets
 from support.tui.screens import app_over, screen_text, settle, strips

@@ -9,10 +9,10 @@ from midstream.tui.command_line import complete, read
 from midstream.tui.screens.dialogs.command_input import CommandInputScreen
 from midstream.tui.screens.dialogs.help import HelpScreen
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
+from midstream.tui.screens.launch.slices_screen import SlicesScreen
 from midstream.tui.screens.migration.migration_screen import MigrationScreen
 from midstream.tui.screens.migration.wizard import WizardScreen
 from midstream.tui.screens.run.run_screen import RunScreen
-from midstream.tui.screens.slices.slices_screen import SlicesScreen
 from midstream.tui.widgets.table import Table
 from support.tui import fleets, prepared_migrations
 from support.tui.prepared_actions import PreparedActions

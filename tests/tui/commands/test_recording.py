@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from midstream.errors import UsageError
-from midstream.migrate.records import migration_state
+from midstream.migrate.journal import migration_state
 from midstream.tui.app import MidstreamApp
 from midstream.tui.recording import Recorder, Replay
 from midstream.watch.snapshot_store import SnapshotStore
-from midstream_engine import records
+from midstream_core import records
 from support.tui import prepared_migrations
 from support.tui.prepared_actions import PreparedActions
 from support.tui.screens import screen_text, settle

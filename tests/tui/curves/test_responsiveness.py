@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from midstream.tui.runtime import pause_limiter
-from midstream.tui.runtime.pause_limiter import PauseLimiter
+from midstream.tui import pause_limiter
+from midstream.tui.pause_limiter import PauseLimiter
 from midstream.tui.screens import preload
 from midstream.tui.state.series_cache import SeriesCache
 from midstream.tui.widgets.curve import CurveView
@@ -87,7 +87,7 @@ def test_screens_that_are_loaded_are_not_waited_for(monkeypatch: pytest.MonkeyPa
 def test_end_of_the_process_collects_nothing() -> None:
     program = """
 import atexit, gc
-from midstream.tui.runtime.pause_limiter import PauseLimiter
+from midstream.tui.pause_limiter import PauseLimiter
 atexit.register(lambda: print(gc.get_freeze_count()))
 with PauseLimiter():
     kept = [[number] for number in range(30000)]
@@ -102,6 +102,7 @@ def test_many_new_objects_are_frozen_and_collected_later(monkeypatch: pytest.Mon
     monkeypatch.setattr(pause_limiter.gc, "collect", lambda _=2: collected.append(now[0]))
     monkeypatch.setattr(pause_limiter.gc, "get_count", lambda: (0, 0, pause_limiter.MAX_SECOND + 1))
     with PauseLimiter() as limiter:
+        gc.unfreeze()  # what earlier tests have frozen would be freed in between
         frozen, kept = gc.get_freeze_count(), [[number] for number in range(1000)]
         now[0] += pause_limiter.SETTLE_INTERVAL + 1
         limiter.settle()

@@ -37,6 +37,19 @@ async def test_stop_run_requires_the_run_name() -> None:
         assert actions.calls == [("stop", ("small", "nano"))]
 
 
+async def test_stop_names_migrations_that_start_the_run_again() -> None:
+    """As `--stop` does; the outcome is shown in the same words."""
+    actions = PreparedActions(prepared_migrations.migration())
+    app = app_over(fleets.small_fleet(), actions)
+    async with app.run_test(size=(120, 40), notifications=True) as pilot:
+        await settle(pilot, lambda: bool(app.screen_state.migrations))
+        await pilot.press("S")
+        await settle(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        assert "it starts nano on large" in " ".join(screen_text(app).split())
+        await pilot.press(*"nano", "enter")
+        await settle(pilot, lambda: "checkpoint step-1-a001" in screen_text(app))
+
+
 async def test_stop_run_esc_leaves_run_running() -> None:
     actions = PreparedActions()
     app = app_over(fleets.small_fleet(), actions)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from midstream.errors import MidstreamError
 from midstream.headless.fleet.show_costs import text as cost_text
-from midstream.tui.screens.costs.costs_screen import CostsScreen
+from midstream.tui.screens.fleet.costs_screen import CostsScreen
 from support.tui import fleets, prepared_actions
 from support.tui.prepared_actions import PreparedActions
 from support.tui.screens import app_over, check_golden, opened, screen_text, settle

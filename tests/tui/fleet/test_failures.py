@@ -8,7 +8,7 @@ from midstream.tui.screens.fleet.fleet_screen import FleetScreen
 from midstream.tui.screens.run.run_screen import RunScreen
 from midstream.tui.widgets.log_view import LogView
 from midstream.watch.snapshot import RunView
-from midstream_engine import records
+from midstream_core import records
 from support.tui import fleets
 from support.tui.screens import app_over, screen_text, settle
 

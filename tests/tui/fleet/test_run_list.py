@@ -18,7 +18,7 @@ from midstream.tui.state.saved_layout import ListLayout
 from midstream.tui.state.screen_state import ScreenState
 from midstream.watch.run_order import RunsByHost
 from midstream.watch.snapshot import RunView, Snapshot
-from midstream_engine import records
+from midstream_core import records
 from support.tui.fleets import NOW
 
 HOSTS = {f"host{number}": number for number in range(4)}

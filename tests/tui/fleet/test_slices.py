@@ -9,7 +9,7 @@ from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.tui.actions import CreatableSlice, SliceListing
 from midstream.tui.fleet_actions import FleetActions
-from midstream.tui.screens.slices.slices_screen import SlicesScreen
+from midstream.tui.screens.launch.slices_screen import SlicesScreen
 from support.tui import fleets, prepared_actions
 from support.tui.prepared_actions import PreparedActions
 from support.tui.screens import app_over, check_golden, opened, screen_text, settle

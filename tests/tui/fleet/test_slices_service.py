@@ -7,7 +7,7 @@ import io
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 import pytest
@@ -17,14 +17,14 @@ from integration.tpu.test_commands import add_stopped_run, fleet_file
 from midstream.errors import MidstreamError, UsageError
 from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.host_pool import HostPool
-from midstream.hosts.providers import fleet_slices
-from midstream.migrate.records.request import Request
+from midstream.migrate.journal.request import Request
+from midstream.providers import fleet_slices
 from midstream.tui.actions import TargetMissingError
 from midstream.tui.app import MidstreamApp
 from midstream.tui.base_app import RELOAD_EXIT_CODE
 from midstream.tui.fleet_actions import FleetActions
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
-from midstream.tui.screens.slices.slices_screen import SlicesScreen
+from midstream.tui.screens.launch.slices_screen import SlicesScreen
 from midstream.watch.watcher import take_snapshot
 from simulators.google.slice import Slice, target_text
 from simulators.google.tpu_api import Fault, TpuServer, fast_polling, tpu_server
@@ -48,6 +48,7 @@ class SliceFleet:
     server: TpuServer
     pod: Slice
     hosts: list[HostPool]
+    snapshots: PreparedSnapshots = field(init=False)  # of the newest app
 
     def app(self, *, readonly: bool = False) -> MidstreamApp:
         """Create the app over the current state, as `cli.main` does at each start."""
@@ -62,7 +63,8 @@ class SliceFleet:
         screen_state = (
             fleets.snapshot([fleets.host("pod-0")], [run]) if "pod-0" in fleet.hosts else fleets.small_fleet()
         )
-        return MidstreamApp(PreparedSnapshots(screen_state), FleetActions(fleet, self.hosts[-1]), readonly=readonly)
+        self.snapshots = PreparedSnapshots(screen_state)
+        return MidstreamApp(self.snapshots, FleetActions(fleet, self.hosts[-1]), readonly=readonly)
 
     def add_slice(self, name: str, state: tpu_v2.Node.State = State.READY) -> None:
         """Create a slice of that name and state."""
@@ -115,7 +117,14 @@ async def test_slices_screen_creates_lists_and_deletes_a_slice(
         await pilot.press("escape")
         await settle(pilot, lambda: isinstance(app.screen, SlicesScreen))
         assert NODE in slice_fleet.server.nodes, "esc deletes nothing"
-        await pilot.press("D", "n", "enter")
+        await pilot.press("D", "n")
+        runs = [fleets.run(host="pod-0"), fleets.run("late", host="pod-0")]
+        slice_fleet.snapshots.set(fleets.snapshot([fleets.host("pod-0")], runs))
+        await settle(pilot, lambda: len(app.screen_state.snapshot.runs) == 2)
+        await pilot.press("enter")
+        await settle(pilot, lambda: "late (step 1,204) trains there" in screen_text(app))
+        assert NODE in slice_fleet.server.nodes, "consent covers the runs that were shown"
+        await pilot.press("n", "enter")
         await settle(pilot, lambda: app.return_value == RELOAD_EXIT_CODE)
     assert slice_fleet.server.nodes == {}
 

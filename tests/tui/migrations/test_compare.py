@@ -9,8 +9,8 @@ from midstream.compare.baseline import Baseline
 from midstream.compare.candidates import Candidate
 from midstream.compare.comparison import Row
 from midstream.compare.estimate import Estimate, Memory, Range
-from midstream.tui.screens.compare.compare_screen import CompareScreen
 from midstream.tui.screens.migration.wizard import WizardScreen
+from midstream.tui.screens.run.compare_screen import CompareScreen
 from support.accelerator_types import known
 from support.tui import fleets
 from support.tui.prepared_actions import PreparedActions

@@ -11,12 +11,12 @@ from typing_extensions import override
 
 from midstream.errors import MidstreamError, UsageError
 from midstream.hosts.prompter import PassphrasePrompt
+from midstream.install.reporter import Reporter
 from midstream.launch.launch_request import LaunchRequest
-from midstream.launch.reporter import Reporter
+from midstream.migrate.journal import migration_state
 from midstream.migrate.journal.migration_view import MigrationView
-from midstream.migrate.records import migration_state
-from midstream.migrate.records.plan import Plan
-from midstream.migrate.records.request import Request
+from midstream.migrate.journal.plan import Plan
+from midstream.migrate.journal.request import Request
 from midstream.tui.app import MidstreamApp
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 from midstream.tui.screens.dialogs.dialog_prompter import DialogPrompter

@@ -11,12 +11,12 @@ from textual.pilot import Pilot
 from typing_extensions import override
 
 from midstream.migrate.journal import migration_directory as directories
+from midstream.migrate.journal import migration_state, phase_names
+from midstream.migrate.journal.certificate import CLAIM_FAILED, VERIFIED, Claim
+from midstream.migrate.journal.event import Event
 from midstream.migrate.journal.journal import Journal
 from midstream.migrate.journal.migration_directory import MigrationDirectory
 from midstream.migrate.journal.migration_view import MigrationView
-from midstream.migrate.records import migration_state, phase_names
-from midstream.migrate.records.certificate import CLAIM_FAILED, VERIFIED, Claim
-from midstream.migrate.records.event import Event
 from midstream.tui.app import MidstreamApp
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
@@ -26,7 +26,7 @@ from midstream.tui.screens.run.run_screen import RunScreen
 from midstream.tui.style.glyphs import UNICODE
 from midstream.tui.widgets import steps
 from midstream.watch.snapshot import Snapshot
-from midstream_engine import records
+from midstream_core import records
 from support.tui import fleets, prepared_migrations
 from support.tui.prepared_actions import PreparedActions
 from support.tui.screens import app_over, screen_text, settle

@@ -13,9 +13,9 @@ from typing_extensions import override
 
 from midstream.check.check_result import PASS, Check
 from midstream.errors import MidstreamError, UsageError
-from midstream.migrate.records.modes import COLD, WARM
-from midstream.migrate.records.plan import Plan
-from midstream.migrate.records.request import Request
+from midstream.migrate.journal.modes import COLD, WARM
+from midstream.migrate.journal.plan import Plan
+from midstream.migrate.journal.request import Request
 from midstream.tui.actions import Target, TargetMissingError
 from midstream.tui.app import MidstreamApp
 from midstream.tui.base_app import RELOAD_EXIT_CODE
@@ -24,7 +24,7 @@ from midstream.tui.screens.fleet.fleet_screen import FleetScreen
 from midstream.tui.screens.migration.migration_screen import MigrationScreen
 from midstream.tui.screens.migration.wizard import WizardScreen
 from midstream.watch.snapshot import Snapshot
-from midstream_engine import records
+from midstream_core import records
 from support.tui import fleets, prepared_migrations
 from support.tui.fleets import NOW
 from support.tui.prepared_actions import PreparedActions, PreparedSnapshots

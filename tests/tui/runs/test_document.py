@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from midstream.listing import documents
-from midstream.tui.runtime import tmux_buffer
+from midstream.tui import tmux_buffer
 from midstream.tui.screens.dialogs.document import DocumentScreen
 from support.tui import fleets, prepared_migrations
 from support.tui.prepared_actions import PreparedActions

@@ -13,7 +13,7 @@ from typing_extensions import override
 from midstream.check.check_result import PASS, Check
 from midstream.errors import MidstreamError
 from midstream.launch.launch_request import LaunchRequest
-from midstream.migrate.records.request import Request
+from midstream.migrate.journal.request import Request
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 from midstream.tui.screens.dialogs.form import FormScreen
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
@@ -23,7 +23,7 @@ from midstream.tui.screens.launch.launch_screen import LaunchScreen
 from midstream.tui.screens.migration.wizard import WizardScreen
 from midstream.tui.screens.migration.wizard_settings import BATCH, PER_DEVICE, WizardSettings
 from midstream.tui.screens.run.run_screen import RunScreen
-from midstream_engine import records
+from midstream_core import records
 from support.tui import fleets, prepared_actions, prepared_migrations
 from support.tui.prepared_actions import PreparedActions
 from support.tui.prepared_migrations import REFUSAL

@@ -14,16 +14,16 @@ from textual.app import App, ComposeResult
 from textual.pilot import Pilot
 
 from midstream.errors import RemoteError
-from midstream.remote.runs.log_pages import LogMatches, LogPage
 from midstream.tui.app import MidstreamApp
 from midstream.tui.widgets import log_view
 from midstream.tui.widgets.log_pane import LogPane
 from midstream.tui.widgets.log_view import LogView, new_lines
 from midstream.tui.widgets.paged_log_view import PAGE, PagedLogView
-from midstream.watch.logs import host_log
-from midstream.watch.logs.log_query import LogQuery
+from midstream.watch.runs import host_log
+from midstream.watch.runs.log_query import LogQuery
 from midstream.watch.snapshot import LogRange, RunView
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.runs.log_pages import LogMatches, LogPage
 from support.tui import fleets
 from support.tui.prepared_actions import PreparedActions, PreparedSnapshots
 from support.tui.screens import app_over, screen_text, settle

@@ -14,8 +14,8 @@ from midstream.tui.screens.run.run_screen import RunScreen
 from midstream.tui.screens.run.run_text import metrics_of
 from midstream.tui.widgets.curve import CurveView
 from midstream.tui.widgets.log_view import LogView
-from midstream.watch.logs import resolved_config
-from midstream_engine import records
+from midstream.watch.runs import resolved_config
+from midstream_core import records
 from support.tui import fleets, prepared_migrations
 from support.tui.fleets import NOW
 from support.tui.prepared_actions import PreparedActions, PreparedSnapshots
@@ -213,7 +213,7 @@ async def test_run_info_shows_lineage_fence_and_copies() -> None:
         assert "attempt 1  small 2×cpu  steps 0 to 1,204  fresh" in text
         assert "attempt 2  large 4×cpu  steps 1,204 to now  from step-1204-a001" in text
         assert "2, owner large" in text
-        assert "epoch 1  stopped" in text
+        assert "ownership 1  stopped" in text
 
 
 async def test_run_screen_brackets_cycle_metrics_and_z_zooms() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from midstream.migrate.journal import migration_state
 from midstream.migrate.journal.migration_view import MigrationView
-from midstream.migrate.records import migration_state
 from midstream.tui.app import MidstreamApp
 from midstream.tui.screens.dialogs.quit import FINISH, ROLL_BACK, QuitScreen
 from support.tui import fleets, prepared_migrations

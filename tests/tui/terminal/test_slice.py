@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream_engine import records
+from midstream_core import records
 from simulators.google.tpu_api import TpuServer, tpu_server
 from simulators.object_stores.bucket import BucketServer
 from simulators.sshd import Lab, lab

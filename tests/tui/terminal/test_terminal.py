@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream_engine import records
+from midstream_core import records
 from simulators.sshd import Lab
 from support.run_directory import RunDirectory
 from support.tui.terminal import TMUX, Terminal

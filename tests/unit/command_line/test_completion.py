@@ -17,8 +17,8 @@ from midstream.completion.local_names import KINDS, flag_names, local_names
 from midstream.completion.scripts import script
 from midstream.flags import SHELLS, parser
 from midstream.fleet.fleet import Fleet, LocalHostConfig, SshHostConfig
-from midstream.headless.checkpoints.checkpoint_argument import resolve_checkpoint
 from midstream.hosts.host_pool import HostPool
+from midstream.operations.checkpoint_argument import resolve_checkpoint
 from midstream.watch.fleet_cache import FLEETS, read_entries, write_entry
 from midstream.watch.known_names import names_file, read_names, remember_names
 from midstream.watch.snapshot import DOWN, LIVE, CheckpointView, HostView, RunView, Snapshot

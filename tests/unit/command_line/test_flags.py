@@ -16,9 +16,9 @@ from midstream.errors import MEANINGS, Exit, UsageError
 from midstream.flag_parser import SCREEN
 from midstream.flags import EXAMPLES, parse, parser
 from midstream.fleet.fleet_file import parse_fleet
-from midstream.headless.fleet_snapshot import unknown_run
 from midstream.hosts.host_pool import HostPool
 from midstream.migrate.journal.migration_directory import MigrationDirectory
+from midstream.operations.fleet_snapshot import unknown_run
 from midstream.state_directory import state_directory
 from midstream.suggestions import nearest, nearest_run
 from midstream.watch.snapshot import RunView, Snapshot
@@ -67,7 +67,7 @@ def test_mistyped_word_gets_the_nearest_one(words: list[str], hint: str, capsys:
         (["--guard", "a", "--to", "b", "--tries", "-1"], "'-1' is not a whole number"),
         (
             ["--status", "--", "--x.y", "1"],
-            "they go with --check TARGET|RUN, --compare RUN|CONFIG, --launch CONFIG and --migrate RUN",
+            "they go with --check TARGET|RUN, --compare RUN|CONFIG, --launch CONFIG, --restart RUN and --migrate RUN",
         ),
         (["--checkpoints", "--tree"], "--tree goes with --checkpoints RUN"),
         (["--checkpoints", "--deep"], "--deep goes with"),
@@ -185,7 +185,7 @@ def test_short_answers_import_little(words: list[str]) -> None:
         "yaml",
         "draccus",
         "asyncio",
-        "midstream_engine.records",
+        "midstream_core.records",
     ):
         assert heavy not in loaded
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from midstream.migrate.journal import migration_state
 from midstream.migrate.journal.migration_view import MigrationView
-from midstream.migrate.records import migration_state
 from midstream.terminal_alert import alert
 from midstream.tui.state import notifications
 from midstream.tui.state.screen_state import ScreenState

@@ -163,7 +163,7 @@ def test_flag_of_null_is_a_text() -> None:
         (["--nodes=1", "--signal=SIGTERM@60"], ""),
         (["--signal=KILL@60"], "--signal of KILL"),
         (["--signal"], "--signal of nothing"),
-        (["-W"], "has -W"),
+        (["-W"], "has --wait"),
     ],
 )
 def test_flags_of_sbatch_that_lose_steps_are_refused(flags: list[str], refused: str) -> None:
@@ -198,6 +198,20 @@ def test_flags_of_sbatch_that_lose_steps_are_refused(flags: list[str], refused: 
             "fleet.yaml: hosts.a.devices is 0 (1 or more virtual CPU devices, or null)",
         ),
         (
+            "hosts: {a: {type: local, devices: [0, x]}}",
+            "fleet.yaml: hosts.a.devices: x is no GPU (devices: [0, 1], or GPU-... and MIG-... of nvidia-smi -L; a "
+            "number creates virtual CPU devices)",
+        ),
+        (
+            "hosts: {a: {type: local, devices: [1], env: {CUDA_VISIBLE_DEVICES: 0}}}",
+            "fleet.yaml: hosts.a has both devices: and CUDA_VISIBLE_DEVICES in env: (one of them)",
+        ),
+        (
+            "hosts: {a: {type: local, devices: [1]}}\ntargets: {t: {type: slurm, host: a}}",
+            "fleet.yaml: hosts.a chooses GPUs, and is the login node of targets.t (SLURM chooses the GPUs of a job: "
+            "remove devices: and CUDA_VISIBLE_DEVICES there)",
+        ),
+        (
             "hosts: {gpu1: {type: local}}\ntargets: {t: {type: hosts, hosts: [gpu2]}}",
             "fleet.yaml: targets.t names host 'gpu2' (did you mean gpu1?)",
         ),
@@ -218,6 +232,26 @@ def test_flags_of_sbatch_that_lose_steps_are_refused(flags: list[str], refused: 
 )
 def test_errors_name_the_field_and_the_fix(text: str, message: str) -> None:
     assert refusal(text) == message
+
+
+@pytest.mark.parametrize(
+    ("fields", "visible", "order"),
+    [
+        ("devices: [2, 3]", ["2", "3"], "PCI_BUS_ID"),
+        ("devices: [MIG-c6d4f1ef-42e4, GPU-8932f937]", ["MIG-c6d4f1ef-42e4", "GPU-8932f937"], None),
+        ("env: {CUDA_VISIBLE_DEVICES: 1}", ["1"], "PCI_BUS_ID"),
+        ("env: {CUDA_VISIBLE_DEVICES: '0,1', CUDA_DEVICE_ORDER: FASTEST_FIRST}", ["0", "1"], "FASTEST_FIRST"),
+        ("env: {CUDA_VISIBLE_DEVICES: ''}", [], None),
+        ("devices: 2", None, None),
+        ("env: {A: b}", None, None),
+    ],
+)
+def test_part_of_a_machine_is_chosen(fields: str, visible: list[str] | None, order: str | None) -> None:
+    """An index means the GPU that nvidia-smi calls so, which is what is counted and watched."""
+    host = parse_fleet(f"hosts: {{a: {{type: local, {fields}}}}}", "fleet.yaml").hosts["a"]
+    assert host.visible == visible
+    assert host.env.get("CUDA_DEVICE_ORDER") == order
+    assert host.devices == (2 if fields == "devices: 2" else None)
 
 
 def test_wrong_type_error_names_file_and_field() -> None:

@@ -12,6 +12,7 @@ from midstream.fleet.fleet import Fleet, LocalHostConfig, SshHostConfig
 from midstream.fleet.fleet_file import load_fleet, parse_fleet
 from midstream.fleet.initial_fleet_file import fleet_from_ssh_config
 from midstream.fleet.ssh_config_hosts import add_hosts
+from midstream.hosts.ssh.resolved_options import resolve
 
 
 @pytest.fixture
@@ -58,26 +59,23 @@ def test_quoted_name_with_space_is_one_host(ssh: Path) -> None:
     assert addresses(fleet(ssh, 'Host "lab box" other # both\n')) == {"lab box": "lab box", "other": "other"}
 
 
-def test_includes_are_followed_in_place_and_recorded(ssh: Path) -> None:
+def test_included_hosts_keep_the_complete_configuration(ssh: Path) -> None:
     (ssh / "conf.d").mkdir()
-    (ssh / "conf.d" / "lab.conf").write_text("Host inner\n  HostName 10.0.0.2\nInclude deeper\n")
+    (ssh / "conf.d" / "folder").mkdir()
+    (ssh / "conf.d" / "lab.conf").write_text("Host inner\n  HostName 10.0.0.2\n  User them\nInclude deeper\n")
     (ssh / "deeper").write_text("Host deepest\n")
-    found = fleet(ssh, "Include conf.d/*.conf missing/*\nHost outer inner\n")
+    found = fleet(ssh, "Include conf.d/* missing/*\nHost outer inner\nHost *\n  User me\n  Port 2200\n")
     assert list(found.hosts) == ["here", "inner", "deepest", "outer"]
-    inner, outer = found.hosts["inner"], found.hosts["outer"]
-    assert isinstance(inner, SshHostConfig)
-    assert inner.ssh_config == str(ssh / "conf.d" / "lab.conf")
-    assert isinstance(outer, SshHostConfig)
-    assert outer.ssh_config == "~/.ssh/config"
+    resolved = {name: resolve(name, host).address for name, host in found.hosts.items() if name != "here"}  # type: ignore[arg-type]
+    assert resolved == {"inner": "them@10.0.0.2:2200", "deepest": "me@deepest:2200", "outer": "me@outer:2200"}
 
 
-def test_included_host_resolves_with_its_own_file(ssh: Path) -> None:
-    from midstream.hosts.ssh.settings import resolve
-
-    (ssh / "lab").write_text("Host inner\n  HostName 10.0.0.2\n  Port 2200\n  User me\n")
-    config = fleet(ssh, "Include lab\n").hosts["inner"]
-    assert isinstance(config, SshHostConfig)
-    assert resolve("inner", config).address == "me@10.0.0.2:2200"
+def test_entry_of_an_included_file_uses_all_files(ssh: Path) -> None:
+    (ssh / "lab").write_text("Host inner\n  HostName 10.0.0.2\n")
+    (ssh / "config").write_text("Include lab\nHost inner\n  Port 2200\n  User me\n")
+    assert resolve("inner", SshHostConfig(address="inner", ssh_config=str(ssh / "lab"))).address == "me@10.0.0.2:2200"
+    (ssh / "apart").write_text("Host inner\n  HostName 10.0.0.3\n  User root\n")
+    assert resolve("inner", SshHostConfig(address="inner", ssh_config=str(ssh / "apart"))).address == "root@10.0.0.3:22"
 
 
 def test_self_including_config_is_read_once(ssh: Path) -> None:

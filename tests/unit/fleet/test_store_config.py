@@ -11,7 +11,7 @@ from midstream.errors import UsageError
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.launch.launch_run import store_flags
 from midstream.stores.bucket_access import Access, access_for
-from midstream_engine.object_store.access import VARIABLE
+from midstream_core.object_store.access import VARIABLE
 
 HOSTS = "hosts: {a: {type: local, store: runs}, b: {type: local, store: 'gs://other/x/'}, c: {type: local}}\n"
 

@@ -11,10 +11,10 @@ import pytest
 from midstream.headless.migration import migrate_run
 from midstream.headless.migration.migrate_run import print_event, result_lines
 from midstream.migrate.journal import migration_directory
-from midstream.migrate.records.downtime_report import DowntimeReport
-from midstream.migrate.records.event import Event
+from midstream.migrate.journal.downtime_report import DowntimeReport
+from midstream.migrate.journal.event import Event
 from midstream.output import Output
-from midstream_engine import records
+from midstream_core import records
 from support.migrations.sample_plan import PLAN, changed
 
 MESSAGE = "large: no route to host (is the machine up?)"

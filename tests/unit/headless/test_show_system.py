@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from midstream.headless.runs.show_system import points
-from midstream.watch.system.system_series import SystemSeries
+from midstream.watch.system_series import SystemSeries
 
 
 def test_values_of_accelerators_are_listed_by_index() -> None:

@@ -11,9 +11,9 @@ import pytest
 from midstream.cli import main
 from midstream.errors import Exit
 from midstream.headless.fleet.status import shown_migrations
+from midstream.migrate.journal import migration_state
 from midstream.migrate.journal.migration_view import MigrationView
-from midstream.migrate.records import migration_state
-from midstream_engine import records
+from midstream_core import records
 from support.run_directory import RunDirectory, dead_process
 from support.tui import prepared_migrations
 

@@ -17,7 +17,7 @@ from midstream.fleet.fleet import Fleet, SshHostConfig
 from midstream.headless.fleet import status
 from midstream.hosts.host_pool import HostPool
 from midstream.output import Output
-from midstream.watch.feeds import host_feed
+from midstream.watch import host_feed
 from midstream.watch.snapshot import LIVE, Snapshot
 from midstream.watch.snapshot_store import SnapshotStore
 from midstream.watch.watcher import Watcher, take_snapshot
@@ -48,13 +48,17 @@ class Written(io.StringIO):
 class SimulatedFeed:
     """Feed of a host: one reports at once, the others after the first line of the output."""
 
-    written = Written()
-    left = HOSTS
-    begun = False
-    _feeds: list[SimulatedFeed] = []  # noqa: RUF012 (of all hosts of one test)
+    written: Written
+    left: int
+    _feeds: list[SimulatedFeed]  # of all hosts of one test
 
     def __init__(self, name: str, _hosts: Any, store: SnapshotStore, _interval: float) -> None:
-        self._name, self._store = name, store
+        self.name, self._store = name, store
+        self.begun = False
+
+    @classmethod
+    def reset(cls) -> None:
+        SimulatedFeed.written, SimulatedFeed.left, SimulatedFeed._feeds = Written(), HOSTS, []
 
     def start(self) -> None:
         SimulatedFeed._feeds.append(self)
@@ -71,8 +75,8 @@ class SimulatedFeed:
 
     def report(self) -> None:
         self.begun = True
-        for line in lines_of(self._name):
-            self._store.take(self._name, line)
+        for line in lines_of(self.name):
+            self._store.take(self.name, line)
         SimulatedFeed.left -= 1
 
     def stop(self) -> None: ...
@@ -98,6 +102,7 @@ def lines_of(host: str) -> Iterator[dict[str, Any]]:
 def test_status_of_1000_hosts_streams(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(host_feed, "HostFeed", SimulatedFeed)
     monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path))
+    SimulatedFeed.reset()
     fleet = Fleet({f"host{n}": SshHostConfig(address="127.0.0.1", root="/r") for n in range(HOSTS)}, path="/f.yaml")
     written = SimulatedFeed.written
     tracemalloc.start()
@@ -114,7 +119,7 @@ def test_status_of_1000_hosts_streams(monkeypatch: pytest.MonkeyPatch, tmp_path:
 class QueuedFeed(SimulatedFeed):
     """Feed of a host that reports when its turn comes."""
 
-    turn = threading.Event()
+    turn: threading.Event
 
     def start(self) -> None:
         threading.Thread(target=self._wait, daemon=True).start()
@@ -126,6 +131,8 @@ class QueuedFeed(SimulatedFeed):
 
 def test_host_that_waits_for_its_turn_is_not_down(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_feed, "HostFeed", QueuedFeed)
+    QueuedFeed.reset()
+    QueuedFeed.turn = threading.Event()
     wait_for, waits = Watcher.wait_for, list[float | None]()
 
     def counted(self: Watcher, predicate: Callable[[Snapshot], object], timeout: float | None = None) -> Any:

@@ -17,11 +17,11 @@ from midstream.hosts.host import Host
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc import answer_limits
 from midstream.hosts.rpc.answer_limits import decode, decode_file
-from midstream.remote import declarations
-from midstream.remote.runs.log_pages import LogMatches, LogPage
-from midstream.watch.logs import host_log
-from midstream.watch.logs.log_query import LogQuery
-from midstream_engine import records
+from midstream.watch.runs import host_log
+from midstream.watch.runs.log_query import LogQuery
+from midstream_core import records
+from midstream_host import declarations
+from midstream_host.runs.log_pages import LogMatches, LogPage
 from support.remote_functions import declared_functions
 
 

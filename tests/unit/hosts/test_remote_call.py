@@ -12,19 +12,20 @@ from typing import Any
 import pytest
 
 import midstream
-import midstream_engine
+import midstream_core
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts import deadline
 from midstream.hosts.deadline import MAX_STEP, Deadline
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc import remote_call
-from midstream.remote.declarations import Declaration, declaration_of
-from midstream.remote.runs import attempts, ownership, run_state
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.declarations import Declaration, declaration_of
+from midstream_host.runs import attempts, ownership, run_state
 from support.remote_functions import declared_functions, function_of
 from support.run_directory import RunDirectory
 
 APP = Path(midstream.__file__).parent
+ENGINE = Path(midstream_core.__file__).parents[1]
 
 
 class Clock:
@@ -129,7 +130,7 @@ def test_submit_twice_is_one_job(tmp_path: Path) -> None:
 
 
 def test_every_called_remote_function_is_declared() -> None:
-    """Each function that the app passes to ``call`` is declared in `midstream.remote`."""
+    """Each function that the app passes to ``call`` is declared in `midstream_host`."""
     called = _called()
     assert len(called) > 60
     for name in called:
@@ -144,16 +145,14 @@ def test_every_declared_remote_function_is_called() -> None:
 
 
 def _called() -> set[str]:
-    """Return the functions of `midstream.remote` that the rest of the app names."""
+    """Return the functions of `midstream_host` that the rest of the app names."""
     found = set()
     for path in APP.rglob("*.py"):
-        if APP / "remote" in path.parents:
-            continue
         tree = ast.parse(path.read_text())
         modules = {
-            alias.asname or alias.name: f"{node.module}.{alias.name}".removeprefix("midstream.remote.")
+            alias.asname or alias.name: f"{node.module}.{alias.name}".removeprefix("midstream_host.")
             for node in ast.walk(tree)
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("midstream.remote.")
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("midstream_host.")
             for alias in node.names
         }
         for node in ast.walk(tree):
@@ -163,8 +162,8 @@ def _called() -> set[str]:
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 name = node.value if re.fullmatch(r"([a-z_]+\.){2,}[a-z_]+", node.value) else ""
             module, _, function = name.rpartition(".")
-            if "." in module and (APP / "remote" / (module.replace(".", "/") + ".py")).is_file():
-                value = getattr(importlib.import_module(f"midstream.remote.{module}"), function, None)
+            if "." in module and (ENGINE / "midstream_host" / (module.replace(".", "/") + ".py")).is_file():
+                value = getattr(importlib.import_module(f"midstream_host.{module}"), function, None)
                 if isinstance(getattr(value, "declaration", None), Declaration):
                     found.add(name)
     return found
@@ -172,7 +171,7 @@ def _called() -> set[str]:
 
 def test_undeclared_function_is_rejected(tmp_path: Path) -> None:
     host = LocalHost("here", LocalHostConfig(root=str(tmp_path)))
-    with pytest.raises(ValueError, match=r"is not a declared function of midstream\.remote"):
+    with pytest.raises(ValueError, match=r"is not a declared function of midstream_host"):
         host.call(run_state.processes)
     with pytest.raises(TypeError, match="missing a required argument: 'root'"):
         host.call(run_state.list_runs)()  # type: ignore[call-arg]
@@ -180,10 +179,10 @@ def test_undeclared_function_is_rejected(tmp_path: Path) -> None:
 
 def test_scan_for_imports_finds_what_the_parser_finds() -> None:
     """Modules are sent by what the scan finds: of everything that may be sent, it finds all and nothing else."""
-    for path in [*APP.rglob("remote/**/*.py"), *Path(midstream_engine.__file__).parent.rglob("*.py")]:
+    for path in [*ENGINE.glob("midstream_core/**/*.py"), *ENGINE.glob("midstream_host/**/*.py")]:
         text = path.read_text()
         nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom) and node.module]
-        sent = ("midstream.remote.", "midstream_engine")
+        sent = ("midstream_host.", "midstream_core")
         found = {
             below if remote_call._source(below).is_file() else str(node.module)
             for node in nodes

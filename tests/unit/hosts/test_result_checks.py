@@ -33,9 +33,9 @@ from midstream.hosts.rpc.result_checks import (
     result_of,
     result_type,
 )
-from midstream.remote.machine import probe
-from midstream.remote.runs import run_state
-from midstream_engine import json_shapes, records
+from midstream_core import json_shapes, records
+from midstream_host.machine import probe
+from midstream_host.runs import run_state
 from support.remote_functions import declared_functions, function_of
 
 

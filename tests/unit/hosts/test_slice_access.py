@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from midstream.fleet.fleet import TpuTarget
-from midstream.hosts.providers.provider import ProviderError, Slice, SliceStatus, Worker
-from midstream.hosts.providers.ssh_access import write_access
+from midstream.providers.provider import ProviderError, Slice, SliceStatus, Worker
+from midstream.providers.ssh_access import write_access
 
 KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIIhmcLGkSFMiZ6+gL9l2ZZ4gWIdYzHmDAMzxeR4nmyNp"
 TARGET = TpuTarget(project="p", zone="z", reach="iap")

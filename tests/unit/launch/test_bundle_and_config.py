@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from midstream.errors import Exit, UsageError
+from midstream.install.bundle import build_bundle
 from midstream.launch.config_file import config_section, read_config
-from midstream.launch.install.bundle import build_bundle
-from midstream.remote.runs import engine_archive
+from midstream_host.runs import engine_archive
 
 
 def test_config_without_includes_is_unchanged(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_config_value_of_wrong_form_is_refused(value: str) -> None:
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    directory = tmp_path / "package"
+    directory = tmp_path / "packages" / "midstream_engine"
     (directory / "inner").mkdir(parents=True)
     (directory / "__init__.py").write_text("")
     (directory / "inner" / "__init__.py").write_text("VALUE = 1\n")
@@ -79,22 +79,22 @@ def package(tmp_path: Path) -> Path:
 
 
 def test_same_sources_make_the_same_bundle(package: Path, tmp_path: Path) -> None:
-    other = tmp_path / "elsewhere" / "package"
+    other = tmp_path / "elsewhere" / "midstream_engine"
     shutil.copytree(package, other)
     (other / "inner" / "__pycache__").mkdir()
     (other / "inner" / "__pycache__" / "x.pyc").write_bytes(b"x")
     (other / "__init__.py").chmod(0o600)
     os.utime(other / "__init__.py", (1, 1))
-    assert build_bundle(package) == build_bundle(other)
+    assert build_bundle(package.parent) == build_bundle(other.parent)
     (other / "inner" / "__init__.py").write_text("VALUE = 2\n")
-    assert build_bundle(package).digest != build_bundle(other).digest
+    assert build_bundle(package.parent).digest != build_bundle(other.parent).digest
 
 
 def archive(package: Path) -> tuple[str, str]:
     import base64
     import gzip
 
-    bundle = build_bundle(package)
+    bundle = build_bundle(package.parent)
     return bundle.digest, base64.b64encode(gzip.compress(bundle.tar)).decode()
 
 
@@ -104,14 +104,14 @@ def test_engine_is_installed_once_and_repaired_when_changed(package: Path, tmp_p
     assert engine_archive.installed(root, digest) is None
     directory = Path(engine_archive.install(root, digest, packed))
     assert engine_archive.installed(root, digest) == str(directory)
-    assert (directory / "package/inner/__init__.py").read_text() == "VALUE = 1\n"
+    assert (directory / "midstream_engine/inner/__init__.py").read_text() == "VALUE = 1\n"
     before = (directory / engine_archive.STAMP).stat()
     assert engine_archive.install(root, digest, packed) == str(directory)
     assert (directory / engine_archive.STAMP).stat().st_ino == before.st_ino
-    (directory / "package/inner/__init__.py").write_text("VALUE = 3\n")
+    (directory / "midstream_engine/inner/__init__.py").write_text("VALUE = 3\n")
     assert engine_archive.installed(root, digest) is None
     engine_archive.install(root, digest, packed)
-    assert (directory / "package/inner/__init__.py").read_text() == "VALUE = 1\n"
+    assert (directory / "midstream_engine/inner/__init__.py").read_text() == "VALUE = 1\n"
     assert sorted(os.listdir(directory.parent)) == [".lock", directory.name]
 
 

@@ -20,10 +20,10 @@ import pytest
 from midstream.errors import HostError
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
-from midstream.launch.errors import LaunchError
-from midstream.launch.install import interpreter, wheelhouse
-from midstream.launch.install.interpreter import bring_python, python_build, python_tarball
-from midstream.launch.install.wheelhouse import collect_wheels, send_wheels
+from midstream.install import interpreter, wheelhouse
+from midstream.install.errors import LaunchError
+from midstream.install.interpreter import bring_python, python_build, python_tarball
+from midstream.install.wheelhouse import collect_wheels, send_wheels
 from support.wheels import write_wheel
 
 TIMEOUT = 60.0  # seconds

@@ -17,9 +17,9 @@ from midstream.fleet.fleet import LocalHostConfig, SlurmTarget, Target
 from midstream.hosts.local_host import LocalHost
 from midstream.launch.config_file import read_config
 from midstream.launch.input_check import RunInputs, check_flags, check_inputs, read_inputs
-from midstream.remote.machine import run_inputs
 from midstream_engine.check_config import inputs_of
 from midstream_engine.config import ConfigError, from_mapping
+from midstream_host.machine import run_inputs
 
 STANDARD = "stdlib:json/*.py"
 

@@ -11,12 +11,18 @@ from io import StringIO
 import pytest
 
 from midstream.bundled_files import shipped
-from midstream.launch.install.install_progress import InstallProgress, read_sizes, wheel_sizes
+from midstream.install.install_progress import InstallProgress, read_sizes, wheel_sizes
+from midstream.install.reporter import SparseReporter, reporter_of
 from midstream.launch.progress_line import ProgressLine
-from midstream.launch.reporter import SparseReporter, reporter_of
 from support.paths import REPOSITORY
 
-OTHERS = ("kubectl.txt", "trainers.txt", "levanter.txt", "maxtext.txt")  # for tests alone: installed by pip, on no host
+OTHERS = (
+    "kubectl.txt",
+    "skypilot.txt",
+    "trainers.txt",
+    "levanter.txt",
+    "maxtext.txt",
+)  # for tests alone: installed by pip, on no host
 LOCK = """\
 click==8.5.1 \\
     --hash=sha256:aa
@@ -145,9 +151,9 @@ def test_without_terminal_lines_are_sparse() -> None:
         report.detail("Collecting jax")
     report("done")
     assert lines == [
-        "lab: downloading 0, about 90 s left",
-        "lab: downloading 30, about 60 s left",
-        "lab: downloading 60, about 30 s left",
+        "lab: downloading 0, about 90s left",
+        "lab: downloading 30, about 60s left",
+        "lab: downloading 60, about 30s left",
         "done",
     ]
     assert reporter_of(report) is report
@@ -171,6 +177,6 @@ def test_at_terminal_one_line_is_redrawn() -> None:
     shown = terminal.getvalue().split("\r\x1b[K")
     assert shown[0] == "engine installed\n"
     assert "lab: preparing 3 packages" in shown
-    assert "lab: preparing 3 packages; rented: downloading\\x1b[2J, about 5 min left" in shown
+    assert "lab: preparing 3 packages; rented: downloading\\x1b[2J, about 5m left" in shown
     assert "attempt 1 runs\n" in shown
     assert shown[-1] == "", "the line is removed at the end"

@@ -12,11 +12,11 @@ import pytest
 from midstream.errors import ConnectionLostError, MidstreamError, UsageError
 from midstream.fleet.fleet import HostConfig, SlurmTarget
 from midstream.fleet.fleet_file import parse_fleet
-from midstream.launch.slurm_allocation import device_kind, requested_devices
-from midstream.launch.slurm_job import job_script, rank_script
-from midstream.migrate.phases.attempts import queue_wait
-from midstream.remote.runs import slurm
-from midstream_engine import records
+from midstream.launch.slurm_allocation import device_kind, requested_devices, task_flags, time_limit
+from midstream.launch.slurm_job import job_flags, job_script, rank_script, short_limit
+from midstream.migrate.steps import queue_wait
+from midstream_core import records
+from midstream_host.runs import slurm
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,7 @@ from midstream_engine import records
         (["--ntasks=3", "--gpus-per-task=h200:2"], 3, 3, 6, "h200"),
         (["--nodes=2", "-G", "h100:6"], 2, 2, 6, "h100"),
         (["--nodes=1", "--nodes=3", "--gpus-per-node=1"], 3, 3, 3, ""),
+        (["--nodes=2", "--ntasks=4", "--gpus=8"], 2, 4, 8, ""),
     ],
 )
 def test_flags_say_number_and_type_of_devices(
@@ -54,11 +55,53 @@ def test_virtual_devices_are_those_of_each_process() -> None:
         (["--gres=gpu:0"], "--gres=gpu:0 requests no GPU"),
         (["--gres=gpu:a100:2,gpu:h100:2"], "names several types of GPU"),
         (["--gres=shard:2"], "request no GPUs"),
+        (["--gpus=4", "--ntasks-per-gpu=1"], "--ntasks-per-gpu leaves the number of its processes open"),
     ],
 )
 def test_flags_without_one_number_are_refused(flags: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         requested_devices("t", SlurmTarget("login", flags), HostConfig())
+
+
+def test_slurm_divides_what_names_no_nodes() -> None:
+    target, granted = SlurmTarget("login", ["--gpus=h100:4"]), slurm.Allocation(0.0, "n[1-2]", "p", [], 2)
+    found = requested_devices("t", target, HostConfig(), granted)
+    assert (found.nodes, found.processes, found.devices) == (2, 2, 4)
+    named = SlurmTarget("login", ["--nodes=1", "--gpus=h100:4"])
+    assert requested_devices("t", named, HostConfig(), granted).nodes == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "one"),
+    [(["--nodes=2"], True), (["-n", "3"], True), (["--nodes=2", "--ntasks=4"], False), (["--gpus=4"], False)],
+)
+def test_one_task_a_node_where_flags_leave_it_open(flags: list[str], one: bool) -> None:
+    """It would narrow --ntasks=4, and keep --gpus=4 on one node."""
+    assert task_flags(flags) == (["--ntasks-per-node=1"] if one else [])
+    assert ("--ntasks-per-node=1" in job_flags("r", "/a", flags)) is one
+
+
+@pytest.mark.parametrize(
+    ("flags", "partition", "seconds"),
+    [
+        (["--time=00:05:00"], 60.0, 300.0),
+        (["-t", "1-0"], 0.0, 86400.0),
+        (["--time-min=1"], 60.0, 60.0),
+        ([], 60.0, 60.0),
+        (["--time=UNLIMITED"], 9.0, 0.0),
+    ],
+)
+def test_time_limit_is_that_of_flags_or_of_partition(flags: list[str], partition: float, seconds: float) -> None:
+    assert time_limit(flags, slurm.Allocation(0.0, "n1", "p", [], 1, partition)) == seconds
+
+
+def test_limit_below_the_lead_of_a_stop_is_said() -> None:
+    assert short_limit(["--time=6:01"], None) == ""
+    assert short_limit(["--time=6"], None) == (
+        "its time limit is 6m00, and SLURM signals a job to save 5m00 before it: it stops before it has trained"
+    )
+    assert short_limit(["--time=6", "--signal=TERM@60"], None) == ""
+    assert short_limit([], None) == ""
 
 
 def test_kind_comes_from_the_flags_or_from_the_nodes() -> None:
@@ -77,7 +120,12 @@ def test_kind_comes_from_the_flags_or_from_the_nodes() -> None:
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--array=0-3", r"targets.t.sbatch has --array=0-3 .*--nodes=N"),
+        ("--array=0-3", r"targets.t.sbatch has --array .*--nodes=N"),
+        ("--arr=0-3", r"targets.t.sbatch has --array .*--nodes=N"),
+        ("-a0-3", r"targets.t.sbatch has --array .*--nodes=N"),
+        ("-W", r"targets.t.sbatch has --wait .*when the job has ended"),
+        ("--sig=KILL@60", r"targets.t.sbatch has --signal of KILL .*without saving: --signal=TERM@"),
+        (":", r"targets.t.sbatch has \':\', a heterogeneous job .*--nodes=N"),
         ("--wait", r"targets.t.sbatch has --wait .*when the job has ended"),
         ("--signal=B:SIGUSR2@60", r"targets.t.sbatch has --signal of SIGUSR2 .*without saving: --signal=TERM@"),
     ],
@@ -86,13 +134,13 @@ def test_flag_that_no_attempt_can_have_is_refused(flag: str, message: str) -> No
     text = f"hosts: {{a: {{type: local}}}}\ntargets: {{t: {{type: slurm, host: a, sbatch: ['{flag}']}}}}"
     with pytest.raises(UsageError, match=message):
         parse_fleet(text, "fleet.yaml")
-    parse_fleet(text.replace(flag, "--signal=R:TERM@60"), "fleet.yaml")
+    parse_fleet(text.replace(f"'{flag}'", "'--signal=R:TERM@60'"), "fleet.yaml")
 
 
 def test_job_runs_engine_in_container_of_pyxis_or_of_the_node() -> None:
-    script = job_script("r", "/a", "python3", {}, [], [], ["--container-image=jax:25"])
+    script = job_script("/a", "python3", {}, [], SlurmTarget("login", []), ["--container-image=jax:25"])
     flags = "--export=ALL --kill-on-bad-exit=1 --container-image=jax:25"
-    assert script.splitlines()[-1] == f"exec srun {flags} sh /a/rank.sh"
+    assert f"srun {flags} sh /a/rank.sh &" in script.splitlines()
     assert rank_script("/a", ["x"], ["docker", "a b"]).splitlines()[-1] == "exec docker 'a b' \"$@\""
 
 

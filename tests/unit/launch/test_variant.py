@@ -11,9 +11,9 @@ import pytest
 from midstream.errors import UsageError
 from midstream.fleet.fleet import VARIANTS, LocalHostConfig
 from midstream.fleet.fleet_file import parse_fleet
-from midstream.launch.errors import LaunchError
-from midstream.launch.install.variant import Variant, choose_variant
-from midstream.remote.machine.checks import AcceleratorKinds
+from midstream.install.errors import LaunchError
+from midstream.install.variant import Variant, choose_variant
+from midstream_host.machine.checks import AcceleratorKinds
 
 
 def facts(**more: Any) -> AcceleratorKinds:

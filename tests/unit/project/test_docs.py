@@ -6,10 +6,8 @@ Each command block runs, or says why it is not run.
 from __future__ import annotations
 
 import ast
-import itertools
 import re
 import subprocess
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +16,7 @@ import yaml
 
 from midstream.flags import parser
 from midstream.fleet.fleet_file import load_fleet
-from midstream.migrate.records.modes import MODES
+from midstream.migrate.journal.modes import MODES
 from support.doc_pages import LANGUAGES, Block, blocks, pages
 from support.paths import REPOSITORY
 
@@ -72,18 +70,6 @@ def test_packages_named_in_architecture_exist() -> None:
         ]
     assert len(named) > 30
     assert [name for name in named if not (REPOSITORY / name).is_dir()] == []
-
-
-def test_layers_of_architecture_are_those_that_lint_checks() -> None:
-    page = (REPOSITORY / "docs/explanation/architecture.md").read_text()
-    (said,) = re.findall(r"Imports go one way: `([^`]+)`", page)
-    contracts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    layers = next(contract for contract in contracts if contract["type"] == "layers")["layers"]
-    checked = [re.findall(r"midstream\.(\w+)", layer) for layer in layers]
-    places = {name: number for number, names in enumerate(checked) for name in names}
-    for upper, lower in itertools.pairwise(re.split(r" -> ", said)):
-        for one, other in itertools.product(upper.split(", "), lower.split(", ")):
-            assert places[one] < places[other], f"{one} -> {other}"
 
 
 def _names(tree: ast.AST) -> Iterator[str]:

@@ -14,8 +14,6 @@ import pytest
 
 from support.paths import REPOSITORY
 
-# What the app may import of the engine.
-SHARED = {"arithmetic", "foreign", "json_shapes", "object_store", "records", "shared"}
 HEAVY = ("textual", "paramiko", "google.cloud", "jax", "numpy")
 
 # Opens the terminal UI on FLEET without a terminal, and prints what is loaded when its first frame is shown.
@@ -40,7 +38,7 @@ def loaded_after(statement: str, loaded: str = "sys.modules") -> set[str]:
     return set(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split())
 
 
-@pytest.mark.parametrize("module", ["midstream.cli", "midstream_engine.records", "midstream.migrate.records.plan"])
+@pytest.mark.parametrize("module", ["midstream.cli", "midstream_core.records", "midstream.migrate.journal.plan"])
 def test_light_modules_load_nothing_heavy(module: str) -> None:
     loaded = loaded_after(f"import {module}")
     assert not [heavy for heavy in HEAVY if heavy in loaded]
@@ -75,7 +73,7 @@ def test_first_frame_of_the_terminal_ui_loads_only_its_screen(tmp_path: Path, kn
     dialogs = {"dialog_prompter"}  # of questions of the first connections
     assert {name.split(".")[4] for name in screens if name.count(".") == 4 and "dialogs" in name} == dialogs
     rooms = {".".join(name.split(".")[:2]) for name in loaded if name.startswith("midstream.") and name.count(".") > 1}
-    first = "charts hosts listing migrate tui watch" + ("" if known else " fleet")
+    first = "charts hosts listing migrate ownership tui watch" + ("" if known else " fleet")
     assert rooms == {f"midstream.{room}" for room in first.split()}
     later = {
         "midstream.check",
@@ -86,16 +84,16 @@ def test_first_frame_of_the_terminal_ui_loads_only_its_screen(tmp_path: Path, kn
         "midstream.listing.filter_parser",
         "midstream.listing.linear_pattern",
         "midstream.json_events",
-        "midstream.migrate.records.certificate",
-        "midstream.migrate.records.downtime_report",
-        "midstream.migrate.records.plan",
-        "midstream.remote",
+        "midstream.migrate.journal.certificate",
+        "midstream.migrate.journal.downtime_report",
+        "midstream.migrate.journal.plan",
+        "midstream_host",
         "midstream.tui.widgets.curve",
-        "midstream.watch.feeds.host_feed",
-        "midstream.watch.logs.host_log",
-        "midstream_engine.json_shapes",
-        "midstream_engine.records.manifest",
-        "midstream_engine.records.record",
+        "midstream.watch.host_feed",
+        "midstream.watch.runs.host_log",
+        "midstream_core.json_shapes",
+        "midstream_core.records.manifest",
+        "midstream_core.records.record",
         "numpy",
         "paramiko",
     }
@@ -107,16 +105,10 @@ def test_first_frame_of_the_terminal_ui_loads_only_its_screen(tmp_path: Path, kn
     "module", ["records", "arithmetic.learning_rate", "arithmetic.mesh_division", "object_store.open_bucket"]
 )
 def test_shared_modules_import_only_the_standard_library(module: str) -> None:
-    code = f"import sys, midstream_engine.{module}\nprint(*{{name.split('.')[0] for name in sys.modules}})"
+    code = f"import sys, midstream_core.{module}\nprint(*{{name.split('.')[0] for name in sys.modules}})"
     found = subprocess.run([sys.executable, "-S", "-c", "import sys\nsys.path.insert(0, 'engine')\n" + code],
                            check=True, capture_output=True, text=True, cwd=_root()).stdout.split()  # fmt: skip
-    assert set(found) - set(sys.stdlib_module_names) - {"__main__", "midstream_engine"} == set()
-
-
-def test_app_imports_only_the_shared_modules_of_the_engine() -> None:
-    found = {needed.split(".")[1] for module, needed in imports() if module.startswith("midstream.")
-             and needed.startswith("midstream_engine.")}  # fmt: skip
-    assert found - SHARED == set()
+    assert set(found) - set(sys.stdlib_module_names) - {"__main__", "midstream_core"} == set()
 
 
 def test_no_import_circles_even_within_functions() -> None:

@@ -19,23 +19,24 @@ from midstream.costs import cost_report
 from midstream.flags import parser
 from midstream.fleet import fleet
 from midstream.headless.fleet.show_costs import DEFAULT_PERIOD
-from midstream.hosts.providers.provider import Slice
 from midstream.json_events import BY_NAME, EVENTS
 from midstream.json_events.notifications import NOTIFICATION_FIELDS, NOTIFICATIONS
-from midstream.migrate.notifications import notify
-from midstream.migrate.records.plan import Plan
-from midstream.migrate.records.request import Request
+from midstream.migrate.execution import notify
+from midstream.migrate.journal.plan import Plan
+from midstream.migrate.journal.request import Request
 from midstream.migrate.repair.repair_proposal import RepairProposal
-from midstream.reference import fleet_page, man_page
-from midstream.reference.__main__ import pages
-from midstream.reference.markdown import marked, replaced
-from midstream.remote.runs.leftovers import Leftover
+from midstream.providers.provider import Slice
 from midstream.tui import commands
 from midstream.tui.screens.dialogs.form import FormScreen
-from midstream.watch.logs.resolved_config import Change
 from midstream.watch.runs import symptoms
+from midstream.watch.runs.resolved_config import Change
 from midstream.watch.snapshot import CheckpointView, HostView
-from midstream_engine import records, supervise
+from midstream_core import records
+from midstream_host import supervise
+from midstream_host.runs.leftovers import Leftover
+from pages import fleet_page, man_page
+from pages.__main__ import pages
+from pages.markdown import marked, replaced
 from support.paths import REPOSITORY
 
 APP = REPOSITORY / "app" / "midstream"

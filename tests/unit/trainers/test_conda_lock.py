@@ -13,7 +13,7 @@ import yaml
 from midstream.errors import UsageError
 from midstream.trainers import conda_lock
 from midstream.trainers.run_file_parser import as_text, from_value, parse_run_file
-from midstream_engine import records
+from midstream_core import records
 
 RUN = "trainer: huggingface\ncommand: x\nenvironment: {lock: LOCK}\n"
 SHA, MD5 = "ab" * 32, "cd" * 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import json
 from pathlib import Path
 
@@ -10,12 +11,12 @@ import pytest
 
 from midstream.cli import main
 from midstream.errors import Exit, RemoteError, UsageError
-from midstream.migrate.records.json_values import fields_of
-from midstream.migrate.records.plan import TrainerPlan
-from midstream.trainers.defaults import TRAINERS
-from midstream.trainers.run_file_parser import as_text, from_value, names_run_file, parse_run_file
-from midstream_engine import records
-from midstream_engine.foreign.run_file import DISTRIBUTED, RunFile, expand
+from midstream.migrate.journal.json_values import fields_of
+from midstream.migrate.journal.plan import TrainerPlan
+from midstream.trainers.registry import TRAINERS
+from midstream.trainers.run_file_parser import PATHS, as_text, from_value, names_run_file, parse_run_file
+from midstream_core import records
+from midstream_host.driver.run_file import DISTRIBUTED, RunFile, expand
 
 HUGGINGFACE = """
 trainer: huggingface
@@ -95,6 +96,46 @@ def test_mistake_in_a_run_file_is_named(text: str, what: str, hint: str) -> None
 def test_command_may_not_fix_the_rendezvous(command: str) -> None:
     error = error_of(f"trainer: huggingface\ncommand: {command}")
     assert any(f"fixes {name}" in error.message for name in DISTRIBUTED)
+
+
+@pytest.mark.parametrize(
+    ("command", "what", "hint"),
+    [
+        ("accelerate launch t.py", "accelerate launch starts as many processes", "--num_processes {world}"),
+        ("python -m accelerate.commands.launch t.py", "starts as many processes", "--num_processes {world}"),
+        ("accelerate launch --num_processes 4 t.py", "--num_processes 4 fixes the number", "--num_processes {world}"),
+        ("accelerate launch --num-processes=4 t.py", "--num_processes 4 fixes the number", "--num_processes {world}"),
+        ("deepspeed t.py", "deepspeed starts as many processes", "--num_gpus {devices}"),
+        ("sh -c 'cd x && deepspeed --num_gpus=2 t.py'", "--num_gpus 2 fixes the number", "--num_gpus {devices}"),
+        ("env CUDA_VISIBLE_DEVICES=0 python t.py", "it sets CUDA_VISIBLE_DEVICES", "devices: [0, 1] of the host"),
+        ("sh -c 'CUDA_VISIBLE_DEVICES=1 python t.py'", "it sets CUDA_VISIBLE_DEVICES", "devices: N here"),
+    ],
+)
+def test_command_may_not_choose_devices(command: str, what: str, hint: str) -> None:
+    error = error_of(f"trainer: huggingface\ncommand: {command}")
+    assert what in error.message
+    assert hint in error.hint
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "accelerate launch --num_processes {world} t.py", "accelerate launch --num_processes={world} t.py",
+        "deepspeed --num_gpus {devices} t.py", "python t.py --deepspeed zero.json", "python accelerate/t.py launch",
+    ],
+)  # fmt: skip
+def test_launcher_gets_the_number_of_devices(command: str) -> None:
+    assert parsed(f"trainer: huggingface\ncommand: {command}").command
+
+
+def test_environment_may_not_choose_devices() -> None:
+    error = error_of("trainer: huggingface\ncommand: x\nenvironment: {variables: {CUDA_VISIBLE_DEVICES: '0'}}")
+    assert "environment.variables.CUDA_VISIBLE_DEVICES: each host has its own" in error.message
+
+
+@pytest.mark.parametrize("more", ["processes: devices", "processes: node\nlauncher: false"])
+def test_wrong_processes_are_named(more: str) -> None:
+    assert "processes: " in error_of(f"trainer: huggingface\ncommand: x\n{more}").message
 
 
 def test_environment_may_not_fix_the_rendezvous() -> None:
@@ -258,3 +299,24 @@ def test_checkpoint_name_is_no_part_of_a_script(name: str) -> None:
     assert expand(argument, {"checkpoint": name})[4] == name, "what the hint says"
     plain = "/home/josé/r/epoch=0-step=10,loss:1.5.ckpt"
     assert expand(script, {"checkpoint": plain})[2] == f"exec train --resume {plain}"
+
+
+EXAMPLES = {  # files that the trackers write, as they name them
+    "tensorboard": "{out}/runs/Nov28_host/events.out.tfevents.1764288000.host.1.0",
+    "csv": "{out}/lightning_logs/version_0/metrics.csv",
+    "jsonl": "{out}/metrics.jsonl",
+    "trackio": "{out}/trackio/project.db",
+    "wandb": "wandb/offline-run-20261128_101010-ab12cd/run-ab12cd.wandb",
+}
+
+
+@pytest.mark.parametrize("source", PATHS)
+def test_hint_for_a_missing_path_is_one_of_its_source(source: str) -> None:
+    text = (
+        f"trainer: script\ncommand: x\nresume: y\ncheckpoints: {{rule: glob, pattern: a}}\nmetrics: {{source: {source}"
+    )
+    error = error_of(text + "}\n")
+    assert error.message.endswith(f"metrics.path: missing for {source}")
+    path = error.hint.removeprefix("path: ").strip('"')
+    assert parsed(f"{text}, path: '{path}'}}\n").metrics.path == path
+    assert fnmatch.fnmatch(EXAMPLES[source], path.replace("**/", "*"))

@@ -11,12 +11,15 @@ import pytest
 
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
-from midstream.remote.files import allowlist
-from midstream.remote.files.allowlist import CHECKPOINT, CHECKPOINTS, DATA, HISTORY, NotAllowedError
-from midstream.transfer import Endpoint, TransferError, copy_history, copy_tree
-from midstream_engine import records
-from midstream_engine.checkpoint.format import zarr
+from midstream.transfer.copy_history import copy_history
+from midstream.transfer.copy_tree import copy_tree
+from midstream.transfer.endpoint import Endpoint
+from midstream.transfer.errors import TransferError
+from midstream_core import records
+from midstream_engine.checkpoint import zarr
 from midstream_engine.interop.tokenizer_files import FOLDER, NAMES
+from midstream_host.files import allowlist
+from midstream_host.files.allowlist import CHECKPOINT, CHECKPOINTS, DATA, HISTORY, NotAllowedError
 from support.checkpoints.trees import cell, files, sha256, write_data, write_tree
 
 EVENTS = "events.out.tfevents.1700000000.gpu-1.example"

@@ -10,8 +10,8 @@ import zlib
 import numpy as np
 import pytest
 
-from midstream.remote.copy.stream import byte_planes
-from midstream.remote.copy.stream.byte_planes import CHUNK, MAX_PACKED, Layout, MalformedError, layout_of, pack, unpack
+from midstream_host.copy import byte_planes
+from midstream_host.copy.byte_planes import CHUNK, MAX_PACKED, Layout, MalformedError, layout_of, pack, unpack
 
 
 def numbers(seed: int, count: int = CHUNK // 4) -> np.ndarray:

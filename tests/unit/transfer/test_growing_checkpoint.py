@@ -14,8 +14,8 @@ from midstream.hosts.host import Process
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.rpc.remote_program import reports
-from midstream.remote.copy import growing_checkpoint
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.copy import growing_checkpoint
 from support.checkpoints.trees import cell, files
 
 SIZES = {"a": 4, "b/c": 4, "train.json": 9}

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from midstream.remote.copy.stream import packing
-from midstream.remote.copy.stream.byte_planes import CHUNK, Layout
-from midstream.remote.copy.stream.packing import BUSY_SHARE, FIRST_PAUSE, MAX_WINDOW, MIN_WINDOW, WARM_UP, Packing
+from midstream_host.copy import packing
+from midstream_host.copy.byte_planes import CHUNK, Layout
+from midstream_host.copy.packing import BUSY_SHARE, FIRST_PAUSE, MAX_WINDOW, MIN_WINDOW, WARM_UP, Packing
 
 WEIGHTS = (np.random.default_rng(0).standard_normal(CHUNK // 4) * 0.02).astype(np.float32).tobytes()
 NOISE = np.random.default_rng(0).bytes(CHUNK)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from midstream.transfer.copy.partial_objects import apart, gaps
+from midstream.transfer.partial_objects import apart, gaps
 from midstream.transfer.streams.send_queue import CHUNK
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import midstream.remote
+import midstream_host
 from midstream.hosts.rpc.remote_call import job_line
 from support.remote_functions import function_of
 
-REMOTE = Path(midstream.remote.__file__).parent
+REMOTE = Path(midstream_host.__file__).parent
 
 
 @pytest.mark.parametrize("path", sorted(path.relative_to(REMOTE).as_posix() for path in REMOTE.rglob("*.py")))
@@ -23,10 +23,10 @@ def test_remote_modules_are_python_3_8(path: str) -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        "copy.stream.sender.send",
-        "copy.stream.disk_receiver.receive",
+        "copy.sender.send",
+        "copy.disk_receiver.receive",
         "verify.objects.describe",
-        "copy.target.session.serve",
+        "copy.session.serve",
     ],
 )
 def test_stream_programs_import_no_expensive_modules(function: str) -> None:

@@ -14,16 +14,15 @@ from typing import Any
 
 import pytest
 
-from midstream.remote.copy.stream import frames, sender
-from midstream.remote.copy.stream.requested_items import RequestedItems, new_key
-from midstream.remote.copy.target import session, staging
-from midstream.remote.copy.target.range_assembly import Assembly
-from midstream.remote.files.allowlist import CHECKPOINT, HISTORY
-from midstream.remote.files.copy_items import CopyItem, CopyObject, HistoryObject
-from midstream.remote.files.object_files import INCOMING
-from midstream.remote.verify import objects
 from midstream.transfer.streams.send_queue import ranges
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.copy import frames, sender, session, staging
+from midstream_host.copy.range_assembly import Assembly
+from midstream_host.copy.requested_items import RequestedItems, new_key
+from midstream_host.files.allowlist import CHECKPOINT, HISTORY
+from midstream_host.files.copy_items import CopyItem, CopyObject, HistoryObject
+from midstream_host.files.object_files import INCOMING
+from midstream_host.verify import objects
 from support.checkpoints.trees import (
     assert_same_tree,
     cell,
@@ -71,9 +70,9 @@ def reports_of(receiver: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
 def send_and_receive(
     source: Path, target: Path, items: list[dict[str, Any]], kind: str = CHECKPOINT
 ) -> list[dict[str, Any]]:
-    sender = far_program("copy.stream.sender.send", {"directory": str(source)})
+    sender = far_program("copy.sender.send", {"directory": str(source)})
     arguments = {"directory": str(target), **RECEIVING, "kind": kind}
-    receiver = far_program("copy.stream.disk_receiver.receive", arguments, stdin=sender.stdout)
+    receiver = far_program("copy.disk_receiver.receive", arguments, stdin=sender.stdout)
     assert sender.stdout is not None
     sender.stdout.close()
     feed(sender, {"items": items[:3]}, {"items": items[3:], "end": True})
@@ -84,7 +83,7 @@ def send_and_receive(
 
 def stream_of(source: Path, items: list[dict[str, Any]]) -> bytes:
     """Return what a sender writes."""
-    with far_program("copy.stream.sender.send", {"directory": str(source)}) as sender:
+    with far_program("copy.sender.send", {"directory": str(source)}) as sender:
         feed(sender, {"items": items, "end": True})
         assert sender.stdout is not None
         return sender.stdout.read()
@@ -119,7 +118,7 @@ def test_landed_objects_are_reported_while_stream_is_idle(tmp_path: Path) -> Non
     entries = write_tree(tmp_path / "source", {cell("one"): b"1" * 1000, cell("two"): b"2" * 1000})
     arguments = {"directory": str(tmp_path / "target"), **RECEIVING}
     stream = stream_of(tmp_path / "source", full_items(entries)).removesuffix(frames.HEADER.pack(frames.FINISH, 0))
-    with far_program("copy.stream.disk_receiver.receive", arguments) as receiver:
+    with far_program("copy.disk_receiver.receive", arguments) as receiver:
         assert receiver.stdin is not None
         assert receiver.stdout is not None
         receiver.stdin.write(stream)
@@ -134,7 +133,7 @@ def test_landed_objects_are_reported_while_stream_is_idle(tmp_path: Path) -> Non
 def test_small_files_share_writes(tmp_path: Path) -> None:
     """1000 files of 100 bytes are one write, so that the stream has large packets."""
     entries = write_tree(tmp_path, {f"{index}": b"x" * 100 for index in range(1000)})
-    with far_program("copy.stream.sender.send", {"directory": str(tmp_path)}) as sender:
+    with far_program("copy.sender.send", {"directory": str(tmp_path)}) as sender:
         assert sender.stdout is not None
         fcntl.fcntl(sender.stdout, fcntl.F_SETPIPE_SZ, frames.PIPE)
         feed(sender, {"items": full_items(entries), "end": True})
@@ -195,7 +194,7 @@ def test_truncated_stream_leaves_complete_objects_only(tmp_path: Path) -> None:
     stream = stream_of(tmp_path / "source", full_items(write_tree(tmp_path / "source", contents)))
     for cut in [0, 5, len(stream) - 1, *(rng.randrange(len(stream)) for _ in range(4))]:
         target = tmp_path / f"target-{cut}"
-        receiver = far_program("copy.stream.disk_receiver.receive", {"directory": str(target), **RECEIVING})
+        receiver = far_program("copy.disk_receiver.receive", {"directory": str(target), **RECEIVING})
         output, _ = receiver.communicate(stream[:cut], timeout=60)
         assert json.loads(output.splitlines()[-1]) == {"event": "problem", "kind": "truncated"}
         named = {name: content for name, content in files(target).items() if not name.startswith(INCOMING)}
@@ -203,7 +202,7 @@ def test_truncated_stream_leaves_complete_objects_only(tmp_path: Path) -> None:
 
 
 def test_sender_exits_when_stdin_closes(tmp_path: Path) -> None:
-    with far_program("copy.stream.sender.send", {"directory": str(tmp_path)}) as sender:
+    with far_program("copy.sender.send", {"directory": str(tmp_path)}) as sender:
         assert sender.stdin is not None
         sender.stdin.close()
         assert sender.wait(60) == 1

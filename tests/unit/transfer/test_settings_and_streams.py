@@ -15,8 +15,7 @@ from midstream.fleet.fleet import LocalHostConfig
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.fleet.quantities import parse_ports, parse_rate
 from midstream.hosts.local_host import LocalHost
-from midstream.remote.files.copy_items import CopyObject
-from midstream.transfer.copy.copy_history import _ComparedFile, _decide
+from midstream.transfer.copy_history import _ComparedFile, _decide
 from midstream.transfer.copy_settings import CopySettings, ports_of, settings_of_hosts
 from midstream.transfer.progress import Meter
 from midstream.transfer.streams.send_queue import (
@@ -29,6 +28,7 @@ from midstream.transfer.streams.send_queue import (
     split,
     stream_count,
 )
+from midstream_host.files.copy_items import CopyObject
 
 MIB = 1 << 20
 

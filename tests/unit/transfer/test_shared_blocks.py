@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from midstream.remote.copy.stream.frames import ProblemError
-from midstream.remote.copy.stream.shared_blocks import BLOCK, BLOCKS, LIMIT, SharedBlocks
+from midstream_host.copy.frames import ProblemError
+from midstream_host.copy.shared_blocks import BLOCK, BLOCKS, LIMIT, SharedBlocks
 
 
 def filled(blocks: SharedBlocks, data: bytes, rng: random.Random) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from midstream.remote.copy.target import staging
-from midstream.remote.copy.target.staging import Stage
-from midstream.remote.files.copy_items import CopyObject
-from midstream.remote.files.object_files import LastFolder
+from midstream_host.copy import staging
+from midstream_host.copy.staging import Stage
+from midstream_host.files.copy_items import CopyObject
+from midstream_host.files.object_files import LastFolder
 
 ENTRY: CopyObject = {"path": "object", "size": 1, "sha256": "0" * 64}
 

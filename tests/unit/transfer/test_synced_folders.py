@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from midstream.remote.copy.target.session import commit
-from midstream.remote.copy.target.staging import Stage, sync_objects
+from midstream_host.copy.session import commit
+from midstream_host.copy.staging import Stage, sync_objects
 
 
 def test_objects_and_all_folders_above_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

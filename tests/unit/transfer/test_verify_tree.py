@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from midstream_engine import records
+from midstream_core import records
 from support.checkpoints.trees import (
     far_output,
     write_checkpoint,

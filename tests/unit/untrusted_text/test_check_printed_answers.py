@@ -15,10 +15,10 @@ from midstream.errors import MidstreamError, RemoteError
 from midstream.fleet.fleet import Fleet, LocalHostConfig, SshHostConfig, Target
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
+from midstream.install import environment, package_check
+from midstream.install.wheelhouse import glibc_version
 from midstream.launch import host_links
-from midstream.launch.install import environment, package_check
-from midstream.launch.install.wheelhouse import glibc_version
-from midstream.remote.machine.environments import CommandResult, Interpreters
+from midstream_host.machine.environments import CommandResult, Interpreters
 
 REPORT: dict[str, Any] = {
     "event": "rehearsal", "parameters": 1_000_000, "devices": 2, "device_kind": "cpu", "fits": None,

@@ -10,9 +10,9 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from midstream_engine import restricted_pickle
-from midstream_engine.foreign.formats.torch_archive import PlainValues
-from midstream_engine.restricted_pickle import Global, PickleError, Record, Vocabulary, load
+from midstream_core import restricted_pickle
+from midstream_core.restricted_pickle import Global, PickleError, Record, Vocabulary, load
+from midstream_host.driver.formats.torch_archive import PlainValues
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 

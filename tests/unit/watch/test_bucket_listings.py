@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from midstream.fleet.fleet import Fleet
-from midstream.watch.feeds import bucket_listings
+from midstream.watch import bucket_listings
 from midstream.watch.snapshot_store import SnapshotStore
 
 URL = "gs://runs/lab"

@@ -12,8 +12,8 @@ import pytest
 
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import HostPool
-from midstream.watch.feeds import host_feed
-from midstream.watch.feeds.host_feed import ANSWER_TIMEOUT, HostFeed
+from midstream.watch import host_feed
+from midstream.watch.host_feed import ANSWER_TIMEOUT, HostFeed
 from midstream.watch.snapshot_store import SnapshotStore
 
 

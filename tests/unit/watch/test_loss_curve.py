@@ -15,7 +15,7 @@ from midstream.watch.runs import loss_curve
 from midstream.watch.runs.loss_curve import LossCurve
 from midstream.watch.runs.metric_columns import MetricColumns
 from midstream.watch.snapshot import RunView
-from midstream_engine import records
+from midstream_core import records
 from support.migrations.spliced_rows import splice
 
 
@@ -30,17 +30,26 @@ steps = st.integers(0, 12)
 rows = st.one_of(
     st.builds(lambda step, loss: {"global_step": step, "train/loss": loss, "time": loss}, steps, st.floats(0, 9)),
     st.builds(lambda step, loss: {"global_step": step, "eval/loss": loss, "time": loss}, steps, st.floats(0, 9)),
+    st.builds(
+        lambda step, loss, start: {"global_step": step, "train/loss": loss, "start_number": start},
+        steps,
+        st.floats(0, 9),
+        st.one_of(st.integers(-1, 3), st.just("2")),
+    ),
     st.just({"note": "no step"}),
 )
 fences = st.one_of(
     st.none(),
     st.builds(
-        lambda epoch, sealed: records.Fence(
+        lambda epoch, sealed, closed: records.Fence(
             epoch, "here", sealed[-1] if epoch > 1 else None,
             [{"epoch": number + 1, "step": sealed[number]} for number in range(epoch - 1)],
+            sum(each[0] == epoch for each in closed),
+            [{"epoch": each[0], "start": number, "step": each[1]} for number, each in enumerate(closed)],
         ),
         st.integers(1, 3),
         st.lists(steps, min_size=3, max_size=3),
+        st.dictionaries(st.integers(1, 3), st.one_of(st.none(), steps), max_size=3).map(dict[int, int | None].items),
     ),
 )  # fmt: skip
 events = st.one_of(
@@ -147,6 +156,21 @@ def test_values_of_every_type_read_back_unchanged() -> None:
     assert one == {**first, "attempt": 1}
     assert other == {**second, "attempt": 1}
     assert [type(one[name]) for name in ("n", "yes", "train/loss")] == [int, bool, float]
+
+
+def test_rows_of_an_earlier_version_count_by_their_epoch() -> None:
+    """A job of the previous build was requeued under this one: its rows have no start."""
+    curve = LossCurve()
+    fence = records.first_fence("here").started(None).started(4)
+    curve.extend(1, [{"global_step": step, "train/loss": 0.0} for step in range(6)])
+    curve.set_records(lineage({1: 1}), fence)
+    assert [row["global_step"] for row in curve.rows()] == [0, 1, 2, 3, 4, 5]
+    curve.extend(1, [{"global_step": 4, "train/loss": 2.0, "start_number": 2}])
+    curve.extend(1, [{"global_step": step, "train/loss": 1.0, "start_number": 1} for step in range(7)])
+    assert [row["train/loss"] for row in curve.rows()] == [1.0, 1.0, 1.0, 1.0, 2.0, 0.0]
+    curve.set_records(lineage({1: 1}), fence.started(5))
+    curve.extend(1, [{"global_step": 5, "train/loss": 3.0, "start_number": 2}])
+    assert curve.rows()[-1]["train/loss"] == 0.0, "step-6 is past the end of start 2"
 
 
 def test_view_continues_an_earlier_view() -> None:

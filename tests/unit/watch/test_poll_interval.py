@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from midstream.hosts.backoff import MAX_PAUSE, Backoff
 from midstream.hosts.concurrency_limit import ConcurrencyLimit
-from midstream.watch.feeds import poll_interval
-from midstream.watch.feeds.poll_interval import PollInterval
+from midstream.watch import poll_interval
+from midstream.watch.poll_interval import PollInterval
 
 
 class Machine:

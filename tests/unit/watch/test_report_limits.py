@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from midstream.errors import HostError
-from midstream.watch.feeds import report_limits
-from midstream.watch.feeds.report_limits import ReportLimits
+from midstream.watch import report_limits
+from midstream.watch.report_limits import ReportLimits
 
 
 def test_too_many_runs_are_refused() -> None:

@@ -10,11 +10,11 @@ import pytest
 from midstream.headless.fleet import status as status_mode
 from midstream.listing import documents
 from midstream.watch.log_errors import error_line
-from midstream.watch.logs import log_tail
-from midstream.watch.logs.log_tail import LogTail
+from midstream.watch.runs import log_tail
+from midstream.watch.runs.log_tail import LogTail
 from midstream.watch.runs.run_failure import failure_of
 from midstream.watch.snapshot import LogRange, RunView, Snapshot
-from midstream_engine import records
+from midstream_core import records
 
 TRACEBACK = (
     "2026-11-21T10:00:00Z I step 76",

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from midstream.watch.system import series_files
-from midstream.watch.system.series_files import SeriesFiles, directory_of, read, remove_old, write
-from midstream.watch.system.system_series import DAY, TIERS, SystemSeries
+from midstream.watch import series_files
+from midstream.watch.series_files import SeriesFiles, directory_of, read, remove_old, write
+from midstream.watch.system_series import DAY, TIERS, SystemSeries
 
 NOW = 1_800_000_000.0
 GPU = {"index": 3, "kind": "NVIDIA H100", "utilization": 0.5, "power": 300.0}

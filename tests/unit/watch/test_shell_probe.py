@@ -16,11 +16,12 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from midstream.remote.machine import rates
-from midstream.watch.feeds.shell_probe import POLL_SIZE_LIMIT, SECTIONS, ShellProbeParser, command
+from midstream.watch.shell_probe import POLL_SIZE_LIMIT, SECTIONS, ShellProbeParser, command
 from midstream.watch.snapshot import LIVE
 from midstream.watch.snapshot_store import SnapshotStore
+from midstream_host.machine import rates
 from support import recorded_outputs as recorded
+from support.simulated_gpus import KIND, uuid, write_nvidia_smi
 
 GIB = 1 << 30
 
@@ -77,12 +78,19 @@ def top(tmp_path: Path) -> Path:
 class Shell:
     """The shell probe, on a machine made of files."""
 
-    def __init__(self, shell: str, top: Path, root: str = "/nowhere/at/all", path: str | None = None) -> None:
+    def __init__(
+        self,
+        shell: str,
+        top: Path,
+        root: str = "/nowhere/at/all",
+        path: str | None = None,
+        visible: list[str] | None = None,
+    ) -> None:
         argv = command(root, 5.0)
         argv = [*([shell, "sh"] if shell == "busybox" else [shell]), *argv[1:-1], str(top)]
         env = {**os.environ, **({"PATH": path} if path else {})}
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
-        self.reader = ShellProbeParser()
+        self.reader = ShellProbeParser(visible=visible)
 
     def until(self, event: str) -> list[dict[str, Any]]:
         """Return the events up to the first of this kind."""
@@ -113,6 +121,27 @@ def shell(request: pytest.FixtureRequest, top: Path) -> Iterator[Shell]:
     made = Shell(request.param, top)
     yield made
     made.close()
+
+
+@pytest.mark.parametrize(
+    ("visible", "kinds", "users"),
+    [
+        (["1"], [KIND], [os.getpid()]),
+        (["0"], [KIND], []),
+        (["MIG-b"], [f"{KIND} MIG 2g.20gb"], []),
+        (None, [KIND, KIND], [os.getpid()]),
+    ],
+)
+def test_gpus_that_are_not_ours_are_left_out(
+    top: Path, tmp_path_factory: pytest.TempPathFactory, visible: list[str] | None, kinds: list[str], users: list[int]
+) -> None:
+    folder = tmp_path_factory.mktemp("bin")
+    write_nvidia_smi(folder, 2, {uuid(1): [os.getpid()]}, {0: [("1g.10gb", "MIG-a"), ("2g.20gb", "MIG-b")]})
+    shell = Shell(SHELLS[0], top, path=f"{folder}:{os.environ['PATH']}", visible=visible)
+    _, facts, beat = shell.until("beat")
+    shell.close()
+    assert [each["kind"] for each in beat["accelerators"]] == kinds
+    assert [user["pid"] for user in facts["users"]] == users
 
 
 def test_machine_is_described_completely(shell: Shell) -> None:
@@ -185,7 +214,7 @@ def test_old_driver_is_queried_field_by_field(top: Path, tmp_path: Path, known: 
 
 
 def test_script_is_posix() -> None:
-    script = resources.files("midstream.remote.machine").joinpath("probe.sh").read_text()
+    script = resources.files("midstream_host.machine").joinpath("probe.sh").read_text()
     for shell in SHELLS:
         argv = [shell, "sh", "-n"] if shell == "busybox" else [shell, "-n"]
         done = subprocess.run(argv, input=script, text=True, capture_output=True)

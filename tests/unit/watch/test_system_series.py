@@ -14,8 +14,8 @@ from midstream.errors import RemoteError
 from midstream.hosts.rpc.probe_lines import PROBE
 from midstream.hosts.rpc.result_checks import line_of
 from midstream.watch.snapshot_store import SnapshotStore
-from midstream.watch.system.system_metrics import MAX_ACCELERATORS, METRICS
-from midstream.watch.system.system_series import TIERS, SystemSeries
+from midstream.watch.system_metrics import MAX_ACCELERATORS, METRICS
+from midstream.watch.system_series import TIERS, SystemSeries
 
 DAY = 86400
 NOW = 1_800_000_000.0

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from midstream.counts import count
-from midstream.output import size
-from midstream_engine.records import ArrayEntry, Manifest
+from midstream.format import size
+from midstream.operations.examine_checkpoint import ArrayStatistics
+from midstream_core.records import ArrayEntry, Manifest
 
 ITEM_BYTES = {"bool": 1, "float16": 2, "bfloat16": 2}  # dtypes whose name does not end with their bits
-
-
-@dataclass(frozen=True)
-class ArrayStatistics:
-    """Statistics of a decoded array."""
-
-    norm: float  # square root of the sum of squares of its finite elements
-    not_finite: int  # elements that are NaN or infinite
 
 
 def tree(manifest: Manifest, contents: Mapping[str, ArrayStatistics]) -> list[str]:

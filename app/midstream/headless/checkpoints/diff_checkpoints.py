@@ -6,9 +6,9 @@ import argparse
 from typing import TYPE_CHECKING
 
 from midstream.errors import Exit
-from midstream.headless.checkpoints.examine_checkpoint import find, read_manifest
+from midstream.operations.examine_checkpoint import find, read_manifest
 from midstream.output import Output
-from midstream.transfer.verify.manifest_diff import describe_difference, diff_manifests
+from midstream.transfer.manifest_diff import describe_difference, diff_manifests
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from midstream.errors import Exit
-from midstream.headless.fleet_snapshot import fleet_snapshot, unknown_run
-from midstream.output import Output, age, size, table
+from midstream.format import age_since, size
+from midstream.operations.fleet_snapshot import fleet_snapshot, unknown_run
+from midstream.output import Output, table
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
@@ -47,7 +48,7 @@ def checkpoints(fleet: Fleet, options: argparse.Namespace, output: Output) -> in
                     run.host,
                     checkpoint.name,
                     size(checkpoint.size),
-                    age(checkpoint.created),
+                    age_since(checkpoint.created),
                     _checkpoint_state(checkpoint),
                     checkpoint.root_digest[:16],
                 )

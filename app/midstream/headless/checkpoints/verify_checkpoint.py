@@ -1,7 +1,4 @@
-"""Modes `--verify CHECKPOINT` and `--checkpoints CHECKPOINT`.
-
-They hash a checkpoint, and show its arrays.
-"""
+"""Modes `--verify CHECKPOINT` and `--checkpoints CHECKPOINT`: hashes, arrays."""
 
 from __future__ import annotations
 
@@ -10,15 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from midstream.counts import count
 from midstream.errors import Exit
+from midstream.format import size
 from midstream.headless.checkpoints.array_tree import tree, values
-from midstream.headless.checkpoints.examine_checkpoint import (
-    CheckpointLocation,
-    Examination,
-    examine,
-    find,
-    read_manifest,
-)
-from midstream.output import Output, size
+from midstream.operations import examine_checkpoint
+from midstream.operations.examine_checkpoint import examine, find, read_manifest
+from midstream.output import Output
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
@@ -27,7 +20,7 @@ if TYPE_CHECKING:
 def verify(fleet: Fleet | None, options: argparse.Namespace, output: Output) -> int:
     """Hash a checkpoint in place.
 
-    It is a directory, HOST:PATH, gs://..., s3://..., or a run's newest one.
+    Forms: a directory, HOST:PATH, gs://..., s3://..., or a run, whose newest checkpoint is hashed.
 
     With ``--deep`` its arrays are also decoded and the root digest is recomputed from them.
     """
@@ -37,7 +30,7 @@ def verify(fleet: Fleet | None, options: argparse.Namespace, output: Output) -> 
     hosts = HostPool(fleet) if fleet else HostPool(Fleet())
     try:
         location = find(fleet, hosts, options.verify)
-        found = examine(location, deep=options.deep) if options.deep or location.in_bucket else _rehash(location)
+        found = examine_checkpoint.verify(location, deep=options.deep)
         if options.deep and output.as_json and not found.problems:
             for value in values(read_manifest(location), found.contents):
                 output.value(value)
@@ -51,27 +44,18 @@ def verify(fleet: Fleet | None, options: argparse.Namespace, output: Output) -> 
         "bytes": found.bytes,
         "root_digest": found.recomputed,
         "deep": options.deep,
-        "problems": [list(problem) for problem in found.problems],
+        "problems": [list(problem) for problem in examine_checkpoint.problems_of(found)],
     }
     if found.ok:
         how = f"; arrays decoded by {found.decoder}" if options.deep else ""
         what = f"{count(found.objects, 'object')}, {size(found.bytes)}, root digest {found.recomputed}"
         output.value(value, f"{location}: verified: {what}{how}")
         return Exit.DONE
-    output.value(value, [f"{location}/{path}: {what}" for path, what in found.problems])
-    problems = count(len(found.problems), "problem")
+    damage = examine_checkpoint.problems_of(found)
+    output.value(value, [f"{location}/{path}: {what}" for path, what in damage])
+    problems = count(len(damage), "problem")
     output.message(f"midstream: {location} is damaged: {problems} (midstream --checkpoints lists others)")
     return Exit.FAILED
-
-
-def _rehash(location: CheckpointLocation) -> Examination:
-    """Hash on the host, which needs the standard library only."""
-    from midstream.transfer import verify_objects
-
-    report = verify_objects(location.host, location.directory)
-    problems = list(report.problems)
-    recorded = report.root_digest if report.ok else ""
-    return Examination(report.objects, report.bytes, recorded or "", report.root_digest, problems, {}, "")
 
 
 def show_tree(fleet: Fleet | None, options: argparse.Namespace, output: Output) -> int:

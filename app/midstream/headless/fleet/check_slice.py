@@ -85,9 +85,9 @@ def check_busy(fleet: Fleet, name: str, config: str, engine: tuple[str, ...], ou
     )
     from midstream.compare.slice_fit import NAME, candidate_fit
     from midstream.errors import UsageError
-    from midstream.headless.fleet_snapshot import fleet_snapshot
     from midstream.hosts.host_pool import HostPool
     from midstream.launch.progress_line import reporter
+    from midstream.operations.fleet_snapshot import fleet_snapshot
 
     hosts = HostPool(fleet)
     unknown = f"whether a step fits {name} is not known before it can be rehearsed there"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from midstream.errors import Exit, UsageError
 from midstream.output import Output
-from midstream_engine import records
+from midstream_core import records
 
 
 def init(path: str | None, output: Output) -> int:

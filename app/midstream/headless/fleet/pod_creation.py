@@ -8,7 +8,7 @@ from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet, KubernetesTarget
 from midstream.fleet.job_pods import job_manifest
 from midstream.headless.confirmation import confirmed
-from midstream.hosts.kubernetes.pod_job import PodJob, missing_pods
+from midstream.hosts.pod_job import PodJob, missing_pods
 from midstream.output import Output
 
 

@@ -63,20 +63,17 @@ def check(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], ou
 
 
 def _advice(fleet: Fleet, options: argparse.Namespace, output: Output) -> int | None:
-    """Advise before a run is moved, and return the exit code.
-
-    It is None where no host has a run of that name.
-    """
+    """Advise before a run is moved; return the exit code, or None for an unknown run."""
     from midstream.check.trainer_advice import advise
-    from midstream.headless.fleet_snapshot import fleet_snapshot
     from midstream.hosts.host_pool import HostPool
+    from midstream.operations.fleet_snapshot import fleet_snapshot, run_of
 
     hosts = HostPool(fleet)
     try:
-        copies = fleet_snapshot(fleet, hosts).copies(options.check)
-        if not copies:
+        snapshot = fleet_snapshot(fleet, hosts)
+        if not snapshot.copies(options.check):
             return None
-        checks = _print(advise(hosts, copies[0]), output)
+        checks = _print(advise(hosts, run_of(snapshot, options.check)), output)
     finally:
         hosts.close()
     return _end(checks, output, run=options.check)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from midstream.costs import cost_report
 from midstream.costs.cost_report import HOUR, CostReport, hours_text, money_text
 from midstream.errors import Exit
-from midstream.output import Output, duration, table
+from midstream.format import duration
+from midstream.output import Output, table
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.headless.confirmation import confirmed
-from midstream.headless.fleet_snapshot import fleet_snapshot
 from midstream.headless.migration.migration_request import is_path, request_of
-from midstream.hosts.providers import fleet_slices
+from midstream.operations.create_slice import create_slice
+from midstream.operations.fleet_snapshot import fleet_snapshot
 from midstream.output import Output
+from midstream.providers import fleet_slices
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet, SliceTarget
@@ -106,13 +107,8 @@ def _created(fleet: Fleet, name: str, target: SliceTarget, options: argparse.Nam
         )
     if not options.yes and not confirmed(f"Create {name}? It costs money until it is deleted", output):
         raise MidstreamError(f"{name} does not exist: {price}", "--yes creates it", Exit.REFUSED)
-    fleet_slices.provider_of(target).create(name, target, output.message)
-    output.value({"event": "created", "target": name, "slice": place, "class": target.price_class})
-    try:
-        found = fleet_slices.with_slices(fleet, output.message, only=(name,))
-        fleet_slices.wait_for_login(found, name, output.message)
-    except MidstreamError as error:
-        raise MidstreamError(f"{error.message}; {place} costs money: midstream --delete {name}", error.hint) from error
+    event = {"event": "created", "target": name, "slice": place, "class": target.price_class}
+    found = create_slice(fleet, name, output.message, lambda: output.value(event))
     options.created_slice = name
     return found
 
@@ -120,9 +116,7 @@ def _created(fleet: Fleet, name: str, target: SliceTarget, options: argparse.Nam
 def settle_unused_slice(fleet: Fleet, options: argparse.Namespace, code: int, output: Output) -> None:
     """Delete a slice created for a refused command; keep it for a failed one.
 
-    It stays for a failed one because capacity is scarce.
-
-    Reports either.
+    Capacity is scarce, so that a failed command keeps its slice. Both outcomes are reported.
     """
     name = getattr(options, "created_slice", "")
     if not name:

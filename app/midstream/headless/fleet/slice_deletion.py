@@ -1,7 +1,4 @@
-"""Deletion of a slice by ``--delete``.
-
-It says what trains there, and saves it first where that is wanted.
-"""
+"""Deletion of a slice by ``--delete``: name its runs, and save them if requested."""
 
 from __future__ import annotations
 
@@ -14,10 +11,9 @@ from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.fleet.fleet import KubernetesTarget
 from midstream.headless.confirmation import can_ask, confirmed
 from midstream.headless.fleet.pod_creation import delete_pods
-from midstream.headless.fleet_snapshot import fleet_snapshot
-from midstream.headless.runs.launch_and_stop import STOP_TIMEOUT
-from midstream.hosts.providers import fleet_slices
+from midstream.operations.fleet_snapshot import fleet_snapshot
 from midstream.output import Output
+from midstream.providers import fleet_slices
 from midstream.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -32,6 +28,7 @@ class _Occupants:
 
     runs: tuple[RunView, ...] = ()
     unknown: str = ""
+    snapshot: Snapshot | None = None  # that shows the runs
 
 
 def delete(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
@@ -58,7 +55,7 @@ def delete(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
             output.message(f"midstream: {_described(run)}")
         if occupants.unknown:
             output.message(f"midstream: {occupants.unknown}")
-        _save_first(hosts, occupants.runs, options, output)
+        _save_first(hosts, occupants, options, output)
     finally:
         hosts.close()
     if not options.yes and not confirmed(f"Delete {place} and the data on its disks", output):
@@ -71,10 +68,7 @@ def delete(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
 
 
 def _with_hosts(fleet: Fleet, name: str, output: Output) -> tuple[Fleet, HostPool]:
-    """Return a fleet of the slice's workers alone, with their connections.
-
-    It has no hosts if the workers are unknown.
-    """
+    """Return a fleet of the slice's workers, with connections; no hosts if unknown."""
     from midstream.hosts.host_pool import HostPool
 
     found = fleet
@@ -104,7 +98,9 @@ def _occupants(fleet: Fleet, hosts: HostPool, name: str, place: str) -> _Occupan
     snapshot = fleet_snapshot(fleet, hosts, remember=False)
     unreachable = [host for host in snapshot.hosts if host.link != "live"]
     unknown = "; ".join(f"{host.name} does not answer ({host.error or 'no answer'})" for host in unreachable[:3])
-    return _Occupants(_training(snapshot), f"what trains there may be unknown: {unknown}" if unreachable else "")
+    return _Occupants(
+        _training(snapshot), f"what trains there may be unknown: {unknown}" if unreachable else "", snapshot
+    )
 
 
 def _training(snapshot: Snapshot) -> tuple[RunView, ...]:
@@ -124,15 +120,16 @@ def _described(run: RunView) -> str:
     return f"{run.run_id} trains on {run.host} at step {run.step}; {kept}"
 
 
-def _save_first(hosts: HostPool, runs: tuple[RunView, ...], options: argparse.Namespace, output: Output) -> None:
+def _save_first(hosts: HostPool, occupants: _Occupants, options: argparse.Namespace, output: Output) -> None:
     """Save and stop the runs if the user agrees.
 
     Raises:
         MidstreamError: It is wanted, and the checkpoint would be deleted with the slice, or cannot be saved.
     """
-    from midstream.launch.attempt_monitor import stop_run
+    from midstream.operations.stop import stop
 
-    if not runs:
+    runs, snapshot = occupants.runs, occupants.snapshot
+    if not runs or snapshot is None:
         return
     lost = [run.run_id for run in runs if not run.store]
     if lost and options.save_first:
@@ -149,7 +146,6 @@ def _save_first(hosts: HostPool, runs: tuple[RunView, ...], options: argparse.Na
     if not wanted or not (options.save_first or (offered and confirmed(f"Save and stop {names} first", output))):
         return
     for run in wanted:
-        output.message(f"stopping {run.run_id} on {run.host}: saving first")
-        ended = stop_run(hosts, run.host, run.run_id, run.attempt, timeout=STOP_TIMEOUT)
-        text = f"{run.run_id} {ended.state} at step {ended.step}, checkpoint {ended.checkpoint}"
-        output.value({"event": "saved", "run": run.run_id, "step": ended.step, "checkpoint": ended.checkpoint}, text)
+        stopped = stop(hosts, snapshot, run, output.message)
+        step, checkpoint = (stopped.status.step, stopped.status.checkpoint) if stopped.status else (0, "")
+        output.value({"event": "saved", "run": run.run_id, "step": step, "checkpoint": checkpoint}, stopped.words)

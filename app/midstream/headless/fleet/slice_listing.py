@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from midstream.hosts.providers import fleet_slices
+from midstream.format import age_since
 from midstream.listing import documents
-from midstream.output import Output, age, table
+from midstream.output import Output, table
+from midstream.providers import fleet_slices
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
@@ -35,7 +36,7 @@ def show_slices(fleet: Fleet, output: Output) -> None:
                 each.runtime_version or "-",
                 str(len(each.workers)) if each.workers else "-",
                 each.price_class,
-                age(each.created),
+                age_since(each.created),
                 ", ".join(filter(None, (health, queued, each.why))),
             )
         )

@@ -7,11 +7,14 @@ import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from midstream import format
 from midstream.counts import count
 from midstream.errors import Exit
-from midstream.headless.fleet_snapshot import fleet_snapshot
 from midstream.listing import run_facts
-from midstream.output import Output, age, size, table
+from midstream.listing.fleet_moment import FleetMoment
+from midstream.operations.fleet_snapshot import fleet_snapshot
+from midstream.output import Output, table
+from midstream.ownership.judgement import CLAIM, FORMER, Judgement
 from midstream.printable import excerpt
 from midstream.watch.runs.run_failure import failure_of
 
@@ -46,30 +49,12 @@ def status(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         hosts.close()
     if condition is not None:
         return _filtered_runs(snapshot, condition, output)
-    rows = [("HOST", "LINK", "ACCELERATORS", "MEMORY", "DISK FREE", "")]
-    for host in snapshot.hosts:
-        machine = host.machine
-        rows.append(
-            (
-                host.name,
-                host.link,
-                _accelerators(machine.accelerators) if machine else "-",
-                f"{size(machine.memory_used)}/{size(machine.memory_total)}" if machine else "-",
-                size(machine.disk_free) if machine else "-",
-                host.error or (_remarks(machine) if machine else ""),
-            )
-        )
-    lines = table(rows)
+    lines = table(host_rows(snapshot))
     runs = run_rows(snapshot)
     lines += ["", *table(runs), *_problems(snapshot.runs)] if snapshot.runs else ["", _no_runs(snapshot)]
     migrations = shown_migrations(_migrations()(fleet))
     if migrations:
-        rows = [("MIGRATION", "RUN", "FROM", "TO", "STATE", "PHASE", "CERTIFICATE")]
-        rows += [
-            (m.migration, m.plan.run_id, m.plan.source, m.plan.target, m.state, m.phase, m.verdict or "-")
-            for m in migrations
-        ]
-        lines += ["", *table(rows), *filter(None, map(damage_line, migrations))]
+        lines += ["", *table(migration_rows(migrations)), *filter(None, map(damage_line, migrations))]
     output.value({}, lines)
     _slices(fleet, output)
     return Exit.DONE
@@ -124,31 +109,75 @@ def shown_migrations(migrations: Sequence[MigrationView]) -> list[MigrationView]
     ]
 
 
+# The columns that the terminal UI has too have its names and formats: a test compares them.
+
+
+def host_rows(snapshot: Snapshot) -> list[tuple[str, ...]]:
+    """Return the heading and rows of the table of hosts."""
+    moment = FleetMoment(snapshot, (), time.time())
+    rows = [("HOST", "LINK", "ACCELERATORS", "UTIL", "MEM", "CPU", "DISK FREE", "AGE", "")]
+    for host in snapshot.hosts:
+        machine = host.machine
+        rows.append(
+            (
+                host.name,
+                host.link,
+                _accelerators(machine.accelerators) if machine else format.NONE,
+                format.percent(run_facts.utilization(host)),
+                format.percent(run_facts.memory_share(host)),
+                format.percent(machine.cpu_used if machine else None),
+                format.size(machine.disk_free if machine else None),
+                format.age(moment.host_age(host)),
+                host.error or (_remarks(machine) if machine else ""),
+            )
+        )
+    return rows
+
+
+def migration_rows(migrations: Sequence[MigrationView]) -> list[tuple[str, ...]]:
+    """Return the heading and rows of the table of migrations."""
+    rows = [("RUN", "FROM", "TO", "STATE", "PHASE", "CERTIFICATE", "DOWN", "AGE", "ID")]
+    for view in migrations:
+        plan, down = view.plan, view.downtime.total if view.downtime else None
+        age = format.age_since(plan.identity.created)
+        cells = (plan.run_id, plan.source, plan.target, view.state, view.phase, view.verdict or format.NONE)
+        rows.append((*cells, format.seconds(down), age, view.migration))
+    return rows
+
+
 def run_rows(snapshot: Snapshot, chosen: Container[RunView] | None = None) -> list[tuple[str, ...]]:
     """Return the heading and rows of the table of runs, one for each attempt.
 
     With ``chosen``, the rows are those of ``chosen``.
     """
-    runs = [("RUN", "HOST", "STATE", "STEP", "LOSS", "EPOCH", "CHECKPOINT", "AGE", "REASON")]
+    moment = FleetMoment(snapshot, (), time.time())
+    runs = [("RUN", "HOST", "STATE", "STEP", "LOSS", "TOK/S", "AGE", "OWNERSHIP", "CHECKPOINT", "REASON")]
+    judgements: dict[str, Judgement] = {}
     for run in snapshot.runs:
         members = snapshot.members(run)
         if run is not members[0] or (chosen is not None and run not in chosen):
             continue  # another process of the same attempt
-        loss = run_facts.loss(run)
+        total = run.status.num_train_steps if run.status else 0
         complete = [checkpoint for checkpoint in run.checkpoints if checkpoint.complete]
         newest = max(complete, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt), default=None)
-        current = "" if run is snapshot.copies(run.run_id)[0] else " (superseded)"
+        judgement = judgements.setdefault(run.run_id, snapshot.judgement(run.run_id))
+        claim = judgement.standing(run.host)
+        current = " (claim)" if claim.kind == CLAIM else ""
+        former = claim.kind == FORMER and judgement.head is not None
+        if not current and (former or run is not snapshot.copies(run.run_id)[0]):
+            current = " (superseded)"
         runs.append(
             (
                 run.run_id,
                 "+".join(member.host for member in members),
                 _state(members) + current,
-                f"{run.step}/{run.status.num_train_steps}" if run.status else "-",
-                f"{loss:.4f}" if loss is not None else "-",
+                format.grouped(run.step) + (f"/{format.grouped(total)}" if total else ""),
+                format.loss(run_facts.loss(run)),
+                format.short(run_facts.tokens_per_second(run)),
+                format.age(moment.run_age(run)),
                 str(run.epoch),
-                newest.name if newest else "-",
-                age(newest.created) if newest else "-",
-                excerpt(_reason(members), MAX_REASON),
+                f"{newest.name} ({format.age_since(newest.created)})" if newest else format.NONE,
+                excerpt(claim.reason if claim.kind == CLAIM else _reason(members), MAX_REASON),
             )
         )
     return runs
@@ -168,8 +197,6 @@ def _condition(text: str | None) -> Condition | None:
 
 
 def _filtered_runs(snapshot: Snapshot, condition: Condition, output: Output) -> int:
-    from midstream.listing.fleet_moment import FleetMoment
-
     moment = FleetMoment(snapshot, (), time.time())
     found = tuple(run for run in snapshot.runs if condition.holds(run, moment))
     output.value({}, [*table(run_rows(snapshot, found)), *_problems(found)] if found else "")
@@ -206,7 +233,7 @@ def _state(members: tuple[RunView, ...]) -> str:
 def _reason(members: tuple[RunView, ...]) -> str:
     """Return why an attempt failed, or what it waits for."""
     failure = failure_of(members)
-    return failure.reason if failure else members[0].queued
+    return failure.reason if failure else members[0].remark
 
 
 def _accelerators(accelerators: tuple[Any, ...]) -> str:
@@ -231,7 +258,7 @@ def _remarks(machine: Machine) -> str:
 
 def damage_line(view: MigrationView) -> str:
     """Return the damage of a migration's files and a hint, or an empty string."""
-    from midstream.migrate.records.migration_state import DAMAGED
+    from midstream.migrate.journal.migration_state import DAMAGED
 
     if not view.damage:
         return ""

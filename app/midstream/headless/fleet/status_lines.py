@@ -35,6 +35,13 @@ class StatusLines:
     def finish(self, snapshot: Snapshot) -> None:
         """Write what is left. Hosts and runs of ``snapshot`` do not change any more."""
         self._write(snapshot, complete=True)
+        if self._condition is None:
+            from midstream.listing import documents
+
+            for run_id in snapshot.order.ids:
+                judgement = snapshot.judgement(run_id)
+                if judgement.signed or len(judgement.standings) > 1:
+                    self._output.value({"event": "ownership", **documents.ownership_value(judgement)})
 
     def _write(self, snapshot: Snapshot, *, complete: bool) -> None:
         from midstream.listing import documents  # imported while hosts connect

@@ -6,14 +6,20 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from midstream.counts import count
-from midstream.errors import Exit, UsageError
+from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.fleet.quantities import parse_duration
-from midstream.headless.fleet_snapshot import unknown_run
+from midstream.headless.confirmation import can_ask, confirmed
 from midstream.json_events.notifications import NOTIFICATIONS
+from midstream.operations.fleet_snapshot import unproven_run
 from midstream.output import Output
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from midstream.fleet.fleet import Fleet
+    from midstream.hosts.host_pool import HostPool
+    from midstream.migrate.failover.guard_consent import GuardConsent
+    from midstream.watch.snapshot import RunView, Snapshot
 
 FIRST_SNAPSHOT_TIMEOUT = 15.0  # seconds
 
@@ -24,9 +30,8 @@ def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     Ctrl-C ends the guard and changes nothing.
     """
     from midstream.hosts.host_pool import HostPool
+    from midstream.migrate.execution.notify import notify_all
     from midstream.migrate.failover.guard import Guard
-    from midstream.migrate.failover.guard_plan import check_consent
-    from midstream.migrate.notifications.notify import notify_all
     from midstream.watch.watcher import Watcher
 
     targets = [*dict.fromkeys(name.strip() for name in options.to.split(",") if name.strip())]
@@ -57,15 +62,17 @@ def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     try:
         guard = Guard(fleet, hosts, watch, options.guard, targets, options.tries, report, options.yes, lead)
         reached = watch.wait_for(
-            lambda at: bool(at.copies(options.guard)) and not guard.owner(at), timeout=FIRST_SNAPSHOT_TIMEOUT
+            lambda at: bool(at.believed(options.guard)) and not guard.owner(at), timeout=FIRST_SNAPSHOT_TIMEOUT
         )
         found = reached or watch.snapshot()
-        copies = found.copies(options.guard)
+        judgement = found.judgement(options.guard)
+        if judgement.problem:
+            raise MidstreamError(judgement.problem, f"midstream --repair {options.guard} shows them", Exit.REFUSED)
+        copies = found.believed(options.guard)
         if not copies:
-            raise unknown_run(options.guard, found)
+            raise unproven_run(options.guard, found)
         where = guard.owner(found) or copies[0].host
-        if not options.yes:
-            check_consent(fleet, hosts, copies[0], targets)
+        guard.consent = _consent(fleet, hosts, found, copies[0], targets, options, output)
         output.message(f"midstream: guarding {options.guard} on {where}; up to {count(options.tries, 'migration')}")
         if not guard.has_target(copies[0]):
             output.message(f"midstream: --to names no other target than {where}: the guard can only notify")
@@ -77,3 +84,29 @@ def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     finally:
         watch.stop()
         hosts.close()
+
+
+def _consent(
+    fleet: Fleet,
+    hosts: HostPool,
+    snapshot: Snapshot,
+    run: RunView,
+    targets: Sequence[str],
+    options: argparse.Namespace,
+    output: Output,
+) -> GuardConsent:
+    """Show what the guard needs consent to, ask for it, and record it.
+
+    Raises:
+        MidstreamError: The user did not agree.
+    """
+    from midstream.migrate.failover import guard_consent
+
+    proposal = guard_consent.propose(fleet, hosts, snapshot, run, targets)
+    agreed = options.yes
+    if proposal.lines and (agreed or can_ask(output)):
+        for line in proposal.lines:
+            output.message(f"midstream: {'agreed: ' if agreed else ''}{line}")
+        agreed = agreed or confirmed(f"Guard {run.run_id} on {run.host}?", output)
+    guard_consent.require(proposal, agreed)
+    return guard_consent.accept(hosts, snapshot, proposal, fleet)

@@ -1,7 +1,4 @@
-"""Mode `--migrate PATH --to TARGET`.
-
-It converts another trainer's checkpoint to a run, on its host.
-"""
+"""Mode `--migrate PATH --to TARGET`: convert a checkpoint to a run, on its host."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.headless.migration.migration_request import request_of
 from midstream.output import Output
 from midstream.suggestions import nearest
-from midstream_engine.object_store.urls import in_bucket
+from midstream_core.object_store.urls import in_bucket
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
@@ -104,10 +101,10 @@ def import_plan(
         MidstreamError: The checkpoint cannot be read, or does not fit the target, or a check failed.
     """
     from midstream.check.check_result import FAIL
-    from midstream.headless.fleet_snapshot import fleet_snapshot
     from midstream.headless.migration.print_plan import print_check, print_plan
-    from midstream.migrate.imports import import_plan as planning
+    from midstream.migrate.planning import import_plan as planning
     from midstream.migrate.planning import preflight
+    from midstream.operations.fleet_snapshot import fleet_snapshot
 
     fleet.target(options.to)
     source = host_path_of(fleet, options.migrate)
@@ -149,10 +146,11 @@ def adopt(
         UsageError: Host or path are invalid.
         MidstreamError: The converter failed; the message is its last line.
     """
-    from midstream.hosts.containers.container_command import in_container
+    from midstream.hosts.container_command import in_container
     from midstream.launch.host_group_start import prepare_target
+    from midstream.launch.launch_ownership import sign_import
     from midstream.launch.start_attempt import Launch, engine_environment
-    from midstream.remote.runs.process_start import with_setup
+    from midstream_host.runs.process_start import with_setup
 
     fleet.target(options.to)  # a wrong target is reported before anything is written
     source = host_path_of(fleet, options.migrate)
@@ -174,6 +172,7 @@ def adopt(
     if code:
         why = (messages[-1] if messages else f"exit code {code}").removeprefix("midstream: ")
         raise MidstreamError(f"{source.host}: {why}", "docs/how-to/import.md says what can be imported", Exit.REFUSED)
+    sign_import(host, run_id)
     return run_id, source.host
 
 

@@ -1,26 +1,26 @@
-"""Modes `--migrate`, `--continue` and `--rollback`.
-
-They plan, run the preflight, and follow the migration's process.
-"""
+"""Modes `--migrate`, `--continue` and `--rollback`: plan, preflight, progress."""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from midstream.counts import count
 from midstream.errors import Exit, HostError, MidstreamError, RemoteError, UsageError
+from midstream.format import duration, size
 from midstream.headless.confirmation import can_ask, confirmed
-from midstream.headless.fleet_snapshot import fleet_snapshot
 from midstream.headless.migration.import_run import adopt, import_flags, import_plan
 from midstream.headless.migration.migration_request import is_path, request_of
 from midstream.headless.migration.print_plan import print_check, print_plan, require_consent
-from midstream.migrate.duration.stage_times import DONE, report_lines
-from midstream.migrate.records.downtime_report import shown_phase
-from midstream.migrate.records.event import STAGE, Event, shell_line_of
-from midstream.migrate.records.migration_state import ROLLBACK_INCOMPLETE, ROLLED_BACK
-from midstream.output import Output, duration, size
-from midstream.remote.runs import run_state
+from midstream.migrate.journal.certificate import NOT_CHECKED
+from midstream.migrate.journal.downtime_report import shown_phase
+from midstream.migrate.journal.event import STAGE, Event, shell_line_of
+from midstream.migrate.journal.migration_state import ROLLBACK_INCOMPLETE, ROLLED_BACK
+from midstream.migrate.journal.stage_times import DONE, report_lines
+from midstream.operations.fleet_snapshot import fleet_snapshot
+from midstream.output import Output
+from midstream_host.runs import run_state
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
@@ -98,8 +98,8 @@ def resume(options: argparse.Namespace, output: Output) -> int:
     """`--continue` and `--rollback`."""
     from midstream.migrate.execution import migration_process
     from midstream.migrate.journal import migration_directory
-    from midstream.migrate.records.migration_state import ROLLED_BACK
-    from midstream.migrate.records.modes import WARM
+    from midstream.migrate.journal.migration_state import ROLLED_BACK
+    from midstream.migrate.journal.modes import WARM
 
     if options.continue_:
         found = migration_directory.MigrationDirectory.find(options.continue_)
@@ -228,7 +228,7 @@ def result_lines(event: Event) -> list[str]:
     certificate = detail.get("certificate")
     if certificate:
         lines.append(
-            f"certificate: {_validity(certificate['valid'], detail.get('outcome'))}, "
+            f"certificate: {_validity(certificate['valid'], detail.get('outcome'))}{_unchecked(certificate)}, "
             f"step {certificate['step']}, root digest {certificate['root_digest'][:16]}"
         )
         lines += [f"  {claim['verdict']:<11} {claim['name']}: {claim['statement']}" for claim in certificate["claims"]]
@@ -240,6 +240,12 @@ def result_lines(event: Event) -> list[str]:
         predicted = sum(report["predicted"].values())
         lines.append(f"downtime: {report['total']:.1f} s{f' ({parts})' if parts else ''}; predicted {predicted:.1f} s")
     return [*lines, *report_lines(detail.get("duration") or {})]
+
+
+def _unchecked(certificate: Mapping[str, Any]) -> str:
+    """Return which claims were not checked, for the certificate's line."""
+    names = [claim["name"] for claim in certificate["claims"] if claim["verdict"] == NOT_CHECKED]
+    return f" (not checked: {', '.join(names)})" if names else ""
 
 
 def _validity(valid: bool, outcome: object) -> str:

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from midstream.migrate.records.request import Request
+    from midstream.migrate.journal.request import Request
 
 
 def is_path(text: str) -> bool:
@@ -19,8 +19,8 @@ def is_path(text: str) -> bool:
 
 def request_of(options: argparse.Namespace, run_id: str, source: str, engine: tuple[str, ...]) -> Request:
     """Return the migration request of the flags."""
-    from midstream.migrate.records.modes import WARM
-    from midstream.migrate.records.request import Request
+    from midstream.migrate.journal.modes import WARM
+    from midstream.migrate.journal.request import Request
 
     return Request(
         run_id=run_id,

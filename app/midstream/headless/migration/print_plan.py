@@ -13,7 +13,7 @@ from midstream.output import Output
 
 if TYPE_CHECKING:
     from midstream.check.check_result import Check
-    from midstream.migrate.records.plan import Plan
+    from midstream.migrate.journal.plan import Plan
 
 
 def print_plan(plan: Plan, options: argparse.Namespace, output: Output) -> None:
@@ -48,8 +48,8 @@ def require_consent(plan: Plan, options: argparse.Namespace, output: Output, *, 
     Raises:
         MidstreamError: The user did not agree.
     """
-    from midstream.migrate.records.modes import LIVE
-    from midstream_engine.records import ENDED
+    from midstream.migrate.journal.modes import LIVE
+    from midstream_core.records import ENDED
 
     if options.yes:
         return
@@ -65,7 +65,7 @@ def require_consent(plan: Plan, options: argparse.Namespace, output: Output, *, 
     if not reasons:
         return
     if plan.estimate.steps_lost:
-        running = plan.route.source_state not in (*ENDED, "lost")
+        running = plan.route.source_state not in (*ENDED, "lost", "unknown")
         hint = "--yes accepts it" + ("; --checkpoint now discards none" if running else "")
     else:
         hint = "--yes accepts it" + ("; --mode warm copies instead" if plan.mode == LIVE else "")

@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import asdict
 
 from midstream.errors import Exit, MidstreamError
+from midstream.format import duration as shown
 from midstream.output import Output
-from midstream.output import duration as shown
 
 MARKS = {"pass": "ok  ", "warn": "warn", "fail": "FAIL"}
 
@@ -28,8 +28,8 @@ def recheck(options: argparse.Namespace, output: Output) -> int:
     """Check every claim of the certificate again. Return NOT_CERTIFIED if one fails."""
     from midstream.check.check_result import FAIL, WARN
     from midstream.hosts.host_pool import HostPool
-    from midstream.migrate.duration.stage_times import report, report_lines
     from midstream.migrate.journal.migration_directory import MigrationDirectory
+    from midstream.migrate.journal.stage_times import report, report_lines
     from midstream.migrate.proof.recheck import recheck as checks
 
     directory = MigrationDirectory.find(options.verify)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def adopt(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     """Adopt the trainer that runs in a directory of a host."""
-    from midstream.foreign.adopt_process import adopt_process
+    from midstream.adoption.adopt_process import adopt_process
     from midstream.hosts.host_pool import HostPool
     from midstream.launch.progress_line import reporter
 
@@ -36,7 +36,7 @@ def init_run(fleet: Fleet | None, options: argparse.Namespace, output: Output) -
 
     The latter is a local directory.
     """
-    from midstream.foreign.initial_run_file import RUN_FILE, launcher_of, look_at, run_file_text, split_place
+    from midstream.adoption.initial_run_file import RUN_FILE, launcher_of, look_at, run_file_text, split_place
     from midstream.hosts.host_pool import HostPool
 
     hosts = HostPool(fleet) if fleet is not None else None

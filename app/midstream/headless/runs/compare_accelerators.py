@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from midstream.errors import Exit
-from midstream.output import Output, duration, size, table
+from midstream.format import duration, size
+from midstream.output import Output, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,9 +44,9 @@ def compare(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], 
     from midstream.compare.comparison import ordered
     from midstream.compare.compiler import Compilers
     from midstream.compare.subject import of_config, of_run
-    from midstream.headless.fleet_snapshot import fleet_snapshot, run_of
     from midstream.hosts.host_pool import HostPool
     from midstream.launch.progress_line import reporter
+    from midstream.operations.fleet_snapshot import fleet_snapshot, run_of
 
     prices = parse_prices(options.price or "")
     hosts = HostPool(fleet)
@@ -116,7 +117,7 @@ def text(subject: Subject, rows: Sequence[Row], present: Baseline | None = None,
 def _narrowed(lines: list[tuple[str, ...]], width: int | None) -> tuple[list[str], bool]:
     """Return a table of at most ``width`` cells, and whether it has every cell.
 
-    It is wider where even the columns that always stay need more.
+    The table is wider where even the columns that always stay need more.
     """
     found = table(lines)
     if width is None or max(map(len, found)) <= width:

@@ -1,7 +1,4 @@
-"""Mode ``--log RUN --follow``.
-
-It prints the last lines of a log, then new ones until the attempt ends.
-"""
+"""Mode ``--log RUN --follow``: print a log's last lines, then new ones to its end."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, HostError, RemoteError
-from midstream.remote.runs import run_state
-from midstream.watch.logs.host_log import LogFollower
+from midstream.watch.runs.host_log import LogFollower
+from midstream_host.runs import run_state
 
 if TYPE_CHECKING:
     from midstream.hosts.host import Host

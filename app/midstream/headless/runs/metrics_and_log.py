@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from midstream.counts import agree, count
 from midstream.errors import Exit, MidstreamError, RemoteError, UsageError
-from midstream.headless.fleet_snapshot import find_run, fleet_snapshot, run_of
+from midstream.operations.fleet_snapshot import find_run, fleet_snapshot, run_of
 from midstream.output import Output, table
-from midstream_engine import records
+from midstream_core import records
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,7 +118,7 @@ def log(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     """
     from midstream.hosts.host_pool import HostPool
     from midstream.launch.attempt_monitor import ranks_of
-    from midstream.watch.logs.host_log import read_log
+    from midstream.watch.runs.host_log import read_log
 
     if options.follow and options.search is not None:
         raise UsageError("--follow and --search exclude each other", "midstream --log RUN --follow | grep WORD")
@@ -147,17 +147,15 @@ def log(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
 
 
 def _log_path(host: Host, run: RunView, process: int) -> str:
-    """Return the log of a process.
-
-    It is the output of its job of SLURM where that started no process.
+    """Return the log of a process, or else the output of its job of SLURM.
 
     Raises:
         MidstreamError: There is neither.
     """
-    from midstream.remote.runs import attempt_view, run_state
+    from midstream_host.runs import run_state, slurm
 
     attempt = records.RunPaths(host.root, run.run_id).attempt(run.attempt)
-    for path in (attempt.log(process), f"{attempt.dir}/{attempt_view.JOB_OUTPUT}"):
+    for path in (attempt.log(process), f"{attempt.dir}/{slurm.OUTPUT}"):
         try:
             host.call(run_state.read_text)(path=path, limit=1)
         except RemoteError as error:
@@ -165,7 +163,9 @@ def _log_path(host: Host, run: RunView, process: int) -> str:
                 raise
         else:
             return path
-    raise MidstreamError(f"process {process} of attempt {run.attempt} of {run.run_id} has written no log", run.queued)
+    raise MidstreamError(
+        f"process {process} of attempt {run.attempt} of {run.run_id} has written no log", run.job_remark
+    )
 
 
 def _line_value(run: RunView, line: str) -> dict[str, Any]:
@@ -182,11 +182,8 @@ def _pattern(text: str) -> LinearPattern:
 
 
 def _print_matches(run: RunView, lines: Iterable[str], pattern: LinearPattern, output: Output) -> int:
-    """Print the lines with a match and their numbers, then the counts.
-
-    They are how many of how many lines these are.
-    """
-    from midstream.remote.runs import log_pages
+    """Print the lines that match, with their numbers, then the counts of both."""
+    from midstream_host.runs import log_pages
 
     number = matches = 0
     for number, line in enumerate(lines, 1):

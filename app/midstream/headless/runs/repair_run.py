@@ -1,7 +1,4 @@
-"""Mode `--repair`: show damaged records of a run and their replacements.
-
-With --yes, write them.
-"""
+"""Mode `--repair`: show damaged records and replacements; with --yes, write them."""
 
 from __future__ import annotations
 
@@ -35,7 +32,9 @@ def repair(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     try:
         gathered = gather(fleet, hosts, options.repair)
         _check_known(fleet, gathered, options)
-        proposals = propose(gathered, options.on or "")
+        proposals = propose(fleet, gathered, options.on or "")
+        for proposal in proposals if options.yes else ():
+            _announce(proposal, output)
         written = 0
         for proposal in proposals:
             kept = None
@@ -69,6 +68,17 @@ def _check_known(fleet: Fleet, gathered: FleetEvidence, options: argparse.Namesp
         raise UsageError(f"no run {options.repair!r}{where}", hint)
 
 
+def _announce(proposal: RepairProposal, output: Output) -> None:
+    """Print what is about to be written: ``--yes`` agrees to that."""
+    if not proposal.determined:
+        return
+    value = {key: getattr(proposal, key) for key in ("host", "run_id", "file", "wrong", "value")}
+    what = "signing" if proposal.adopts is not None else "writing"
+    new = json.dumps(proposal.value) if proposal.value is not None else "nothing: the file is moved aside"
+    line = f"{what} {proposal.run_id}/{proposal.file} on {proposal.host} ({proposal.wrong}): {new}"
+    output.value({"event": "repairing", **value}, [line, *(f"    evidence: {each}" for each in proposal.evidence)])
+
+
 def _show(proposal: RepairProposal, kept: str | None, output: Output) -> None:
     value = {"event": "repair", **asdict(proposal), "written": kept is not None, "kept": kept or ""}
     lines = [f"{proposal.host}: {proposal.run_id}/{proposal.file}: {proposal.wrong}"]
@@ -77,6 +87,8 @@ def _show(proposal: RepairProposal, kept: str | None, output: Output) -> None:
         lines.append(f"    not determined: {proposal.missing}")
     else:
         verb = "wrote" if kept is not None else "would write"
+        if proposal.adopts is not None:
+            verb = "signed" if kept is not None else "would sign, once you agree"
         what = json.dumps(proposal.value) if proposal.value is not None else "nothing: the file is moved aside"
         lines.append(f"    {verb}: {what}")
         if kept:

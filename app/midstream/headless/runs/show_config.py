@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, UsageError
-from midstream.headless.fleet_snapshot import find_run
+from midstream.operations.fleet_snapshot import find_run
 from midstream.output import Output
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def config(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     With ``--attempts A``, print the one of that attempt; with ``--attempts A,B``, print what differs.
     """
     from midstream.hosts.host_pool import HostPool
-    from midstream.watch.logs import resolved_config
+    from midstream.watch.runs import resolved_config
 
     hosts = HostPool(fleet)
     try:

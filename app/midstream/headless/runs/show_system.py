@@ -1,7 +1,4 @@
-"""Mode `--metrics RUN --system`.
-
-It shows what the hosts of a run report of themselves while they are watched.
-"""
+"""Mode `--metrics RUN --system`: reports of a run's hosts while they are watched."""
 
 from __future__ import annotations
 
@@ -11,17 +8,17 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from midstream.errors import Exit, HostError
-from midstream.headless.fleet_snapshot import SNAPSHOT_TIMEOUT, fleet_snapshot, run_of
+from midstream.operations.fleet_snapshot import SNAPSHOT_TIMEOUT, fleet_snapshot, run_of
 from midstream.watch.runs.run_hosts import hosts_of
 from midstream.watch.snapshot import LIVE
-from midstream.watch.system.system_metrics import METRICS
+from midstream.watch.system_metrics import METRICS
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
     from midstream.hosts.host_pool import HostPool
     from midstream.output import Output
     from midstream.watch.snapshot import HostView, RunView, Snapshot
-    from midstream.watch.system.system_series import SystemSeries
+    from midstream.watch.system_series import SystemSeries
 
 POLL_INTERVAL = 0.5  # seconds between two looks at the series
 LATEST_ROWS = 1000  # of a run, among which the step of a point is searched
@@ -71,7 +68,7 @@ def _print_points(now: Snapshot, run_id: str, name: str, printed: dict[str, floa
     if host is None or series is None:
         return
     skew = host.machine.clock_skew if host.machine is not None else 0.0
-    copies = now.copies(run_id)
+    copies = now.believed(run_id)
     for at, values in points(series, after=printed.get(f"{run_id} {name}", -math.inf)):
         printed[f"{run_id} {name}"] = at
         step = _step_at(copies[0], at + skew) if copies else None
@@ -104,9 +101,9 @@ def points(series: SystemSeries, after: float) -> Iterator[tuple[float, dict[str
 
 
 def _step_at(run: RunView, at: float) -> int | None:
-    """Return the run's last step at a time (UTC seconds by the host's clock).
+    """Return the run's last step at a time, in UTC seconds by the host's clock.
 
-    It is None before its latest rows.
+    None before the run's latest rows.
     """
     for number in range(len(run.curve) - 1, max(-1, len(run.curve) - 1 - LATEST_ROWS), -1):
         row = run.curve[number]

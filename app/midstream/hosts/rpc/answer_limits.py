@@ -1,6 +1,4 @@
-"""Limits on the answers of hosts.
-
-They are on bytes and values of an answer, and on length and time of a line.
+"""Limits on hosts' answers: bytes and values; length and time of a line.
 
 Hosts are not trusted. Past a limit the command is closed, and the error names the host and the function.
 """
@@ -17,8 +15,8 @@ from typing import Any, BinaryIO, cast
 from midstream.errors import ConnectionLostError, HostError
 from midstream.hosts.deadline import Deadline
 from midstream.hosts.host import ANSWER_LIMIT, Completed, Process
-from midstream.remote.declarations import PAGE_LIMIT
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.declarations import PAGE_LIMIT
 
 LINE_LIMIT = 8 << 20  # of one line of a program
 PREAMBLE_LIMIT = 256 << 10  # of what a login shell prints before a command begins

@@ -1,7 +1,4 @@
-"""The program that a host's Python runs.
-
-It reads modules, creates them and runs a function of them.
-"""
+"""Program that a host's Python runs: read modules, create them, run a function."""
 
 from __future__ import annotations
 
@@ -50,5 +47,5 @@ else:
 
 
 def isolation(function: str) -> list[str]:
-    """Return the interpreter's flags for ``midstream.remote.<function>``."""
+    """Return the interpreter's flags for ``midstream_host.<function>``."""
     return [] if function.startswith(CLIENTS) else ["-I"]

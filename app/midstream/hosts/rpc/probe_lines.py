@@ -8,10 +8,10 @@ here (no deferred evaluation).
 from collections.abc import Mapping
 from typing import Annotated, Any, NotRequired, TypedDict
 
-from midstream.remote.runs.run_checkpoints import CheckpointName
-from midstream.remote.runs.run_state import RunId
-from midstream.remote.shapes import FileName, Text
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.runs.run_checkpoints import CheckpointName
+from midstream_host.runs.run_state import RunId
+from midstream_host.shapes import FileName, Text
 
 RunIdOrEmpty = Annotated[str, records.RUN_ID_OR_EMPTY]
 
@@ -80,12 +80,14 @@ class RunLine(TypedDict):
     run: RunId
     fence: NotRequired[Any]
     lineage: NotRequired[Any]
+    ownership: NotRequired[Text]
     store: NotRequired[Any]
     status: NotRequired[Any]
     attempts: NotRequired[list[int]]
     attempt: NotRequired[int]
     running: NotRequired[bool]
-    queued: NotRequired[Text]
+    unproven: NotRequired[Text]
+    job_remark: NotRequired[Text]
     ended_without_status: NotRequired[bool]
     exit: NotRequired[Any]
     checkpoints: NotRequired[list[CheckpointEntry]]

@@ -1,6 +1,6 @@
-"""Calls of `midstream.remote` functions on a host where nothing is installed.
+"""Calls of `midstream_host` functions on a host where nothing is installed.
 
-The host's Python runs a short bootstrap. It reads one line of JSON with the sources of the modules that the function
+The host's Python runs a short bootstrap, which reads one line of JSON with the sources of the modules that the function
 needs, creates the modules and runs the function. A *call* answers with one JSON line; a *program* owns stdin and stdout
 until it exits.
 """
@@ -32,14 +32,14 @@ from midstream.hosts.rpc.answer_limits import (
 )
 from midstream.hosts.rpc.bootstrap import BOOTSTRAP, isolation
 from midstream.hosts.rpc.result_checks import PACKAGE, name_of, result_of
-from midstream.remote.declarations import Declaration, declaration_of
+from midstream_host.declarations import Declaration, declaration_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Remote = Callable[..., Any]  # a declared function of `midstream.remote`
+Remote = Callable[..., Any]  # a declared function of `midstream_host`
 Job = Callable[[frozenset[str]], bytes]  # names of modules that an interpreter has -> the line that it reads
 
-RECORDS = "midstream_engine.records"  # a package: its modules are sent before it
+RECORDS = "midstream_core.records"  # a package: its modules are sent before it
 BEGIN = b"\0midstream\n"  # what a program's stdout begins with
 START_TIMEOUT = 60.0  # seconds until a program has begun
 EXIT_TIMEOUT = 10.0  # seconds from the end of a program's stdout to its exit
@@ -52,9 +52,9 @@ class ImportingHost(Protocol):
     """A host with interpreters that may have modules before they read a job."""
 
     def run_job(self, argv: Sequence[str], job: Job, *, timeout: float | None, limit: int, what: str) -> Completed:
-        """Run an interpreter to its end, as `Host.run` does.
+        """Run an interpreter to its end, as `Host.run` does; ``job`` returns its stdin.
 
-        Its stdin is the result of ``job``, which is called with the modules that this interpreter has.
+        ``job`` is called with the modules that this interpreter has.
         """
         ...
 
@@ -72,7 +72,7 @@ class ImportingProcess(Protocol):
 def _declaration(function: Remote) -> Declaration:
     found = declaration_of(function)
     if found is None or not function.__module__.startswith(PACKAGE):
-        raise ValueError(f"{function!r} is not a declared function of midstream.remote")
+        raise ValueError(f"{function!r} is not a declared function of midstream_host")
     return found
 
 
@@ -119,11 +119,11 @@ def _with_parents(package: str) -> list[str]:
 
 
 # Parsing the sources takes ten times as long; a test compares the two.
-_IMPORT = re.compile(r"^[ \t]*from (midstream(?:_engine|\.remote)[\w.]*) import (?:\(([^)]*)\)|(.*))$", re.MULTILINE)
+_IMPORT = re.compile(r"^[ \t]*from (midstream_(?:core|host)[\w.]*) import (?:\(([^)]*)\)|(.*))$", re.MULTILINE)
 
 
 def _imports(text: str) -> list[str]:
-    """Return the `midstream.remote` and `midstream_engine` modules a source imports."""
+    """Return the modules of host and core that a source imports."""
     found: list[str] = []
     for module, several, one in _IMPORT.findall(text):
         for alias in re.sub("#.*", "", several or one).split(","):
@@ -174,8 +174,8 @@ def caller(
 ) -> Callable[P, R]:
     """Return ``function`` so that it runs on ``host``: see `Host.call`.
 
-    It runs in the host's interpreter or ``python``, or in ``waiting``, of `open_waiting_call`, unless that has ended;
-    only functions that may be repeated run there.
+    The interpreter is the host's or ``python``. A function that may be repeated runs in ``waiting``, of
+    `open_waiting_call`, unless that has ended.
     """
     declaration, signature, name = _declaration(function), inspect.signature(function), name_of(function)
 
@@ -192,7 +192,7 @@ def caller(
                 answer = _answer(host, argv[0], name, done)
             if answer is not None:
                 return result_of(host.name, function, arguments, answer)
-            # It has ended, or did not answer: the function may have run, and is repeated.
+            # The waiting process has ended, or did not answer: the function may have run, and is repeated.
         job = functools.partial(_line_for, function, arguments, False)
         for tries_left in reversed(range(TRIES if declaration.repeatable else 1)):
             try:
@@ -248,8 +248,8 @@ def _answer(host: Host, python: str, function: str, done: Completed) -> Any:
 def open_waiting_call(host: Host, function: Remote) -> Process:
     """Start an interpreter with the modules of ``function``, for `caller`.
 
-    It ends without its arguments when its stdin does. Raises as `Host.open`, and HostError where the host has no
-    Python; OSError where it has ended already.
+    The interpreter ends without its arguments when its stdin does. Raises as `Host.open`, and HostError where the host
+    has no Python; OSError where it has ended already.
     """
     process = open_interpreter(host, function)
     try:
@@ -264,8 +264,8 @@ def open_waiting_call(host: Host, function: Remote) -> Process:
 def open_interpreter(host: Host, function: Remote) -> Process:
     """Start an interpreter that waits for its program, which `start_program` sends.
 
-    It runs ``function``, or another one with the same isolation. Raises as `Host.open`, and HostError where the host
-    has no Python.
+    The program is ``function``, or another one with the same isolation. Raises as `Host.open`, and HostError where the
+    host has no Python.
     """
     if not host.remote_python:
         raise no_python(host)
@@ -275,9 +275,7 @@ def open_interpreter(host: Host, function: Remote) -> Process:
 def start_program(
     host: Host, function: Callable[P, Any], *, window: int | None = None, waiting: Process | None = None
 ) -> Callable[P, Process]:
-    """Return ``function`` so that it starts on ``host``.
-
-    It is a program of `midstream.remote`.
+    """Return ``function``, a program of `midstream_host`, to start on ``host``.
 
     stdin and stdout of the process then carry its own bytes. ``window``: bytes of unread output after which it blocks.
     ``waiting``: an interpreter of `open_interpreter`; a new one is started only where it has ended.

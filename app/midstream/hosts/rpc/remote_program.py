@@ -45,11 +45,10 @@ def last_words(process: Process) -> str:
 def run_program(
     host: Host, reporting: ReportingProgram[P, Report], cancel: Event | None = None
 ) -> Callable[P, AbstractContextManager[Iterator[Report]]]:
-    """Return a program so that it runs on ``host``.
+    """Return a program that needs no input, to run on ``host``.
 
-    The program needs no input. Its context manager returns its reports.
-
-    The process is closed at the end of the ``with`` block, also if reports are left unread.
+    The returned context manager yields the program's reports, and closes the process at the end of the ``with`` block,
+    also if reports are left unread.
 
     Raises:
         RemoteError: It ended without a last line (``done``, ``verified``, ``problem``).

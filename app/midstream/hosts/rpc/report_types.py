@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from midstream.hosts.rpc.reporting_program import Events, ReportingProgram
-from midstream.remote.copy import growing_checkpoint
-from midstream.remote.machine import compilation, conda_environments, environments, network
-from midstream.remote.shapes import FileName, Measured, Signed, Text
-from midstream.remote.verify import array_check, tree
-from midstream_engine.json_shapes import Form
+from midstream_core.json_shapes import Form
+from midstream_host.copy import growing_checkpoint
+from midstream_host.machine import compilation, conda_environments, environments, network
+from midstream_host.shapes import FileName, Measured, Signed, Text
+from midstream_host.verify import array_check, tree
 
 # An IP address, with its zone; a machine does not report names.
 Address = Annotated[str, Form("an IP address", r"[0-9A-Fa-f:.]{2,45}(%[\w.-]{1,16})?")]

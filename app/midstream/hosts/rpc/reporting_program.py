@@ -13,7 +13,7 @@ Events = Mapping[str, type[Report]]  # name of an event -> the type of its line
 
 @dataclass(frozen=True)
 class ReportingProgram(Generic[P, Report]):
-    """A program of `midstream.remote` that prints one JSON line for each event."""
+    """A program of `midstream_host` that prints one JSON line for each event."""
 
     program: Callable[P, Any]
     events: Events[Report]

@@ -14,11 +14,11 @@ from midstream.errors import DamagedError, RemoteError
 from midstream.hosts.rpc.answer_limits import decode
 from midstream.hosts.rpc.reporting_program import Events, Report, ReportingProgram
 from midstream.hosts.rpc.result_builder import build
-from midstream_engine import json_shapes, records
+from midstream_core import json_shapes, records
 
 Printed = TypeVar("Printed")  # a dataclass
 
-PACKAGE = "midstream.remote."
+PACKAGE = "midstream_host."
 HINT = "is the host what it should be?"
 
 

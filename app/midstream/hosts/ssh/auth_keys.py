@@ -1,32 +1,43 @@
 """Login keys: the agent's, key files, OpenSSH certificates; their passphrases.
 
-The order is OpenSSH's: the configured keys of the agent, its other keys (unless IdentitiesOnly), then key files.
-Encrypted files come last, so that the user is prompted for a passphrase only if no other key is accepted.
+The order is OpenSSH's: the certificates of CertificateFile, the configured keys of the agent, its other keys (unless
+IdentitiesOnly), then key files. Encrypted files come last, so that the user is prompted for a passphrase only if no
+other key is accepted. A certificate on the disk is used with its key wherever that is, in the agent or in a file.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import io
 import os
+import re
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from paramiko.agent import AgentKey, AgentSSH
 from paramiko.message import Message
 from paramiko.pkey import PublicBlob, UnknownKeyType
 
 from midstream.hosts.prompter import PROMPTS
-from midstream.hosts.ssh.settings import SshSettings
+from midstream.hosts.ssh.resolved_options import SshSettings
 
 AGENT_TIMEOUT = 60.0  # seconds; an agent may ask its user before it signs
-DEFAULT_FILES = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 CERTIFICATE = "-cert-v01@openssh.com"
 
 
@@ -83,16 +94,23 @@ class Agent(AgentSSH):
 
         paramiko would offer the plain keys of the certificates.
         """
-        found = list(self.get_keys())
-        for key in found:
-            if key.get_name().endswith(CERTIFICATE):
-                cast(Any, key).inner_key = None
-                cast(Any, key).public_blob = PublicBlob(key.get_name(), key.blob)
-        return found
+        return [
+            with_certificate(key, PublicBlob(key.get_name(), key.blob)) if key.get_name().endswith(CERTIFICATE) else key
+            for key in self.get_keys()
+        ]
 
     def close(self) -> None:
         """Close the socket."""
         self._sock.close()
+
+
+def with_certificate(key: AgentKey, certificate: PublicBlob) -> AgentKey:
+    """Return the agent's key with a certificate, which is offered in its place."""
+    other = AgentKey(key.agent, key.blob, key.comment)
+    if key.get_name().endswith(CERTIFICATE):
+        cast(Any, other).inner_key = None  # the agent signs with the certificate itself
+    cast(Any, other).public_blob = certificate
+    return other
 
 
 def open_agent(path: str | None) -> Agent | None:
@@ -112,12 +130,11 @@ _opening = threading.Lock()
 
 
 def public_blob(file: str) -> bytes | None:
-    """Return the public key of an encrypted key file.
+    """Return the public key, or the certificate, that a file of IdentityFile names.
 
-    It is read from ``FILE.pub``, or from OpenSSH's unencrypted header.
+    The key is read from OpenSSH's unencrypted header of a private key, from a file that is itself a public key, or from
+    ``FILE.pub``.
     """
-    with contextlib.suppress(OSError, ValueError, IndexError), open(f"{file}.pub", encoding="utf-8") as text:
-        return base64.b64decode(text.read().split()[1])
     with contextlib.suppress(OSError, ValueError, struct.error):
         with open(file, encoding="ascii") as text:
             lines = [line.strip() for line in text if not line.startswith("-----")]
@@ -129,7 +146,18 @@ def public_blob(file: str) -> bytes | None:
                 message.get_string()
             message.get_int()  # number of keys
             return message.get_string()
+    for each in (file, f"{file}.pub"):
+        if (found := _public_file(each)) is not None:
+            return found.key_blob
     return None
+
+
+def _public_file(file: str) -> PublicBlob | None:
+    """Return the public key or the certificate in a file of one line."""
+    try:
+        return PublicBlob.from_file(file)
+    except (OSError, ValueError):
+        return None
 
 
 def load_key(host: str, file: str, *, prompt: bool) -> paramiko.PKey:
@@ -162,8 +190,12 @@ def _unlocked(file: str, passphrase: str) -> paramiko.PKey | None:
 
 
 def _from_file(file: str, passphrase: str | None) -> paramiko.PKey:
+    password = passphrase.encode() if passphrase else None
     try:
-        return paramiko.PKey.from_path(file, cast(Any, passphrase.encode()) if passphrase else None)
+        data = Path(file).read_bytes()
+        if re.search(rb"^-----BEGIN (ENCRYPTED )?PRIVATE KEY-----", data, re.M):
+            return _from_pkcs8(data, password)
+        return paramiko.PKey.from_path(file, cast(Any, password))
     except (paramiko.PasswordRequiredException, TypeError) as error:
         if passphrase is None:
             raise paramiko.PasswordRequiredException(file) from error
@@ -174,25 +206,23 @@ def _from_file(file: str, passphrase: str | None) -> paramiko.PKey:
         raise UnreadableKeyError(f"{file}: {error}") from error
 
 
-def _certificates(settings: SshSettings, file: str, key: paramiko.PKey) -> Iterator[str]:
-    """Yield the certificate files for this key.
+def _certificates(settings: SshSettings) -> list[PublicBlob]:
+    """Return the certificates on the disk.
 
-    They are ``FILE-cert.pub``, and files that CertificateFile names.
+    CertificateFile names the certificates; without it, they are ``FILE-cert.pub`` of each key file.
     """
-    for each in (f"{file}-cert.pub", *settings.certificate_files):
-        try:
-            blob = PublicBlob.from_file(each)
-        except (OSError, ValueError):
-            continue
-        message = Message(blob.key_blob)
-        message.get_string()  # the certificate's kind
-        message.get_string()  # its nonce
-        plain = Message(key.asbytes())
-        plain.get_string()
-        # After the nonce a certificate has the fields of the public key, as the plain key does after its kind.
-        fields = plain.get_remainder()
-        if message.get_remainder().startswith(fields):
-            yield each
+    files = settings.certificate_files or tuple(f"{file}-cert.pub" for file in settings.identity_files)
+    found = [*map(_public_file, files), *map(_public_file, settings.identity_files)]
+    return [each for each in found if each is not None and each.key_type.endswith(CERTIFICATE)]
+
+
+def _from_pkcs8(data: bytes, password: bytes | None) -> paramiko.PKey:
+    """Return the key of a PKCS#8 file, which paramiko does not read."""
+    loaded = cast(Any, load_pem_private_key(data, password))
+    text = loaded.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()).decode()
+    kinds = {RSAPrivateKey: paramiko.RSAKey, EllipticCurvePrivateKey: paramiko.ECDSAKey}
+    chosen = next((key for kind, key in kinds.items() if isinstance(loaded, kind)), paramiko.Ed25519Key)
+    return cast(Any, chosen).from_private_key(io.StringIO(text))
 
 
 # ---------------------------------------------------------------------------------------------------------- offers
@@ -211,35 +241,53 @@ def offers(host: str, settings: SshSettings, agent: Agent | None, attempts: KeyA
 
     Prompts for passphrases while it is iterated.
     """
-    named = settings.identity_files or tuple(map(os.path.expanduser, DEFAULT_FILES))
-    files = [each for each in named if os.path.isfile(each)]
-    # A public key alone names a key of the agent.
-    configured = {blob for file in named if (blob := public_blob(file)) is not None}
+    certificates: dict[bytes, list[PublicBlob]] = {}
+    for each in _certificates(settings):
+        certificates.setdefault(plain_blob(each.key_blob), []).append(each)
+    named = {file: blob for file in settings.identity_files if (blob := public_blob(file)) is not None}
+    configured = {plain_blob(blob) for blob in named.values()}
     in_agent: set[bytes] = set()
     if agent is not None:
         keys = agent.keys()
-        ours = [key for key in keys if _plain_blob(key) in configured]
-        others = [] if settings.identities_only else [key for key in keys if _plain_blob(key) not in configured]
-        for key in (*ours, *others):
+        ours = [key for key in keys if plain_blob(key.blob) in configured]
+        others = [] if settings.identities_only else [key for key in keys if plain_blob(key.blob) not in configured]
+        chosen = [key for key in (*ours, *others) if _is_allowed(settings, key.get_name())]
+        signing = [key for key in chosen if not key.get_name().endswith(CERTIFICATE)]
+        certified = [
+            with_certificate(key, each)
+            for key in signing
+            for each in certificates.get(key.blob, [])
+            if _is_allowed(settings, each.key_type) and each.key_blob not in {other.blob for other in chosen}
+        ]
+        for key in (*certified, *chosen):
             attempts.agent += 1
-            in_agent.add(_plain_blob(key))
+            in_agent.add(plain_blob(key.blob))
             yield Offer(key, f"the agent's {key.comment or key.get_name()}")
-    left = [file for file in files if public_blob(file) not in in_agent]
     locked: list[str] = []
-    for file in left:
+    for file in settings.identity_files:
+        if not os.path.isfile(file) or _public_file(file) is not None:
+            continue  # a public key alone names a key of the agent
+        if file in named and plain_blob(named[file]) in in_agent:
+            continue
         try:
-            yield from _file_offers(host, settings, file, attempts, prompt=False)
+            yield from _file_offers(host, settings, file, certificates, attempts, prompt=False)
         except KeyLockedError:
             locked.append(file)
     for file in locked:
         try:
-            yield from _file_offers(host, settings, file, attempts, prompt=True)
+            yield from _file_offers(host, settings, file, certificates, attempts, prompt=True)
         except KeyLockedError:
             attempts.locked = (*attempts.locked, file)
 
 
 def _file_offers(
-    host: str, settings: SshSettings, file: str, attempts: KeyAttempts, *, prompt: bool
+    host: str,
+    settings: SshSettings,
+    file: str,
+    certificates: Mapping[bytes, list[PublicBlob]],
+    attempts: KeyAttempts,
+    *,
+    prompt: bool,
 ) -> Iterator[Offer]:
     try:
         key = load_key(host, file, prompt=prompt)
@@ -249,24 +297,34 @@ def _file_offers(
     attempts.files = (*attempts.files, file)
     plain = cast(Any, key)
     # A certificate first: where it is accepted, the plain key usually is not.
-    for certificate in _certificates(settings, file, key):
-        plain.public_blob = None
-        key.load_certificate(certificate)
-        yield Offer(key, certificate)
+    for certificate in certificates.get(key.asbytes(), []):
+        if _is_allowed(settings, certificate.key_type):
+            plain.public_blob = certificate
+            yield Offer(key, file)
     plain.public_blob = None
-    yield Offer(key, file)
+    if _is_allowed(settings, key.get_name()):
+        yield Offer(key, file)
 
 
-def _plain_blob(key: AgentKey) -> bytes:
-    """Return the public key of an agent's key; of a certificate, the certified key."""
-    if not key.get_name().endswith(CERTIFICATE):
-        return key.blob
-    message = Message(key.blob)
+def _is_allowed(settings: SshSettings, kind: str) -> bool:
+    """Return True if PubkeyAcceptedAlgorithms allows a kind of key, or of certificate."""
+    allowed = settings.algorithms.get("pubkeyacceptedalgorithms")
+    names = (
+        [kind.replace("ssh-rsa", each) for each in ("rsa-sha2-512", "rsa-sha2-256")] if "ssh-rsa" in kind else [kind]
+    )
+    return allowed is None or any(name in allowed for name in names)
+
+
+def plain_blob(blob: bytes) -> bytes:
+    """Return the public key of a certificate, and a plain public key as it is."""
+    message = Message(blob)
     kind = message.get_text()
+    if not kind.endswith(CERTIFICATE):
+        return blob
     message.get_string()  # nonce
     plain = Message()
-    plain.add_string(kind.removesuffix(CERTIFICATE))
     plain_kind = kind.removesuffix(CERTIFICATE)
+    plain.add_string(plain_kind)
     for _ in range(2 if plain_kind == "ssh-rsa" or plain_kind.startswith("ecdsa-") else 1):
         plain.add_string(message.get_string())
     return plain.asbytes()

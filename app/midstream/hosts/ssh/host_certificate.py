@@ -1,6 +1,6 @@
-"""OpenSSH host certificates: host keys that an authority has signed.
+"""OpenSSH host certificates: host keys signed by an authority of known_hosts.
 
-The authority is one of known_hosts (``@cert-authority``).
+The authority's line has ``@cert-authority``.
 
 Format: PROTOCOL.certkeys of OpenSSH. paramiko negotiates a certificate and checks that the host has its key. This
 module checks the certificate itself.
@@ -41,7 +41,7 @@ class HostCertificate:
     signature: bytes
 
     def flaw(self, names: Sequence[str], now: float | None = None) -> str:
-        """Return why it is not valid for a host of these names; empty if it is valid.
+        """Return why the certificate is invalid for a host of these names; else empty.
 
         The names have no ports. The caller has checked that the authority is trusted.
         """

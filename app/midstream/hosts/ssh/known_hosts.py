@@ -15,6 +15,8 @@ import fcntl
 import fnmatch
 import os
 import re
+import shlex
+import subprocess
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,10 +25,15 @@ from pathlib import Path
 import paramiko
 from paramiko.hostkeys import HostKeys
 
+from midstream.errors import HostError
+from midstream.hosts.ssh.resolved_options import SshSettings, expand
+
 KNOWN, UNKNOWN, CHANGED, REVOKED = "known", "unknown", "changed", "revoked"
 REVOKED_MARKER, AUTHORITY_MARKER = "@revoked", "@cert-authority"
 
 _writing = threading.Lock()
+COMMAND_TIMEOUT = 30.0  # seconds that KnownHostsCommand may run
+REVOCATION_LIST = b"SSHKRL\n\0"
 
 
 @dataclass(frozen=True)
@@ -70,10 +77,14 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 class KnownHosts:
-    """The entries of some files. Missing files and malformed lines have no entries."""
+    """The entries of some files, and of the output of a command.
 
-    def __init__(self, files: Iterable[str]) -> None:
+    Missing files and malformed lines have no entries.
+    """
+
+    def __init__(self, files: Iterable[str], printed: str = "") -> None:
         self.entries = [entry for file in files for entry in _read(file)]
+        self.entries += _entries(printed, "KnownHostsCommand")
 
     def of(self, names: Sequence[str]) -> list[Entry]:
         """Return the entries of the first of ``names`` that has any."""
@@ -117,7 +128,11 @@ def _read(file: str) -> list[Entry]:
         text = Path(file).read_text(errors="replace")
     except OSError:  # missing, or without permission to read: no entry counts
         return []
-    entries = []
+    return _entries(text, file)
+
+
+def _entries(text: str, file: str) -> list[Entry]:
+    entries: list[Entry] = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         marker = words.pop(0) if words and words[0].startswith("@") else ""
@@ -126,6 +141,48 @@ def _read(file: str) -> list[Entry]:
         with contextlib.suppress(ValueError, binascii.Error):
             entries.append(Entry(words[0], words[1], base64.b64decode(words[2], validate=True), marker, file, number))
     return entries
+
+
+def printed_by(settings: SshSettings, key: paramiko.PKey | None = None) -> str:
+    """Return the output of KnownHostsCommand; empty without the option.
+
+    ``key`` is the host's; None before it has shown one.
+
+    Raises:
+        HostError: The command cannot be run, or does not end.
+    """
+    if not settings.known_hosts_command:
+        return ""
+    none = "NONE"
+    about = {"I": "HOSTNAME" if key else "ORDER", "f": key.fingerprint if key else none}
+    about |= {"t": key.get_name() if key else none, "K": key.get_base64() if key else none}
+    argv = [expand(word, {**settings.tokens, **about}) for word in settings.known_hosts_command]
+    try:
+        return subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            timeout=COMMAND_TIMEOUT,
+            check=False,
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HostError(f"{settings.alias}: KnownHostsCommand failed: {error}", f"try: {shlex.join(argv)}") from error
+
+
+def is_revoked(file: str, key: paramiko.PKey) -> bool:
+    """Return True if a file of RevokedHostKeys has the key.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is a key revocation list, which is not supported.
+    """
+    data = Path(file).read_bytes()
+    if data.startswith(REVOCATION_LIST):
+        raise ValueError("key revocation lists (KRL) are not supported")
+    return key.get_base64().encode() in data.split()
 
 
 def line_of(name: str, key: paramiko.PKey, *, hashed: bool = False) -> str:

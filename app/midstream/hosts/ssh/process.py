@@ -26,10 +26,7 @@ WRITE_TIMEOUT = 300.0  # seconds in which a command reads nothing of its stdin
 
 
 def connection_lost(host: str, what: str) -> ConnectionLostError:
-    """Return the error for a command without an answer.
-
-    It is no evidence of what the host has done.
-    """
+    """Return the error for a command without an answer, which may have had its effect."""
     return ConnectionLostError(
         f"{host}: lost contact: {what}", "is the host up, and the link to it? then repeat the command"
     )
@@ -70,9 +67,9 @@ def command_started(channel: paramiko.Channel, timeout: float) -> None:
 
 
 class _Reader(io.RawIOBase):
-    """A channel's stdout after `PREAMBLE_END`.
+    """A channel's stdout after `PREAMBLE_END`, to the end of command or connection.
 
-    It ends with the command or with the connection; `SshProcess.wait` distinguishes the two.
+    `SshProcess.wait` distinguishes the two.
     """
 
     def __init__(self, host: str, channel: paramiko.Channel, stderr: _Stderr) -> None:
@@ -164,7 +161,7 @@ class _Writer(io.RawIOBase):
 class _Stderr:
     """A command's stderr, read whenever the command is accessed.
 
-    Until then it stays in the channel's window. One thread per command would make up most of the threads of a
+    Unread stderr stays in the channel's window. One thread per command would make up most of the threads of a
     large fleet.
     """
 
@@ -197,7 +194,7 @@ class _Stderr:
 class SshProcess:
     """A command in a channel.
 
-    Its stdout begins after `PREAMBLE_END`, which the caller's command line prints. The first read waits for the
+    Stdout begins after `PREAMBLE_END`, which the caller's command line prints. The first read waits for the
     server's answer to `send_command`.
     """
 

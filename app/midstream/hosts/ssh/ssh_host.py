@@ -1,7 +1,4 @@
-"""A host behind SSH, with paramiko.
-
-It has one connection; every command has a channel of its own.
-"""
+"""A host behind SSH, with paramiko: one connection, a channel for each command."""
 
 from __future__ import annotations
 
@@ -22,12 +19,12 @@ from midstream.hosts.rpc.answer_limits import run_to_end
 from midstream.hosts.ssh.channels import Channels
 from midstream.hosts.ssh.connection import Connection, open_connection
 from midstream.hosts.ssh.process import PRINT_PREAMBLE_END, SshProcess, connection_lost, send_command
-from midstream.hosts.ssh.settings import SshSettings, resolve
+from midstream.hosts.ssh.resolved_options import SshSettings, resolve
 
 CLOSE_TIMEOUT = 0.5  # seconds
 INSPECT_TIMEOUT = 30.0  # seconds
 
-# Prints the home directory and the first Python that can run `midstream.remote`: the fleet file's, the PATH's, then one
+# Prints the home directory and the first Python that can run `midstream_host`: the fleet file's, the PATH's, then one
 # that midstream has installed. A host without one can still be watched.
 INSPECT = """\
 cd; pwd
@@ -117,7 +114,7 @@ class SshHost:
             channels.close()
 
     def _inspect(self) -> None:
-        """Find the home directory and the Python that runs `midstream.remote`."""
+        """Find the home directory and the Python that runs `midstream_host`."""
         words = ["sh", "-c", INSPECT, "sh", self.config.python or "", self.config.root]
         found = self.run(words, timeout=INSPECT_TIMEOUT)
         lines = found.stdout.decode(errors="replace").splitlines()

@@ -6,8 +6,7 @@ import collections
 import contextlib
 import socket
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, ParamSpec, TypeVar, cast
 
 import paramiko
@@ -25,16 +24,13 @@ from paramiko.common import (
     cMSG_GLOBAL_REQUEST,
 )
 from paramiko.message import Message
-from paramiko.packet import NeedRekeyException, Packetizer
 
 from midstream.hosts.ssh.host_certificate import SUFFIX
+from midstream.hosts.ssh.packetizer import CONNECT_TIMEOUT, BoundedPacketizer
 
-CONNECT_TIMEOUT = 15.0  # seconds for each of: TCP, banner, authentication
 CHANNEL_TIMEOUT = 15.0
 WINDOW = 2 << 20  # bytes that a server may send ahead of the reader; they are buffered in memory
 BULK_WINDOW = 64 << 20  # bytes, for copies: 2 MiB would limit them to 40 MB/s at 50 ms
-GREETING_LIMIT = 64 << 10  # bytes before the key exchange; RFC 4253 has lines of 255
-PACKET_LIMIT = 256 << 10  # bytes, as OpenSSH; ours are of 32 KiB
 WINDOW_SLACK = 64 << 10  # bytes past a window that are tolerated: the two ends count packets slightly differently
 KEEPALIVE_INTERVAL = 3  # seconds without data after which a keep-alive is sent
 MAX_UNANSWERED = 4  # keep-alives without an answer until the connection is closed
@@ -43,8 +39,27 @@ IDLE_POLL_INTERVAL = 1.0  # seconds; paramiko's 0.1 s keeps a core busy with a l
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 
 
+OPTIONS = {  # of ssh_config(5) -> paramiko's attribute
+    "KexAlgorithms": "_preferred_kex",
+    "Ciphers": "_preferred_ciphers",
+    "MACs": "_preferred_macs",
+    "PubkeyAcceptedAlgorithms": "_preferred_pubkeys",
+}
+MAX_OFFER = 300  # characters of a message
+
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class UnsupportedAlgorithmsError(paramiko.SSHException):
+    """The server, or the SSH configuration, allows nothing that paramiko supports.
+
+    ``supported`` are the names that paramiko supports.
+    """
+
+    def __init__(self, message: str, supported: Iterable[str]) -> None:
+        super().__init__(message)
+        self.supported = tuple(supported)
 
 
 class OrderedChannel(paramiko.Channel):
@@ -121,7 +136,7 @@ class OrderedChannel(paramiko.Channel):
 class _Closes:
     """CLOSE messages that wait until other threads have sent what they built before.
 
-    Channels are identified by the server's number. It is not given to another channel before CLOSE. Thread-safe.
+    Channels are identified by the server's number, which no other channel gets before CLOSE. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -161,62 +176,6 @@ class _Events(dict[int, threading.Event]):
         return list(super().values())
 
 
-class BoundedPacketizer(Packetizer):
-    """A packetizer that limits the size of the greeting and of packets.
-
-    paramiko accepts any announced length, up to 4 GiB. Keep-alives are also due while keys are exchanged, and after the
-    clock was set back; paramiko's are not.
-    """
-
-    def __init__(self, sock: Any) -> None:
-        super().__init__(sock)
-        self._greeting = 0
-        self._deadline = 0.0
-        self._written = 0.0
-        self._keepalive: Callable[[], object] | None = None
-
-    def set_keepalive(self, interval: float, callback: Callable[[], object]) -> None:
-        self._keepalive_interval, self._keepalive = interval, callback
-
-    def _check_keepalive(self) -> None:
-        """Call the callback if nothing was written for the interval.
-
-        Called when nothing was read for a second.
-        """
-        now = time.monotonic()
-        if self._keepalive is not None and now > self._written + self._keepalive_interval:
-            self._keepalive()
-            self._written = now  # it may have written nothing
-
-    def write_all(self, out: Any) -> None:
-        self._written = time.monotonic()
-        super().write_all(out)
-
-    def _read_timeout(self, timeout: float) -> bytes:
-        """Read a part of the greeting, with a limit on its length and time.
-
-        paramiko lacks this limit.
-        """
-        now = time.monotonic()
-        self._deadline = self._deadline or now + CONNECT_TIMEOUT
-        if now > self._deadline:
-            raise paramiko.SSHException(f": its greeting did not end within {CONNECT_TIMEOUT:.0f} s")
-        data: bytes = cast(Any, super())._read_timeout(min(timeout, self._deadline - now))
-        self._greeting += len(data)
-        if self._greeting > GREETING_LIMIT:
-            raise paramiko.SSHException(f": its greeting is longer than {GREETING_LIMIT >> 10} KiB")
-        return data
-
-    def read_all(self, n: int, check_rekey: bool = False) -> bytes:
-        if n > PACKET_LIMIT:
-            raise paramiko.SSHException(f"it announced a packet of {n} bytes")
-        try:
-            return super().read_all(n, check_rekey)
-        except NeedRekeyException:  # nothing was read for a second
-            self._check_keepalive()
-            raise
-
-
 def _within_window(handle: Any) -> Any:
     """Wrap a channel's data handler to disconnect a server that exceeds the window."""
 
@@ -240,9 +199,22 @@ class Transport(paramiko.Transport):
         },
     }
 
-    def __init__(self, sock: Any) -> None:
+    def __init__(
+        self, sock: Any, timeout: float = CONNECT_TIMEOUT, algorithms: Mapping[str, tuple[str, ...]] | None = None
+    ) -> None:
+        """Prepare a session over ``sock``.
+
+        Args:
+            sock: A connected socket.
+            timeout: Seconds until the server's greeting has to end.
+            algorithms: What the SSH configuration allows, by its option in lower case.
+
+        Raises:
+            HostError: An option allows nothing that paramiko supports.
+        """
         super().__init__(sock, default_window_size=WINDOW, packetizer_class=BoundedPacketizer)
-        self.auth_timeout = self.banner_timeout = CONNECT_TIMEOUT
+        self.auth_timeout = CONNECT_TIMEOUT
+        self.banner_timeout = cast(BoundedPacketizer, self.packetizer).greeting_timeout = timeout
         self.channel_timeout = CHANNEL_TIMEOUT
         self.closes = _Closes()
         cast(Any, self).channel_events = _Events()
@@ -255,12 +227,54 @@ class Transport(paramiko.Transport):
         self.prefers_certificates = False  # True if known_hosts has an authority for the host
         security = self.get_security_options()
         security.ciphers = (*CIPHERS, *(each for each in security.ciphers if each not in CIPHERS))
+        allowed = algorithms or {}
+        self._host_key_kinds: tuple[str, ...] = allowed.get("hostkeyalgorithms", tuple(super().preferred_keys))
+        for option, attribute in OPTIONS.items():
+            supported = cast("tuple[str, ...]", getattr(self, attribute))
+            names = allowed.get(option.lower(), supported)
+            common = tuple(each for each in supported if each in names or f"{each}{SUFFIX}" in names)
+            if not common:
+                raise UnsupportedAlgorithmsError(
+                    f"none of the {option} of the SSH configuration is supported", supported
+                )
+            setattr(self, attribute, common)
+        if not self.preferred_keys:
+            raise UnsupportedAlgorithmsError(
+                "none of the HostKeyAlgorithms of the SSH configuration is supported", super().preferred_keys
+            )
 
     @property
     def preferred_keys(self) -> tuple[str, ...]:
         """Kinds of host key, preferred ones first."""
-        kinds = super().preferred_keys
+        kinds = [kind for kind in super().preferred_keys if kind in self._host_key_kinds]
         return tuple(sorted(kinds, key=lambda kind: kind.endswith(SUFFIX) != self.prefers_certificates))
+
+    @property
+    def greeting(self) -> str:
+        """The lines that the server has sent before, or instead of, its version."""
+        return " ".join(cast(BoundedPacketizer, self.packetizer).greeting)
+
+    def _really_parse_kex_init(self, m: Message, ignore_first_byte: bool = False) -> dict[str, Any]:
+        """Return what the server offers.
+
+        Raises UnsupportedAlgorithmsError, which names it, where nothing of a kind is common. paramiko's error has no
+        names.
+        """
+        parsed: dict[str, Any] = cast(Any, super())._really_parse_kex_init(m, ignore_first_byte)
+        for what, key, supported in (
+            ("key exchange methods", "kex_algo_list", self.preferred_kex),
+            ("kinds of host key", "server_key_algo_list", self.preferred_keys),
+            ("ciphers", "client_encrypt_algo_list", self.preferred_ciphers),
+            ("ciphers", "server_encrypt_algo_list", self.preferred_ciphers),
+            ("MACs", "client_mac_algo_list", self.preferred_macs),
+            ("MACs", "server_mac_algo_list", self.preferred_macs),
+        ):
+            if not set(parsed[key]) & set(supported):
+                offered = ", ".join(parsed[key])[:MAX_OFFER]
+                raise UnsupportedAlgorithmsError(
+                    f"it offers none of the {what} that are supported, only {offered}", supported
+                )
+        return parsed
 
     def _answered(self, handle: Any) -> Any:
         def answered(message: Message) -> None:

@@ -12,10 +12,13 @@ from typing import Any
 
 from midstream.errors import ConnectionLostError, Exit, HostError, MidstreamError
 from midstream.hosts.deadline import RECONNECT_STEP, Deadline
-from midstream.migrate.duration import stage_times, stages
+from midstream.migrate.journal import migration_state, phase_names, stage_times, stages
+from midstream.migrate.journal.facts import required
 from midstream.migrate.journal.journal import JournalError, outcome, read_events
 from midstream.migrate.phases import phases
-from midstream.migrate.phases.context.migration import (
+from midstream.migrate.phases.rollback import Rollback
+from midstream.migrate.source_and_target.host_group import HostGroup
+from midstream.migrate.steps.migration import (
     Migration,
     MovedOnError,
     NeedsOperatorError,
@@ -23,11 +26,7 @@ from midstream.migrate.phases.context.migration import (
     RollbackRequested,
     ways_to_continue,
 )
-from midstream.migrate.phases.context.preemption import provider_of
-from midstream.migrate.phases.rollback import Rollback
-from midstream.migrate.records import migration_state, phase_names
-from midstream.migrate.records.facts import required
-from midstream.migrate.source_and_target.host_group import HostGroup
+from midstream.migrate.steps.preemption import provider_of
 
 ROLLBACK_REQUESTED = "requested by the user"
 MAX_DISCONNECTS = 12  # in one phase, each within DISCONNECT_WINDOW seconds of the one before
@@ -225,8 +224,7 @@ def _roll_back(migration: Migration, why: str, code: Exit) -> Exit:
         _run_with_reconnects(migration, rollback)
     except MovedOnError as error:  # a later migration owns the run
         _journal_failure(migration, phase_names.ROLLBACK, error.message)
-        migration.directory.withdraw_request()
-        return _result(migration, Exit.FAILED, migration_state.MOVED_ON, f"{error.message} ({error.hint})")
+        return moved_on(migration, error)
     except JournalError:
         raise
     except Exception as error:  # noqa: BLE001 - after any error the rollback has to be completed later
@@ -240,6 +238,12 @@ def _roll_back(migration: Migration, why: str, code: Exit) -> Exit:
     if left:
         return _result(migration, Exit.NOT_RUNNING, migration_state.ROLLED_BACK, f"{message}; {left}")
     return _result(migration, code, migration_state.ROLLED_BACK, message)
+
+
+def moved_on(migration: Migration, error: MovedOnError) -> Exit:
+    """End a migration whose run belongs to a later one; return the exit code."""
+    migration.directory.withdraw_request()
+    return _result(migration, Exit.FAILED, migration_state.MOVED_ON, f"{error.message} ({error.hint})")
 
 
 def _result(migration: Migration, code: Exit, outcome: str, message: str) -> Exit:

@@ -17,17 +17,17 @@ from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.rpc.answer_limits import decode_file
 from midstream.launch.host_group_start import CONCURRENCY
+from midstream.migrate.journal.facts import Facts, StartingPoint
 from midstream.migrate.journal.journal import read_events
 from midstream.migrate.journal.migration_directory import MigrationDirectory
-from midstream.migrate.phases.context.migration import Migration, MovedOnError
+from midstream.migrate.journal.modes import LIVE
+from midstream.migrate.journal.phase_names import CUTOVER, DONE, PREPARE, ROLLBACK, STARTED
+from midstream.migrate.journal.plan import Plan
 from midstream.migrate.phases.seal import sealed_already
-from midstream.migrate.records.facts import Facts, StartingPoint
-from midstream.migrate.records.modes import LIVE
-from midstream.migrate.records.phase_names import CUTOVER, DONE, PREPARE, ROLLBACK, STARTED
-from midstream.migrate.records.plan import Plan
 from midstream.migrate.source_and_target.host_group import HostGroup
-from midstream.remote.runs import ownership, run_state
-from midstream_engine import records
+from midstream.migrate.steps.migration import Migration, MovedOnError
+from midstream_core import records
+from midstream_host.runs import ownership, run_state
 
 DAMAGED = "the journal is damaged"
 BEHIND = "the journal is older than the migration: it was restored from a backup, or another machine has continued it"

@@ -7,8 +7,8 @@ import threading
 
 from midstream.errors import HostError
 from midstream.hosts.host_pool import HostPool
-from midstream.migrate.records.plan import Plan
-from midstream.remote.runs import standby_state
+from midstream.migrate.journal.plan import Plan
+from midstream_host.runs import standby_state
 
 SHUTDOWN_TIMEOUT = 5.0  # seconds
 RENEW_INTERVAL = 30.0  # seconds; far below the standby's lease of one hour

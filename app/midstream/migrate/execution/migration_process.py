@@ -17,14 +17,16 @@ from typing import Any
 
 from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet
+from midstream.hosts import current_context
 from midstream.hosts.host_pool import HostPool
-from midstream.hosts.kubernetes import current_context
-from midstream.migrate.execution.executor import execute
+from midstream.migrate.execution import notify
+from midstream.migrate.execution.executor import execute, moved_on
 from midstream.migrate.execution.journal_recovery import BEHIND, hosts_report, is_behind, reestablish
 from midstream.migrate.execution.lease_renewal import LeaseRenewal
-from midstream.migrate.journal import damaged_files, fleet_scope
+from midstream.migrate.journal import damaged_files, fleet_scope, migration_state
 from midstream.migrate.journal import migration_directory as directories
 from midstream.migrate.journal.cached_view import START_TIMEOUT
+from midstream.migrate.journal.event import Event
 from midstream.migrate.journal.journal import (
     Journal,
     JournalError,
@@ -36,12 +38,10 @@ from midstream.migrate.journal.journal import (
 )
 from midstream.migrate.journal.migration_directory import MigrationDirectory
 from midstream.migrate.journal.migration_view import MigrationView
-from midstream.migrate.notifications import notify
-from midstream.migrate.phases.context.migration import Migration, MovedOnError
-from midstream.migrate.records import migration_state
-from midstream.migrate.records.event import Event
-from midstream.migrate.records.modes import LIVE
-from midstream.migrate.records.plan import Plan
+from midstream.migrate.journal.modes import LIVE
+from midstream.migrate.journal.plan import Plan
+from midstream.migrate.steps.migration import Migration, MovedOnError
+from midstream.migrate.steps.ownership_records import refuse_later_owner
 from midstream.state_directory import state_directory
 from midstream.watch.watcher import Watcher
 
@@ -157,7 +157,7 @@ def refuse_late_rollback(migration: str) -> None:
 def _executes(directory: MigrationDirectory) -> bool:
     """Return whether a process executes the migration, and reads requests.
 
-    One that has written its result reads none any more: its exit is waited for.
+    A process that has written its result reads no more requests: its exit is waited for.
 
     Raises:
         MidstreamError: it does not exit.
@@ -302,11 +302,16 @@ def _run_migration(
         lease.start()
         try:
             migration = Migration(plan, directory, journal, fleet, hosts, watch)
-            rolled_back = rolling_back or directory.rollback_requested()
-            if journal.damaged:
-                reestablish(migration, rollback=rolled_back)
-            elif resumed and is_behind(migration):
-                reestablish(migration, rollback=rolled_back, why=BEHIND)
+            try:
+                rolled_back = rolling_back or directory.rollback_requested()
+                if resumed or lost:
+                    refuse_later_owner(migration, returning=True)
+                if journal.damaged:
+                    reestablish(migration, rollback=rolled_back)
+                elif resumed and is_behind(migration):
+                    reestablish(migration, rollback=rolled_back, why=BEHIND)
+            except MovedOnError as error:
+                return moved_on(migration, error), None
             code = execute(migration, rollback=rolling_back)
             ended = outcome(read_events(journal.path))
             if ended.outcome == migration_state.INTERRUPTED and directory.rollback_requested():
@@ -321,16 +326,6 @@ def _run_migration(
             hosts.close()
     except JournalError:
         raise  # no result can be written
-    except MovedOnError as error:
-        journal.write(
-            "result",
-            message=str(error),
-            ok=False,
-            exit_code=int(Exit.FAILED),
-            outcome=migration_state.MOVED_ON,
-            migration=directory.migration,
-        )
-        return Exit.FAILED, None
     except Exception as error:  # noqa: BLE001 - a follower waits for one line
         if not isinstance(error, MidstreamError):
             journal.write("trace", message=traceback.format_exc()[-MAX_TRACE_CHARS:])

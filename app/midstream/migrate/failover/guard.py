@@ -25,11 +25,10 @@ from midstream.errors import Exit, HostError, MidstreamError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.deadline import Deadline
 from midstream.hosts.host_pool import HostPool
-from midstream.hosts.providers import fleet_slices
-from midstream.hosts.providers.provider import SliceStatus
 from midstream.launch.attempt_monitor import look_at_ranks, ranks_of
-from midstream.migrate.execution import migration_process
+from midstream.migrate.execution import migration_process, notify
 from midstream.migrate.failover import guard_plan, guard_pods, job_restart
+from midstream.migrate.failover.guard_consent import GuardConsent, NotAgreedError
 from midstream.migrate.failover.guard_plan import MigratedByAnotherError
 from midstream.migrate.failover.run_verdict import (
     ENDED,
@@ -43,20 +42,23 @@ from midstream.migrate.failover.run_verdict import (
     judge_failed,
 )
 from midstream.migrate.failover.time_limit import TimeLimit
+from midstream.migrate.journal import migration_state
+from midstream.migrate.journal.event import Event
 from midstream.migrate.journal.migration_directory import open_migrations
 from midstream.migrate.journal.migration_view import MigrationView
-from midstream.migrate.notifications import notify
+from midstream.migrate.journal.modes import COLD, WARM
+from midstream.migrate.journal.plan import Plan
+from midstream.migrate.journal.request import Request
 from midstream.migrate.planning.source_run import shares_root
-from midstream.migrate.records import migration_state
-from midstream.migrate.records.event import Event
-from midstream.migrate.records.modes import COLD, WARM
-from midstream.migrate.records.plan import Plan
-from midstream.migrate.records.request import Request
-from midstream.remote.machine import preemption_notices
-from midstream.remote.runs import slurm
+from midstream.ownership.owner_judge import CLAIM, OWNER
+from midstream.providers import fleet_slices
+from midstream.providers.provider import SliceStatus
+from midstream.watch.known_owners import remember_owners
 from midstream.watch.runs.symptoms import symptoms
 from midstream.watch.snapshot import CONNECTING, LIVE, RunView, Snapshot
 from midstream.watch.watcher import Watcher
+from midstream_host.machine import preemption_notices
+from midstream_host.runs import slurm
 
 EVIDENCE_DURATION = 6.0  # seconds that evidence must last, so that a restart by the user is not raced
 NOTICE_INTERVAL = 10.0  # seconds between two reads of preemption notices
@@ -83,8 +85,9 @@ class Guard:
     targets: Sequence[str]
     tries: int  # number of migrations that it may still start
     report: Callable[[dict[str, Any]], None]  # receives each event
-    agreed: bool = False  # the user has agreed to all consent that a plan needs
+    agreed: bool = False  # the user has agreed to pods being created
     lead: float | None = None  # seconds before a job's time limit at which it is handed on; None: as estimated
+    consent: GuardConsent = field(default_factory=GuardConsent)  # what the user has agreed to
     _reported: set[str] = field(default_factory=set[str])
     _time_limit: TimeLimit = field(init=False)
     _job: bool = False  # the notice is of a job's time limit
@@ -108,14 +111,12 @@ class Guard:
             now = time.monotonic()
             if now - read_at > NOTICE_INTERVAL:
                 notice, provided, read_at = self._notice(snapshot), self._provided(snapshot), now
-            if self._job and any(not copy.running for copy in snapshot.copies(self.run_id)[:1]):
+            remember_owners(snapshot, (self.run_id,))
+            self._report_claims(snapshot)
+            if self._job and any(not copy.running for copy in snapshot.believed(self.run_id)[:1]):
                 notice = ""  # a run that was stopped before its time limit was stopped by its user
             run, verdict = judge(snapshot, self.run_id, notice, provided, self.owner(snapshot))
-            if run is not None and not verdict.lost and (verdict.kind == FAILED or run.state == "lost"):
-                found = self._failed(run, snapshot)
-                # The exit of process 0 is evidence enough; the first failure is the better reason.
-                if found is not None and (verdict.kind == FAILED or found.kind == LOST):
-                    verdict = found
+            verdict = self._with_first_failure(run, verdict, snapshot)
             # Time in which this process was suspended does not count: its earlier snapshot is outdated.
             durations = {verdict.kind: durations.get(verdict.kind) or Deadline(None)}
             durations[verdict.kind].count()
@@ -141,14 +142,25 @@ class Guard:
                         self._migrate(run, verdict)
                     except MigratedByAnotherError as error:
                         self._wait_for_other(error.message)
+                    except NotAgreedError as error:
+                        self._notify(notify.NEEDS_YOU, f"{verdict.reason}, and {error}")
+                        raise
                     durations, notice, provided, read_at = {}, "", (SliceStatus.UNKNOWN, ""), 0.0
             elif verdict.kind == HEALTHY:
                 self._waits = False
                 self._symptoms(run)
             time.sleep(POLL_INTERVAL)
 
+    def _report_claims(self, snapshot: Snapshot) -> None:
+        """Report each host that claims the run without proof. Nothing follows from it."""
+        for host, standing in snapshot.judgement(self.run_id).standings.items():
+            if standing.kind == CLAIM and f"claim of {host}" not in self._reported:
+                self._reported.add(f"claim of {host}")
+                message = f"{host} claims {self.run_id}: {standing.reason}"
+                self.report({"event": "guard", "kind": "claimed", "run": self.run_id, "message": message})
+
     def _notice(self, snapshot: Snapshot) -> str:
-        copies = snapshot.copies(self.run_id)
+        copies = snapshot.believed(self.run_id)
         host = snapshot.host(copies[0].host) if copies else None
         if host is None or host.link != LIVE:
             return ""
@@ -165,7 +177,7 @@ class Guard:
         return found.message if found else ""
 
     def _provided(self, snapshot: Snapshot) -> tuple[str, str]:
-        copies = snapshot.copies(self.run_id)
+        copies = snapshot.believed(self.run_id)
         if owner := self.owner(snapshot):
             links = {host.name: host.link for host in snapshot.hosts}
             if any(links.get(name) in (LIVE, CONNECTING) for name in self.fleet.hosts_of(owner)):
@@ -174,16 +186,29 @@ class Guard:
         return fleet_slices.host_slice_status(self.fleet, copies[0].host) if copies else (SliceStatus.UNKNOWN, "")
 
     def owner(self, snapshot: Snapshot) -> str:
-        """Return the target that the run was handed to, or an empty text.
+        """Return the target that the run belongs to, or an empty text.
 
-        Empty where the newest copy found is on that target, and for a run that was not handed over.
+        Empty where a copy on that target is proven to be the owner's. Without signed records, it is the target that the
+        run was handed to; empty where the newest copy is on it, and for a run that was not handed over.
         """
-        run = next(iter(snapshot.copies(self.run_id)), None)
+        judgement = snapshot.judgement(self.run_id)
+        if judgement.head is not None:
+            proven = any(standing.kind == OWNER for standing in judgement.standings.values())
+            return "" if proven else judgement.head.owner
+        run = next(iter(snapshot.believed(self.run_id)), None)
         if run is None or run.running or run.fence is None or run.fence.sealed_step is None:
             return ""  # a run that never migrated belongs to the host that has it, under any name
         owner = run.fence.owner
         known = self.fleet.hosts_of(owner) if owner in self.fleet.target_names else ()
         return "" if run.host in known else owner
+
+    def _with_first_failure(self, run: RunView | None, verdict: Verdict, snapshot: Snapshot) -> Verdict:
+        """Return the verdict by the first failure on several hosts, if it says more."""
+        if run is None or verdict.lost or not (verdict.kind == FAILED or run.state == "lost"):
+            return verdict
+        found = self._failed(run, snapshot)
+        # The exit of process 0 is evidence enough; the first failure is the better reason.
+        return found if found is not None and (verdict.kind == FAILED or found.kind == LOST) else verdict
 
     def _failed(self, run: RunView, snapshot: Snapshot) -> Verdict | None:
         """Call `judge_failed` for a run on several hosts.
@@ -224,6 +249,7 @@ class Guard:
 
         Raises:
             MigratedByAnotherError: Another migration has the run: it is judged again.
+            NotAgreedError: The migration needs another consent than the guard's.
             MidstreamError: No target took it.
         """
         refused: list[str] = []
@@ -249,7 +275,7 @@ class Guard:
             except (HostError, MidstreamError) as error:
                 another = error if isinstance(error, MigratedByAnotherError) else None
                 guard_pods.delete(pods, self._report_pods, needed=another is not None and another.needs_target)
-                if another is not None:
+                if another is not None or isinstance(error, NotAgreedError):
                     raise
                 refused.append(f"{target}: {error}")
                 continue
@@ -318,14 +344,12 @@ class Guard:
         self._restarted_step = step
         # An older snapshot would show a run that its user has stopped.
         self.watch.wait_for(
-            lambda at: any(copy.attempt >= number for copy in at.copies(self.run_id)), timeout=RESTART_SEEN_TIMEOUT
+            lambda at: any(copy.attempt >= number for copy in at.believed(self.run_id)), timeout=RESTART_SEEN_TIMEOUT
         )
         self._notify(notify.RESTARTED, f"attempt {number} of {run.run_id} is in the queue of {target}")
 
     def _request(self, run: RunView, verdict: Verdict, target: str, store: str) -> Request:
-        """Return the request for a migration.
-
-        It starts from the checkpoints in ``store`` where it is given.
+        """Return the request for a migration, from the checkpoints in ``store`` if given.
 
         Raises:
             MidstreamError: No host has a copy of the run.
@@ -355,7 +379,7 @@ class Guard:
 
     def _plan(self, request: Request, store: str) -> Plan:
         """Make a plan and run its preflight (`guard_plan.make`)."""
-        return guard_plan.make(self.fleet, self.hosts, self.watch.snapshot(), request, store, self.agreed)
+        return guard_plan.make(self.fleet, self.hosts, self.watch.snapshot(), request, store, self.consent)
 
     def _symptoms(self, run: RunView | None) -> None:
         if run is None:

@@ -1,7 +1,4 @@
-"""Pods that a guard creates for a migration.
-
-It deletes them where the run does not get there.
-"""
+"""Pods that a guard creates for a migration, and deletes if the run never arrives."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from collections.abc import Callable
 
 from midstream.errors import HostError, MidstreamError
 from midstream.fleet.fleet import Fleet
-from midstream.hosts.kubernetes.pod_job import PodJob, missing_pods
+from midstream.hosts.pod_job import PodJob, missing_pods
 
 START_TIMEOUT = 600.0  # seconds until all pods run: other targets of the guard are tried then
 

@@ -12,15 +12,15 @@ import time
 from midstream.errors import HostError, MidstreamError
 from midstream.fleet.fleet import Fleet, SlurmTarget
 from midstream.hosts.host_pool import HostPool
+from midstream.install.errors import LaunchError
 from midstream.launch.attempt_monitor import stop_run
-from midstream.launch.errors import LaunchError
 from midstream.launch.host_group_start import prepare_target
 from midstream.launch.launch_run import launch_run
 from midstream.launch.slurm_allocation import query_allocation
 from midstream.migrate.planning import downtime_estimate
-from midstream.remote.runs import ownership, run_state
 from midstream.watch.snapshot import RunView
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.runs import ownership, run_state
 
 STOP_TIMEOUT = 900.0  # seconds: the run saves before it stops
 SUBMIT_TIMEOUT = 900.0  # seconds for which the submission is repeated: the run is stopped, and no one else starts it
@@ -94,12 +94,13 @@ def _submit(fleet: Fleet, hosts: HostPool, run: RunView, target: str, step: int)
             number = host.call(run_state.running_attempt)(root=host.root, run_id=run.run_id)
             if number > run.attempt:  # submitted, and contact was lost before the answer
                 return number
-            return launch_run(hosts, fleet, target, None, run.run_id).number
+            # This process has just seen the run train and stop there: no other host can own it.
+            return launch_run(hosts, fleet, target, None, run.run_id, agreed=True).number
         except (HostError, LaunchError) as error:
             if time.monotonic() > end:
                 raise MidstreamError(
                     f"run {run.run_id} is stopped at step {step}, and its next attempt could not be submitted to "
                     f"{target}: {error.message}",
-                    f"midstream --launch CONFIG --on {target} --run-id {run.run_id}",
+                    f"midstream --restart {run.run_id}",
                 ) from error
         time.sleep(SUBMIT_INTERVAL)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from midstream.hosts.providers.provider import SliceStatus
 from midstream.hosts.rpc.result_checks import repair_hint
-from midstream.launch.attempt_monitor import RankView, first_failure
+from midstream.launch.attempt_monitor import first_failure
+from midstream.launch.rank_view import RankView
+from midstream.providers.provider import SliceStatus
 from midstream.watch.runs.damaged_runs import describe
 from midstream.watch.snapshot import LIVE, RunView, Snapshot
-from midstream_engine import records
+from midstream_core import records
 
 # Verdicts on a run.
 HEALTHY, LOST, TERMINATING = "healthy", "lost", "terminating"
@@ -33,23 +34,35 @@ def judge(
     provided: tuple[str, str] = (SliceStatus.UNKNOWN, ""),
     owner: str = "",
 ) -> tuple[RunView | None, Verdict]:
-    """Judge the run's newest copy.
+    """Judge the run by its proven owner's copy; without proof, by the newest one.
+
+    What another host shows is no evidence.
 
     Args:
         snapshot: Current snapshot of the fleet.
         run_id: The run.
         notice: Preemption notice of its machine; empty: none.
         provided: Provider's status of the machine, and a line that describes it.
-        owner: Target that the run was handed to, where no copy is found on it; else empty.
+        owner: Target that the run belongs to, where no copy on it is proven; else empty.
     """
-    copies = snapshot.copies(run_id)
+    judgement = snapshot.judgement(run_id)
+    if judgement.problem:
+        return None, Verdict(UNREACHABLE, f"{judgement.problem} (midstream --repair {run_id} shows them)")
+    damaged = next((copy for copy in snapshot.deciding(run_id) if copy.damaged), None)
+    if damaged is not None:
+        return damaged, Verdict(UNREACHABLE, f"{describe(damaged)} ({repair_hint(damaged.host, run_id)})")
+    copies = snapshot.believed(run_id)
     if not copies:
-        return None, Verdict(UNREACHABLE, f"no host that answers has run {run_id}")
-    run = next((copy for copy in copies if copy.damaged), copies[0])
-    if run.damaged:
-        return run, Verdict(UNREACHABLE, f"{describe(run)} ({repair_hint(run.host, run_id)})")
+        return None, Verdict(UNREACHABLE, f"no host that answers has run {run_id}, proven to be its owner's")
+    run = copies[0]
     if owner:
-        what = f"{run_id} was handed to {owner}, and no copy of it is found there"
+        shown = [f"{host}: {judgement.standing(host).reason}" for host in judgement.owner_hosts
+                 if host in judgement.standings]  # fmt: skip
+        if judgement.head is None:
+            what = f"{run_id} was handed to {owner}, and no copy of it is found there"
+        else:
+            found = "; ".join(shown) or "no copy of it is found there"
+            what = f"{run_id} belongs to {owner} by a signed record (ownership {judgement.head.epoch}), and {found}"
         is_preempted = provided[0] == SliceStatus.PREEMPTED
         more = f"; {provided[1]}" if provided[1] else ""
         return run, Verdict(LOST if is_preempted else UNREACHABLE, f"{what}{more}", lost=is_preempted)
@@ -65,6 +78,8 @@ def judge(
     if run.state == records.FAILED:
         message = run.status.message if run.status and run.status.message else "see its log"
         return run, Verdict(FAILED, f"the engine failed on {run.host}: {message}")
+    if run.state == "unknown":
+        return run, Verdict(UNREACHABLE, f"{run.host}: {run.remark}")
     if run.state == "lost":
         return run, Verdict(LOST, f"the engine's process on {run.host} exited at step {run.step}")
     if notice:

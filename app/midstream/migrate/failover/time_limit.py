@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from midstream.errors import MidstreamError
 from midstream.fleet.fleet import Fleet, SlurmTarget
 from midstream.fleet.quantities import parse_duration
+from midstream.format import duration
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.slurm_allocation import query_allocation
 from midstream.launch.slurm_job import seconds_to_save
-from midstream.migrate.duration.stages import Durations, known_seconds, total_text, unknown_stages
 from midstream.migrate.failover import job_restart
+from midstream.migrate.journal.modes import COLD, WARM
+from midstream.migrate.journal.request import Request
+from midstream.migrate.journal.stages import Durations, known_seconds, total_text, unknown_stages
 from midstream.migrate.planning import planner
 from midstream.migrate.planning.source_run import shares_root
-from midstream.migrate.records.modes import COLD, WARM
-from midstream.migrate.records.request import Request
-from midstream.output import duration
-from midstream.remote.runs.slurm import JobState
 from midstream.watch.snapshot import RunView, Snapshot
+from midstream_host.runs.slurm import JobState
 
 MARGIN = 2.0  # times the estimate: rates change, and the first target may refuse
 UNKNOWN_STAGE = 900.0  # seconds for each stage of unknown duration
@@ -75,10 +75,10 @@ class TimeLimit:
         if abs(lead.seconds - self._reported) > CHANGE * self._reported:
             self._reported = lead.seconds
             self.report(
-                f"job {job.job} reaches its time limit in {duration(left)}; {run.run_id} is handed on "
+                f"job {job.job} reaches {job.limit} in {duration(left)}; {run.run_id} is handed on "
                 f"{duration(lead.seconds)} before it: {lead.reason}"
             )
-        return f"job {job.job} reaches its time limit in {duration(left)}" if left < lead.seconds else ""
+        return f"job {job.job} reaches {job.limit} in {duration(left)}" if left < lead.seconds else ""
 
     def _current(self, snapshot: Snapshot, run: RunView) -> Lead:
         now = time.monotonic()

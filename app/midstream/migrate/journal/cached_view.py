@@ -10,14 +10,13 @@ from typing import Any
 
 from midstream.errors import MidstreamError
 from midstream.fleet.fleet import Fleet
-from midstream.migrate.journal import damaged_files, fleet_scope
+from midstream.migrate.journal import damaged_files, fleet_scope, migration_state
+from midstream.migrate.journal.certificate import Certificate
+from midstream.migrate.journal.downtime_report import DowntimeReport
 from midstream.migrate.journal.journal import JournalReader, outcome
 from midstream.migrate.journal.migration_files import MigrationFiles
 from midstream.migrate.journal.migration_view import MigrationView
-from midstream.migrate.records import migration_state
-from midstream.migrate.records.certificate import Certificate
-from midstream.migrate.records.downtime_report import DowntimeReport
-from midstream.migrate.records.plan import UNKNOWN, Plan
+from midstream.migrate.journal.plan import UNKNOWN, Plan
 
 START_TIMEOUT = 30.0  # seconds for the process of a migration to start
 

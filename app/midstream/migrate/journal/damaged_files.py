@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from midstream.errors import MidstreamError
-from midstream_engine import records
+from midstream_core import records
 
 MAX_REQUEST_BYTES = 64  # read of a request file
 ROLLBACK = "rollback"  # content of a request file

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_path import default_fleet_path
-from midstream.migrate.records.plan import Plan
+from midstream.migrate.journal.plan import Plan
 
 IDENTITY_FIELDS = ("address", "user", "port")  # with type and root, these identify a host across fleet files
 
@@ -17,8 +17,9 @@ IDENTITY_FIELDS = ("address", "user", "port")  # with type and root, these ident
 def belongs(plan: Plan, own: Callable[[], Fleet | None], fleet: Fleet) -> bool:
     """Return whether a plan migrates a run between hosts of ``fleet``.
 
-    It was made with the same file, or its hosts have the same names there and are the same machines and directories.
-    ``own`` returns the fleet that it was made with; None if no file has it: such a migration is shown, not hidden.
+    Either the plan was made with the same fleet file, or its hosts have the same names in ``fleet`` and are the same
+    machines and directories. ``own`` returns the fleet that the plan was made with; None if no file has it: such a
+    migration is shown, not hidden.
     """
     if _same_file(plan, fleet):
         return True

@@ -18,10 +18,10 @@ from typing import Any
 
 from midstream.counts import count
 from midstream.errors import Exit, MidstreamError
-from midstream.migrate.records import migration_state, phase_names
-from midstream.migrate.records.event import STAGE, Event
-from midstream.migrate.records.facts import FACT, Facts
-from midstream_engine import json_shapes, records
+from midstream.migrate.journal import migration_state, phase_names
+from midstream.migrate.journal.event import STAGE, Event
+from midstream.migrate.journal.facts import FACT, Facts
+from midstream_core import json_shapes, records
 
 PLAN_LINE, FLEET_LINE = "plan", "fleet"  # the events with the plan and the fleet file's text
 HEADER = (PLAN_LINE, FLEET_LINE)

@@ -1,6 +1,6 @@
 """Directory of a migration, readable by its owner alone (0700).
 
-It is `$MIDSTREAM_STATE/migrations/<id>/`.
+Path: `$MIDSTREAM_STATE/migrations/<id>/`.
 
 journal.jsonl      plan and fleet file, then what was done: sufficient to continue
 plan.json          the plan; written once
@@ -29,9 +29,10 @@ from midstream.migrate.journal import journal as journals
 from midstream.migrate.journal.cached_view import CachedView
 from midstream.migrate.journal.migration_files import MigrationFiles, migrations_directory
 from midstream.migrate.journal.migration_view import MigrationView
-from midstream.migrate.records.plan import Plan
+from midstream.migrate.journal.plan import Plan
+from midstream.state_directory import make_directory
 from midstream.suggestions import did_you_mean
-from midstream_engine import records
+from midstream_core import records
 
 FILES = ("journal.jsonl", "plan.json", "fleet.yaml", "downtime.json", "certificate.json", ".lock", "process.log")
 
@@ -69,7 +70,7 @@ class MigrationDirectory(MigrationFiles):
     def belongs_to(self, fleet: Fleet) -> bool:
         """Return whether it migrates a run between hosts of this fleet, see `fleet_scope`.
 
-        One whose hosts cannot be read is shown, not hidden.
+        A migration whose hosts cannot be read is shown, not hidden.
         """
         return self._cached().belongs_to(fleet)
 
@@ -95,9 +96,9 @@ def _is_migration(path: Path) -> bool:
 
 
 def create(plan: Plan, fleet_text: str) -> MigrationDirectory:
-    """Create the directory of a new migration: plan, fleet file, first journal lines.
+    """Create a migration's directory with plan, fleet file and first journal lines.
 
-    It is complete or absent.
+    On an error no directory is left.
 
     Raises:
         MidstreamError: it cannot be written.
@@ -105,7 +106,7 @@ def create(plan: Plan, fleet_text: str) -> MigrationDirectory:
     directory = MigrationDirectory(plan.migration)
     building = directory.path.with_name(f".{plan.migration}.{os.getpid()}")
     try:
-        directory.path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(directory.path.parent)
         building.mkdir(mode=0o700)
         value = plan.to_json()
         for name, data in (

@@ -15,12 +15,12 @@ from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_file import load_fleet, parse_fleet
 from midstream.migrate.journal import damaged_files
 from midstream.migrate.journal import journal as journals
-from midstream.migrate.records.certificate import Certificate
-from midstream.migrate.records.downtime_report import DowntimeReport
-from midstream.migrate.records.modes import WARM
-from midstream.migrate.records.plan import Plan
+from midstream.migrate.journal.certificate import Certificate
+from midstream.migrate.journal.downtime_report import DowntimeReport
+from midstream.migrate.journal.modes import WARM
+from midstream.migrate.journal.plan import Plan
 from midstream.state_directory import state_directory
-from midstream_engine import records
+from midstream_core import records
 
 LOCK_TIMEOUT = 0.5  # seconds
 

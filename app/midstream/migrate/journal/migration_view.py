@@ -6,22 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from midstream.migrate.duration.stage_times import Remaining, StageTimes, estimates, remaining, stage_times
-from midstream.migrate.duration.stages import HEALTHY
-from midstream.migrate.records import phase_names
-from midstream.migrate.records.certificate import Certificate
-from midstream.migrate.records.downtime_report import DowntimeReport
-from midstream.migrate.records.event import Event
-from midstream.migrate.records.facts import Facts, facts_of
-from midstream.migrate.records.migration_state import (
+from midstream.migrate.journal import phase_names
+from midstream.migrate.journal.certificate import Certificate
+from midstream.migrate.journal.downtime_report import DowntimeReport
+from midstream.migrate.journal.event import Event
+from midstream.migrate.journal.facts import Facts, facts_of
+from midstream.migrate.journal.migration_state import (
     INTERRUPTED,
     OPEN_STATES,
     ROLLBACK_INCOMPLETE,
     ROLLED_BACK,
     RUNNING,
 )
-from midstream.migrate.records.plan import Plan
-from midstream_engine.records import Fence
+from midstream.migrate.journal.plan import Plan
+from midstream.migrate.journal.stage_times import Remaining, StageTimes, estimates, remaining, stage_times
+from midstream.migrate.journal.stages import HEALTHY
+from midstream_core.records import Fence
 
 CERTIFIED, NOT_CERTIFIED, VOID = "certified", "failed", "void"  # see `MigrationView.verdict`
 
@@ -81,10 +81,7 @@ class MigrationView:
 
     @property
     def predicted_seconds(self) -> Mapping[str, float]:
-        """Predicted seconds by phase of the downtime.
-
-        They are the newest prediction before the run was stopped.
-        """
+        """Return the newest prediction of the downtime's phases, in seconds."""
         if self.downtime is not None:
             return self.downtime.predicted
         return self.facts.predicted or self.plan.estimate.predicted_seconds
@@ -96,10 +93,7 @@ class MigrationView:
 
     @property
     def expected_seconds(self) -> Mapping[str, float | None]:
-        """Expected seconds by stage; None: unknown.
-
-        They are the plan's estimate, replaced by what the migration has measured since.
-        """
+        """Return the expected seconds by stage, as measured or planned; None: unknown."""
         return estimates(self.plan, self.facts)
 
     def remaining(self, now: float, target_step: int | None = None) -> Remaining | None:
@@ -117,10 +111,10 @@ class MigrationView:
         return remaining(self.expected_seconds, times, now)
 
     def steps_given_up(self, target_step: int | None, fence: Fence | None = None) -> int:
-        """Return the steps that a rollback loses.
+        """Return the steps of the target past the seal, which a rollback loses.
 
-        They are the target's, at ``target_step``, past the seal. A journal that is older than the migration (a backup,
-        or a copy that another machine has continued) lacks the seal: the target's ``fence`` has it, too.
+        ``target_step`` is the target's step. A journal that is older than the migration (a backup, or a copy that
+        another machine has continued) lacks the seal: the target's ``fence`` has it, too.
         """
         sealed = self.sealed_step
         if sealed is None and fence is not None and fence.epoch == self.plan.epoch:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from midstream.migrate.phases.certify import Certify
-from midstream.migrate.phases.context.migration import Phase
 from midstream.migrate.phases.cutover import Cutover
 from midstream.migrate.phases.finish import Finish
 from midstream.migrate.phases.prepare import Prepare
 from midstream.migrate.phases.relaunch import Relaunch
+from midstream.migrate.steps.migration import Phase
 
 
 def phases() -> tuple[Phase, ...]:

@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from midstream.errors import Exit, MidstreamError
-from midstream.migrate.phases.context import estimate_update
-from midstream.migrate.phases.context.migration import Migration, replayed
-from midstream.migrate.phases.context.observation import clock_skew, wait_for
-from midstream.migrate.phases.context.preemption import unless_preempted
-from midstream.migrate.phases.copying.pins import pinned_on_target
-from midstream.migrate.phases.copying.streamed_copy import StreamedCopy
+from midstream.migrate.journal import downtime_report
+from midstream.migrate.journal.certificate import Certificate
+from midstream.migrate.journal.facts import Sealed, required
+from midstream.migrate.journal.phase_names import CERTIFY
 from midstream.migrate.phases.cutover import copy_state
 from midstream.migrate.proof import (
     certificate_page,
@@ -21,14 +19,16 @@ from midstream.migrate.proof import (
     restore_evidence,
     trainer_certificate,
 )
-from midstream.migrate.records import downtime_report
-from midstream.migrate.records.certificate import Certificate
-from midstream.migrate.records.facts import Sealed, required
-from midstream.migrate.records.phase_names import CERTIFY
-from midstream.remote.runs import run_state
-from midstream.remote.runs.losses import MetricsRow
+from midstream.migrate.steps import estimate_update
+from midstream.migrate.steps.migration import Migration, replayed
+from midstream.migrate.steps.observation import clock_skew, wait_for
+from midstream.migrate.steps.pins import pinned_on_target
+from midstream.migrate.steps.preemption import unless_preempted
+from midstream.migrate.steps.streamed_copy import StreamedCopy
 from midstream.watch.snapshot import RunView
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.runs import run_state
+from midstream_host.runs.losses import MetricsRow
 
 EVIDENCE_TIMEOUT = 1800.0
 
@@ -70,7 +70,8 @@ class Certify:
         def enough(run: RunView) -> bool:
             rows = _rows_since(run, sealed.step, attempt)
             ended = run.state in records.ENDED or run.state == "lost"
-            return len(rows) >= max(1, wanted) or ended or run.attempt > attempt
+            contradicted = run.status is not None and bool(run.status.contradiction)
+            return len(rows) >= max(1, wanted) or ended or contradicted or run.attempt > attempt
 
         run = wait_for(migration, "the target's first losses", target.name, enough, EVIDENCE_TIMEOUT)
         rows = _rows_since(run, sealed.step, attempt)
@@ -86,10 +87,7 @@ class Certify:
         self._issue(migration, proof, run)
 
     def undo(self, migration: Migration) -> None:
-        """Write in the certificate's page that it is void.
-
-        It stays as a record of what was certified.
-        """
+        """Mark the certificate's page as void; the page stays as a record."""
         page = migration.directory.page_file
         if not page.is_file():
             return

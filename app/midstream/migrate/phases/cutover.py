@@ -7,25 +7,21 @@ import time
 
 from midstream.counts import agree, count
 from midstream.errors import MidstreamError
-from midstream.migrate.duration import stages
-from midstream.migrate.phases.context.migration import Migration, replayed
-from midstream.migrate.phases.copying.data_copy import copy_further_caches
-from midstream.migrate.phases.copying.pins import pin
-from midstream.migrate.phases.copying.streamed_copy import StreamedCopy, complete
+from midstream.migrate.journal import stages
+from midstream.migrate.journal.facts import Copied, Facts, required
+from midstream.migrate.journal.phase_names import CUTOVER
 from midstream.migrate.phases.seal import seal
-from midstream.migrate.phases.standby import prepare_standby, replica
-from midstream.migrate.phases.undo.source_return import (
-    owns_run,
-    reopen_source,
-    resume_unsealed,
-    returned_fence,
-    source_fence,
-)
-from midstream.migrate.records.facts import Copied, Facts, required
-from midstream.migrate.records.phase_names import CUTOVER
 from midstream.migrate.source_and_target.source_config import agreed_config
-from midstream.remote.runs import run_state, standby_state
-from midstream.transfer import copy_history
+from midstream.migrate.steps import prepare_standby, replica
+from midstream.migrate.steps.data_copy import copy_further_caches
+from midstream.migrate.steps.migration import Migration, replayed
+from midstream.migrate.steps.ownership_records import hand_over, read_chain
+from midstream.migrate.steps.pins import pin
+from midstream.migrate.steps.source_return import owns_run, reopen_source, resume_unsealed, returned_fence, source_fence
+from midstream.migrate.steps.stop_command import adopt_stop
+from midstream.migrate.steps.streamed_copy import StreamedCopy, complete
+from midstream.transfer.copy_history import copy_history
+from midstream_host.runs import run_state, standby_state
 
 
 class Cutover:
@@ -43,10 +39,7 @@ class Cutover:
         migration.clock.end(migration.phase)
 
     def undo(self, migration: Migration) -> None:
-        """Resume the source after its seal or a stop command.
-
-        It was sealed under this migration's epoch, or commanded to stop.
-        """
+        """Resume the source, which was sealed under this epoch or commanded to stop."""
         plan = migration.plan
         if not owns_run(migration):
             migration.note(
@@ -61,7 +54,7 @@ class Cutover:
 
     def _run(self, migration: Migration, streamed: StreamedCopy) -> None:
         if not migration.journal.facts.sealed:
-            if migration.plan.has_standby and migration.journal.facts.stop_sequence is None:
+            if migration.plan.has_standby and adopt_stop(migration) is None:
                 prepare_standby.ensure(migration)  # after the stop command, waiting would be downtime
             at = None
             if replayed(migration):
@@ -69,11 +62,14 @@ class Cutover:
                     at = replica.follow(migration)
             if migration.journal.facts.fallback_reason and migration.journal.facts.stop_sequence is None:
                 prepare_standby.ensure(migration)  # the replica may have exited
+            read_chain(migration)
             migration.clock.begin(stages.DOWNTIME, migration.phase)
             sealed = seal(migration, streamed, at)
             migration.journal.record(Facts(sealed=sealed))
+            hand_over(migration, sealed)
             migration.note(f"the source is sealed at step {sealed.step}", step=sealed.step)
         sealed = required(migration.journal.facts.sealed, "sealed")
+        hand_over(migration, sealed)  # this process may have been suspended: nothing is copied for a former owner
         name = sealed.checkpoint
         if migration.plan.has_standby:
             # A replica has computed the state; history and data are copied while the target trains.

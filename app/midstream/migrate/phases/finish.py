@@ -8,14 +8,14 @@ from typing import Any
 
 from midstream.counts import count
 from midstream.errors import MidstreamError, RemoteError
-from midstream.migrate.phases.context.migration import Migration, NeedsOperatorError, ways_to_continue
-from midstream.migrate.phases.context.observation import wait_for
-from midstream.migrate.phases.context.preemption import unless_preempted
+from midstream.migrate.journal.facts import required
+from midstream.migrate.journal.phase_names import FINISH
 from midstream.migrate.phases.cutover import copy_run_history
-from midstream.migrate.records.facts import required
-from midstream.migrate.records.phase_names import FINISH
+from midstream.migrate.steps.migration import Migration, NeedsOperatorError, ways_to_continue
+from midstream.migrate.steps.observation import wait_for
+from midstream.migrate.steps.preemption import unless_preempted
 from midstream.watch.snapshot import RunView
-from midstream_engine import records
+from midstream_core import records
 
 HEALTHY_TIMEOUT = 7 * 86400.0  # seconds
 NEAR = 64  # rows
@@ -57,12 +57,17 @@ class Finish:
             if plan.policy.healthy_steps:
                 migration.clock.share = min(1.0, max(0, run.status.step - sealed.step) / plan.policy.healthy_steps)
             ended = run.state in records.ENDED or run.state == "lost"
-            return ended or run.status.step >= goal or run.epoch > plan.epoch
+            return ended or run.status.step >= goal or run.epoch > plan.epoch or bool(run.status.contradiction)
 
         run = wait_for(migration, f"step {goal} on the target", plan.target_host, decided, HEALTHY_TIMEOUT)
         step = run.status.step if run.status else 0
         if run.epoch > plan.epoch and run.fence is not None:
             migration.note(f"{plan.run_id} was migrated on to {run.fence.owner} (epoch {run.epoch})")
+        elif run.status is not None and run.status.contradiction:  # seen only after the certificate
+            raise NeedsOperatorError(
+                f"{run.status.contradiction}: the certificate is not valid",
+                f"midstream --rollback {plan.migration} --yes goes back to step {sealed.step} on {plan.source}",
+            )
         elif step < goal and run.state != records.FINISHED:
             message = run.status.message if run.status else ""
             raise NeedsOperatorError(

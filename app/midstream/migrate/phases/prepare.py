@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shlex
 
-from midstream.migrate.duration import stages
-from midstream.migrate.phases.context.migration import Migration
-from midstream.migrate.phases.context.preemption import preempted
-from midstream.migrate.phases.copying.data_copy import copy_token_caches
-from midstream.migrate.phases.copying.pins import pin
-from midstream.migrate.phases.copying.streamed_copy import copy_checkpoint, prepare_copy
-from midstream.migrate.phases.standby import prepare_standby, rehearsal_overlap
-from midstream.migrate.records.phase_names import PREPARE
+from midstream.migrate.journal import stages
+from midstream.migrate.journal.phase_names import PREPARE
+from midstream.migrate.steps import prepare_standby, rehearsal_overlap
+from midstream.migrate.steps.data_copy import copy_token_caches
+from midstream.migrate.steps.migration import Migration
+from midstream.migrate.steps.pins import pin
+from midstream.migrate.steps.preemption import preempted
+from midstream.migrate.steps.streamed_copy import copy_checkpoint, prepare_copy
 
 STANDBY_PATIENCE = 60.0  # seconds in which an unreachable host is tried again
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import time
 
-from midstream.migrate.duration import stages
-from midstream.migrate.phases.attempts.attempt_start import start_attempt
-from midstream.migrate.phases.attempts.first_update import wait_training
-from midstream.migrate.phases.context.migration import Migration, replayed
-from midstream.migrate.phases.context.preemption import unless_preempted
-from midstream.migrate.phases.copying.streamed_copy import StreamedCopy
+from midstream.migrate.journal import stages
+from midstream.migrate.journal.facts import Facts, Sealed, StartingPoint, required
+from midstream.migrate.journal.phase_names import RELAUNCH
 from midstream.migrate.phases.cutover import copy_run_history, copy_state
-from midstream.migrate.phases.standby import prepare_standby, replica
-from midstream.migrate.phases.undo.source_return import owns_run, returned_fence, source_fence, withdraw_stop
-from midstream.migrate.phases.undo.target_close import close_target
-from midstream.migrate.records.facts import Facts, Sealed, StartingPoint, required
-from midstream.migrate.records.phase_names import RELAUNCH
 from midstream.migrate.source_and_target.source_config import agreed_config
-from midstream.remote.runs import run_state
-from midstream_engine import records
+from midstream.migrate.steps import prepare_standby, replica
+from midstream.migrate.steps.attempt_start import start_attempt
+from midstream.migrate.steps.first_update import wait_training
+from midstream.migrate.steps.migration import Migration, replayed
+from midstream.migrate.steps.ownership_records import chain_of_target, hand_over
+from midstream.migrate.steps.preemption import unless_preempted
+from midstream.migrate.steps.source_return import owns_run, returned_fence, source_fence, withdraw_stop
+from midstream.migrate.steps.streamed_copy import StreamedCopy
+from midstream.migrate.steps.target_close import close_target
+from midstream_core import records
+from midstream_host.runs import run_state
 
 
 class Relaunch:
@@ -40,6 +41,7 @@ class Relaunch:
             return
         if migration.journal.facts.training_confirmed_at is None:
             migration.clock.begin(stages.DOWNTIME, migration.phase)
+        hand_over(migration, sealed)
         migration.journal.record(Facts(relaunching=True))  # from here on a rollback has to look at the target
         number = None if started else self._take_over(migration, sealed)
         if number is None:
@@ -90,7 +92,11 @@ class Relaunch:
             migration.source_group.wait_exited(sealed.attempt)
             if migration.journal.facts.source_config is None:  # the target's attempt writes its own there
                 migration.journal.record(Facts(source_config=agreed_config(migration.source, plan)))
-        migration.target_group.put_fence(sealed.fence, plan.migration)
+        migration.target_group.put_fence(sealed.fence, plan.migration, chain_of_target(migration))
+        if prepare_standby.adopt_standby(migration) is not None:  # it runs, and no command to train was sent to it
+            number = self._take_over(migration, sealed)
+            if number is not None:
+                return number
         number = _present_attempt(migration)
         if number is not None:
             migration.note(f"attempt {number} of this migration runs on {target.name} already")

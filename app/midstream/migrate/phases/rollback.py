@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 from midstream.errors import HostError
+from midstream.migrate.journal.facts import Facts
+from midstream.migrate.journal.phase_names import ROLLBACK
 from midstream.migrate.phases import phases
-from midstream.migrate.phases.context.migration import Migration
-from midstream.migrate.phases.context.preemption import PreemptedError, preempted
-from midstream.migrate.phases.undo.rollback_outcome import not_running, refuse_moved_on
-from midstream.migrate.records.facts import Facts
-from midstream.migrate.records.phase_names import ROLLBACK
+from midstream.migrate.steps.migration import Migration
+from midstream.migrate.steps.preemption import PreemptedError, preempted
+from midstream.migrate.steps.rollback_outcome import not_running, refuse_moved_on
 
 
 class Rollback:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import time
 
 from midstream.errors import HostError, MidstreamError, RemoteError
-from midstream.migrate.phases.context.migration import Migration, replayed
-from midstream.migrate.phases.context.observation import wait_for
-from midstream.migrate.phases.context.record_commands import show_command, show_fence
-from midstream.migrate.phases.copying.streamed_copy import Answer, StreamedCopy, stream_until_answered
-from midstream.migrate.records.facts import Facts, Sealed
+from midstream.launch.process_lease import wait_for_lease
+from midstream.migrate.journal.facts import Facts, Sealed
 from midstream.migrate.source_and_target import host_files
-from midstream.remote.runs import ownership
-from midstream.remote.runs.run_state import RunDescription
+from midstream.migrate.steps.migration import Migration, replayed
+from midstream.migrate.steps.observation import wait_for
+from midstream.migrate.steps.record_commands import show_command, show_fence
+from midstream.migrate.steps.stop_command import adopt_stop
+from midstream.migrate.steps.streamed_copy import Answer, StreamedCopy, stream_until_answered
 from midstream.watch.snapshot import RunView
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.runs import ownership
+from midstream_host.runs.run_state import RunDescription
 
 SEAL_TIMEOUT = 900.0  # seconds: a step and a save of a large run
 LOCK_SECONDS = 2 * SEAL_TIMEOUT  # seconds for which the migration lock keeps other migrations out before the seal
@@ -37,6 +39,10 @@ def seal(migration: Migration, streamed: StreamedCopy, at: int | None = None) ->
         if _required_fence(migration, described).epoch < migration.plan.epoch:
             _seal_closed(migration, described)
     _acquire(migration)  # the seal may be another migration's: then this raises
+    facts = migration.journal.facts
+    if facts.sealing_attempt is not None and facts.stop_confirmed_at is None:  # answered while no process waited
+        adopt_stop(migration)
+        migration.journal.record(Facts(stop_confirmed_at=time.time()))
     return _put_on_all_hosts(migration, _sealed_facts(migration, migration.source_group.describe()))
 
 
@@ -94,7 +100,8 @@ def _stop(
         step=at,
         checkpoint=None if sealing or plan.trainer is None else plan.checkpoint,
     )
-    migration.journal.record(Facts(source_was_running=True, sealing_attempt=attempt, stop_commanded_at=time.time()))
+    if migration.journal.facts.sealing_attempt != attempt or migration.journal.facts.stop_sequence is None:
+        migration.journal.record(Facts(source_was_running=True, sealing_attempt=attempt, stop_commanded_at=time.time()))
     sequence = source.call(ownership.send_command)(
         root=source.root, run_id=plan.run_id, attempt=attempt, command=command.to_json()
     )
@@ -124,7 +131,7 @@ def _stop(
     migration.source_group.wait_exited(attempt)
     described = migration.source_group.describe()
     if answer.status is None or answer.status.acknowledged < sequence:
-        # It exited before it read the command. No process runs, so the seal can be written from here.
+        # The engine exited before it read the command. No process runs, so the seal can be written from here.
         migration.note(
             f"the source ended by itself ({answer.state}{': ' + message if message else ''}); sealing its last state"
         )
@@ -178,6 +185,8 @@ def _await_answer(
 def _seal_closed(migration: Migration, described: RunDescription) -> None:
     """Seal a stopped source at an existing checkpoint."""
     plan, source = migration.plan, migration.source
+    for host in migration.source_group.run_hosts:
+        wait_for_lease(host, plan.run_id, migration.note)
     usable = described.usable
     if plan.checkpoint != "now":
         usable = [checkpoint for checkpoint in usable if checkpoint.name == plan.checkpoint]

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from midstream.counts import count
 from midstream.errors import MidstreamError
-from midstream_engine.arithmetic.mesh_division import (
+from midstream_core.arithmetic.mesh_division import (
     DATA,
     MODEL,
     axis_mappings,
@@ -23,7 +23,7 @@ from midstream_engine.arithmetic.mesh_division import (
     shard_count,
     undivided,
 )
-from midstream_engine.records import ArrayEntry
+from midstream_core.records import ArrayEntry
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,16 @@ from typing import Any
 from midstream.counts import agree, count
 from midstream.errors import UsageError
 from midstream.launch.engine_flags import engine_flags
+from midstream.migrate.journal.json_values import section
+from midstream.migrate.journal.modes import LIVE
+from midstream.migrate.journal.plan import COMPILE_CACHE, Change
+from midstream.migrate.journal.request import Request
 from midstream.migrate.planning import downtime_estimate
 from midstream.migrate.planning.precision_changes import before_and_after
-from midstream.migrate.records.json_values import section
-from midstream.migrate.records.modes import LIVE
-from midstream.migrate.records.plan import COMPILE_CACHE, Change
-from midstream.migrate.records.request import Request
-from midstream.remote.files.allowlist import shown
 from midstream.watch.snapshot import RunView, Snapshot
-from midstream_engine import records
-from midstream_engine.shared.precision import precision_of, rounds_products
+from midstream_core import records
+from midstream_core.precision import precision_of, rounds_products
+from midstream_host.files.allowlist import shown
 
 LONG_REPLAY = 1000  # steps after which small differences may have grown
 

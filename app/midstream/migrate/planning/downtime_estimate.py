@@ -1,7 +1,4 @@
-"""Prediction of a migration's downtime.
-
-It is made from what the run and earlier migrations have measured.
-"""
+"""Prediction of a migration's downtime from measurements of runs and migrations."""
 
 from __future__ import annotations
 
@@ -9,9 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from midstream.migrate.journal.downtime_report import DOWNTIME_PHASES
+from midstream.migrate.journal.modes import COLD, LIVE, WARM
 from midstream.migrate.planning.measured_rates import Rates
-from midstream.migrate.records.downtime_report import DOWNTIME_PHASES
-from midstream.migrate.records.modes import COLD, LIVE, WARM
 
 # Assumptions until the run or an earlier migration has measured better values.
 DEFAULT_COPY_SPEED = 200e6  # bytes a second of a verified copy
@@ -37,7 +34,7 @@ def predict(
         mode: Mode of the migration. In a warm migration the target has compiled before, and objects are copied while
             others are still being saved, so the copy counts with the time beyond the save; it is verified during the
             copy and again by the restore. A live migration has no downtime.
-        rates: Measurements between the two hosts. They replace any assumption.
+        rates: Measurements between the two hosts, which replace any assumption.
         copied_bytes: Bytes of it that are copied: none where both ends read one bucket; None: all, once.
         running: The source trains. If not, nothing is stopped or saved, and the checkpoint is copied before.
     """
@@ -90,8 +87,8 @@ def preparation_seconds(
 ) -> float:
     """Estimate the seconds in which the target is prepared while the source trains.
 
-    These are copies and, with a standby, an interpreter, a compilation and a restore. Building an environment and a
-    replay are not included.
+    The preparation consists of copies and, with a standby, an interpreter, a compilation and a restore. Building an
+    environment and a replay are not included.
 
     Args:
         data_bytes: Bytes of data that are copied.

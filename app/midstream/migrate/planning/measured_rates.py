@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from midstream.errors import MidstreamError
-from midstream.migrate.duration.stage_times import stage_times
-from midstream.migrate.duration.stages import CERTIFY, COMPILE, INSTALL, REHEARSE, REPLAY, START
 from midstream.migrate.journal import migration_directory
+from midstream.migrate.journal.downtime_report import DOWNTIME_PHASES
+from midstream.migrate.journal.facts import facts_of
 from midstream.migrate.journal.journal import read_events
-from midstream.migrate.records.downtime_report import DOWNTIME_PHASES
-from midstream.migrate.records.facts import facts_of
-from midstream_engine import records
+from midstream.migrate.journal.stage_times import stage_times
+from midstream.migrate.journal.stages import CERTIFY, COMPILE, INSTALL, REHEARSE, REPLAY, START
+from midstream_core import records
 
 MAX_MIGRATIONS = 40  # newest migrations that are read
 MAX_SAMPLES = 5  # newest of those between the same two hosts

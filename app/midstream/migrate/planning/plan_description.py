@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from midstream.counts import count
-from midstream.migrate.duration import stages
-from midstream.migrate.records import cost
-from midstream.migrate.records.downtime_report import shown_phase
-from midstream.migrate.records.plan import Plan
-from midstream.output import duration, size
+from midstream.format import duration, size
+from midstream.migrate.journal import cost, stages
+from midstream.migrate.journal.downtime_report import shown_phase
+from midstream.migrate.journal.plan import Plan
 
 
 def describe(plan: Plan) -> list[str]:

@@ -1,7 +1,4 @@
-"""Estimate of bytes, downtime, duration and cost of a migration.
-
-It is made from what the run and earlier migrations have measured.
-"""
+"""Estimate of bytes, downtime, duration and cost, from earlier measurements."""
 
 from __future__ import annotations
 
@@ -9,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from midstream.migrate.duration import stages
+from midstream.migrate.journal import stages
+from midstream.migrate.journal.modes import COLD, LIVE
 from midstream.migrate.planning import downtime_estimate
 from midstream.migrate.planning.downtime_estimate import DEFAULT_COPY_SPEED, DEFAULT_DISK_SPEED, ENGINE_START_SECONDS
 from midstream.migrate.planning.measured_rates import MIN_COPY_BYTES, Rates
-from midstream.migrate.records.modes import COLD, LIVE
 
 READY_INSTALL_SECONDS = 8.0  # to find that the engine's packages are installed and can be imported
 REHEARSED_STEPS = 3  # `midstream_engine.trainer.attempt.standby`
@@ -40,10 +37,7 @@ class Work:
 
 
 def copied_bytes(work: Work, rates: Rates) -> float:
-    """Return the bytes of checkpoint that are copied; 0 if unknown.
-
-    They include the copies to further hosts of the target.
-    """
+    """Return the checkpoint bytes to copy, to all of the target's hosts; 0 if unknown."""
     return 0.0 if work.shared_store else work.checkpoint_bytes * _rounds(work, rates)
 
 
@@ -83,7 +77,7 @@ def durations(work: Work, downtime: float | None, rates: Rates) -> dict[str, flo
     Args:
         work: What there is to do.
         downtime: Predicted seconds of the downtime; None: unknown.
-        rates: Measurements of earlier migrations. They replace any formula.
+        rates: Measurements of earlier migrations, which replace any formula.
     """
     standby = work.mode != COLD
     copy, step = rates.copy or DEFAULT_COPY_SPEED, rates.step or work.step
@@ -147,7 +141,7 @@ def compile_seconds(curve: Sequence[Mapping[str, Any]], compiled: float = 0.0) -
 
     Args:
         curve: The run's metric rows: without ``compiled``, the first step is longer by the compilation.
-        compiled: What its status says; 0: nothing. It is short where the programs were in the cache of that host.
+        compiled: Seconds that its status reports, 0: none; few if the programs were in the cache of that host.
     """
     if compiled >= MIN_COMPILE_SECONDS:
         return compiled

@@ -1,7 +1,4 @@
-"""Parts of a plan: identity, batch shape, route, estimate, policy.
-
-They have no side effects.
-"""
+"""Parts of a plan, without side effects: identity, batch, route, estimate, policy."""
 
 from __future__ import annotations
 
@@ -15,10 +12,14 @@ from midstream.counts import count
 from midstream.errors import HostError, UsageError
 from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_path import default_fleet_path
+from midstream.format import duration
 from midstream.hosts.host import Host
-from midstream.launch.install.environment import EnvironmentNeeds, environment_needs
-from midstream.migrate.duration import stages
-from midstream.migrate.journal import migration_directory
+from midstream.install.environment import EnvironmentNeeds, environment_needs
+from midstream.migrate.journal import cost, migration_directory, stages
+from midstream.migrate.journal.json_values import section
+from midstream.migrate.journal.modes import COLD
+from midstream.migrate.journal.plan import NO_ROUTE, Change, Estimate, Identity, Plan, Policy, Route, Shape
+from midstream.migrate.journal.request import Request
 from midstream.migrate.planning import (
     batch_shape,
     downtime_estimate,
@@ -37,14 +38,8 @@ from midstream.migrate.planning.consent import (
 )
 from midstream.migrate.planning.plan_inputs import Contents, Ends
 from midstream.migrate.planning.precision_changes import precision_changes
-from midstream.migrate.planning.source_run import steps_done
-from midstream.migrate.records import cost
-from midstream.migrate.records.json_values import section
-from midstream.migrate.records.modes import COLD
-from midstream.migrate.records.plan import NO_ROUTE, Change, Estimate, Identity, Plan, Policy, Route, Shape
-from midstream.migrate.records.request import Request
+from midstream.migrate.planning.source_run import ownership_consent, steps_done
 from midstream.migrate.source_and_target.checkpoint_store import CheckpointStore, copy_route, same_store
-from midstream.output import duration
 from midstream.watch.snapshot import Accelerator, HostView, RunView, Snapshot
 
 UNKNOWN = "unknown"
@@ -69,9 +64,9 @@ def identify(fleet: Fleet, request: Request, ends: Ends, contents: Contents) -> 
 
 
 def plan_shape(snapshot: Snapshot, request: Request, ends: Ends, contents: Contents) -> tuple[Shape, tuple[str, ...]]:
-    """Divide the batch over the target's devices.
+    """Divide the batch over the target's devices, and list the consent it needs.
 
-    Also returns the consent that a changed schedule needs.
+    A changed schedule needs consent.
 
     Raises:
         MidstreamError: The batch does not divide, or the devices cannot compute in the run's precision.
@@ -255,6 +250,8 @@ def assemble(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends, con
         contents: What the source has of the run.
     """
     shape, consent = plan_shape(snapshot, request, ends, contents)
+    if contents.imported is None:
+        consent = (*ownership_consent(fleet, snapshot, ends.run, contents.checkpoint), *consent)
     estimated = estimate(fleet, request, ends, contents, shape)
     return Plan(
         identity=identify(fleet, request, ends, contents),
@@ -276,7 +273,7 @@ def plan_policy(
         ends: The run and both ends of the migration.
         contents: What the source has of the run.
         lost: Steps after the chosen checkpoint.
-        consent: Consent that a changed schedule needs.
+        consent: Consent that the owner and a changed schedule need.
     """
     run, newest = ends.run, contents.newest
     if contents.imported is not None:
@@ -290,7 +287,11 @@ def plan_policy(
         source_lost=request.source_lost,
         certify_steps=request.certify_steps,
         healthy_steps=request.healthy_steps,
-        consent=(*live_consent(request, run, newest, contents.trainer), *consent, *contents.consent),
+        consent=(
+            *live_consent(request, run, newest, contents.trainer),
+            *consent,
+            *contents.consent,
+        ),
         warnings=(
             *warnings_of(run, snapshot, lost, not newest),
             *live_warning(request, run, newest),
@@ -301,10 +302,7 @@ def plan_policy(
 
 
 def _queue_warnings(request: Request, ends: Ends) -> tuple[str, ...]:
-    """Return warnings on an allocation's devices and a cold migration's queue wait.
-
-    They say where the devices are from, and that a cold migration waits in the queue.
-    """
+    """Return warnings on an allocation's devices, and a cold migration's queue wait."""
     if ends.allocation is None:
         return ()
     described = f"{ends.target.name} is a SLURM allocation of {ends.allocation.requested.describe()}"

@@ -14,18 +14,18 @@ from midstream.hosts.host_pool import HostPool
 from midstream.launch.engine_flags import engine_flags, keep_name
 from midstream.launch.input_check import check_flags
 from midstream.launch.slurm_allocation import device_kind, query_allocation, requested_devices
+from midstream.migrate.journal.json_values import section
+from midstream.migrate.journal.modes import COLD, LIVE, MODES
+from midstream.migrate.journal.plan import Plan
+from midstream.migrate.journal.request import Request
 from midstream.migrate.planning import batch_shape, schedule_change, source_run, trainer_plan
 from midstream.migrate.planning.plan_inputs import Allocated, Contents, Ends
 from midstream.migrate.planning.plan_parts import assemble
-from midstream.migrate.records.json_values import section
-from midstream.migrate.records.modes import COLD, LIVE, MODES
-from midstream.migrate.records.plan import Plan
-from midstream.migrate.records.request import Request
 from midstream.migrate.source_and_target import host_files, source_config
 from midstream.migrate.source_and_target.checkpoint_store import CheckpointStore, checkpoint_store_of
 from midstream.migrate.source_and_target.host_group import hosts_of_run
 from midstream.watch.snapshot import RunView, Snapshot
-from midstream_engine.foreign.run_file import is_run_file
+from midstream_host.driver.run_file import is_run_file
 
 
 def make_plan(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Request) -> Plan:
@@ -92,6 +92,7 @@ def _find_ends(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Reque
     allocation = None
     if target.slurm is not None and requested is not None:
         found = query_allocation(destination, target.name, target.slurm)
+        requested = requested_devices(target.name, target.slurm, fleet.hosts[destination.name], found)
         allocation = Allocated(requested, device_kind(requested, found), found.starts)
     return Ends(run, run.status, run.fence, target, source, destinations, source_hosts, here, there, flags, allocation)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from midstream.migrate.records.plan import MATMUL_PRECISION, PRECISION, Change
-from midstream_engine.shared.precision import HIGHEST, rounds_products
+from midstream.migrate.journal.plan import MATMUL_PRECISION, PRECISION, Change
+from midstream_core.precision import HIGHEST, rounds_products
 
 Settings = tuple[str, str]  # ``trainer.mp`` and ``trainer.matmul_precision``
 _NOTE = "requested: losses agree within the tolerance of the lower precision"
@@ -19,7 +19,7 @@ def precision_changes(trainer: Mapping[str, Any], flags: Mapping[str, str]) -> t
 
     Args:
         trainer: The section of the run's configuration.
-        flags: Of the engine, by name: ``trainer.mp``. They replace values of the configuration.
+        flags: Flags of the engine by name (``trainer.mp``), which replace values of the configuration.
     """
     before, after = before_and_after(trainer, flags)
     computation = Change(PRECISION, before[0], after[0], _NOTE)

@@ -11,22 +11,23 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 
 from midstream.check.check_result import FAIL, PASS, WARN, Check
-from midstream.check.host_checks import check_libc, check_packages, check_python
+from midstream.check.host_checks import check_devices, check_libc, check_packages, check_python
 from midstream.check.mesh_checks import check_together
 from midstream.check.slurm_checks import check_allocation
 from midstream.check.target_checks import clock_skew
 from midstream.counts import count
 from midstream.errors import HostError, MidstreamError, RemoteError
 from midstream.fleet.fleet import Fleet
+from midstream.format import size
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.shell_line import shell_line
-from midstream.launch.install.environment import builds_environment
+from midstream.install.environment import builds_environment
+from midstream.migrate.journal.json_values import section
 from midstream.migrate.journal.migration_directory import list_migrations, open_migrations
+from midstream.migrate.journal.migration_state import RUNNING
+from midstream.migrate.journal.plan import NO_ROUTE, Plan
 from midstream.migrate.planning import batch_shape, trainer_checks
-from midstream.migrate.records.json_values import section
-from midstream.migrate.records.migration_state import RUNNING
-from midstream.migrate.records.plan import NO_ROUTE, Plan
 from midstream.migrate.source_and_target import host_files
 from midstream.migrate.source_and_target.checkpoint_store import (
     CheckpointStore,
@@ -34,12 +35,11 @@ from midstream.migrate.source_and_target.checkpoint_store import (
     copy_route,
     store_conflict,
 )
-from midstream.output import size
-from midstream.remote.machine import checks
-from midstream.remote.machine.checks import Survey
-from midstream.remote.runs import ownership, run_state, slurm, standby_state
 from midstream.stores.host_identity import identity_problem
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.machine import checks
+from midstream_host.machine.checks import Survey
+from midstream_host.runs import ownership, run_state, slurm, standby_state
 
 SURVEY_TIMEOUT = 120.0  # seconds for the target to survey itself
 MIGRATION_LOCK = "migration lock"  # name of the check that no other migration has the run
@@ -90,7 +90,8 @@ def _targets(fleet: Fleet, targets: Sequence[Host], there: CheckpointStore, plan
     """Check the target's hosts, and what they have in common."""
     surveys: dict[str, Survey] = {}
     for host in targets:
-        surveys[host.name] = host.call(checks.survey, timeout=SURVEY_TIMEOUT)(root=host.root)
+        visible = fleet.hosts[host.name].visible
+        surveys[host.name] = host.call(checks.survey, timeout=SURVEY_TIMEOUT)(root=host.root, visible=visible)
         for check in _target(host, plan, fleet, surveys[host.name]):
             yield check if host is targets[0] else replace(check, detail=f"{host.name}: {check.detail}")
     if len(targets) > 1:
@@ -226,6 +227,7 @@ def _target(target: Host, plan: Plan, fleet: Fleet, survey: Survey) -> Iterator[
     needed = (state_bytes + plan.estimate.data_bytes) * DISK_SLACK
     if plan.trainer is None and builds_environment(config) and not survey.facts.root_exists:
         needed += ENVIRONMENT_BYTES
+    yield from check_devices(target.name, config, survey)
     free = survey.facts.disk_free
     yield Check(
         "disk",
@@ -286,19 +288,16 @@ def _occupied(target: Host, fleet: Fleet, plan: Plan, *, alone: bool) -> Iterato
 
 
 def _other_migration(migration: str) -> str:
-    """Return a hint on another migration of the run.
-
-    It may be a healthy one, so that ending it comes last.
-    """
+    """Return a hint on another migration, which may be healthy: to end it comes last."""
     return f"on the machine that started it midstream --continue {migration} follows it, --rollback {migration} ends it"
 
 
 def _leftover_standby(
     target: Host, fleet: Fleet, run_id: str, attempt: int, found: records.Status | None, migration: str
 ) -> str:
-    """Return how to end a standby of a migration of this machine that has ended.
+    """Return how to end a standby that an ended migration's rollback did not reach.
 
-    Its rollback could not reach it. Empty for another migration: its commands end the standby.
+    The migration was started on this machine. Empty for another one, whose commands end the standby.
     """
     if not any(view.migration == migration and not view.open for view in list_migrations(fleet)):
         return ""
@@ -370,6 +369,7 @@ def _fit(fleet: Fleet, source: Host, here: CheckpointStore, targets: Sequence[Ho
         for target in targets:
             config = fleet.config_of(fleet.target(plan.target), target.name)
             yield from trainer_checks.check(target, config, plan)
+        yield from trainer_checks.check_stored(source, plan)
         return
     try:
         # Listed and read in one call: a training run replaces one checkpoint by the next.

@@ -1,26 +1,27 @@
-"""Preflight of a run of another trainer.
-
-It checks the run's interpreter on the target, and what its trainer stores.
-"""
+"""Preflight of another trainer's run: its interpreter on the target, its storage."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from midstream.check.check_result import FAIL, PASS, WARN, Check
+from midstream.check.stored_checks import WORDS, stored_checks
+from midstream.errors import RemoteError
 from midstream.fleet.fleet import HostConfig
 from midstream.hosts.host import Host
-from midstream.launch.errors import LaunchError
-from midstream.launch.install.conda_environment import described, find_tool, list_for
-from midstream.migrate.records.plan import Plan
-from midstream.remote.machine import environments
-from midstream_engine.foreign.run_file import YES
+from midstream.install.conda_environment import described, find_tool, list_for
+from midstream.install.errors import LaunchError
+from midstream.migrate.journal.plan import Plan
+from midstream.migrate.planning.trainer_world import PROCESSES
+from midstream_host.machine import environments
+from midstream_host.trainers import stored_state
 
 IMPORT_TIMEOUT = 60.0  # seconds
+READ_TIMEOUT = 300.0  # seconds to read the newest checkpoint's structure
 
 
 def check(target: Host, config: HostConfig, plan: Plan) -> Iterator[Check]:
-    """Check the target's environment; report what the trainer's checkpoints lack."""
+    """Check the target's environment."""
     assert plan.trainer is not None
     run = plan.trainer.run_file
     if run.environment.requirements:
@@ -41,19 +42,26 @@ def check(target: Host, config: HostConfig, plan: Plan) -> Iterator[Check]:
             else f"{target.name} has {python}",
             "install it there, or name a lock: in the run file" if answer.code else "",
         )
-    missing = [
-        what
-        for what, stored in (
-            ("random state", run.stored.random_state),
-            ("position of the data", run.stored.data_position),
+
+
+def check_stored(source: Host, plan: Plan) -> Iterator[Check]:
+    """Check the newest checkpoint for the target's number of processes."""
+    assert plan.trainer is not None
+    processes = next(each for each in plan.shape.changes if each.name == PROCESSES)
+    before, after = int(processes.before), int(processes.after)
+    try:
+        found = source.call(stored_state.newest, timeout=READ_TIMEOUT)(
+            root=source.root, run_id=plan.run_id, ranks=None, words=list(WORDS)
         )
-        if stored != YES
-    ]
-    if missing:
-        hint = run.stored.advice[0] if run.stored.advice else ""
-        yield Check("stored", WARN, f"checkpoints of {run.trainer} may lack {' and '.join(missing)}", hint)
+    except RemoteError as error:
+        yield Check("checkpoint", FAIL, error.message, f"midstream --checkpoints {plan.run_id}")
+        return
+    if found.step is None:
+        yield Check("checkpoint", WARN, "none is recorded yet: what it has for the target is not known")
+    elif found.problem:
+        yield Check("checkpoint", FAIL, f"step {found.step}: {found.problem}", "it cannot be resumed from")
     else:
-        yield Check("stored", PASS, f"checkpoints of {run.trainer} have random state and position of the data")
+        yield from stored_checks(plan.trainer.run_file, found, before, after)
 
 
 def _conda(target: Host, config: HostConfig, lists: str) -> Check:

@@ -10,28 +10,31 @@ from typing import Any
 from midstream.counts import count
 from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet
-from midstream.migrate.duration import stages
+from midstream.format import duration
+from midstream.migrate.journal import stages
+from midstream.migrate.journal.modes import COLD, LIVE, WARM
+from midstream.migrate.journal.plan import Estimate, Plan, Policy, Shape, TrainerPlan
+from midstream.migrate.journal.request import Request
 from midstream.migrate.planning import downtime_estimate, measured_rates, plan_estimate, source_run
+from midstream.migrate.planning.complete_run import complete_warning
 from midstream.migrate.planning.consent import warnings_of
 from midstream.migrate.planning.plan_inputs import Contents, Ends
 from midstream.migrate.planning.plan_parts import devices_of, identify, plan_route
-from midstream.migrate.records.modes import COLD, LIVE
-from midstream.migrate.records.plan import Change, Estimate, Plan, Policy, Shape, TrainerPlan
-from midstream.migrate.records.request import Request
+from midstream.migrate.planning.trainer_world import (
+    check_data_iterator,
+    hidden_devices,
+    world_changes,
+    world_of_source,
+)
 from midstream.migrate.source_and_target import host_files
-from midstream.output import duration
-from midstream.remote.files.allowlist import shown
 from midstream.trainers import conda_lock
+from midstream.trainers.continuation import changes_of, processes_text, stored_for
 from midstream.trainers.run_file_parser import as_text, from_value
 from midstream.trainers.world import check_group, check_world, world_of
 from midstream.watch.snapshot import RunView, Snapshot
-from midstream_engine import records
-from midstream_engine.foreign.run_file import NO, UNKNOWN, RunFile, World
-
-ADVICE = {
-    "data": "midstream_tap in the training script records digests of the batches",
-    "learning rate": "log the learning rate with the loss",
-}
+from midstream_core import records
+from midstream_host.driver.run_file import NO, UNKNOWN, RunFile, Stored
+from midstream_host.files.allowlist import shown
 
 
 def plan_trainer(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends, config: Mapping[str, Any]) -> Plan:
@@ -52,16 +55,20 @@ def plan_trainer(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends,
     except records.RecordError as error:
         raise MidstreamError(str(error), "the run directory needs its run.yaml") from None
     _check_request(request, ends, described)
-    before = max(1, len(ends.status.devices))
-    devices = [len(devices_of(snapshot.host(name), name)) or 1 for name in ends.target.hosts]
+    before = world_of_source(described, ends, snapshot)
+    accelerators = [devices_of(snapshot.host(name), name) for name in ends.target.hosts]
+    devices = [len(each) or 1 for each in accelerators]
     if len(set(devices)) > 1:
         raise MidstreamError(
             f"the numbers of devices on the hosts of {ends.target.name} differ: {', '.join(map(str, devices))}",
             "choose a target of equal hosts",
             Exit.REFUSED,
         )
-    after = world_of(described, len(devices), devices[0])
-    check_world(described, before, after)
+    hides = not any(each.kind.startswith("TPU") for each in accelerators[0])  # CUDA_VISIBLE_DEVICES hides no TPU
+    after = world_of(described, len(devices), devices[0], before.device_count if hides else 0)
+    changed_batch = check_world(described, before, after)
+    check_data_iterator(source, run.run_id, described, before, after)
+    stored = stored_for(described, before.size, after.size)
     checkpoint = source_run.choose_checkpoint(run, request)
     newest = max(
         (each for each in run.checkpoints if each.complete and each.accepted),
@@ -85,13 +92,13 @@ def plan_trainer(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends,
     return Plan(
         identity=identify(fleet, request, ends, contents),
         shape=Shape(
-            source_devices=before,
-            target_devices=after.size,
+            source_devices=before.device_count,
+            target_devices=after.device_count,
             train_batch_size=described.batch.sequences,
             per_device_parallelism=after.per_device,
             accumulation=after.accumulation,
             num_train_steps=described.steps,
-            changes=(Change("processes", str(before), str(after.size), _batch_note(described, after)),),
+            changes=world_changes(described, before, after),
         ),
         route=route,
         estimate=_estimate(request, ends, contents, lost),
@@ -99,21 +106,41 @@ def plan_trainer(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends,
             source_lost=request.source_lost,
             certify_steps=request.certify_steps,
             healthy_steps=request.healthy_steps,
-            consent=_consent(ends, described),
-            warnings=(*warnings_of(run, snapshot, lost, newest is None), *_warnings(run, described, request)),
+            consent=(
+                *source_run.ownership_consent(fleet, snapshot, run, checkpoint),
+                *filter(None, (changed_batch,)),
+                *_consent(ends, described, before.size, after.size),
+            ),
+            warnings=(
+                *warnings_of(run, snapshot, lost, newest is None),
+                *hidden_devices(described, ends.target.name, after, devices[0]),
+                *_warnings(run, described, request, stored),
+                *complete_warning(request, described, checkpoint),
+                *(
+                    f"{processes_text(before.size, after.size)}: {line}"
+                    for line in changes_of(described, before.size, after.size)
+                ),
+            ),
         ),
         trainer=TrainerPlan(
             name=described.trainer,
-            run_text=as_text(replace(described, directory="")),
-            source_flags=tuple(_world_of_source(described, ends, before).flags()),
+            run_text=travelling_text(described),
+            source_flags=tuple(before.flags()),
             target_flags=tuple(after.flags()),
             saves_on_signal=described.stop.saves,
             wait=described.stop.wait,
-            same_world=before == after.size,
-            losses_may_differ=NO in (described.stored.data_position, described.stored.random_state),
-            advice=tuple(described.stored.advice),
+            same_world=(before.size, before.device_count) == (after.size, after.device_count),
+            losses_may_differ=NO in (stored.data_position, stored.random_state),
+            advice=tuple(stored.advice),
+            batch_may_differ=bool(changed_batch),
+            one_node=before.nodes == after.nodes == 1,
         ),
     )
+
+
+def travelling_text(run: RunFile) -> str:
+    """Return a run file's text as a target gets it: without the working directory."""
+    return as_text(replace(run, directory=""))
 
 
 def _check_request(request: Request, ends: Ends, run: RunFile) -> None:
@@ -145,24 +172,7 @@ def _check_request(request: Request, ends: Ends, run: RunFile) -> None:
         )
 
 
-def _world_of_source(run: RunFile, ends: Ends, before: int) -> World:
-    nodes = len(ends.source_hosts) or 1
-    try:
-        return world_of(run, nodes, max(1, before // nodes))
-    except MidstreamError:
-        return World(nodes, max(1, before // nodes), run.batch.per_device)
-
-
-def _batch_note(run: RunFile, after: World) -> str:
-    if after.accumulation:
-        return (
-            f"the global batch of {run.batch.sequences} stays: {after.size} x {after.per_device} x "
-            f"{count(after.accumulation, 'accumulation')}"
-        )
-    return "the trainer divides its global batch by them"
-
-
-def _consent(ends: Ends, run: RunFile) -> tuple[str, ...]:
+def _consent(ends: Ends, run: RunFile, before: int, after: int) -> tuple[str, ...]:
     """Return what needs consent: what the target executes, and what is not stored."""
     lines = [f"{ends.target.name} executes: {shown(' '.join(run.resume))}"]
     if run.files_digest:
@@ -170,21 +180,19 @@ def _consent(ends: Ends, run: RunFile) -> tuple[str, ...]:
             f"{ends.target.name} gets and executes the files of {ends.run.host}, digest {run.files_digest[:12]}"
         )
     lines += _installed(ends.target.name, run)
-    if run.stored.data_position == NO:
-        hint = f" ({run.stored.advice[0]})" if run.stored.advice else ""
-        lines.append(f"the order of the data may begin again: checkpoints of {run.trainer} do not store it{hint}")
-    if run.stored.random_state == NO:
-        lines.append(
-            f"dropout and augmentation may draw other numbers: checkpoints of {run.trainer} lack the random state"
-        )
+    stored, other = stored_for(run, before, after), f" of {processes_text(before, after)}" if after != before else ""
+    if stored.data_position == NO:
+        hint = f" ({stored.advice[0]})" if stored.advice else ""
+        lacking = "do not store it" if run.stored.data_position == NO else f"do not store that{other}"
+        lines.append(f"the order of the data may begin again: checkpoints of {run.trainer} {lacking}{hint}")
+    if stored.random_state == NO:
+        lacking = "the random state" + ("" if run.stored.random_state == NO else other)
+        lines.append(f"dropout and augmentation may draw other numbers: checkpoints of {run.trainer} lack {lacking}")
     return tuple(lines)
 
 
 def _installed(target: str, run: RunFile) -> list[str]:
-    """Return what the target installs and from where.
-
-    Also the variables of the target that are sent there.
-    """
+    """Return what the target installs and from where, with the variables sent there."""
     if run.environment.requirements:
         digest = hashlib.sha256(run.environment.requirements.encode()).hexdigest()
         number = sum(not line.startswith((" ", "#")) for line in run.environment.requirements.splitlines() if line)
@@ -201,14 +209,19 @@ def _installed(target: str, run: RunFile) -> list[str]:
     ]
 
 
-def _warnings(run: RunView, described: RunFile, request: Request) -> tuple[str, ...]:
+def _warnings(run: RunView, described: RunFile, request: Request, stored: Stored) -> tuple[str, ...]:
     lines: list[str] = []
     if run.running and request.checkpoint == "now":
         if described.stop.saves:
             lines.append(f"{described.trainer} saves on {described.stop.signal}: no step is given up")
+            if request.mode == WARM and not any(each.complete for each in run.checkpoints):
+                lines.append(
+                    f"a rehearsal needs an earlier checkpoint, and there is none: if {described.trainer} saves only "
+                    f"on {described.stop.signal}, choose --mode cold"
+                )
         else:
             lines.append(_waiting(run, described))
-    if described.stored.data_position == UNKNOWN:
+    if stored.data_position == UNKNOWN:
         lines.append(
             f"whether checkpoints of {described.trainer} store the position of the data is not known: "
             + ("the rehearsal compares losses before anything is stopped" if request.mode != "cold"

@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from midstream.migrate.records.certificate import CLAIM_FAILED, COMPARED, NOT_CHECKED, VERIFIED, Certificate
-from midstream.migrate.records.downtime_report import DOWNTIME_PHASES, DowntimeReport, shown_phase
+from midstream.migrate.journal.certificate import CLAIM_FAILED, COMPARED, NOT_CHECKED, VERIFIED, Certificate
+from midstream.migrate.journal.downtime_report import DOWNTIME_PHASES, DowntimeReport, shown_phase
 from midstream.printable import printable
 
 VOID = "**Void**: the migration was rolled back, and the run continues on its source."
@@ -24,7 +24,9 @@ def page(
     lines = [
         f"# {proof.run_id}: {proof.source} → {proof.target} at step {proof.step}",
         "",
-        f"**{'Certified' if proof.valid else 'Not certified'}**, migration `{proof.migration}`, epoch {proof.epoch},",
+        f"**{'Certified' if proof.valid else 'Not certified'}**"
+        + (f" (not checked: {', '.join(proof.unchecked)})" if proof.unchecked else "")
+        + f", migration `{proof.migration}`, epoch {proof.epoch},",
         f"issued {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(proof.issued))}.",
         "",
         f"Checkpoint `{proof.checkpoint}`, root digest `{proof.root_digest}`.",

@@ -1,11 +1,9 @@
-"""Certificate of a migration that copied the state.
+"""Certificate of a migration that copied the state, by evidence from the hosts.
 
-Its evidence is read again from the hosts.
-
-It has four claims. *State*: the root digest of the restored state is that of the sealed state. *Data*: the next batch
-is the batch that the source would have used. *Reference losses*: fixed sequences have the same losses on both
-accelerators, in float32 at the highest matmul precision; this does not need a running source. *Continuity*: losses past
-the seal agree with the source's own, where it has any.
+The certificate has four claims. *State*: the root digest of the restored state is that of the sealed state. *Data*: the
+next batch is the batch that the source would have used. *Reference losses*: fixed sequences have the same losses on
+both accelerators, in float32 at the highest matmul precision; this does not need a running source. *Continuity*: losses
+past the seal agree with the source's own, where it has any.
 """
 
 from __future__ import annotations
@@ -14,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from midstream.counts import agree, count
-from midstream.migrate.records.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate, Claim
-from midstream.migrate.records.facts import Sealed
-from midstream.migrate.records.plan import MATMUL_PRECISION, PRECISION, Plan
-from midstream_engine import records
-from midstream_engine.shared.precision import precision_of, rounds_products
+from midstream.migrate.journal.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate, Claim
+from midstream.migrate.journal.facts import Sealed
+from midstream.migrate.journal.plan import MATMUL_PRECISION, PRECISION, Plan
+from midstream_core import records
+from midstream_core.precision import precision_of, rounds_products
 
 REFERENCE_LOSS_TOLERANCE = 1e-4  # relative
 FLOAT32, REDUCED = "f32", "bf16"
@@ -163,7 +161,7 @@ def _continuity(
 def precision(plan: Plan) -> str:
     """Return the key of the tolerance to compare losses with.
 
-    It is that of the lower precision of source and target.
+    The lower precision of source and target decides it.
     """
     values = {change.name: (change.before, change.after) for change in plan.shape.changes}
     policies = values.get(PRECISION, ("f32", "f32"))

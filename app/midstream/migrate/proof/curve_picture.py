@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from midstream.migrate.records.certificate import COMPARED, Certificate
+from midstream.migrate.journal.certificate import COMPARED, Certificate
 
 WIDTH, PANEL, GAP, LEFT, RIGHT, TOP = 860, 220, 58, 74, 20, 46  # pixels
 COLUMNS = 380  # pixel columns of a line; more are not visible
@@ -131,9 +131,9 @@ def _legend(y: float, lines: Sequence[_Line]) -> list[str]:
 
 
 def thin(points: Sequence[Point], columns: int) -> list[Point]:
-    """Reduce to at most ``2 * columns`` points.
+    """Reduce to the lowest and the highest point of each column, in order.
 
-    They are the lowest and the highest of each column, in order.
+    At most ``2 * columns`` points are returned.
     """
     if len(points) <= 2 * columns:
         return list(points)
@@ -153,9 +153,9 @@ def _scale(low: float, high: float, begin: float, end: float, margin: float) -> 
 
 
 def _ticks(low: float, high: float, integer: bool = False) -> list[float]:
-    """Return about five evenly spaced values from ``low`` to ``high``.
+    """Return about five values from ``low`` to ``high``, evenly spaced.
 
-    Their spacing is 1, 2 or 5 times a power of ten.
+    The spacing is 1, 2 or 5 times a power of ten.
     """
     if high <= low:
         return [low]

@@ -1,6 +1,6 @@
 """Certificate of a live migration, whose state the target recomputed, not copied.
 
-It has the four claims of `copy_certificate`, from other evidence. *State*: the replay began with the run's own state,
+The claims are the four of `copy_certificate`, from other evidence. *State*: the replay began with the run's own state,
 by its root digest. *Data*: each batch of the replay is the source's. *Reference losses*: recomputed where the replay
 began. *Continuity*: the losses of all steps that both did agree within the tolerance; the parameter drift at the
 takeover is reported with it.
@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from midstream.hosts.host import Host
+from midstream.migrate.journal.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate, Claim
+from midstream.migrate.journal.facts import Facts, Sealed, StartingPoint, required
+from midstream.migrate.journal.plan import Plan
 from midstream.migrate.proof import restore_evidence
 from midstream.migrate.proof.copy_certificate import CONTINUITY_TOLERANCE, precision, reference_losses
-from midstream.migrate.records.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate, Claim
-from midstream.migrate.records.facts import Facts, Sealed, StartingPoint, required
-from midstream.migrate.records.plan import Plan
-from midstream.remote.runs import run_state, standby_state
-from midstream.remote.runs.losses import MetricsRow
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.runs import run_state, standby_state
+from midstream_host.runs.losses import MetricsRow
 
 DRIFT_TIMEOUT = 300.0  # seconds in which the target reads the parameters of the sealed checkpoint
 

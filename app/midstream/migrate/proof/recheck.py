@@ -10,16 +10,16 @@ from midstream.errors import HostError, MidstreamError
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.rpc.answer_limits import decode_file
+from midstream.migrate.journal.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate
+from midstream.migrate.journal.facts import Sealed, required
 from midstream.migrate.journal.migration_view import MigrationView
+from midstream.migrate.journal.modes import LIVE
+from midstream.migrate.journal.plan import Plan
 from midstream.migrate.proof import copy_certificate, live_certificate, restore_evidence, trainer_certificate
-from midstream.migrate.records.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate
-from midstream.migrate.records.facts import Sealed, required
-from midstream.migrate.records.modes import LIVE
-from midstream.migrate.records.plan import Plan
 from midstream.migrate.source_and_target.checkpoint_store import checkpoint_store_of
-from midstream.remote.runs import run_state
-from midstream.transfer import verify_objects
-from midstream_engine import records
+from midstream.transfer.verify_tree import verify_objects
+from midstream_core import records
+from midstream_host.runs import run_state
 
 
 def recheck(hosts: HostPool, view: MigrationView) -> Iterator[Check]:
@@ -121,10 +121,7 @@ def _live_claims(
 
 
 def _objects(role: str, host: Host | str, proof: Certificate, hosts: HostPool, store: str) -> Check:
-    """Hash the sealed checkpoint and compare with the certificate's root digest.
-
-    It is hashed on its host or in its bucket.
-    """
+    """Hash the sealed checkpoint on its host or in its bucket; compare root digests."""
     name = f"{role}'s checkpoint"
     if isinstance(host, str):
         return Check(name, WARN, f"not checked: {host}")
@@ -188,7 +185,7 @@ def _lineage(target: Host | str, plan: Plan, proof: Certificate) -> Check:
     ]
     if not begun:
         return Check("lineage", FAIL, f"no attempt of epoch {proof.epoch} began with {proof.checkpoint}")
-    if not fence.accepts(proof.epoch, proof.step + 1):
+    if not fence.accepts_epoch(proof.epoch, proof.step + 1):
         sealed = f"epoch {proof.epoch} past step {proof.step} is not accepted any more"
         return Check("lineage", WARN, f"{sealed}: the run continued on {fence.owner} (epoch {fence.epoch})")
     first = begun[0].attempt

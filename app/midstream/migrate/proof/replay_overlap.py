@@ -1,9 +1,9 @@
 """Replay overlap: losses of steps done by source and target from one checkpoint.
 
-It shows lost data order, optimizer state and random state of a trainer without touching the user's code. On the same
-number of processes and the same kind of device the losses are usually equal bit by bit. Else they agree in a band: a
-fifth of the typical difference between two neighbouring losses, at least 1e-4 and at most 2e-2, relative. Batches in
-another order differ by as much as neighbours do.
+The overlap shows lost data order, optimizer state and random state of a trainer without touching the user's code. On
+the same number of processes and the same kind of device the losses are usually equal bit by bit. Else they agree in a
+band: a fifth of the typical difference between two neighbouring losses, at least 1e-4 and at most 2e-2, relative.
+Batches in another order differ by as much as neighbours do.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from midstream.migrate.records.facts import ReplayAgreement
-from midstream_engine import records
+from midstream.migrate.journal.facts import ReplayAgreement
+from midstream_core import records
 
 SHARE = 0.2  # of the typical difference between neighbouring losses
 NARROWEST, WIDEST = 1e-4, 2e-2  # relative
@@ -32,12 +32,22 @@ class Overlap:
         band: Relative difference within which they agree.
         learning_rates: (step, of the source, of the target).
         batches: (step, digest of the source, of the target).
+        begun: Step that the target began at.
     """
 
     steps: tuple[tuple[int, float, float], ...] = ()
     band: float = WIDEST
     learning_rates: tuple[tuple[int, float, float], ...] = ()
     batches: tuple[tuple[int, str, str], ...] = ()
+    begun: int = 0
+
+    @property
+    def shows_update(self) -> bool:
+        """Whether a loss follows an update of the target.
+
+        The first one shows nothing of the optimizer.
+        """
+        return any(step > self.begun for step, _, _ in self.steps)
 
     @property
     def worst(self) -> float:
@@ -68,20 +78,26 @@ class Overlap:
         return ReplayAgreement(len(steps), min(steps, default=None), max(steps, default=None), worst, self.band)
 
 
-def overlap_of(source: Sequence[Mapping[str, Any]], target: Sequence[Mapping[str, Any]]) -> Overlap:
+def overlap_of(source: Sequence[Mapping[str, Any]], target: Sequence[Mapping[str, Any]], begun: int) -> Overlap:
     """Compare the rows of both sides, step by step.
 
     ``source`` may have more: its neighbours give the band. Numbers that are NaN on both sides are left out: they say
-    nothing.
+    nothing. ``begun``: step that the target began at. Who logs every tenth step may log the mean of ten losses: that of
+    a row is left out where the target did not do all of its steps.
     """
+    steps = [row["global_step"] for row in source]
+    gaps = [after - before for before, after in pairwise(steps) if after > before]
+    mean_of = round(statistics.median(gaps)) if gaps else 1
     known = {row["global_step"]: row for row in source}
     pairs = [(known[row["global_step"]], row) for row in target if row["global_step"] in known]
     batch = "batch_digest"
+    done = [(one, row) for one, row in pairs if mean_of == 1 or row["global_step"] + 1 - mean_of >= begun]
     return Overlap(
-        _numbers("train/loss", pairs),
+        _numbers("train/loss", done),
         band_of([row["train/loss"] for row in source]),
         _numbers("optim/learning_rate", pairs),
         tuple((row["global_step"], one[batch], row[batch]) for one, row in pairs if one.get(batch) and row.get(batch)),
+        begun,
     )
 
 
@@ -96,10 +112,7 @@ def _numbers(
 
 
 def band_of(losses: Sequence[float]) -> float:
-    """Return the band for losses of consecutive rows.
-
-    Those that are not finite are left out.
-    """
+    """Return the band for losses of consecutive rows, of finite losses alone."""
     finite = filter(math.isfinite, losses)
     differences = [records.relative_difference(before, after) for before, after in pairwise(finite)]
     if not differences:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from midstream.hosts.host import Host
-from midstream.migrate.records.facts import Sealed
-from midstream.remote.runs import losses as remote_losses
-from midstream.remote.runs import run_state
-from midstream_engine import records
+from midstream.migrate.journal.facts import Sealed
+from midstream_core import records
+from midstream_host.runs import losses as remote_losses
+from midstream_host.runs import run_state
 
 
 def restored(target: Host, run_id: str, sealed: Sealed, newest: int) -> tuple[int, records.Restore] | None:
-    """Return the target's attempt that restored the sealed checkpoint.
-
-    Its restore evidence is returned with it.
+    """Return the attempt that restored the sealed checkpoint, and its evidence.
 
     Attempts are read from ``newest`` down, because an attempt after a failed one continues from a later checkpoint.
     If none restored the sealed checkpoint, the evidence of the newest restore is returned; None where there is none.

@@ -1,15 +1,16 @@
-"""Certificate of a migration of another trainer's run.
-
-It has what could be checked, and what would make the rest checkable.
+"""Certificate of another trainer's run: what was checked, and how to check more.
 
 *State*: the bytes that the trainer was started from are those that the source had written, SHA-256 at both ends. *Step*
-and *learning rate* continue. *Replay overlap*: losses of the same steps on both sides. *Data*: digests of the batches,
-where the script has the tap. *Environment*: versions on both sides.
+and *learning rate* continue, by all that the trainer wrote since its start. *Checkpoint read*: a process opened its
+files. *Loss level*: the first losses are in the range of the last ones. *Replay overlap*: losses of the same steps on
+both sides. *Data*: digests of the batches, where the script has the tap. *Curve*: no row before the seal is missing.
+*Environment*: versions on both sides.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,15 +19,22 @@ from typing import Any
 from midstream.counts import agree, count
 from midstream.errors import HostError
 from midstream.hosts.host import Host
+from midstream.migrate.journal.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate, Claim
+from midstream.migrate.journal.facts import Facts, Sealed
+from midstream.migrate.journal.plan import Plan
 from midstream.migrate.proof import restore_evidence
+from midstream.migrate.proof.environment_claim import environment_claim
+from midstream.migrate.proof.global_batch_claim import global_batch_claim
+from midstream.migrate.proof.overlap_claim import overlap_claim
 from midstream.migrate.proof.replay_overlap import LEARNING_RATE_TOLERANCE, Overlap, overlap_of
-from midstream.migrate.records.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate, Claim
-from midstream.migrate.records.facts import Facts, Sealed
-from midstream.migrate.records.plan import Plan
-from midstream.remote.runs import run_state, standby_state
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.runs import run_state, standby_state
+from midstream_host.trainers import recorded_epoch
+from midstream_host.trainers.recorded_epoch import RecordedEpoch
 
 ROWS_BEFORE = 64  # of the source before the compared ones: their differences give the band
+LEVEL_BEFORE, LEVEL_AFTER = 16, 4  # rows whose losses are compared
+LEVEL_MARGIN = 3.0  # times the range of the source's losses
 RATE = "optim/learning_rate"
 REPLAY = "replay.jsonl"
 TAP = "midstream_tap in the training script records digests of the batches"
@@ -41,18 +49,22 @@ class Evidence:
     Attributes:
         source_rows: Of the source's last attempt, up to its end.
         target_rows: Of the attempt that restored the sealed checkpoint.
+        since_start: What its trainer did since its start; None where the target's midstream does not record it.
         rehearsed: Of the rehearsal on the target; empty in a cold migration.
         rehearsed_from: Step of the rehearsal's checkpoint.
         source_versions: Versions of the source's environment.
         target_versions: The same of the target.
+        epoch: What the migrated checkpoint says of its epochs, where it is of transformers' Trainer.
     """
 
     source_rows: Rows
     target_rows: Rows
+    since_start: records.TrainerEvidence | None
     rehearsed: Rows
     rehearsed_from: int
     source_versions: Mapping[str, str]
     target_versions: Mapping[str, str]
+    epoch: RecordedEpoch | None = None
 
 
 def read_evidence(
@@ -84,10 +96,12 @@ def read_evidence(
     return Evidence(
         source_rows,
         restore_evidence.losses(target, plan.run_id, attempt, sealed.step),
+        target.call(run_state.trainer_evidence)(root=target.root, run_id=plan.run_id, attempt=attempt),
         rehearsed,
         begun,
         source_versions,
         _versions(target, plan.run_id, attempt),
+        target.call(recorded_epoch.recorded_epoch)(root=target.root, run_id=plan.run_id, checkpoint=sealed.checkpoint),
     )
 
 
@@ -115,15 +129,26 @@ def certify(
         evidence: What both hosts have.
         complete: The run was at its last step, so the target logs no row.
     """
-    rehearsed = overlap_of(evidence.source_rows, evidence.rehearsed)
-    past = overlap_of(evidence.source_rows, evidence.target_rows)
+    rehearsed = overlap_of(evidence.source_rows, evidence.rehearsed, evidence.rehearsed_from)
+    past = overlap_of(evidence.source_rows, evidence.target_rows, sealed.step)
     claims = (
         _state(sealed, restore),
-        _step(sealed.step, evidence, complete=complete),
+        _step(sealed.step, evidence, (rehearsed, past), complete=complete),
+        _checkpoint_read(evidence, complete=complete),
         _learning_rate(sealed.step, evidence, (rehearsed, past)),
+        _loss_level(sealed.step, evidence),
+        global_batch_claim(
+            plan.trainer,
+            evidence.source_rows,
+            evidence.target_rows,
+            evidence.rehearsed,
+            (rehearsed, past),
+            evidence.epoch,
+        ),
         overlap_claim(plan, rehearsed, past),
         _data(rehearsed, past),
-        _environment(evidence),
+        _curve(sealed.step, evidence),
+        environment_claim(evidence.source_versions, evidence.target_versions),
     )
     return Certificate.issue(plan, sealed, claims)
 
@@ -133,7 +158,7 @@ def _state(sealed: Sealed, restore: records.Restore) -> Claim:
     return Claim(
         "state",
         VERIFIED if same else CLAIM_FAILED,
-        f"the trainer was started from the bytes that the source wrote, root digest {restore.root_digest[:12]}"
+        f"the trainer was started from the bytes that were read on the source, root digest {restore.root_digest[:12]}"
         if same
         else f"started from step {restore.step}, root digest {restore.root_digest[:12]}; "
         f"sealed step {sealed.step}, root digest {sealed.root_digest[:12]}",
@@ -141,9 +166,31 @@ def _state(sealed: Sealed, restore: records.Restore) -> Claim:
     )
 
 
-def _step(step: int, evidence: Evidence, *, complete: bool) -> Claim:
-    """Check that the first logged step is the next one, within the logging interval."""
-    rows = evidence.target_rows
+def _step(step: int, evidence: Evidence, overlaps: Sequence[Overlap], *, complete: bool) -> Claim:
+    """Check that the first logged step is the next one, within the logging interval.
+
+    Everything that the trainer wrote since its start counts, also steps below the checkpoint's. A script may store the
+    number of its last step, counted from 0, in place of the number of steps: the first row is then one too late, which
+    equal losses explain, and nothing else.
+    """
+    rows, known = evidence.target_rows, evidence.since_start
+    if known is not None and known.contradiction:
+        return Claim(
+            "step",
+            CLAIM_FAILED,
+            f"{known.contradiction}: it did not continue from it (hint: resume: has to load {{checkpoint}}, and the "
+            "metrics have to count the steps of the run)",
+            known.to_json(),
+        )
+    if known is not None and known.counted:
+        return Claim(
+            "step",
+            NOT_CHECKED,
+            f"{known.counted} counts the rows of each process, so it does not show where the trainer began; "
+            f"the checkpoint's step {step} was added to it (hint: log the run's step as global_step)",
+            known.to_json(),
+            needed=not known.opened,
+        )
     if complete and not rows:
         return Claim("step", VERIFIED, f"the run was complete at step {step}: nothing was left to train")
     if not rows:
@@ -152,6 +199,23 @@ def _step(step: int, evidence: Evidence, *, complete: bool) -> Claim:
     gaps = [after - before for before, after in pairwise(steps) if after > before]
     interval, first = max(1, min(gaps, default=1)), rows[0]["global_step"]
     continues = step <= first < step + interval
+    if first == step + interval and any(row["global_step"] == step for row in evidence.source_rows):
+        compared = [each for each in overlaps if each.steps]
+        same = bool(compared) and all(each.identical for each in compared)
+        why = (
+            "it may be the last one that was done, counted from 0, or a step is missing (hint: save the number of "
+            "updates as step)"
+        )
+        if same:
+            why = "it is the last one that was done, as the losses after it are equal bit by bit"
+        return Claim(
+            "step",
+            VERIFIED if same else NOT_CHECKED,
+            f"the first step that the target logged is {first}, and the source has logged step {step} of the "
+            f"checkpoint: {why}",
+            {"first": first, "checkpoint": step, "interval": interval},
+            needed=known is None or not known.opened,
+        )
     return Claim(
         "step",
         VERIFIED if continues else CLAIM_FAILED,
@@ -183,57 +247,118 @@ def _learning_rate(step: int, evidence: Evidence, overlaps: Sequence[Overlap]) -
     before = [pair for pair in _rates(evidence.source_rows) if pair[0] < step]
     after = _rates(evidence.target_rows)
     if len(before) < 2 or not after:
-        return Claim("learning rate", NOT_CHECKED, "it is not logged (log it with the loss)", needed=False)
-    slopes = [abs(b - a) / (t - s) for (s, a), (t, b) in pairwise(before[-9:]) if t > s]
-    (last_step, last), (first_step, first) = before[-1], after[0]
-    allowed = 2 * max(slopes, default=0.0) * (first_step - last_step) + LEARNING_RATE_TOLERANCE * abs(last)
-    continues = abs(first - last) <= allowed
+        return Claim("learning rate", NOT_CHECKED, _why_no_rates(step, evidence), needed=False)
+    return _continued_rate(before, after[0])
+
+
+def _continued_rate(before: Sequence[tuple[int, float]], after: tuple[int, float]) -> Claim:
+    """Compare the target's first rate with the line through the source's last ones.
+
+    A schedule that bends at the seam, and one that begins a few steps too early or too late, look alike: neither is
+    verified.
+    """
+    slopes = [(b - a) / (t - s) for (s, a), (t, b) in pairwise(before[-9:]) if t > s]
+    (last_step, last), (first_step, first) = before[-1], after
+    steps, rounding = first_step - last_step, LEARNING_RATE_TOLERANCE * abs(last)
+    bend = max((abs(after - before) for before, after in pairwise(slopes)), default=0.0)
+    allowed = 2 * max(map(abs, slopes), default=0.0) * steps + rounding
+    expected = last + (slopes[-1] if slopes else 0.0) * steps
+    what = f"{last:.6g} at step {last_step}, then {first:.6g} at step {first_step}"
+    evidence = {"before": last, "after": first, "allowed": allowed, "expected": expected}
+    if abs(first - last) > allowed:
+        return Claim("learning rate", CLAIM_FAILED, f"{what}: it has never changed so much", evidence)
+    if len(slopes) > 1 and abs(first - expected) <= 2 * bend * steps + rounding:
+        return Claim("learning rate", VERIFIED, what, evidence)
+    why = f"the source's last rates lead to {expected:.6g}, so its schedule bends there or has moved"
+    if len(slopes) < 2:
+        why = "two rows before the checkpoint do not show the course of the schedule"
+    return Claim("learning rate", NOT_CHECKED, f"{what}: {why}", evidence, needed=False)
+
+
+def _why_no_rates(step: int, evidence: Evidence) -> str:
+    """Return why the learning rates cannot be compared."""
+    before = [row for row in evidence.source_rows if row["global_step"] < step]
+    if not before:
+        return "the source's rows before the checkpoint are not known"
+    if not evidence.target_rows:
+        return "the target has logged no step"
+    if not _rates(evidence.source_rows) and not _rates(evidence.target_rows):
+        return "it is not logged (log it with the loss)"
+    if not _rates(evidence.target_rows):
+        return "the source logged it, and the target has not yet"
+    if not _rates(before):
+        return "the target logged it, and the source has no row with it before the checkpoint"
+    return f"the source has one row with it before the checkpoint, of step {_rates(before)[0][0]}: two show its change"
+
+
+def _checkpoint_read(evidence: Evidence, *, complete: bool) -> Claim:
+    """Check that the checkpoint was opened before the trainer's first row."""
+    name, known = "checkpoint read", evidence.since_start
+    if known is None or not known.files:
+        return Claim(name, NOT_CHECKED, "the target has not recorded which files were opened", needed=False)
+    if known.opened:
+        what = f"{known.opened} of {count(known.files, 'file')} of the checkpoint"
+        return Claim(
+            name, VERIFIED, f"{what} {agree(known.opened, 'was', 'were')} opened after the trainer's start",
+            known.to_json(), needed=False,
+        )  # fmt: skip
+    if known.unwatched:
+        return Claim(name, NOT_CHECKED, f"openings are not known ({known.unwatched})", known.to_json(), needed=False)
+    if not known.opened_until or complete:
+        return Claim(name, NOT_CHECKED, "the trainer has logged no row yet", known.to_json(), needed=False)
     return Claim(
-        "learning rate",
-        VERIFIED if continues else CLAIM_FAILED,
-        f"{last:.6g} at step {last_step}, then {first:.6g} at step {first_step}"
-        + ("" if continues else ": it has never changed so much"),
-        {"before": last, "after": first, "allowed": allowed},
+        name,
+        CLAIM_FAILED,
+        f"no file of the checkpoint was opened between the trainer's start and its {known.opened_until}",
+        known.to_json(),
+        needed=False,
     )
+
+
+def _loss_level(step: int, evidence: Evidence) -> Claim:
+    """Compare the target's first losses with the range of the source's last ones.
+
+    Such a comparison finds only parameters that begin again.
+    """
+    name = "loss level"
+    before = [row["train/loss"] for row in evidence.source_rows if row["global_step"] < step][-LEVEL_BEFORE:]
+    after = [row["train/loss"] for row in evidence.target_rows][:LEVEL_AFTER]
+    before, after = [each for each in before if math.isfinite(each)], [each for each in after if math.isfinite(each)]
+    if len(before) < LEVEL_AFTER or not after:
+        return Claim(name, NOT_CHECKED, "too few losses of both sides are known", needed=False)
+    low, high, level = min(before), max(before), statistics.median(after)
+    margin = max(LEVEL_MARGIN * (high - low), 0.5 * abs(statistics.median(before)))
+    holds = low - margin <= level <= high + margin
+    return Claim(
+        name,
+        VERIFIED if holds else CLAIM_FAILED,
+        f"the target's first losses have the median {level:.6g}, the source's last {count(len(before), 'row')} had "
+        f"{low:.6g} to {high:.6g}" + ("" if holds else ": the parameters are others"),
+        {"level": level, "low": low, "high": high, "margin": margin},
+        needed=False,
+    )
+
+
+def _curve(step: int, evidence: Evidence) -> Claim:
+    """Name the steps before the checkpoint that the source has no rows of."""
+    steps = [row["global_step"] for row in evidence.source_rows if row["global_step"] < step]
+    if not steps:
+        return Claim("curve", NOT_CHECKED, "the source's rows before the checkpoint are not known", needed=False)
+    interval = min((after - before for before, after in pairwise(steps)), default=1)
+    holes = [
+        f"{before + 1} to {after - 1}"
+        for before, after in pairwise([*steps, step])
+        if after - before > max(1, interval)
+    ]
+    if holes:
+        what = f"the source logged no row of steps {', '.join(holes[:8])}: the run's curve has a hole there"
+        return Claim("curve", NOT_CHECKED, what, {"holes": holes[:64]}, needed=False)
+    return Claim("curve", VERIFIED, f"no row is missing from step {steps[0]} to the checkpoint's", needed=False)
 
 
 def _rates(rows: Rows) -> list[tuple[int, float]]:
     """Return (step, learning rate) of the rows where it is a number."""
     return [(row["global_step"], row[RATE]) for row in rows if RATE in row and not math.isnan(row[RATE])]
-
-
-def overlap_claim(plan: Plan, *overlaps: Overlap) -> Claim:
-    """Compare losses of the steps that both sides did."""
-    accepted = plan.trainer is not None and plan.trainer.losses_may_differ
-    steps = [step for each in overlaps for step in each.steps]
-    if not steps:
-        hint = "--mode warm compares those of a rehearsal" if not plan.has_standby else "the rehearsal logged too few"
-        return Claim("replay overlap", NOT_CHECKED, f"no step with a loss was done by both ({hint})", needed=False)
-    worst = max(each.worst for each in overlaps)
-    band = min(each.band for each in overlaps if each.steps)
-    holds, identical = all(each.agrees for each in overlaps), all(each.identical for each in overlaps)
-    number = count(len(steps), "loss", "losses")
-    if identical:
-        what = f"{number} of the same steps {agree(len(steps), 'is', 'are')} equal bit by bit"
-    elif holds:
-        why = "" if plan.trainer is None or plan.trainer.same_world else ", on another number of processes"
-        what = f"{number} of the same steps agree within {worst:.1e} relative (allowed {band:.0e}{why})"
-    else:
-        first = next(each.first_difference for each in overlaps if each.first_difference is not None)
-        what = (
-            f"losses differ from the source's by up to {records.difference_text(worst)} from step {first} on "
-            f"(allowed {band:.0e}): the order of the data, or the random state, begins again"
-        )
-        if plan.trainer is not None and plan.trainer.advice:
-            what += f" ({plan.trainer.advice[0]})"
-    return Claim(
-        "replay overlap",
-        VERIFIED if holds else CLAIM_FAILED,
-        what,
-        {"steps": [list(step) for step in steps], "largest_relative_difference": worst, "tolerance": band},
-        needed=False,
-        agreed=accepted,
-    )
 
 
 def _data(*overlaps: Overlap) -> Claim:
@@ -249,21 +374,4 @@ def _data(*overlaps: Overlap) -> Claim:
         else f"step {wrong[0]} consumed another batch than on the source",
         {"steps": [list(pair) for pair in pairs]},
         needed=False,
-    )
-
-
-def _environment(evidence: Evidence) -> Claim:
-    before, after = evidence.source_versions, evidence.target_versions
-    names = sorted(before.keys() & after.keys())
-    if not names:
-        return Claim("environment", NOT_CHECKED, "the versions of one side are not known", needed=False)
-    changed = [f"{name} {before[name]} -> {after[name]}" for name in names if before[name] != after[name]]
-    listed = ", ".join(f"{name} {after[name]}" for name in names)
-    return Claim(
-        "environment",
-        CLAIM_FAILED if changed else VERIFIED,
-        f"versions differ: {', '.join(changed)}" if changed else f"the same versions: {listed}",
-        {"source": dict(before), "target": dict(after)},
-        needed=False,
-        agreed=True,  # named, and no reason to go back: results are compared by the overlap
     )

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping
 
 from midstream.migrate.repair.repair_proposal import UndeterminedError
 from midstream.migrate.repair.run_evidence import FleetEvidence
-from midstream.remote.runs.record_repair import AttemptEvidence
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.runs.record_repair import AttemptEvidence
 
 Found = tuple[records.Fence, list[str]]
 
 
 def lost_fence(gathered: FleetEvidence, host: str) -> Found:
     """Return the fence of ``host``, and the evidence for it.
+
+    ``gathered`` is the evidence that counts for that host.
 
     Raises:
         UndeterminedError: The evidence does not determine it.
@@ -26,8 +30,14 @@ def lost_fence(gathered: FleetEvidence, host: str) -> Found:
     else:
         base, evidence = _from_lineage(gathered)
     evidence = [*evidence, f"no checkpoint, status or lineage is of an epoch above {base.epoch}"]
+    head = gathered.judgement.head
+    if head is not None and base.epoch < head.epoch and host in gathered.judgement.owner_hosts:
+        raise UndeterminedError(
+            f"{head.owner} owns it by a signed record (ownership {head.epoch}), and no copy of that fence can be read"
+        )
     if highest > base.epoch:
         raise UndeterminedError(f"{why} is of epoch {highest}, and no copy of its fence can be read")
+    base, evidence = _with_starts(gathered, host, base, evidence)
     return _after_migration_lock(gathered, host, base, evidence)
 
 
@@ -43,8 +53,17 @@ def _check_all_answer(gathered: FleetEvidence, host: str) -> None:
     others = [name for name in gathered.damaged_fences if name != host]
     if others and not gathered.fences:
         raise UndeterminedError(f"the fence cannot be read on {', '.join(others)} either, and there is no other copy")
-    named = {entry.target: location for location, lineage in gathered.lineages().items() for entry in lineage.entries}
-    named.update({fence.owner: location for location, fence in gathered.fences.items()})
+    head = gathered.judgement.head
+    proven = 0 if head is None else head.epoch  # owners up to here are signed
+    named = {
+        entry.target: location
+        for location, lineage in gathered.lineages().items()
+        for entry in lineage.entries
+        if entry.epoch > proven
+    }
+    named.update({fence.owner: location for location, fence in gathered.fences.items() if fence.epoch > proven})
+    if head is not None:
+        named[head.owner] = "a signed record"
     unknown = [f"{name} (named by {location})" for name, location in named.items() if name not in gathered.targets]
     # The fence of a run started without a launcher is owned by the machine's own name.
     if unknown and (len(named) > 1 or len(gathered.hosts) > 1):
@@ -54,8 +73,8 @@ def _check_all_answer(gathered: FleetEvidence, host: str) -> None:
 def _newest_copy(copies: Mapping[str, records.Fence]) -> Found:
     epoch = max(fence.epoch for fence in copies.values())
     newest = {location: fence for location, fence in copies.items() if fence.epoch == epoch}
-    first = next(iter(newest.values()))
-    if any(fence != first for fence in newest.values()):
+    first = max(newest.values(), key=lambda fence: fence.order)  # a source's seal has no start of the target
+    if not all(first.continues(fence) for fence in newest.values()):
         raise UndeterminedError(f"copies of epoch {epoch} differ: {', '.join(newest)}")
     return first, [f"{location}: epoch {first.epoch}, owner {first.owner}" for location in newest]
 
@@ -69,6 +88,40 @@ def _highest_epoch(gathered: FleetEvidence) -> tuple[int, str]:
         epochs += [(entry.epoch, f"{name}: attempt {entry.attempt} of the lineage") for entry in lineage.entries]
     epochs += [(status.epoch, f"{name}: attempt {status.attempt}") for name, status in gathered.statuses()]
     return max(epochs)
+
+
+def _with_starts(gathered: FleetEvidence, host: str, base: records.Fence, evidence: list[str]) -> Found:
+    """Return ``base`` with the newest start of its epoch that its owner shows.
+
+    An older start is closed where its successor continued: at its newest complete checkpoint before those of later
+    starts.
+    """
+    names = [name for name in gathered.hosts if name == host or name in gathered.targets.get(base.owner, ())]
+    saved = [
+        (step, start) for values in gathered.stored.values() for epoch, step, start in values if epoch == base.epoch
+    ]
+    saved += [
+        (each.step, each.start)
+        for name in names
+        for each in gathered.hosts[name].checkpoints
+        if each.complete and each.epoch == base.epoch
+    ]
+    shown = {start: f"a checkpoint of step {step}" for step, start in saved}
+    for name, status in gathered.statuses():
+        if name in names and status.epoch == base.epoch:
+            shown[status.start] = f"{name}: attempt {status.attempt}"
+    newest = max(shown, default=0)
+    if newest <= base.start:
+        return base, evidence
+    closed = list(base.starts)
+    for start in sorted({each for each in shown if base.start <= each < newest} | {newest - 1}):
+        later = min((step for step, number in saved if number > start), default=math.inf)
+        steps = [step for step, number in saved if number <= start and step < later]
+        steps += [] if base.sealed_step is None else [base.sealed_step]
+        limit = max(steps) if steps else None
+        closed.append(records.ClosedStart(base.epoch, start, limit).to_json())
+    fence = dataclasses.replace(base, start=newest, starts=closed)
+    return fence, [*evidence, f"{shown[newest]} is of start {newest} of epoch {base.epoch}"]
 
 
 def _from_lineage(gathered: FleetEvidence) -> Found:

@@ -6,8 +6,8 @@ from typing import Any
 
 from midstream.migrate.repair.repair_proposal import UndeterminedError
 from midstream.migrate.repair.run_evidence import FleetEvidence
-from midstream.remote.runs.record_repair import AttemptEvidence
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.runs.record_repair import AttemptEvidence
 
 
 def lost_lineage(gathered: FleetEvidence, host: str, fence: records.Fence | None) -> tuple[records.Lineage, list[str]]:

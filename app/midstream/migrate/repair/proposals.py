@@ -7,17 +7,19 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.migrate.repair.fence_repair import lost_fence
 from midstream.migrate.repair.history_repair import lost_lineage, lost_status
+from midstream.migrate.repair.owner_repair import adopt, adoption, believed, lost_chain
 from midstream.migrate.repair.repair_proposal import RepairProposal, UndeterminedError
 from midstream.migrate.repair.run_evidence import FleetEvidence, store_of
-from midstream.remote.runs import record_repair
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.runs import record_repair
 
 LEASE_DURATION = 3600.0  # seconds after which a migration that has not sealed a run has lost its lock
 # Later records are derived from earlier ones.
-_REPAIR_ORDER = ("fence.json", "lineage.json", "migration_lock.json", "store.json")
+_REPAIR_ORDER = ("fence.json", "ownership.json", "lineage.json", "migration_lock.json", "store.json")
 _STATUS = re.compile(r"attempts/([0-9]+)/status-([0-9]+)\.json")
 _OF_ATTEMPT = re.compile(r"attempts/([0-9]+)/((?:launch|exit|command|restore|parameter_drift)[-0-9]*)\.json")
 _PIN = re.compile(r"pins/(.+)\.json")
@@ -25,12 +27,18 @@ _PIN = re.compile(r"pins/(.+)\.json")
 Determined = tuple[Mapping[str, Any] | None, list[str]]
 
 
-def propose(gathered: FleetEvidence, only: str = "") -> list[RepairProposal]:
-    """Return the proposals for each host, or for ``only`` that one; the fence first."""
+def propose(fleet: Fleet, gathered: FleetEvidence, only: str = "") -> list[RepairProposal]:
+    """Return the proposals for each host, or for ``only`` that one; the fence first.
+
+    A host that is named and not damaged may be adopted as the run's owner.
+    """
     found: list[RepairProposal] = []
     for host, left in gathered.hosts.items():
         if only in ("", host):
             found += _on_host(gathered, host, left)
+    if only and not found and only in gathered.hosts:
+        adopted = adoption(fleet, gathered, only)
+        found += [] if adopted is None else [adopted]
     return found
 
 
@@ -41,15 +49,21 @@ def apply(hosts: HostPool, proposal: RepairProposal) -> str:
         HostError: The host does not answer.
         RemoteError: The host refused to write it.
     """
+    if proposal.adopts is not None:
+        return adopt(hosts, proposal)
     host = hosts.get(proposal.host)
     value = None if proposal.value is None else dict(proposal.value)
     return host.call(record_repair.put)(root=host.root, run_id=proposal.run_id, file=proposal.file, value=value)
 
 
 def _on_host(gathered: FleetEvidence, host: str, left: record_repair.RunEvidence) -> list[RepairProposal]:
+    gathered = believed(gathered, host)
     damaged = dict(left.damaged)
     if left.fence is None and "fence.json" not in damaged and left.attempts:
         damaged["fence.json"] = "it is missing, and the run has attempts"
+    chain = gathered.judgement.chain
+    if chain is not None and not left.ownership and host in gathered.judgement.owner_hosts and left.attempts:
+        damaged.setdefault("ownership.json", "it is missing, and the run has signed records")
     fence = left.fence
     found: list[RepairProposal] = []
     names = sorted(
@@ -76,6 +90,9 @@ def _repair(gathered: FleetEvidence, host: str, name: str, fence: records.Fence 
     if name == "fence.json":
         found, evidence = lost_fence(gathered, host)
         return found.to_json(), evidence
+    if name == "ownership.json":
+        chain, evidence = lost_chain(gathered)
+        return chain.to_json(), evidence
     if name == "lineage.json":
         lineage, evidence = lost_lineage(gathered, host, fence)
         return lineage.to_json(), evidence
@@ -94,9 +111,9 @@ def _repair(gathered: FleetEvidence, host: str, name: str, fence: records.Fence 
 
 
 def _migration_lock(gathered: FleetEvidence, host: str) -> Determined:
-    """Determine the migration lock.
+    """Determine the migration lock: of this machine's open migration, or none.
 
-    It is that of this machine's open migration, or none after its lease.
+    The lock of a migration that another machine started expires after its lease.
     """
     left = gathered.hosts[host]
     open_views = [view for view in gathered.migrations if view.open]
@@ -123,10 +140,7 @@ def _store(gathered: FleetEvidence, host: str) -> Determined:
 
 
 def _of_attempt(gathered: FleetEvidence, host: str, number: int, what: str) -> Determined:
-    """Determine a record of an attempt.
-
-    It is not needed after the attempt's end, unless an open migration uses it.
-    """
+    """Determine a record of an attempt; after its end only an open migration needs it."""
     attempt = next((each for each in gathered.hosts[host].attempts if each.attempt == number), None)
     if attempt is None:
         raise UndeterminedError(f"attempt {number} has no other files")

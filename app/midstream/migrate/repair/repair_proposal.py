@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from midstream_core import records
+
 
 class UndeterminedError(Exception):
     """The evidence does not determine a record; the message names what is missing."""
@@ -22,6 +24,8 @@ class RepairProposal:
     value: Mapping[str, Any] | None = None  # None: no record is needed; the file is moved aside
     evidence: Sequence[str] = ()
     missing: str = ""  # reason why it is not determined; empty where it is
+    adopts: records.Fence | None = None  # fence under which the host becomes the signed owner, by the user's consent
+    begun: float = 0.0  # UTC seconds at which the run of this name began that the new records replace; 0: none
 
     @property
     def determined(self) -> bool:

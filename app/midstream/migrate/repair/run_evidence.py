@@ -14,12 +14,14 @@ from midstream.hosts.host_pool import HostPool
 from midstream.launch.host_group_start import CONCURRENCY
 from midstream.migrate.journal.migration_directory import list_migrations
 from midstream.migrate.journal.migration_view import MigrationView
+from midstream.ownership.judgement import Judgement
+from midstream.ownership.owner_judge import HostCopy, OwnerJudge
 from midstream.plain_yaml import load_plain
-from midstream.remote.runs import record_repair
 from midstream.stores.bucket_access import access_for
 from midstream.stores.bucket_run import BucketRun
-from midstream_engine import records
-from midstream_engine.object_store.urls import in_bucket
+from midstream_core import records
+from midstream_core.object_store.urls import in_bucket
+from midstream_host.runs import record_repair
 
 EVIDENCE_TIMEOUT = 120.0  # seconds, for a host that reads all metrics of a long run
 
@@ -38,6 +40,11 @@ class FleetEvidence:
     targets: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict[str, tuple[str, ...]]
     )  # of the fleet: name -> hosts
+    judgement: Judgement = field(default_factory=lambda: Judgement(""))  # of what the hosts show
+    # Complete checkpoints in buckets, by the bucket's URL: epoch, step, start.
+    stored: Mapping[str, Sequence[tuple[int, int, int]]] = field(
+        default_factory=dict[str, Sequence[tuple[int, int, int]]]
+    )
 
     def lineages(self) -> dict[str, records.Lineage]:
         """Return the readable lineages by host."""
@@ -74,10 +81,14 @@ def gather(fleet: Fleet, hosts: HostPool, run_id: str) -> FleetEvidence:
     fences.update(_journaled(migrations))
     damaged = [name for name, evidence in found.items() if "fence.json" in evidence.damaged]
     newer = [name for name, evidence in found.items() if "fence.json" in evidence.newer]
+    stored: dict[str, Sequence[tuple[int, int, int]]] = {}
     for url in dict.fromkeys(filter(None, (store_of(evidence.config) for evidence in found.values()))):
         try:
-            fence = BucketRun(url, run_id, access_for(fleet, url)).fence()
+            bucket = BucketRun(url, run_id, access_for(fleet, url))
+            fence = bucket.fence()
             fences.update({} if fence is None else {f"{url}: fence.json": fence})
+            complete = [each for each in bucket.checkpoints() if each["complete"]]
+            stored[url] = [(each["epoch"], each["step"], each["start"]) for each in complete]
         except records.NewerFormatError:
             newer.append(url)
         except records.RecordError:
@@ -85,7 +96,9 @@ def gather(fleet: Fleet, hosts: HostPool, run_id: str) -> FleetEvidence:
         except MidstreamError as error:
             unreachable[url] = error.message
     targets = {name: fleet.hosts_of(name) for name in fleet.target_names}
-    return FleetEvidence(run_id, found, unreachable, fences, damaged, newer, migrations, targets)
+    shown = [HostCopy(name, evidence.fence, evidence.ownership) for name, evidence in found.items()]
+    judgement = OwnerJudge(fleet).judge(run_id, shown)
+    return FleetEvidence(run_id, found, unreachable, fences, damaged, newer, migrations, targets, judgement, stored)
 
 
 def store_of(config: str) -> str:

@@ -15,16 +15,21 @@ from midstream.errors import MidstreamError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host import Host
 from midstream.migrate.source_and_target import host_files
-from midstream.remote.runs import run_state, standby_state
-from midstream.remote.runs.run_checkpoints import CheckpointSummary
-from midstream.remote.runs.run_state import RunDescription
-from midstream.remote.verify import tree
+from midstream.ownership.owner_judge import HostCopy, OwnerJudge
+from midstream.stores.bucket_acceptance import acceptance, claim, owner_line
 from midstream.stores.bucket_access import Access, access_for
 from midstream.stores.bucket_checkpoint import BucketCheckpoint
 from midstream.stores.bucket_host import BucketHost
 from midstream.stores.bucket_run import BucketRun
-from midstream.transfer import Endpoint, VerifyReport, bucket_endpoint, probe, verify_objects
-from midstream_engine import records
+from midstream.transfer.endpoint import Endpoint, bucket_endpoint
+from midstream.transfer.report import VerifyReport
+from midstream.transfer.streams.link import probe
+from midstream.transfer.verify_tree import verify_objects
+from midstream_core import records
+from midstream_host.runs import run_state, standby_state
+from midstream_host.runs.run_checkpoints import CheckpointSummary
+from midstream_host.runs.run_state import RunDescription
+from midstream_host.verify import tree
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -84,7 +89,9 @@ class CheckpointStore(Protocol):
 
 def checkpoint_store_of(fleet: Fleet, host: Host, run_id: str, store: str) -> CheckpointStore:
     """Return the checkpoint store of a group whose first host is ``host``."""
-    return BucketStore(host, run_id, store, access_for(fleet, store)) if store else DirectoryStore(host, run_id)
+    if not store:
+        return DirectoryStore(host, run_id)
+    return BucketStore(host, run_id, store, access_for(fleet, store), OwnerJudge(fleet))
 
 
 @dataclass(frozen=True)
@@ -140,13 +147,14 @@ class DirectoryStore:
 class BucketStore:
     """Checkpoints in bucket ``store``, read from this machine with ``access``.
 
-    The fence is that of ``host``, or a newer one in the bucket.
+    `bucket_acceptance` says which of them count. ``owners`` has the signed records of the run.
     """
 
     host: Host
     run_id: str
     store: str
     access: Access
+    owners: OwnerJudge | None = None
     _clients: dict[str, BucketHost | None] = field(
         default_factory=dict[str, BucketHost | None], repr=False, compare=False
     )
@@ -177,9 +185,22 @@ class BucketStore:
         return self._clients[via.name]
 
     def checkpoints(self, described: RunDescription) -> list[CheckpointSummary]:
-        there = self._run()
-        fence = max(filter(None, (described.fence, there.fence())), key=lambda fence: fence.epoch, default=None)
-        return [_summary(checkpoint, fence) for checkpoint in there.checkpoints()]
+        return self.examined(described)[0]
+
+    def examined(self, described: RunDescription) -> tuple[list[CheckpointSummary], str]:
+        """Return a described run's checkpoints, and the bucket's claim.
+
+        The claim is what the bucket shows beyond the proven epoch, in one line; empty where it shows no more.
+        """
+        there, head = self._run(), None
+        if self.owners is not None:
+            shown = HostCopy(self.host.name, described.fence, described.ownership)
+            head = self.owners.judge(self.run_id, [shown]).head
+        fence = there.fence()
+        accepted = acceptance(described.fence, fence, head.epoch if head is not None else 0)
+        found = there.checkpoints(accepted=accepted.accepts)
+        owned = owner_line(head, self.host.name, described.fence)
+        return [_summary(each) for each in found], claim(there.url, fence, found, accepted.proven, owned)
 
     def newest_state(self) -> standby_state.NewestState | None:
         while True:
@@ -242,17 +263,16 @@ class BucketStore:
         self._run().unpin(migration)
 
 
-def _summary(checkpoint: Mapping[str, Any], fence: records.Fence | None) -> CheckpointSummary:
+def _summary(checkpoint: Mapping[str, Any]) -> CheckpointSummary:
     """Return a checkpoint that a bucket lists in the form that hosts report."""
-    complete, epoch, step = checkpoint["complete"], checkpoint.get("epoch", 0), checkpoint["step"]
     return CheckpointSummary(
         name=checkpoint["name"],
-        step=step,
+        step=checkpoint["step"],
         attempt=checkpoint["attempt"],
         pinned=checkpoint.get("pinned", False),
-        complete=complete,
-        accepted=complete and (fence is None or fence.accepts(epoch, step)),
-        epoch=epoch,
+        complete=checkpoint["complete"],
+        accepted=checkpoint["accepted"],
+        epoch=checkpoint.get("epoch", 0),
         size=checkpoint.get("size", 0),
         created=checkpoint.get("created", 0.0),
         root_digest=checkpoint.get("root_digest", ""),
@@ -288,9 +308,7 @@ def copy_route(here: CheckpointStore, there: CheckpointStore, source: Host, targ
 def store_conflict(host: Host, run_id: str, target_store: CheckpointStore, epoch: int) -> tuple[str, str]:
     """Return why a run at ``epoch`` cannot use ``target_store``, and the hint.
 
-    ``target_store`` is the checkpoint store of a target.
-
-    Both are empty if it can.
+    ``target_store`` is the checkpoint store of a target. If the run can use it, both texts are empty.
     """
     paths = records.RunPaths(host.root, run_id)
     known = host.call(tree.store_of)(root=host.root, run_id=run_id)
@@ -315,6 +333,6 @@ def store_conflict(host: Host, run_id: str, target_store: CheckpointStore, epoch
     if fence is not None and fence.epoch > epoch:
         return (
             f"{target_store.store} has another run {run_id}: owned by {fence.owner} under epoch {fence.epoch}",
-            "choose another prefix, or remove that run there",
+            f"midstream --repair {run_id} shows who owns it; for a new run choose another prefix or --run-id",
         )
     return "", ""

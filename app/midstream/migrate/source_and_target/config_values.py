@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from midstream.errors import MidstreamError
-from midstream.migrate.records.json_values import section
-from midstream.remote.files.allowlist import shown
+from midstream.migrate.journal.json_values import section
+from midstream_host.files.allowlist import shown
 
 LARGEST = 1 << 31  # examples of a batch, steps, lengths of axes
 _INTEGERS = {
@@ -37,9 +37,9 @@ _CYCLES = ("cycles", "cycle_length")
 
 
 def check_values(config: Mapping[str, Any], where: str) -> None:
-    """Check the values of an engine's config that the app reads.
+    """Check the config values that the app reads: numbers, or names of axes.
 
-    They are numbers, or names of axes. Absent values pass.
+    Absent values pass.
 
     Args:
         config: Content of run.yaml; its sections are mappings.

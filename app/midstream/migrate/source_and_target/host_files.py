@@ -11,11 +11,11 @@ from typing import Any
 from midstream.errors import DamagedError, MidstreamError, RemoteError
 from midstream.hosts.host import Host
 from midstream.migrate.source_and_target import source_config
-from midstream.remote.files import allowlist
-from midstream.remote.runs import run_state
-from midstream.remote.runs.standby_state import NewestState
 from midstream.watch.snapshot import RunView
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.files import allowlist
+from midstream_host.runs import run_state
+from midstream_host.runs.standby_state import NewestState
 
 CONCURRENCY = 32  # hosts that are requested at the same time
 ABSENT = ("FileNotFoundError", "NotADirectoryError")  # what a host raises for a file that is not there

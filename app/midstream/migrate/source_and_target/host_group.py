@@ -16,23 +16,25 @@ from typing import Concatenate, ParamSpec, TypeVar
 from midstream.counts import count
 from midstream.errors import HostError, MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet, HostConfig, Target
-from midstream.hosts.containers.container_host import engine_host
+from midstream.hosts.container_host import engine_host
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.rpc.answer_limits import decode_file
+from midstream.install.errors import LaunchError
 from midstream.launch import attempt_monitor
-from midstream.launch.errors import LaunchError
 from midstream.launch.host_group_start import CONCURRENCY, prepare_target, run_directories_of
 from midstream.launch.start_attempt import Prepared, Rank
 from midstream.migrate.source_and_target.checkpoint_store import CheckpointStore, checkpoint_store_of
-from midstream.remote.files.allowlist import CHECKPOINT
-from midstream.remote.runs import attempt_secrets, attempt_view, ownership, run_state, standby_state
-from midstream.remote.runs.run_state import MigrationAttempt, RunDescription
-from midstream.remote.trainers import processes
-from midstream.transfer import Endpoint, Progress, fan_out
+from midstream.transfer.endpoint import Endpoint
+from midstream.transfer.multi_host_copy import fan_out
+from midstream.transfer.report import Progress
 from midstream.watch.snapshot import RunView
-from midstream_engine import records
-from midstream_engine.foreign.run_file import RunFile
+from midstream_core import records
+from midstream_host.driver.run_file import RunFile
+from midstream_host.files.allowlist import CHECKPOINT
+from midstream_host.runs import attempt_secrets, attempt_view, ownership, run_state, standby_state
+from midstream_host.runs.run_state import MigrationAttempt, RunDescription
+from midstream_host.trainers import processes
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -228,9 +230,11 @@ class HostGroup:
         self.checkpoint_store.unpin(migration)
         self._call_each(ownership.release)(migration=migration)
 
-    def put_fence(self, fence: records.Fence, migration: str) -> None:
-        """Write the fence on every run host."""
-        self._call_each(ownership.put_fence)(fence=fence.to_json(), migration=migration)
+    def put_fence(self, fence: records.Fence, migration: str, chain: records.OwnershipChain | None = None) -> None:
+        """Write the fence on every run host, after the signed records that prove it."""
+        self._call_each(ownership.put_fence)(
+            fence=fence.to_json(), migration=migration, chain=None if chain is None else chain.to_json()
+        )
 
     def seal(self, migration: str, epoch: int, owner: str, step: int) -> None:
         """Seal a stopped run on every run host."""

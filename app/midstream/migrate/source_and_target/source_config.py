@@ -20,14 +20,14 @@ import yaml
 from midstream.errors import MidstreamError, RemoteError
 from midstream.hosts.host import Host
 from midstream.launch.engine_flags import engine_flags
-from midstream.migrate.records.json_values import section
-from midstream.migrate.records.plan import Plan
+from midstream.migrate.journal.json_values import section
+from midstream.migrate.journal.plan import Plan
 from midstream.migrate.source_and_target.config_values import check_values
 from midstream.plain_yaml import load_plain
-from midstream.remote.files.allowlist import shown
-from midstream.remote.runs import run_state
-from midstream_engine import records
-from midstream_engine.foreign.run_file import is_run_file
+from midstream_core import records
+from midstream_host.driver.run_file import is_run_file
+from midstream_host.files.allowlist import shown
+from midstream_host.runs import run_state
 
 LIMIT = 1 << 20  # bytes
 # Fields that the engine only reads or validates itself, as listed in docs/explanation/security.md.

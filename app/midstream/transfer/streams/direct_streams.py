@@ -1,7 +1,7 @@
 """Streams of one copy over TLS between this machine and a host.
 
-One program on the host serves all of them. It listens at the address by which this machine reached the host's SSH
-server, on ``copy_ports`` if given, and this machine connects: it opens no port itself. Certificates and keys travel
+One program on the host serves all of them. The program listens at the address by which this machine reached the host's
+SSH server, on ``copy_ports`` if given, and this machine connects: it opens no port itself. Certificates and keys travel
 over the SSH connection. If no connection is there within a short time (a firewall), the streams go over SSH, and the
 host is not tried again for a while.
 """
@@ -23,8 +23,6 @@ from midstream.hosts.host import Host, Process
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc.report_types import Connected, CopyLine, CopyProblem, Done, Landed
 from midstream.hosts.ssh.ssh_host import SshHost
-from midstream.remote.copy.stream import disk_receiver, sender, stream_server
-from midstream.remote.copy.stream.requested_items import new_key
 from midstream.transfer.copy_reports import checked_reports
 from midstream.transfer.copy_settings import RELAY, CopySettings, ports_of
 from midstream.transfer.endpoint import Endpoint
@@ -42,6 +40,8 @@ from midstream.transfer.streams.link import (
 from midstream.transfer.streams.stream import Events, Stream
 from midstream.transfer.streams.stream_transport import start
 from midstream.transfer.streams.tls_certificates import make_peers
+from midstream_host.copy import disk_receiver, sender, stream_server
+from midstream_host.copy.requested_items import new_key
 
 MIN_BYTES = 16 << 20  # of a copy for which a program that listens pays off
 OPEN_TIMEOUT = 8.0  # seconds until the first stream is there: an interpreter starts at each end
@@ -94,7 +94,7 @@ def direct_streams(
         source: Endpoint that sends.
         target: Endpoint that receives.
         settings: Those of the copy.
-        kind: What the copy may contain (`midstream.remote.files.allowlist`).
+        kind: What the copy may contain (`midstream_host.files.allowlist`).
         generation: Name of the staging directory.
         bytes_total: Bytes of the copy.
         link: The link over SSH, as soon as it is probed.

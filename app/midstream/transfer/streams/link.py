@@ -17,17 +17,17 @@ from dataclasses import dataclass, replace
 
 from midstream.errors import ConnectionLostError, HostError
 from midstream.hosts.host import Host, Process
-from midstream.hosts.kubernetes.kubernetes_host import KubernetesHost
+from midstream.hosts.kubernetes_host import KubernetesHost
 from midstream.hosts.rpc import report_types
-from midstream.hosts.ssh.settings import resolve
+from midstream.hosts.ssh.resolved_options import resolve
 from midstream.hosts.ssh.ssh_host import SshHost
-from midstream.remote.copy.stream import tls_peer
 from midstream.stores.bucket_host import BucketHost
 from midstream.transfer.copy_reports import checked_reports
 from midstream.transfer.copy_settings import DIRECT, RELAY, CopySettings, ports_of, settings_of_hosts
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.streams.stream_transport import start, transport_name
 from midstream.transfer.streams.tls_certificates import make_peers
+from midstream_host.copy import tls_peer
 
 REMOTE = (SshHost, KubernetesHost)  # hosts that are not this machine
 MAX_PINGS = 3
@@ -95,7 +95,8 @@ class Link:
     def streams(self) -> int:
         """Number of streams that fill the link.
 
-        One for every two cores of this machine, because a stream uses two, and more if windows wait for the round trip.
+        A stream uses two cores, so one for every two cores of this machine, and more if windows wait for the round
+        trip.
         """
         cores = min(4, max(1, (os.cpu_count() or 1) // 2))
         more = round(self.seconds / STREAM_LATENCY) if self.seconds > HIGH_LATENCY else 0

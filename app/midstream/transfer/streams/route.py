@@ -7,9 +7,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from midstream.hosts.host import Process
-from midstream.remote.bucket import disk_download, disk_upload
-from midstream.remote.copy.stream import disk_receiver, sender
-from midstream.remote.copy.stream.requested_items import new_key
 from midstream.stores.bucket_host import BucketHost
 from midstream.transfer.copy_settings import CopySettings, ports_of
 from midstream.transfer.endpoint import Endpoint
@@ -18,13 +15,13 @@ from midstream.transfer.streams.link import HIGH_LATENCY, SOURCE, TARGET, Link, 
 from midstream.transfer.streams.stream import Events, Stream
 from midstream.transfer.streams.stream_transport import start, start_stream
 from midstream.transfer.streams.tls_certificates import TlsPeers, make_peers
+from midstream_host.bucket import disk_download, disk_upload
+from midstream_host.copy import disk_receiver, sender
+from midstream_host.copy.requested_items import new_key
 
 
 class Route:
-    """Route of the streams from ``source`` to ``target`` over ``link``.
-
-    It opens the streams, for a copy of one ``kind`` of tree.
-    """
+    """Route of the streams from ``source`` to ``target``, for one ``kind`` of tree."""
 
     def __init__(
         self,
@@ -42,7 +39,7 @@ class Route:
             target: Endpoint that receives.
             link: The link between them.
             settings: Those of the copy.
-            kind: What the copy may contain (`midstream.remote.files.allowlist`).
+            kind: What the copy may contain (`midstream_host.files.allowlist`).
             direct: Streams over TLS between this machine and a host, used where the host's port can be reached.
         """
         self._direct = direct
@@ -58,10 +55,7 @@ class Route:
 
     @property
     def favors_streams(self) -> bool:
-        """Whether further streams pay off for few bytes.
-
-        They do if their number was set, or if the latency is high.
-        """
+        """Whether further streams pay off for few bytes: if requested, or at high latency."""
         return bool(self._settings.streams) or self.link.seconds > HIGH_LATENCY
 
     def open(self, generation: str, events: Events, *, small: bool = False) -> Stream:

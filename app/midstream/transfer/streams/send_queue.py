@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from midstream.remote.files.copy_items import CopyItem, CopyObject, HistoryObject
 from midstream.transfer.streams.early_stream import EarlyStream
 from midstream.transfer.streams.route import Route
 from midstream.transfer.streams.stream import MAX_QUEUED_BYTES, Stream
+from midstream_host.files.copy_items import CopyItem, CopyObject, HistoryObject
 
 MIN_STREAM_BYTES = 16 << 20  # that a further stream should move on a link of high latency
-CHUNK = 8 << 20  # bytes of a range: as `midstream.remote.copy.target.staging.CHUNK`
+CHUNK = 8 << 20  # bytes of a range: as `midstream_host.copy.staging.CHUNK`
 MIN_RANGE = 1 << 20  # bytes of a range near the end, so that all streams end at the same time
 MIN_QUEUED_BYTES = 4 << 20  # that a stream has in advance near the end
 BUCKET_QUEUED_BYTES = 256 << 20  # that the streams of a bucket have in advance: a program has many requests at a time
@@ -103,7 +103,7 @@ class SendQueue:
     def take(self) -> list[CopyItem]:
         """Remove and return the next items: about a chunk of bytes.
 
-        Near the end it is a range of one object.
+        Near the end only a range of one object is taken.
         """
         most = CHUNK
         if self._stream_count > 1:

@@ -16,11 +16,11 @@ from midstream.errors import ConnectionLostError, MidstreamError
 from midstream.hosts.host import Process
 from midstream.hosts.rpc.remote_program import last_words
 from midstream.hosts.rpc.report_types import CopyLine, CopyProblem, Done
-from midstream.remote.copy.stream.requested_items import RequestedItems
-from midstream.remote.files.copy_items import CopyItem
 from midstream.transfer.copy_reports import checked_reports
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import RESUME_HINT
+from midstream_host.copy.requested_items import RequestedItems
+from midstream_host.files.copy_items import CopyItem
 
 READ_SIZE = 1 << 18  # bytes of one read, if the kernel cannot splice the pipes
 PIPE_SIZE = 1 << 20  # bytes
@@ -85,7 +85,7 @@ class Stream:
             events: Queue for the reports.
             relayed: The sender's stdout goes to the receiver's stdin; otherwise the programs are connected.
             key: Secret that the receiver has and the sender has not; it tags each item
-                (`midstream.remote.copy.stream.requested_items`).
+                (`midstream_host.copy.requested_items`).
             reports: The receiver's reports; by default the lines of its output.
         """
         self._reports = reports

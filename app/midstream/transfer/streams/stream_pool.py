@@ -14,7 +14,6 @@ from midstream.errors import MidstreamError
 from midstream.hosts.rpc.remote_program import Cancelled
 from midstream.hosts.rpc.report_types import CopyLine, CopyProblem, Done, Landed, Placed
 from midstream.printable import printable
-from midstream.remote.files.copy_items import CopyItem, CopyObject
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError
 from midstream.transfer.progress import Meter
@@ -22,6 +21,7 @@ from midstream.transfer.streams.copy_problems import disk_full, problem_message,
 from midstream.transfer.streams.early_stream import EarlyStream
 from midstream.transfer.streams.send_queue import MIN_STREAM_BYTES, SendQueue, split, stream_count
 from midstream.transfer.streams.stream import Ended, Events, Reported, Reporter, Stream
+from midstream_host.files.copy_items import CopyItem, CopyObject
 
 MIN_CORE_BYTES = 128 << 20  # and on other links, where it adds a core: a stream costs two logins and two interpreters
 SMALL_COPY = 4 << 20  # bytes below which a copy opens no connection of its own

@@ -23,10 +23,10 @@ from midstream.errors import ConnectionLostError, RemoteError
 from midstream.fleet.fleet import SshHostConfig
 from midstream.hosts.deadline import Deadline
 from midstream.hosts.host import Host, Process
-from midstream.hosts.kubernetes.kubernetes_host import KubernetesHost
+from midstream.hosts.kubernetes_host import KubernetesHost
 from midstream.hosts.local_host import LocalProcess
 from midstream.hosts.rpc.remote_call import start_program
-from midstream.hosts.ssh.settings import SshSettings, parse_address
+from midstream.hosts.ssh.resolved_options import SshSettings, parse_address
 from midstream.hosts.ssh.ssh_host import SshHost
 from midstream.hosts.ssh.transport import BULK_WINDOW
 from midstream.stores.bucket_host import BucketHost
@@ -125,29 +125,21 @@ def fast_ciphers() -> bool:
 
 
 def ssh_argv(config: SshHostConfig, settings: SshSettings, command: str) -> list[str]:
-    """Return the command line of ssh with a host's resolved settings.
-
-    It never prompts and accepts no new host key.
-    """
+    """Return the ssh command of a host's settings; no prompts, no new host keys."""
     user, alias, port = parse_address(config.address, "address")
     options: list[str] = [*OPTIONS]
     if fast_ciphers():
         options.append("Ciphers=^aes128-gcm@openssh.com,aes256-gcm@openssh.com")
-    if config.known_hosts:
-        options.append("UserKnownHostsFile=" + " ".join(_quoted(each) for each in settings.known_hosts))
     own = []
     if config.identity_file:
         options.append("IdentitiesOnly=yes")
         own = ["-i", os.path.expanduser(config.identity_file)]
     user, port = config.user or user, config.port or port
     return [
-        "ssh", "-T", *settings.config_words, *(word for each in options for word in ("-o", each)), *own,
+        "ssh", "-T", *settings.config_words, *settings.host_key_words,
+        *(word for each in options for word in ("-o", each)), *own,
         *(["-l", user] if user else []), *(["-p", str(port)] if port else []), "--", alias, command,
     ]  # fmt: skip
-
-
-def _quoted(path: str) -> str:
-    return f'"{path}"' if " " in path else path
 
 
 class _SshProgramHost:

@@ -11,7 +11,7 @@ from textual.timer import Timer
 from textual.widgets import Input, Static
 
 from midstream.errors import MidstreamError
-from midstream.migrate.records import migration_state
+from midstream.migrate.journal import migration_state
 from midstream.tui.base_app import SHORT_SCREEN, BaseApp, app_of
 from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.state.selection import Selection

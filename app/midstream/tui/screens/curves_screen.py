@@ -1,7 +1,4 @@
-"""Base class of screens with a main curve and small multiples.
-
-It has the choice of the metric, zoom and style.
-"""
+"""Base class of curve screens: main curve, small multiples, metric, zoom, style."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.dialogs.enter_text import EnterTextScreen
 from midstream.tui.widgets.curve import CurveView
 from midstream.tui.widgets.plot import Drawn
-from midstream.watch.system.system_metrics import metric_of
+from midstream.watch.system_metrics import metric_of
 
 LONGEST_NAME = 100  # characters
 

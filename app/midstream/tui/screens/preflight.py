@@ -21,7 +21,7 @@ class Checked(Message):
 
 
 class Preflight:
-    """Results of the latest preflight. Those of an earlier one are dropped.
+    """Results of the latest preflight, without those of an earlier one.
 
     The screen receives `Checked` and passes it to `add`.
 

@@ -56,7 +56,7 @@ class CurrentRuns:
     def update(self, snapshot: Snapshot) -> RunChanges:
         """Take over a newer snapshot. Return what has changed since the last one.
 
-        It takes the time of the hosts that have reported; lists are copied where runs came or went.
+        An update takes the time of the hosts that have reported; lists are copied where runs came or went.
         """
         before, self._snapshot = self._snapshot, snapshot
         if before is snapshot:
@@ -117,9 +117,9 @@ def _changes(before: Snapshot | None, now: Snapshot) -> dict[str, RunView | None
 
 
 class DefaultOrder(Sequence[int]):
-    """The numbers below ``count``: those in ``first`` before the others.
+    """The numbers below ``count``, those in ``first`` before the others.
 
-    Both parts ascend. It takes the memory of ``first`` alone.
+    Both parts ascend. Only ``first`` takes memory.
     """
 
     def __init__(self, first: Sequence[int], count: int) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from midstream.migrate.records import migration_state
+from midstream.migrate.journal import migration_state
 from midstream.tui.state.screen_state import ScreenState
 from midstream.watch import snapshot as watch
 from midstream.watch.runs.run_failure import failure_of
-from midstream_engine import records
+from midstream_core import records
 
 Severity = Literal["information", "warning", "error"]
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from midstream.charts.smoothing import DEFAULT_FACTOR
+from midstream.state_directory import make_directory
 from midstream.tui.style import palette
-from midstream_engine import records
+from midstream_core import records
 
 MAX_FLEETS = 20  # fleet files whose lists are remembered
 UNSAVED = ("file", "fleet", "problem", "fleets")
@@ -94,7 +95,7 @@ class SavedLayout:
         values = {name: value for name, value in asdict(self).items() if name not in UNSAVED}
         values["fleets"] = {path: asdict_views(views) for path, views in list(self.fleets.items())[-MAX_FLEETS:]}
         with suppress(OSError):
-            self.file.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(self.file.parent)
             text = json.dumps(values, indent=1) + "\n"
             records.write_bytes(str(self.file), text.encode(), durable=False)
 

@@ -1,9 +1,7 @@
-"""Growing curve that can be drawn at any width.
+"""Growing curve that can be drawn at any width, from summaries of its points.
 
-It has summaries of blocks of 16, 256, 4096, ... points.
-
-Each block has its extremes, sum and count, so that a summary of any range reads about 16 values per level. Extremes
-preserve every spike. A point takes about 14 bytes; appending one takes about 1 µs.
+Blocks of 16, 256, 4096, ... points have their extremes, sum and count, so that a summary of any range reads about 16
+values per level. Extremes preserve every spike. A point takes about 14 bytes; appending one takes about 1 µs.
 """
 
 from __future__ import annotations

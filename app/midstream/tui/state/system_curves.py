@@ -1,6 +1,6 @@
-"""Series of hosts' system metrics for drawing.
+"""Series of hosts' system metrics for drawing, over time.
 
-Those of a host are over time, those of a run over its steps, tokens or time.
+The series of a run's hosts can also be drawn over its steps or tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from midstream.tui.state.series import Series
 from midstream.tui.state.series_cache import STEP, TIME, TOKENS, SeriesCache
 from midstream.watch.runs.run_hosts import hosts_of
 from midstream.watch.snapshot import RunView, Snapshot
-from midstream.watch.system.system_metrics import METRICS, PREFIX, SUM, SystemMetric, metric_of
+from midstream.watch.system_metrics import METRICS, PREFIX, SUM, SystemMetric, metric_of
 
 MAX_SERIES = 64  # the least recently used is dropped first
 _COLUMN = {STEP: "global_step", TIME: "global_step", TOKENS: "throughput/total_tokens"}
@@ -48,9 +48,9 @@ class SystemCurves:
         return self._names(snapshot, (host,))
 
     def names_of_run(self, snapshot: Snapshot, run: RunView) -> list[str]:
-        """Return the metrics that the hosts of a run's newest attempt have values of.
+        """Return metrics with values from the hosts of a run's newest attempt.
 
-        Those of accelerators are first.
+        Metrics of accelerators are first.
         """
         return self._names(snapshot, hosts_of(snapshot, run, run.attempt))
 
@@ -127,7 +127,7 @@ class SystemCurves:
     def _used(self, snapshot: Snapshot, run: RunView, host: str, attempt: int) -> frozenset[int]:
         """Return the accelerators of a host that a run's processes use or used.
 
-        The result is empty if that is not known.
+        An unknown set is empty.
         """
         key = (host, run.run_id, attempt)
         view = snapshot.host(host)
@@ -141,9 +141,7 @@ class SystemCurves:
     def _total(
         self, snapshot: Snapshot, host: str, metric: SystemMetric, used: frozenset[int], origin: float
     ) -> Points:
-        """Return one value of a host for each time, in the metric's unit.
-
-        It is NaN where there is none.
+        """Return one value of a host for each time, in the metric's unit; NaN if missing.
 
         Args:
             snapshot: The fleet.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from midstream import format
 from midstream.check.check_result import FAIL, PASS, WARN, Check
 from midstream.counts import count
 from midstream.tui.style import glyphs as signs
-from midstream.tui.style import number_format, palette
+from midstream.tui.style import palette
 from midstream.tui.style.glyphs import Glyphs
 from midstream.tui.style.styled_text import Text
 
@@ -34,9 +35,9 @@ def describe(checks: Sequence[Check], all_checked: bool, glyphs: Glyphs, width: 
         glyph, colour = signs.check_state(glyphs, check.state)
         text.append(f"  {glyph} ", colour)
         text.append(f"{check.name:<{widest}} " if width >= NARROW else f"{check.name}\n    ", palette.TEXT)
-        detail = number_format.folded(check.detail, width, widest + 5 if width >= NARROW else 4)
+        detail = format.folded(check.detail, width, widest + 5 if width >= NARROW else 4)
         text.append(f"{detail}\n", palette.DIM if check.state == PASS else colour)
         if check.hint:
-            text.append(f"      hint: {number_format.folded(check.hint, width, 12)}\n", palette.ACCENT)
+            text.append(f"      hint: {format.folded(check.hint, width, 12)}\n", palette.ACCENT)
     text.rstrip()
     return text

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from midstream.migrate.records import migration_state as states
-from midstream.migrate.records import phase_names
+from midstream.migrate.journal import migration_state as states
+from midstream.migrate.journal import phase_names
 from midstream.tui.style import palette
 from midstream.watch import snapshot as watch
-from midstream_engine import records
+from midstream_core import records
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def migration_state(glyphs: Glyphs, state: str) -> tuple[str, str]:
 def check_state(glyphs: Glyphs, state: str) -> tuple[str, str]:
     """Return (glyph, colour) of a check, of a claim's verdict, or of a phase's event."""
     from midstream.check.check_result import FAIL, PASS, WARN
-    from midstream.migrate.records.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED
+    from midstream.migrate.journal.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED
 
     if state in (PASS, VERIFIED, phase_names.DONE):
         return glyphs.passed, palette.GOOD

@@ -52,10 +52,7 @@ def cut_to(text: Text, height: int, hint: str) -> Text:
 
 
 class ControlFilter(LineFilter):
-    """Filter that removes control characters and links from each terminal line.
-
-    They have no width, so that columns stay aligned.
-    """
+    """Filter of control characters and links in terminal lines, so that columns align."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         return [_plain(segment) for segment in segments]

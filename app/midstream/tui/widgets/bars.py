@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
 
+from midstream import format
 from midstream.counts import count
-from midstream.tui.style import number_format, palette
+from midstream.tui.style import palette
 from midstream.tui.style.glyphs import Glyphs
 from midstream.tui.style.styled_text import Text
 
 if TYPE_CHECKING:
-    from midstream.migrate.records.downtime_report import DowntimeReport
+    from midstream.migrate.journal.downtime_report import DowntimeReport
 
 
 def bar(glyphs: Glyphs, share: float, width: int, colour: str = "") -> Text:
@@ -52,12 +53,12 @@ def copy_progress(glyphs: Glyphs, details: Sequence[Mapping[str, Any]], width: i
 def _copy_numbers(detail: Mapping[str, Any], room: int) -> str:
     """Return the numbers of a copy, the most important first, as many as fit."""
     total, done = detail.get("bytes_total") or 0, detail.get("bytes_done") or 0
-    words = [f"{number_format.size(done)} of {number_format.size(total)}"]
+    words = [f"{format.size(done)} of {format.size(total)}"]
     eta = detail.get("eta_seconds")
     if done < total and eta is not None:
-        words.append(f"{number_format.seconds(eta)} left")
+        words.append(f"{format.seconds(eta)} left")
     if rate := detail.get("bytes_per_second"):
-        words.append(f"{number_format.size(rate)}/s")
+        words.append(f"{format.size(rate)}/s")
     if done < total and (objects := detail.get("objects_total")):
         words.append(f"{detail.get('objects_done', 0)}/{count(objects, 'object')}")
     tail = f" {100 * (done / total if total else 1.0):3.0f}%"
@@ -68,11 +69,8 @@ def _copy_numbers(detail: Mapping[str, Any], room: int) -> str:
 
 
 def downtime(glyphs: Glyphs, report: DowntimeReport | None, predicted: Mapping[str, float], width: int) -> Text:
-    """Draw the predicted and measured parts of the downtime, one part per line.
-
-    They are bars on one scale.
-    """
-    from midstream.migrate.records.downtime_report import DOWNTIME_PHASES, shown_phase
+    """Draw the predicted and measured parts of the downtime as bars on one scale."""
+    from midstream.migrate.journal.downtime_report import DOWNTIME_PHASES, shown_phase
 
     measured = dict(report.measured) if report else {}
     names = [name for name in DOWNTIME_PHASES if predicted.get(name) or measured.get(name)]
@@ -84,13 +82,13 @@ def downtime(glyphs: Glyphs, report: DowntimeReport | None, predicted: Mapping[s
         expected, found = predicted.get(name, 0.0), measured.get(name)
         text.append(f"  {shown_phase(name):<12}", palette.TEXT)
         text.append_text(bar(glyphs, expected / longest, room, palette.DIM))
-        text.append(f" {number_format.seconds(expected):<8}", palette.DIM)
+        text.append(f" {format.seconds(expected):<8}", palette.DIM)
         if found is None:
             text.append("not yet\n", palette.DIM)
             continue
         colour = palette.WAIT if found > 2 * expected + 1 else palette.ACCENT
         text.append_text(bar(glyphs, found / longest, room, colour))
-        text.append(f" {number_format.seconds(found)}\n", palette.TEXT)
+        text.append(f" {format.seconds(found)}\n", palette.TEXT)
     text.rstrip()
     return text
 

@@ -33,9 +33,7 @@ PAN_STEP = 0.25  # share of the visible range
 class CurveView(CurveDrawing, Widget, can_focus=True, inherit_bindings=False):
     """One or several curves of any length, with zoom, pan and crosshair.
 
-    These are controlled by keys and mouse.
-
-    ``compact`` draws without axes and keys; a click on it posts `Picked`.
+    Keys and mouse control them. ``compact`` draws without axes and keys; a click on it posts `Picked`.
     """
 
     SCOPES = (commands.CURVE,)
@@ -158,7 +156,7 @@ class CurveView(CurveDrawing, Widget, can_focus=True, inherit_bindings=False):
     def _redraw_changes(self) -> None:
         """Paint now, and refresh the lines that differ.
 
-        They are few where a long curve has grown by a point. To compose all lines takes longer than to paint them.
+        Few lines differ where a long curve has grown by a point. To compose all lines takes longer than to paint them.
         """
         width, height, base = self._painted
         before, self._lines = self._lines, self._paint_lines(width, height, base)

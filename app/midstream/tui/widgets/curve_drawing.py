@@ -13,17 +13,18 @@ from midstream.charts.chart import NO_RANGE, Range, range_text
 from midstream.charts.smoothing import time_constant
 from midstream.tui.state.series_cache import CLOCK
 from midstream.tui.style.glyphs import Glyphs
-from midstream.tui.widgets import frame, plot
+from midstream.tui.widgets import plot
+from midstream.tui.widgets import plot_axes as frame
 from midstream.tui.widgets.curve_style import SMOOTHINGS, CurveStyle
 from midstream.tui.widgets.plot import Drawn
 from midstream.tui.widgets.viewport import Viewport
-from midstream.watch.system.system_metrics import metric_of
+from midstream.watch.system_metrics import metric_of
 
 
 class CurveDrawing:
-    """Curves of one metric, and the part of the x axis that is visible.
+    """Curves of one metric, and the visible part of the x axis, without keys.
 
-    It has no keys, and does not know when it is painted. ``compact`` draws without axes and keys.
+    The caller decides when to paint. ``compact`` draws without axes and keys.
     """
 
     def __init__(self, glyphs: Glyphs, *, empty: str, compact: bool, **options: Any) -> None:

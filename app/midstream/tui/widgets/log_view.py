@@ -1,7 +1,4 @@
-"""LogView: up to a million log lines.
-
-It follows the newest line until the user scrolls up.
-"""
+"""LogView: up to a million log lines, following the newest until the user scrolls."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from midstream.counts import count as counted
 from midstream.printable import printable
 from midstream.tui import commands
 from midstream.tui.style import palette
-from midstream.watch.logs.log_query import LogQuery
+from midstream.watch.runs.log_query import LogQuery
 
 MAX_LINES = 1_000_000  # the oldest are dropped at 10% more
 OVERLAP = 400  # lines compared to find the new ones
@@ -194,10 +191,7 @@ class LogView(ScrollView, can_focus=True, inherit_bindings=False):
         self._shown, self._examined = shown, len(self._lines)
 
     def _since(self) -> str:
-        """Return the timestamp at which the time window begins.
-
-        It is counted back from the newest line.
-        """
+        """Return the timestamp at which the time window begins, before the newest line."""
         if not self.minutes:
             return ""
         newest = next((line[:20] for line in reversed(self._lines) if _STAMP.match(line)), "")

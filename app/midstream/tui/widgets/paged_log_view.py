@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from textual import events
 from textual.message import Message
 
-from midstream.remote.runs.log_pages import LogMatches
-from midstream.tui.style import number_format
+from midstream import format
 from midstream.tui.widgets.log_view import LogView, clean, new_lines
-from midstream.watch.logs.host_log import LogLines
-from midstream.watch.logs.log_query import LogQuery
+from midstream.watch.runs.host_log import LogLines
+from midstream.watch.runs.log_query import LogQuery
 from midstream.watch.snapshot import LogRange
+from midstream_host.runs.log_pages import LogMatches
 
 PAGE = 1 << 18  # bytes
 MARGIN = 3  # rows from an end of the loaded lines at which more are requested
@@ -24,9 +24,9 @@ UNKNOWN = LogRange()
 
 @dataclass(frozen=True)
 class PageRequest:
-    """Request for a part of the log.
+    """Request for a part of the log: before, after or around a byte, or the last page.
 
-    It is the page ``BEFORE`` or ``AFTER`` byte ``place``, those around it (AT), or the last one.
+    ``place``: that byte.
     """
 
     where: str
@@ -82,10 +82,7 @@ class PagedLogView(LogView):
     # ------------------------------------------------------------------------------------------ content
 
     def show(self, lines: Sequence[str], known: LogRange = UNKNOWN) -> None:
-        """Show the reported lines after the lines shown so far.
-
-        They are the bytes ``known`` of the log.
-        """
+        """Show reported lines, the bytes ``known`` of the log, after those shown so far."""
         self._known = known
         if lines is self._source:
             return
@@ -178,13 +175,13 @@ class PagedLogView(LogView):
         if self.matches is not None and self.query_words:
             searched, size = self.matches.searched, self.matches.size
             text = f"{self.matches.count:,} match{'es' if self.matches.count != 1 else ''}"
-            place = f" in all {number_format.size(size)}" if size else ""
+            place = f" in all {format.size(size)}" if size else ""
             if searched < size:
-                text, place = f"at least {text}", f" in the last {number_format.size(searched)}"
+                text, place = f"at least {text}", f" in the last {format.size(searched)}"
             words.append(text + place)
         if not self.complete:
-            loaded, size = number_format.size(self._end - self._begin), number_format.size(self._total)
-            begin, end = number_format.size(self._begin), number_format.size(self._end)
+            loaded, size = format.size(self._end - self._begin), format.size(self._total)
+            begin, end = format.size(self._begin), format.size(self._end)
             words.append(f"the last {loaded} of {size}" if self.attached else f"{begin} to {end} of {size}")
         return words + ["searching ..."] * self._searching + ["reading ..."] * self._reading
 
@@ -199,7 +196,7 @@ class PagedLogView(LogView):
     def _post(self, message: Message) -> None:
         """Post a message to the screen, even while a message of the pane is handled.
 
-        Otherwise it would end there.
+        Without the pane as its sender, the message would end in the pane.
         """
         self.post_message(message.set_sender(self))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from midstream.migrate.journal import phase_names
 from midstream.migrate.journal.migration_view import MigrationView
-from midstream.migrate.records import phase_names
 from midstream.tui.style import palette
 from midstream.tui.style.glyphs import Glyphs
 from midstream.tui.style.styled_text import Text
@@ -33,10 +33,7 @@ def at(step: str) -> dict[str, str]:
 
 
 def of_migration(view: MigrationView) -> dict[str, str]:
-    """Return the states of all phases, and of the rollback if there is one.
-
-    They are those of a migration's journal.
-    """
+    """Return the states in a journal of all phases, and of the rollback if any."""
     states = {phase_names.PLAN: phase_names.DONE, phase_names.PREFLIGHT: phase_names.DONE}
     for event in view.events:
         if event.event == "phase" and event.phase in (*STEPS[2:], phase_names.ROLLBACK):

@@ -54,7 +54,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Heading:
-    """The key of a line above a group of rows. It cannot be selected."""
+    """The key of a line above a group of rows, which cannot be selected."""
 
     text: str
 

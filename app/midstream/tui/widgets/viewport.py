@@ -54,7 +54,7 @@ class Viewport:
 def _within(low: float, width: float, first: float, last: float) -> Viewport:
     """Return a view of this width within the axis.
 
-    At the end of the axis it follows the newest point.
+    At the end of the axis the view follows the newest point.
     """
     if width >= last - first:
         return Viewport()

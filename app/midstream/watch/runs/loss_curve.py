@@ -2,7 +2,8 @@
 
 Every step is from the newest accepted attempt that has it.
 
-Row ``k`` of an attempt is accepted where the fence accepts the state that it led to, ``step-<k+1>``.
+Row ``k`` of an attempt is accepted where the fence accepts the state that it led to, ``step-<k+1>``, of the start that
+wrote the row. A row of an earlier version has no start, and the epoch of its attempt decides.
 Each attempt's rows are stored once, by column (see `metric_columns`); the splice consists of references to them.
 """
 
@@ -16,7 +17,7 @@ from typing import Any, overload
 
 from midstream.counts import count
 from midstream.watch.runs.metric_columns import MetricColumns
-from midstream_engine import records
+from midstream_core import records
 
 Row = Mapping[str, Any]
 MOST_INSERTED = 64  # rows of one report that are inserted between others; each takes the time of the rows after it
@@ -108,9 +109,7 @@ class _Splice:
 
 
 class CurveRows(Sequence[Row]):
-    """First ``length`` rows of a splice that only grows.
-
-    They are an immutable value without a copy.
+    """First ``length`` rows of a splice that only grows: an immutable value, no copy.
 
     Each access builds its row; `numbers` returns a column of many rows.
     """
@@ -239,13 +238,14 @@ def _epochs(of: tuple[tuple[int, int], ...]) -> Mapping[int, int]:
 class LossCurve:
     """Splices the rows of attempts into one curve. Not thread-safe."""
 
-    __slots__ = ("_attempts", "_epochs", "_fence", "_lineage", "_shared", "_spliced")
+    __slots__ = ("_attempts", "_epochs", "_fence", "_limits", "_lineage", "_shared", "_spliced")
 
     def __init__(self) -> None:
         self._attempts: dict[int, MetricColumns] = {}
         self._lineage: records.Lineage | None = None
         self._fence: records.Fence | None = None
         self._epochs: Mapping[int, int] = _epochs(())
+        self._limits: dict[tuple[int, int | None], float] = {}  # (attempt, start) -> last step that counts
         self._spliced = _Splice(self._attempts)
         self._shared = 0  # positions of _spliced that a CurveRows may refer to: these never change
 
@@ -259,7 +259,7 @@ class LossCurve:
         epochs = _epochs(tuple((entry.attempt, entry.epoch) for entry in lineage.entries) if lineage else ())
         if fence == self._fence and epochs == self._epochs:
             return
-        self._lineage, self._fence, self._epochs = lineage, fence, epochs
+        self._lineage, self._fence, self._epochs, self._limits = lineage, fence, epochs, {}
         self._splice()
 
     def restart(self, attempt: int) -> None:
@@ -294,8 +294,17 @@ class LossCurve:
         step = columns.value(index, "global_step")
         if type(step) is not int:
             return None
-        epoch = self._epochs.get(attempt, 1)
-        return step if self._fence is None or self._fence.accepts(epoch, step + 1) else None
+        if self._fence is None:
+            return step
+        start = records.start_of({records.START_NUMBER: columns.value(index, records.START_NUMBER)})
+        limit = self._limits.get((attempt, start))
+        if limit is None:
+            epoch = self._epochs.get(attempt, 1)
+            limit = self._fence.epoch_limit(epoch)
+            if start is not None:
+                limit = min(limit, self._fence.start_limit(epoch, start))
+            self._limits[attempt, start] = limit
+        return step if step + 1 <= limit else None
 
     def _place(self, attempt: int, step: int, index: int) -> bool:
         """Place a row of the newest attempt at a step before the end.

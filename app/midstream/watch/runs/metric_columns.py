@@ -145,7 +145,7 @@ class _PackedColumns:
 
 
 class MetricColumns:
-    """The rows of one attempt, in the order of its file. It only grows."""
+    """The rows of one attempt, in the order of its file; rows are only added."""
 
     __slots__ = ("_columns", "_length")
 

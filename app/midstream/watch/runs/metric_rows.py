@@ -14,11 +14,9 @@ THROUGHPUT = "throughput/"  # of these names of metrics, the values are times an
 
 
 def parse_rows(text: str) -> Sequence[dict[str, Any]]:
-    """Parse lines of metrics.
+    """Parse lines of metrics for display.
 
-    Partial lines (after a full disk, for example) are left out.
-
-    This serves display alone; the certificate reads the file itself.
+    Partial lines (after a full disk, for example) are left out. The certificate reads the file itself.
     """
     rows = []
     for line in text.splitlines():

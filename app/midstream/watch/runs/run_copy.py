@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from midstream.watch.logs.log_tail import LogTail
 from midstream.watch.reported_values import reported
+from midstream.watch.runs.log_tail import LogTail
 from midstream.watch.runs.loss_curve import LossCurve
 from midstream.watch.snapshot import CheckpointView, RunView
-from midstream_engine import records
+from midstream_core import records
 
 RECORDS = ("fence", "lineage", "status", "store")  # that a run's line may hold
 
@@ -80,7 +80,9 @@ class RunCopy:
 
     def _change(self, line: Mapping[str, Any]) -> None:
         changes: dict[str, Any] = {
-            key: line[key] for key in ("attempt", "running", "queued", "ended_without_status") if key in line
+            key: line[key]
+            for key in ("attempt", "running", "unproven", "job_remark", "ended_without_status", "ownership")
+            if key in line
         }
         if "attempt" in changes:
             self._log.clear()  # the log is the newest attempt's, which may have written nothing yet

@@ -1,7 +1,4 @@
-"""Failure of a run: the reason in one line, and the last lines of its process.
-
-It also has the place of these lines in the log of the process.
-"""
+"""Failure of a run: one-line reason, last lines and their place in the log."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from dataclasses import dataclass
 
 from midstream.watch.log_errors import is_error, last_words
 from midstream.watch.snapshot import RunView
-from midstream_engine import records
+from midstream_core import records
 
 _HINT = re.compile(r"\s*\(hint: [^()]*\)$")
 
@@ -45,9 +42,7 @@ def has_failed(run: RunView) -> bool:
 def failure_of(members: Sequence[RunView]) -> RunFailure | None:
     """Return an attempt's failure from its copies on all its hosts; None without one.
 
-    ``members`` begins with process 0.
-
-    Of several it is the one that ended first: the others lost their peer.
+    ``members`` begins with process 0. Of several failures, the first to end is returned: the others lost their peer.
     """
     failed = [run for run in members if has_failed(run)]
     if not failed:
@@ -64,7 +59,7 @@ def failure_of(members: Sequence[RunView]) -> RunFailure | None:
 
 
 def _message(run: RunView, process: int, last_line: str) -> str:
-    """Return why a process failed: from its status, its exit record, else its log."""
+    """Return why a process failed: from its status, exit record, job, else its log."""
     status = run.status
     if status is not None and status.process == process and status.state == records.FAILED and status.message:
         return status.message
@@ -75,6 +70,8 @@ def _message(run: RunView, process: int, last_line: str) -> str:
         return run.exit.message
     if status is not None and status.state == records.FAILED:
         return last_line or "failed without a message"
+    if run.job_remark:
+        return f"{run.job_remark}: {last_line}" if last_line else run.job_remark
     return f"exited without a message: {last_line}" if last_line else "exited without a message"
 
 

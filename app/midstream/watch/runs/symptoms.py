@@ -1,6 +1,6 @@
-"""Detection of symptoms of a running run.
+"""Symptoms of a running run: a stall, or a loss that is NaN or diverges.
 
-It has stalled, or its loss is NaN or diverges, compared with its own history.
+The loss is compared with its own history.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from midstream.watch.snapshot import RunView
-from midstream_engine import records
+from midstream_core import records
 
 STALLED, DIVERGING, NOT_A_NUMBER = "stalled", "diverging", "nan"
 MIN_STALL_TIME = 300.0  # seconds without a step

@@ -13,21 +13,11 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from midstream_engine.checkpoint.format.boxes import (
-    Box,
-    box_of,
-    copy_rows,
-    extent,
-    full_box,
-    overlap,
-    slabs,
-    volume,
-    within,
-)
-from midstream_engine.checkpoint.format.dtypes import numpy_dtype
+from midstream_core.records import ArrayEntry
+from midstream_engine.checkpoint.boxes import Box, box_of, copy_rows, extent, full_box, overlap, slabs, volume, within
+from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.host_buffers import BLOCK, BufferPool
 from midstream_engine.checkpoint.loading.part_memory import PartBuffers, PartMemory
-from midstream_engine.records import ArrayEntry
 
 
 class ArrayAssembly:

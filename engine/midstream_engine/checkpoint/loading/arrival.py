@@ -16,17 +16,17 @@ from itertools import chain
 
 from jax.sharding import Sharding
 
-from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.checkpoint.format import zarr
-from midstream_engine.checkpoint.format.boxes import Box, volume
-from midstream_engine.checkpoint.format.chunk_grid import chunks_of
-from midstream_engine.checkpoint.format.dtypes import numpy_dtype
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.records import ArrayEntry, Manifest, ObjectEntry
+from midstream_engine.checkpoint import zarr
+from midstream_engine.checkpoint.boxes import Box, volume
+from midstream_engine.checkpoint.chunk_grid import chunks_of
+from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.host_buffers import BufferPool
 from midstream_engine.checkpoint.loading.array_assembly import ArrayAssembly
 from midstream_engine.checkpoint.loading.part_memory import expect_parts
 from midstream_engine.checkpoint.stores.directory_objects import DirectoryObjects
 from midstream_engine.checkpoint.stores.hashed_objects import CRC32C_RESIDUE, Hasher
-from midstream_engine.records import ArrayEntry, Manifest, ObjectEntry
 
 log = logging.getLogger(__name__)
 INTERVAL = 0.1  # seconds between looks at least; a look takes a tenth of the time at most
@@ -129,9 +129,9 @@ class Arrival:
             self._thread.join()
 
     def take(self, directory: str, manifest: Manifest) -> EarlyArrays | None:
-        """Stop to read, and return what was read of a checkpoint.
+        """Stop reading; return what was read of a checkpoint.
 
-        None if nothing was, or the manifest has other hashes.
+        None if nothing was read, or the manifest has other hashes.
 
         Args:
             directory: Directory of the checkpoint.

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from midstream_core.records import MANIFEST, Fence, Manifest, RunPaths, parse_checkpoint_name
 from midstream_engine.checkpoint.errors import CheckpointCorruptError
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.checkpoint.stores import open_checkpoints, open_store
-from midstream_engine.records import (
-    MANIFEST,
-    Fence,
-    Manifest,
-    RunPaths,
-    parse_checkpoint_name,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +72,6 @@ def newest_complete(paths: RunPaths, fence: Fence | None, *, attempt: int | None
             hint = "move the directory away to resume from an older checkpoint"
             raise CheckpointCorruptError(f"{entry.flaw} (hint: {hint})")
         manifest = entry.manifest
-        if manifest is not None and (fence is None or fence.accepts(manifest.epoch, manifest.step)):
+        if manifest is not None and (fence is None or fence.accepts(manifest.epoch, manifest.step, manifest.start)):
             return entry.name
     return None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from midstream_core.records import TRAIN, Manifest
 from midstream_engine.checkpoint.errors import CheckpointCorruptError
 from midstream_engine.checkpoint.stores import open_store
 from midstream_engine.checkpoint.stores.stored_manifest import json_object, manifest_of, with_place
-from midstream_engine.records import TRAIN, Manifest
 
 
 def read_manifest(directory: str) -> Manifest:
@@ -24,7 +24,7 @@ def read_train(directory: str) -> dict[str, Any]:
     """Return ``train.json``: ``state``, ``provenance`` and ``reference_losses``.
 
     Raises:
-        CheckpointCorruptError: It is missing or damaged.
+        CheckpointCorruptError: ``train.json`` is missing or damaged.
     """
     path = os.path.join(directory, TRAIN)
     try:
@@ -39,7 +39,7 @@ def check_train(value: Any, where: str) -> dict[str, Any]:
     """Return ``value`` if it has the shape of ``train.json``.
 
     Raises:
-        CheckpointCorruptError: It has another shape.
+        CheckpointCorruptError: ``value`` has another shape.
     """
     if not isinstance(value, dict) or not isinstance(value.get("state"), dict):
         raise CheckpointCorruptError(f"{where}: lacks 'state'")

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import math
 
+from midstream_core.records import MANIFEST, PACKED, TRAIN, ArrayEntry, Manifest
+from midstream_engine.checkpoint import zarr
+from midstream_engine.checkpoint.chunk_grid import chunk_shape
+from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.errors import CheckpointCorruptError
-from midstream_engine.checkpoint.format import zarr
-from midstream_engine.checkpoint.format.chunk_grid import chunk_shape
-from midstream_engine.checkpoint.format.dtypes import numpy_dtype
-from midstream_engine.records import MANIFEST, PACKED, TRAIN, ArrayEntry, Manifest
 
 
 def check_layout(where: str, manifest: Manifest) -> None:
     """Check that the manifest is complete.
 
     Raises:
-        CheckpointCorruptError: It is not; the message names the array or object.
+        CheckpointCorruptError: The manifest is not complete; the message names the array or object.
     """
     sizes = {entry.path: entry.size for entry in manifest.object_entries}
     if len(sizes) != len(manifest.objects):

@@ -34,8 +34,8 @@ def expect_parts(arrays: Iterable[tuple[Sharding, Sequence[int], np.dtype]]) -> 
 class PartBuffers:
     """Host memory that one restore reuses for parts of CPU devices. Thread-safe.
 
-    Small parts are assembled in buffers of ``SMALL`` bytes and copied to the device. That costs as much as the zeros
-    with which jax would fill the device's memory first, but what is read stays in the processor's caches.
+    Small parts are assembled in buffers of ``SMALL`` bytes and copied to the device. The copy costs as much as the
+    zeros with which jax would fill the device's memory first, but what is read stays in the processor's caches.
     """
 
     def __init__(self, most: int = THREADS + 2) -> None:

@@ -18,19 +18,15 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, Sharding
 
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.records import PACKED, TRAIN, ArrayEntry, Manifest, ObjectEntry, root_digest
+from midstream_engine.checkpoint import zarr
+from midstream_engine.checkpoint.array_names import LogicalArray, flatten, flatten_shardings, unflatten
 from midstream_engine.checkpoint.bounded_pool import Task, run_bounded
-from midstream_engine.checkpoint.errors import (
-    CheckpointCorruptError,
-    CheckpointError,
-    CheckpointMismatchError,
-    Difference,
-)
-from midstream_engine.checkpoint.format import zarr
-from midstream_engine.checkpoint.format.array_names import LogicalArray, flatten, flatten_shardings, unflatten
-from midstream_engine.checkpoint.format.boxes import Box
-from midstream_engine.checkpoint.format.chunk_grid import chunks_of
-from midstream_engine.checkpoint.format.dtypes import numpy_dtype
-from midstream_engine.checkpoint.format.packed_arrays import unpack_entries
+from midstream_engine.checkpoint.boxes import Box
+from midstream_engine.checkpoint.chunk_grid import chunks_of
+from midstream_engine.checkpoint.dtypes import numpy_dtype
+from midstream_engine.checkpoint.errors import CheckpointCorruptError, CheckpointMismatchError, Difference
 from midstream_engine.checkpoint.host_buffers import BufferPool
 from midstream_engine.checkpoint.loading.array_assembly import ArrayAssembly
 from midstream_engine.checkpoint.loading.arrival import Arrival, EarlyArrays
@@ -38,10 +34,10 @@ from midstream_engine.checkpoint.loading.checkpoint_records import check_train, 
 from midstream_engine.checkpoint.loading.completeness import check_layout
 from midstream_engine.checkpoint.loading.part_memory import PartBuffers, expect_parts
 from midstream_engine.checkpoint.loading.spread_objects import check_within_reach
+from midstream_engine.checkpoint.packed_arrays import unpack_entries
 from midstream_engine.checkpoint.stores import open_store
 from midstream_engine.checkpoint.stores.hashed_objects import read_checked, read_object
 from midstream_engine.checkpoint.stores.object_store import ObjectStore
-from midstream_engine.records import PACKED, TRAIN, ArrayEntry, Manifest, ObjectEntry, root_digest
 
 AHEAD = 16  # objects whose read-ahead has started
 
@@ -143,7 +139,7 @@ def check_fit(where: str, manifest: Manifest, wanted: dict[str, LogicalArray], o
     Only arrays whose names begin with ``only`` are compared.
 
     Raises:
-        CheckpointMismatchError: It has others; the message has a diff.
+        CheckpointMismatchError: The manifest has other arrays; the message has a diff.
     """
     found = {entry.name: entry for entry in manifest.array_entries if entry.name.startswith(only)}
     different = []
@@ -275,10 +271,7 @@ def _followed(tasks: Sequence[Task], then: Callable[[], None]) -> list[Task]:
 
 
 def _announced(tasks: Iterable[Task], store: ObjectStore, paths: Iterable[str]) -> Iterator[Task]:
-    """Yield the tasks; with each, start the read-ahead of a later object.
-
-    That object is ``AHEAD`` objects further.
-    """
+    """Yield the tasks; with each, start to read the object ``AHEAD`` places further."""
     upcoming = iter(paths)
     for path in islice(upcoming, AHEAD):
         store.expect(path)

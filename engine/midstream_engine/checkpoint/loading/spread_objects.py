@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.records import Manifest
 from midstream_engine.checkpoint.stores.object_store import ObjectStore
-from midstream_engine.records import Manifest
 
 
 def missing_here(store: ObjectStore, manifest: Manifest) -> dict[str, str]:

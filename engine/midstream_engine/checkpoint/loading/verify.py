@@ -15,20 +15,21 @@ from typing import Any
 
 import numpy as np
 
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.records import MANIFEST, PACKED, TRAIN, ArrayEntry, Manifest, ObjectEntry, root_digest
+from midstream_engine.checkpoint import zarr
 from midstream_engine.checkpoint.bounded_pool import Task, run_bounded
-from midstream_engine.checkpoint.errors import CheckpointCorruptError, CheckpointError
-from midstream_engine.checkpoint.format import zarr
-from midstream_engine.checkpoint.format.chunk_grid import chunk_shape
-from midstream_engine.checkpoint.format.dtypes import numpy_dtype
-from midstream_engine.checkpoint.format.packed_arrays import pack, unpack_entries
+from midstream_engine.checkpoint.chunk_grid import chunk_shape
+from midstream_engine.checkpoint.dtypes import numpy_dtype
+from midstream_engine.checkpoint.errors import CheckpointCorruptError
 from midstream_engine.checkpoint.host_buffers import bytes_of
 from midstream_engine.checkpoint.loading.checkpoint_records import check_train, read_manifest
 from midstream_engine.checkpoint.loading.completeness import check_layout
 from midstream_engine.checkpoint.loading.spread_objects import missing_here
+from midstream_engine.checkpoint.packed_arrays import pack, unpack_entries
 from midstream_engine.checkpoint.stores import open_store
 from midstream_engine.checkpoint.stores.hashed_objects import Discard, read_object, write_chunk, write_object
 from midstream_engine.checkpoint.stores.object_store import ObjectStore
-from midstream_engine.records import MANIFEST, PACKED, TRAIN, ArrayEntry, Manifest, ObjectEntry, root_digest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,13 +58,11 @@ class Report:
 
 
 def verify_checkpoint(directory: str, *, deep: bool = False) -> Report:
-    """Read every object once and check its size, SHA-256 and crc32c.
+    """Read every object once; check sizes, SHA-256, crc32c and the root digest.
 
-    Then check the root digest that they make.
-
-    ``deep`` also decodes every array and measures norms. It checks that ``zarr.json`` and the packed file agree with
-    the manifest, that each chunk's own crc32c matches its data, and that the decoded arrays, encoded again, make the
-    same root digest. All flaws are reported.
+    ``deep`` also decodes every array, measures norms, and checks that ``zarr.json`` and the packed file agree with the
+    manifest, that each chunk's own crc32c matches its data, and that the decoded arrays, encoded again, make the same
+    root digest. All flaws are reported.
 
     Raises:
         CheckpointCorruptError: There is no manifest to check against, or it contradicts itself.

@@ -1,7 +1,4 @@
-"""Writing of a checkpoint's objects.
-
-The objects are chunks, packed arrays, metadata and ``train.json``.
-"""
+"""Writing of a checkpoint's objects: chunks, packed arrays and ``train.json``."""
 
 from __future__ import annotations
 
@@ -17,26 +14,20 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.attempt.save_fence import SupersededError
+from midstream_core.records import MANIFEST, PACKED, TRAIN, ArrayEntry, ObjectEntry, canonical_json, root_digest
+from midstream_engine.checkpoint import zarr
 from midstream_engine.checkpoint.bounded_pool import run_bounded
-from midstream_engine.checkpoint.errors import CheckpointError, CheckpointFullError
-from midstream_engine.checkpoint.format import zarr
-from midstream_engine.checkpoint.format.boxes import Box, extent, full_box, slabs, volume
-from midstream_engine.checkpoint.format.chunk_grid import chunk_shape, chunks_of, grid_of
-from midstream_engine.checkpoint.format.dtypes import numpy_dtype
-from midstream_engine.checkpoint.format.packed_arrays import pack
+from midstream_engine.checkpoint.boxes import Box, extent, full_box, slabs, volume
+from midstream_engine.checkpoint.chunk_grid import chunk_shape, chunks_of, grid_of
+from midstream_engine.checkpoint.dtypes import numpy_dtype
+from midstream_engine.checkpoint.errors import CheckpointFullError
 from midstream_engine.checkpoint.host_buffers import BufferPool, bytes_of
+from midstream_engine.checkpoint.packed_arrays import pack
 from midstream_engine.checkpoint.saving.snapshot import HostArray
 from midstream_engine.checkpoint.stores import open_store
 from midstream_engine.checkpoint.stores.hashed_objects import write_chunk, write_object
-from midstream_engine.records import (
-    MANIFEST,
-    PACKED,
-    TRAIN,
-    ArrayEntry,
-    ObjectEntry,
-    canonical_json,
-    root_digest,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +49,7 @@ Document = dict[str, Any] | Callable[[], dict[str, Any]]  # ``train.json``, or w
 def train_document(
     state: Mapping[str, Any], provenance: Mapping[str, Any], reference_losses: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return ``train.json``, with values as JSON reads them back.
-
-    This makes hashes reproducible.
+    """Return ``train.json`` with values as JSON reads them back, for equal hashes.
 
     Raises:
         CheckpointError: JSON has no such value (NaN and infinity included).
@@ -150,10 +139,7 @@ def write_chunks(
 
 
 def write_rest(store: _Target, arrays: list[HostArray], document: dict[str, Any]) -> list[ObjectEntry]:
-    """Write the objects that are no chunks.
-
-    These are the metadata of chunked arrays, packed arrays and ``train.json``.
-    """
+    """Write ``train.json``, packed arrays and the metadata of chunked arrays."""
     return [*write_small_arrays(store, arrays), *write_document(store, document)]
 
 
@@ -219,11 +205,14 @@ def _no_room(directory: str, needed: int, why: str) -> str:
 def removed_on_failure(directory: str, needed: int, stays: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Context manager that removes what a failed save wrote, unless ``stays()``.
 
-    A process that is killed leaves a partial directory, and a bucket keeps what was written.
+    A process that is killed leaves a partial directory, and a bucket keeps what was written. Nothing is removed where
+    the start is superseded: the newer start may be writing a checkpoint of this name.
     """
     with reported(directory, needed):
         try:
             yield
+        except SupersededError:
+            raise
         except BaseException:
             if stays():
                 raise

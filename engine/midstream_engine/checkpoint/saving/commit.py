@@ -7,22 +7,14 @@ import json
 import time
 from collections.abc import Sequence
 
-from midstream_engine.checkpoint import save_fence as fences
-from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_core.attempt import save_fence as fences
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.records import FORMAT, FORMAT_VERSION, MANIFEST, Manifest, RunPaths, SpreadHost, locked
 from midstream_engine.checkpoint.saving.checkpoint_writer import Written
 from midstream_engine.checkpoint.stores import bucket_fence, in_bucket, open_store
-from midstream_engine.records import (
-    FORMAT,
-    FORMAT_VERSION,
-    MANIFEST,
-    Manifest,
-    RunPaths,
-    SpreadHost,
-    locked,
-)
 
 
-def commit(
+def commit(  # noqa: PLR0913  step, attempt, epoch and start identify a checkpoint
     paths: RunPaths,
     directory: str,
     written: Written,
@@ -30,12 +22,11 @@ def commit(
     step: int,
     attempt: int,
     epoch: int,
+    start: int = 0,
     hosts: Sequence[SpreadHost] = (),
     host: str = "",
 ) -> Manifest:
-    """Write the manifest, which makes the written objects a checkpoint.
-
-    It is written while the fence accepts it.
+    """Write the manifest while the fence accepts it: the objects become a checkpoint.
 
     Args:
         paths: The run.
@@ -44,6 +35,7 @@ def commit(
         step: Number of updates done.
         attempt: Number of the attempt.
         epoch: The epoch that commits.
+        start: The start of that epoch that commits.
         hosts: Of a checkpoint on several hosts, all of them.
         host: Name of this host among ``hosts``.
 
@@ -51,7 +43,7 @@ def commit(
         The manifest.
 
     Raises:
-        FenceRejectedError: The fence does not accept this step of this epoch.
+        FenceRejectedError: The fence does not accept this step of this epoch, or the start is superseded.
         CheckpointError: Another process has committed a checkpoint of this name.
     """
     manifest = Manifest(
@@ -67,11 +59,13 @@ def commit(
         objects=[dict(vars(entry)) for entry in written.objects],
         hosts=[entry.to_json() for entry in hosts],
         host=host,
+        start=start,
+        numbered=in_bucket(directory),
     )
     with locked(paths.lock):
-        fence = fences.check(paths, epoch, step)
+        fence = fences.check(paths, epoch, step, start)
         if in_bucket(directory):
-            bucket_fence.check_fence(paths, fence, epoch, step)
+            bucket_fence.check_fence(paths, fence, epoch, step, start)
         store = open_store(directory)
         try:
             store.commit(MANIFEST, manifest_text(manifest))

@@ -14,17 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from midstream_engine.checkpoint.errors import CheckpointCorruptError, CheckpointError
-from midstream_engine.checkpoint.format.boxes import Box
-from midstream_engine.checkpoint.saving import checkpoint_writer
-from midstream_engine.checkpoint.saving.commit import commit, manifest_text
-from midstream_engine.checkpoint.saving.save_group import SaveGroup, owner, pieces_for_leader
-from midstream_engine.checkpoint.saving.save_rendezvous import SaveRendezvous
-from midstream_engine.checkpoint.saving.snapshot import HostArray, release
-from midstream_engine.checkpoint.stores import open_store
-from midstream_engine.checkpoint.stores.hashed_objects import write_object
-from midstream_engine.checkpoint.stores.object_store import ObjectStore
-from midstream_engine.records import (
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.records import (
     MANIFEST,
     SHARE,
     TRAIN,
@@ -36,12 +27,22 @@ from midstream_engine.records import (
     SpreadHost,
     canonical_json,
 )
+from midstream_engine.checkpoint.boxes import Box
+from midstream_engine.checkpoint.errors import CheckpointCorruptError
+from midstream_engine.checkpoint.saving import checkpoint_writer
+from midstream_engine.checkpoint.saving.commit import commit, manifest_text
+from midstream_engine.checkpoint.saving.save_group import SaveGroup, owner, pieces_for_leader
+from midstream_engine.checkpoint.saving.save_rendezvous import SaveRendezvous
+from midstream_engine.checkpoint.saving.snapshot import HostArray, release
+from midstream_engine.checkpoint.stores import open_store
+from midstream_engine.checkpoint.stores.hashed_objects import write_object
+from midstream_engine.checkpoint.stores.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
 Pieces = list[tuple[str, Box, np.ndarray]]  # array, part, data
 
 
-def finish_with_consensus(
+def finish_with_consensus(  # noqa: PLR0913  step, attempt, epoch and start identify a checkpoint
     paths: RunPaths,
     directory: str,
     arrays: list[HostArray],
@@ -51,6 +52,7 @@ def finish_with_consensus(
     step: int,
     attempt: int,
     epoch: int,
+    start: int = 0,
 ) -> Manifest:
     """Write this process's share of a save; return the manifest when it is durable.
 
@@ -65,6 +67,7 @@ def finish_with_consensus(
         step: Number of updates done.
         attempt: Number of the attempt.
         epoch: The epoch that commits.
+        start: The start of that epoch that commits.
 
     Raises:
         CheckpointError: The save failed on one process; raised on all.
@@ -80,7 +83,7 @@ def finish_with_consensus(
                 return _follow(directory, arrays, group, rendezvous)
             written, store = _lead(directory, arrays, document, group, rendezvous)
             hosts, host = _hosts(directory, group)
-            name = {"step": step, "attempt": attempt, "epoch": epoch}
+            name = {"step": step, "attempt": attempt, "epoch": epoch, "start": start}
             manifest = commit(paths, directory, written, **name, hosts=hosts, host=host)
             store.close()
             rendezvous.send_committed(manifest)

@@ -1,7 +1,7 @@
-"""A copy of a state in the memory of its devices.
+"""Copy of a state in its devices' memory, fetched to host memory part by part.
 
-It is fetched to host memory part by part. Training waits for the copy alone, which takes a read and a write of device
-memory. The updates that follow may then take the memory of the state itself.
+Training waits for the copy alone, which takes a read and a write of device memory. The updates that follow may then
+take the memory of the state itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from jax.errors import JaxRuntimeError
 from jax.sharding import SingleDeviceSharding
 
-from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_core.attempt.errors import CheckpointError
 
 AHEAD = 512 << 20  # bytes in transfer from devices while earlier ones are processed
 
@@ -165,7 +165,7 @@ def copy_on_devices(arrays: Sequence[jax.Array]) -> list[jax.Array]:
 def prepare_copies(arrays: Sequence[jax.Array]) -> Callable[[], None]:
     """Return a function that compiles what ``copy_on_devices`` needs for ``arrays``.
 
-    It may run on any thread. The arrays may be deleted when it is called.
+    Any thread may call the function. The arrays may be deleted by then.
     """
     wanted = [
         (device, _shapes([arrays[number] for number in numbers])) for device, numbers in _by_device(arrays).items()

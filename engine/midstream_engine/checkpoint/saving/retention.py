@@ -12,13 +12,15 @@ import os
 import time
 from collections.abc import Collection
 
-from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.attempt.save_fence import read_fence
+from midstream_core.records import Fence, Pin, RecordError, RunPaths, locked, parse_checkpoint_name
 from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints
-from midstream_engine.checkpoint.save_fence import read_fence
 from midstream_engine.checkpoint.stores import bucket_fence, in_bucket, open_checkpoints
 from midstream_engine.checkpoint.stores.checkpoint_store import TRASH, CheckpointStore
 from midstream_engine.config.keep_policy import KeepPolicy, Kind
-from midstream_engine.records import Fence, Pin, RecordError, RunPaths, locked, parse_checkpoint_name
+
+Own = tuple[int, int]  # epoch and start of the caller
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,16 +31,22 @@ class Saved:
     attempt: int
     epoch: int
     name: str
+    start: int = 0
 
 
-def to_delete(policy: KeepPolicy, saved: Collection[Saved], fence: Fence | None, pinned: Collection[str]) -> list[str]:
-    """Return the names to delete, oldest first.
+def to_delete(
+    policy: KeepPolicy, saved: Collection[Saved], fence: Fence | None, pinned: Collection[str], own: Own | None = None
+) -> list[str]:
+    """Return the names of the checkpoints to delete, oldest first.
 
-    These are temporary, accepted by the fence, not pinned, and not the newest accepted.
+    A checkpoint is deleted if it is temporary, accepted by the fence, not pinned, and not the newest accepted one. The
+    list is empty once a newer start than ``own`` has the run.
 
     A checkpoint that the fence does not accept is not in this lineage; only the user deletes it.
     """
-    accepted = [entry for entry in saved if fence is None or fence.accepts(entry.epoch, entry.step)]
+    if own is not None and fence is not None and fence.order > own:
+        return []
+    accepted = [entry for entry in saved if fence is None or fence.accepts(entry.epoch, entry.step, entry.start)]
     accepted.sort(key=lambda entry: (entry.step, entry.attempt))
     return [entry.name for entry in accepted[:-1] if not policy.is_permanent(entry.step) and entry.name not in pinned]
 
@@ -62,10 +70,11 @@ class Retention:
         """Record that a checkpoint of any kind was begun at ``now``."""
         self._last_saved = now
 
-    def prune(self, paths: RunPaths, now: float | None = None) -> list[str]:
+    def prune(self, paths: RunPaths, now: float | None = None, own: Own | None = None) -> list[str]:
         """Delete the checkpoints that need not be retained; return their names.
 
-        ``now``: UTC seconds, for the expiry of pins.
+        ``now``: UTC seconds, for the expiry of pins. ``own``: epoch and start of the caller, which deletes nothing once
+        a newer start has the run.
 
         A checkpoint is moved to the trash first, and the pins are read again. So a pin that is set at any moment either
         keeps its checkpoint or does not find it: the process that sets a pin checks afterwards that it exists.
@@ -77,11 +86,14 @@ class Retention:
         left = empty_trash(store, paths, when)  # of a call that was killed
         with locked(paths.lock):
             saved = [
-                Saved(entry.step, entry.attempt, entry.manifest.epoch, entry.name)
+                Saved(entry.step, entry.attempt, entry.manifest.epoch, entry.name, entry.manifest.start)
                 for entry in list_checkpoints(paths)
                 if entry.manifest is not None
             ]
-            names = to_delete(self.policy, saved, read_fence(paths), read_pins(paths, when))
+            fence = read_fence(paths)
+            if in_bucket(paths.checkpoints):
+                fence = bucket_fence.newest_fence(paths, fence)
+            names = to_delete(self.policy, saved, fence, read_pins(paths, when), own)
             for name in names:
                 store.set_aside(name)
         return left + empty_trash(store, paths, when)

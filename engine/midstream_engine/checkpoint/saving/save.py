@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from midstream_engine.checkpoint import save_fence as fences
-from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_core.attempt import save_fence as fences
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.records import MANIFEST, Manifest, RunPaths, checkpoint_name
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.checkpoint.saving.checkpoint_writer import (
     Document,
@@ -26,14 +27,8 @@ from midstream_engine.checkpoint.saving.consensus import finish_with_consensus
 from midstream_engine.checkpoint.saving.device_copy import DevicePart
 from midstream_engine.checkpoint.saving.save_group import SaveGroup, check_owners
 from midstream_engine.checkpoint.saving.snapshot import Copy, HostArray, release, snapshot
-from midstream_engine.checkpoint.stores import open_store
+from midstream_engine.checkpoint.stores import in_bucket, open_store
 from midstream_engine.checkpoint.stores.hashed_objects import Discard
-from midstream_engine.records import (
-    MANIFEST,
-    Manifest,
-    RunPaths,
-    checkpoint_name,
-)
 
 
 class PendingSave:
@@ -51,13 +46,14 @@ class PendingSave:
         step: int,
         attempt: int,
         epoch: int,
+        start: int = 0,
         group: SaveGroup | None = None,
     ) -> None:
         self.step = step
         self.bytes = stored_bytes(arrays)
         self.on_devices = any(isinstance(piece, DevicePart) for array in arrays for _, piece in array.pieces)
         self._paths, self._arrays, self._document = paths, arrays, document
-        self._attempt, self._epoch, self._group = attempt, epoch, group
+        self._attempt, self._epoch, self._start, self._group = attempt, epoch, start, group
 
     def finish(self) -> Manifest:
         """Write and commit, once; return the manifest when it is durable.
@@ -81,12 +77,14 @@ class PendingSave:
             release(arrays)  # also where an error refers to them
 
     def _finish(self, arrays: list[HostArray]) -> Manifest:
-        directory = self._paths.checkpoint(checkpoint_name(self.step, self._attempt))
+        # A bucket has no lock: the manifest of a superseded start may arrive late, and must not take this one's name.
+        start = self._start if in_bucket(self._paths.checkpoints) else 0
+        directory = self._paths.checkpoint(checkpoint_name(self.step, self._attempt, start))
         if self._group is not None and self._group.count > 1:
             document = self._document() if callable(self._document) else self._document
             return finish_with_consensus(
                 self._paths, directory, arrays, document, self._group,
-                step=self.step, attempt=self._attempt, epoch=self._epoch,
+                step=self.step, attempt=self._attempt, epoch=self._epoch, start=self._start,
             )  # fmt: skip
         with reported(directory, self.bytes):
             exists = open_store(directory).exists(MANIFEST)
@@ -94,10 +92,13 @@ class PendingSave:
             return _already_saved(directory, arrays, self._document)
         with removed_on_failure(directory, self.bytes):
             written = write(directory, arrays, self._document)
-            return commit(self._paths, directory, written, step=self.step, attempt=self._attempt, epoch=self._epoch)
+            return commit(
+                self._paths, directory, written,
+                step=self.step, attempt=self._attempt, epoch=self._epoch, start=self._start,
+            )  # fmt: skip
 
 
-def begin_save(
+def begin_save(  # noqa: PLR0913  step, attempt, epoch and start identify a checkpoint
     paths: RunPaths,
     tree: Any,
     document: Document,
@@ -105,6 +106,7 @@ def begin_save(
     step: int,
     attempt: int,
     epoch: int,
+    start: int = 0,
     copy: Copy = Copy.HOST,
     group: SaveGroup | None = None,
 ) -> PendingSave:
@@ -118,16 +120,17 @@ def begin_save(
         step: Number of updates done.
         attempt: Number of the attempt.
         epoch: The epoch that commits.
+        start: The start of that epoch that commits.
         copy: Where the state is copied. NONE: it does not change until the save is finished. DEVICES: finishing the
             save fetches it.
         group: The processes that together have the state; each begins and finishes the same save.
 
     Raises:
-        FenceRejectedError: The fence does not accept (epoch, step).
+        FenceRejectedError: The fence does not accept (epoch, step, start).
         CheckpointError: The state is spread over processes that are not in ``group``.
         ValueError: An array has a dtype that the format does not have.
     """
-    fences.check(paths, epoch, step)
+    fences.check(paths, epoch, step, start)
     arrays = snapshot(tree, copy)
     try:
         if group is not None and group.count > 1:
@@ -137,7 +140,7 @@ def begin_save(
     except CheckpointError:
         release(arrays)
         raise
-    return PendingSave(paths, arrays, document, step=step, attempt=attempt, epoch=epoch, group=group)
+    return PendingSave(paths, arrays, document, step=step, attempt=attempt, epoch=epoch, start=start, group=group)
 
 
 def _already_saved(directory: str, arrays: list[HostArray], document: Document) -> Manifest:

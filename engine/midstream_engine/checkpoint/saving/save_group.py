@@ -1,6 +1,6 @@
 """The group of processes that save one checkpoint, and which of them writes what.
 
-They send messages through the coordinator and use no collectives: those belong to the training step, which continues
+Messages go through the coordinator, not through collectives: those belong to the training step, which continues
 during the save. Every process writes its own chunks and sends a *part*, the list of what it wrote, to process 0, which
 checks that no chunk is missing, and commits. On several file systems each stores the chunks of its processes, all store
 the small objects, and the manifest names the host of every object.
@@ -13,10 +13,10 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.checkpoint.format.boxes import Box, overlap, volume, within
-from midstream_engine.checkpoint.format.chunk_grid import chunks_of, grid_of
-from midstream_engine.checkpoint.format.dtypes import numpy_dtype
+from midstream_core.attempt.errors import CheckpointError
+from midstream_engine.checkpoint.boxes import Box, overlap, volume, within
+from midstream_engine.checkpoint.chunk_grid import chunks_of, grid_of
+from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.saving.snapshot import HostArray
 from midstream_engine.processes.coordinator_client import CoordinatorClient
 from midstream_engine.processes.shared_file_systems import SharedFileSystems
@@ -72,11 +72,9 @@ class SaveGroup:
 
 
 def owner(array: HostArray, ordinal: int, chunk: Box, among: Collection[int] | None = None) -> int | None:
-    """Return the process that writes chunk ``ordinal``.
+    """Return the process that writes chunk ``ordinal``; None if no process has it.
 
-    It is in turn one of those (of ``among``) that have all of the chunk.
-
-    None if no process has all of it.
+    The processes (of ``among``) that have all of the chunk take turns.
     """
     if array.parts_by_process is None:
         return 0 if among is None or 0 in among else min(among)

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.checkpoint.format.boxes import Box
-from midstream_engine.checkpoint.format.packed_arrays import pack, unpack
-from midstream_engine.checkpoint.save_fence import FenceRejectedError
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.attempt.save_fence import FenceRejectedError
+from midstream_core.records import Manifest, ObjectEntry
+from midstream_engine.checkpoint.boxes import Box
+from midstream_engine.checkpoint.packed_arrays import pack, unpack
 from midstream_engine.checkpoint.saving.save_group import SaveGroup
 from midstream_engine.processes.coordinator_client import PeerLostError
-from midstream_engine.records import Manifest, ObjectEntry
 
 
 class SaveRendezvous:
@@ -57,10 +57,7 @@ class SaveRendezvous:
         self._receive("ready", self._group.local_processes[0])
 
     def await_leader(self) -> None:
-        """Wait until process 0 is ready.
-
-        It has then found that it has committed no earlier save of this step.
-        """
+        """Wait until process 0 has found that it committed no earlier save of this step."""
         self._receive("ready", 0)
 
     def send_part(self, objects: Sequence[ObjectEntry], pieces: Sequence[tuple[str, Box, np.ndarray]]) -> None:

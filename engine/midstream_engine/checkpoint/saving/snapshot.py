@@ -18,11 +18,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.checkpoint.format.array_names import LogicalArray, flatten
-from midstream_engine.checkpoint.format.boxes import Box, box_of, full_box, gather, overlap, volume
-from midstream_engine.checkpoint.format.chunk_grid import grid_of
-from midstream_engine.checkpoint.format.dtypes import numpy_dtype
+from midstream_core.attempt.errors import CheckpointError
+from midstream_engine.checkpoint.array_names import LogicalArray, flatten
+from midstream_engine.checkpoint.boxes import Box, box_of, full_box, gather, overlap, volume
+from midstream_engine.checkpoint.chunk_grid import grid_of
+from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.host_buffers import AlignedSlices, ReusedMemory
 from midstream_engine.checkpoint.saving.device_copy import (
     AHEAD,
@@ -52,7 +52,7 @@ class Copy(enum.Enum):
 class HostArray:
     """One array in host memory, as the disjoint pieces of this process's devices.
 
-    A piece may still be on its device. It is fetched when it is read, and read once.
+    A piece that is still on its device is fetched when it is read, and read once.
     """
 
     name: str
@@ -148,17 +148,14 @@ def snapshot(tree: Any, copy: Copy = Copy.NONE) -> list[HostArray]:
 
 
 def copied_bytes(tree: Any) -> int:
-    """Return the bytes that :func:`snapshot` copies with ``Copy.HOST``.
-
-    They are those of arrays on CPU devices.
-    """
+    """Return the bytes on CPU devices that :func:`snapshot` copies with ``Copy.HOST``."""
     return sum(part.size for part in _parts(list(flatten(tree).values())) if not part.lasting)
 
 
 def device_bytes(tree: Any) -> dict[Any, int]:
-    """Return the bytes that ``Copy.DEVICES`` takes on each accelerator.
+    """Return the bytes that ``Copy.DEVICES`` takes on each of this process's devices.
 
-    They are those of this process. The result is empty where the state is in host memory.
+    The result is empty where the state is in host memory.
     """
     if jax.default_backend() == "cpu":
         return {}
@@ -173,7 +170,7 @@ def device_bytes(tree: Any) -> dict[Any, int]:
 def prepare_device_copy(tree: Any) -> Callable[[], None]:
     """Return a function that compiles what ``Copy.DEVICES`` needs for ``tree``.
 
-    It may run on any thread. The tree may have been donated when it is called.
+    Any thread may call the function. The tree may have been donated by then.
     """
     parts = _parts(list(flatten(tree).values()), spread=True)
     return prepare_copies([part.data for part in parts if part.copied])
@@ -259,10 +256,7 @@ def _fetch(parts: list[_Part]) -> Iterator[tuple[_Part, np.ndarray]]:
 
 
 def _copy(copies: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Copy each second array to the first, in threads.
-
-    The calling thread is one of them.
-    """
+    """Copy each second array to the first, in threads, the calling one among them."""
     pieces = deque(piece for target, source in copies for piece in _pieces(target, source))
 
     def work() -> None:

@@ -1,7 +1,7 @@
 """Transfer of a checkpoint's objects to and from a bucket.
 
-TensorStore's ``gcs`` driver transfers those of Google's: it has connections and retries for many large objects at a
-time. Those of S3 are transferred by the bucket's client, whose conditional writes are tried on each service.
+TensorStore's ``gcs`` driver transfers objects of Google's: it has connections and retries for many large objects at a
+time. The bucket's client transfers objects of S3; its conditional writes are tried on each service.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, Protocol
 
 import google_crc32c
 
-from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.object_store.access import engine_access
+from midstream_core.object_store.bucket_client import ABSENT, StoredObject, hashed
+from midstream_core.object_store.errors import ObjectExistsError
+from midstream_core.object_store.urls import GCS, split_url
+from midstream_core.records import crc32c_base64
 from midstream_engine.checkpoint.stores.run_bucket import RunBucket
-from midstream_engine.object_store.access import engine_access
-from midstream_engine.object_store.bucket_client import ABSENT, StoredObject, hashed
-from midstream_engine.object_store.errors import ObjectExistsError
-from midstream_engine.object_store.urls import GCS, split_url
-from midstream_engine.records import crc32c_base64
 
 NO_GENERATION = b"\x02"  # TensorStore's generation of a missing object
 RETRIES = {"max_retries": 12, "initial_delay": "250ms", "max_delay": "16s"}

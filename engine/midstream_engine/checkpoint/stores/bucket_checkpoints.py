@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from midstream_core.records import MANIFEST
 from midstream_engine.checkpoint.stores.bucket_objects import BucketObjects
 from midstream_engine.checkpoint.stores.checkpoint_store import TRASH
 from midstream_engine.checkpoint.stores.run_bucket import RunBucket
 from midstream_engine.checkpoint.stores.stored_manifest import manifest_of
-from midstream_engine.records import MANIFEST
 
 
 class BucketCheckpoints:

@@ -18,14 +18,15 @@ from concurrent.futures import ThreadPoolExecutor
 import google_crc32c
 import numpy as np
 
-from midstream_engine.checkpoint.errors import CheckpointCorruptError, CheckpointError
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.object_store.bucket_client import ABSENT, READS, StoredObject
+from midstream_core.object_store.errors import BucketMissingError, StoreError
+from midstream_core.object_store.urls import split_url
+from midstream_core.records import MANIFEST, crc32c_base64
+from midstream_engine.checkpoint.errors import CheckpointCorruptError
 from midstream_engine.checkpoint.host_buffers import BLOCK
 from midstream_engine.checkpoint.stores.array_transfer import array_transfer
 from midstream_engine.checkpoint.stores.run_bucket import RunBucket, checkpoint_errors
-from midstream_engine.object_store.bucket_client import ABSENT, READS, StoredObject
-from midstream_engine.object_store.errors import BucketMissingError, StoreError
-from midstream_engine.object_store.urls import split_url
-from midstream_engine.records import MANIFEST, crc32c_base64
 
 log = logging.getLogger(__name__)
 DELETERS = 16  # threads
@@ -145,7 +146,7 @@ class BucketObjects:
         return total
 
     def _sound(self, path: str, crc32c: str) -> bytes:
-        """Return an object's bytes. They are requested again if they have another crc32c."""
+        """Return an object's bytes; request them again if they have another crc32c."""
         value = b""
         for _ in range(READS):
             with checkpoint_errors():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
+from midstream_core.records import MANIFEST
 from midstream_engine.checkpoint.stores.checkpoint_store import TRASH
 from midstream_engine.checkpoint.stores.directory_objects import DirectoryObjects
-from midstream_engine.records import MANIFEST
 
 
 class DirectoryCheckpoints:

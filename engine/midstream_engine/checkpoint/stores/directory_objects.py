@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
+from midstream_core.records import MANIFEST, sync_directory, write_bytes
 from midstream_engine.checkpoint.errors import CheckpointFullError
 from midstream_engine.checkpoint.host_buffers import BLOCK
 from midstream_engine.checkpoint.stores.mounts import check_mount
-from midstream_engine.records import MANIFEST, sync_directory, write_bytes
 
 OPEN = 256  # files that stay open until they are synced, at most
 SYNCERS = 16  # threads that wait for the disk, which syncs many files in little more time than one

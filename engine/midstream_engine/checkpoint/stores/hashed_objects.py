@@ -11,10 +11,11 @@ from typing import Protocol
 import google_crc32c
 import numpy as np
 
-from midstream_engine.checkpoint.errors import CheckpointCorruptError, CheckpointError
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.records import ObjectEntry, crc32c_base64
+from midstream_engine.checkpoint.errors import CheckpointCorruptError
 from midstream_engine.checkpoint.host_buffers import BLOCK
 from midstream_engine.checkpoint.stores.object_store import ObjectStore
-from midstream_engine.records import ObjectEntry, crc32c_base64
 
 # crc32c(data + little-endian crc32c(data)) is this constant for any data: a property of every CRC. So the checksum of
 # a complete chunk verifies the one at its end.
@@ -75,10 +76,7 @@ def write_object(store: _Writes, path: str, data: memoryview) -> ObjectEntry:
 
 
 def write_chunk(store: _Writes, path: str, data: Iterable[memoryview]) -> ObjectEntry:
-    """Write ``data`` and its little-endian crc32c; return the manifest entry.
-
-    The bytes are written as zarr's codec ``crc32c`` does it.
-    """
+    """Write ``data`` and its crc32c in zarr's form; return the manifest entry."""
     hasher = Hasher()
 
     def blocks() -> Iterator[memoryview]:

@@ -11,8 +11,8 @@ import contextlib
 import os
 import secrets
 
-from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.records import sync_directory
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.records import sync_directory
 
 MOUNTS = "/proc/self/mounts"
 # Types of FUSE file systems (``fuse.NAME``) that are buckets, and sources of those whose type is ``fuse`` alone.
@@ -24,12 +24,10 @@ _suitable: set[int] = set()  # devices that passed the probe
 def check_mount(directory: str) -> None:
     """Check that a file in ``directory`` can be replaced and created atomically.
 
-    The directory exists.
-
-    Each file system is probed once per process.
+    The directory must exist. Each file system is probed once per process.
 
     Raises:
-        CheckpointError: It cannot; the message names the alternative.
+        CheckpointError: The file system is not suitable; the message names the alternative.
     """
     kind = bucket_of(directory)
     if kind:
@@ -44,10 +42,7 @@ def check_mount(directory: str) -> None:
 
 
 def bucket_of(directory: str, table: str | None = None) -> str:
-    """Return the kind of mounted bucket that ``directory`` is on.
-
-    Empty if it is no known one.
-    """
+    """Return the kind of mounted bucket that ``directory`` is on; empty for none."""
     mounted = _mount_of(os.path.realpath(directory), table or _mounts())
     if mounted is None:
         return ""
@@ -59,10 +54,7 @@ def bucket_of(directory: str, table: str | None = None) -> str:
 
 
 def probe(directory: str) -> str:
-    """Return what the file system of ``directory`` lacks for a commit.
-
-    Empty if it lacks nothing.
-    """
+    """Return what the file system of ``directory`` lacks for a commit; empty: nothing."""
     stem = os.path.join(directory, f".probe-{os.getpid()}-{secrets.token_hex(4)}")
     first, second = f"{stem}-a", f"{stem}-b"
     try:
@@ -116,10 +108,7 @@ def _mounts() -> str:
 
 
 def _mount_of(path: str, table: str) -> tuple[str, str] | None:
-    """Return (source, type) of the mount that ``path`` is on.
-
-    Of two mounts on the same directory it is the later one.
-    """
+    """Return (source, type) of the mount that ``path`` is on, the latest if several."""
     found: tuple[int, str, str] | None = None
     for line in table.splitlines():
         source, target, kind, *_ = [*line.split(" "), "", "", ""]

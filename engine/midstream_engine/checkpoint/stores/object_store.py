@@ -29,7 +29,7 @@ class ObjectStore(Protocol):
         ...
 
     def write(self, path: str, blocks: Iterable[memoryview]) -> None:
-        """Create an object, from any thread. It is durable once :meth:`sync` has returned.
+        """Create an object from any thread, durable once :meth:`sync` has returned.
 
         Raises:
             FileExistsError: A directory has another object of that path.
@@ -64,10 +64,7 @@ class ObjectStore(Protocol):
         ...
 
     def tidy(self, listed: Collection[str]) -> None:
-        """Remove everything but the ``listed`` objects and the manifest.
-
-        The checkpoint is a committed one.
-        """
+        """Remove all of a committed checkpoint but ``listed`` objects and the manifest."""
         ...
 
     def exists(self, path: str) -> bool:

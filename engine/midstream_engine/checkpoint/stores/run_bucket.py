@@ -1,17 +1,14 @@
-"""Small objects of a run in its bucket, with errors of checkpoints.
-
-The objects are manifests, pins and the fence.
-"""
+"""A run's manifests, pins and fence in its bucket, with errors of checkpoints."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 
-from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.object_store.bucket_client import BucketClient, StoredObject
-from midstream_engine.object_store.errors import ObjectExistsError, StoreError
-from midstream_engine.object_store.open_bucket import engine_bucket
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.object_store.bucket_client import BucketClient, StoredObject
+from midstream_core.object_store.errors import ObjectExistsError, StoreError
+from midstream_core.object_store.open_bucket import engine_bucket
 
 
 @contextlib.contextmanager

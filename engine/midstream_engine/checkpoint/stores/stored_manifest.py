@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from midstream_core.records import MANIFEST, Manifest, RecordError, parse_json
 from midstream_engine.checkpoint.errors import CheckpointCorruptError
 from midstream_engine.checkpoint.stores.object_store import ObjectStore
-from midstream_engine.records import MANIFEST, Manifest, RecordError, parse_json
 
 
 def manifest_of(store: ObjectStore) -> Manifest:
@@ -31,7 +31,7 @@ def json_object(store: ObjectStore, path: str) -> Any:
 
     Raises:
         FileNotFoundError: There is no such object.
-        RecordError: It is not JSON.
+        RecordError: The object is not JSON.
     """
     return parse_json(store.get(path), os.path.join(store.where, path))
 

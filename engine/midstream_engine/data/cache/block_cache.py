@@ -26,8 +26,8 @@ from typing import IO
 
 import numpy as np
 
+from midstream_core.records import ObjectEntry
 from midstream_engine.data.errors import DataError
-from midstream_engine.records import ObjectEntry
 
 log = logging.getLogger(__name__)
 FETCHES = 8  # objects fetched at a time

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from midstream_engine import records
+from midstream_core import records
 from midstream_engine.config.data import DataConfig
 from midstream_engine.data.cache import remote_cache
 from midstream_engine.data.cache.block_cache import BlockCache
@@ -60,7 +60,7 @@ class CacheDirectory:
         """Return the cache built for a request, unless its digest is not ``wanted``.
 
         Raises:
-            DataError: It has a token id beyond its vocabulary.
+            DataError: The cache has a token id beyond its vocabulary.
         """
         index = records.read_json_or_none(self._index(request))
         found = self._acceptable(index["digest"] if index else None, wanted)
@@ -85,10 +85,7 @@ class CacheDirectory:
         records.write_json(self._index(request), {"digest": built.digest, "ids_checked": True})
 
     def share(self, found: TokenCache, requests: list[str]) -> TokenCache:
-        """Store a cache of this host under ``data.cache_dir``.
-
-        Logs it if nothing can be written there.
-        """
+        """Store a cache of this host under ``data.cache_dir``; log a failed write."""
         if self._remote is not None and found.local:
             if self._remote.server.writable:
                 self._remote.publish(found, requests)

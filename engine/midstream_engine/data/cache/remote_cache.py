@@ -1,6 +1,6 @@
 """Token caches in a bucket, or read-only behind http(s): ``data.cache_dir``.
 
-They have the layout of a host's data directory. Each object is created under the condition that it does not exist, and
+The layout is that of a host's data directory. Each object is created under the condition that it does not exist, and
 the manifest is written last: a cache is complete or absent, even if several hosts write it.
 """
 
@@ -15,14 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import IO, Any, Protocol
 
-from midstream_engine import records
+from midstream_core import records
+from midstream_core.object_store import urls
+from midstream_core.records import MANIFEST, ObjectEntry
 from midstream_engine.data.cache.block_cache import BlockCache
 from midstream_engine.data.cache.token_cache import CacheObjects, TokenCache
 from midstream_engine.data.errors import DataError, SourceNotFoundError
 from midstream_engine.data.sources import bucket, http
 from midstream_engine.data.sources.source_file import Source
-from midstream_engine.object_store import urls
-from midstream_engine.records import MANIFEST, ObjectEntry
 
 log = logging.getLogger(__name__)
 UPLOADS = 4  # objects at a time

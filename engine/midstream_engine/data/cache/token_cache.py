@@ -1,10 +1,11 @@
 """The token cache: documents as one sequence of token ids in objects.
 
-The objects have a fixed size and are addressed by content.
+Objects have a fixed size and are addressed by content.
 
 ``<root>/data/<digest>/`` has ``tokens-00000.bin`` ... (each full but the last), ``offsets.bin`` (int64: where each
-document begins, and the end) and ``manifest.json``. It is built in a temporary directory and renamed, so it is complete
-or absent. Two engines that build the same content use the same name, and the second keeps what the first built.
+document begins, and the end) and ``manifest.json``. The cache is built in a temporary directory and renamed, so it is
+complete or absent. Two engines that build the same content use the same name, and the second keeps what the first
+built.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from midstream_engine import records
+from midstream_core import records
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.token_ids import first_unknown, unknown_id
 from midstream_engine.data.tokenize.tokenizer import Tokenizer
@@ -232,7 +233,9 @@ def building(data_root: str) -> Iterator[str]:
     _remove_abandoned(data_root)
     process = records.this_process()
     owner = (
-        base64.urlsafe_b64encode(f"{process.boot_id} {process.pid} {process.start_ticks}".encode()).decode().rstrip("=")
+        base64.urlsafe_b64encode(f"{process.boot_id} {process.pid} {process.start_ticks} {process.namespace}".encode())
+        .decode()
+        .rstrip("=")
     )
     directory = tempfile.mkdtemp(prefix=f"{_BUILDING}{owner}.", dir=data_root)
     try:
@@ -242,10 +245,7 @@ def building(data_root: str) -> Iterator[str]:
 
 
 def commit(directory: str, data_root: str, manifest: dict[str, Any]) -> str:
-    """Write the manifest into a built directory and rename it to its digest.
-
-    Returns its path.
-    """
+    """Write a built directory's manifest, rename it to its digest; return the path."""
     records.write_json(os.path.join(directory, records.MANIFEST), manifest)
     final = os.path.join(data_root, manifest["digest"])
     os.chmod(directory, 0o755)
@@ -299,9 +299,10 @@ def _remove_abandoned(data_root: str) -> None:
             continue
         encoded = name[len(_BUILDING) :].partition(".")[0]
         try:
-            boot_id, pid, ticks = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).decode().split(" ")
-            owner = records.ProcessIdentity(boot_id, int(pid), int(ticks))
+            words = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).decode().split(" ")
+            boot_id, pid, ticks, *namespace = words
+            owner = records.ProcessIdentity(boot_id, int(pid), int(ticks), namespace="".join(namespace))
         except ValueError:
             continue
-        if owner.boot_id == records.boot_id() and not records.is_running(owner):
+        if records.has_ended(owner, 0.0):  # without a machine, only one of this boot
             shutil.rmtree(os.path.join(data_root, name), ignore_errors=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from midstream_engine import records
+from midstream_core import records
 from midstream_engine.data.cache.token_cache import check_sizes
 from midstream_engine.data.errors import DataError
+from midstream_engine.data.examples import Examples
 from midstream_engine.data.imported.imported_files import VERSION, vocabulary_of
 from midstream_engine.data.imported.levanter_cache import LevanterExamples
 from midstream_engine.data.imported.neox_dataset import NeoxExamples
-from midstream_engine.data.order.examples import Examples
 
 
 class Imported:
@@ -34,7 +34,7 @@ def open_imported(directory: str, manifest: Mapping[str, Any]) -> Imported:
     """Open the imported data in ``directory``.
 
     Raises:
-        DataError: It is not complete, or of an unknown kind.
+        DataError: The data is not complete, or of an unknown kind.
     """
     if manifest.get("version") != VERSION:
         raise DataError(f"{directory}/{records.MANIFEST}: not imported data of version {VERSION}")

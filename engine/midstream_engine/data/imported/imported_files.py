@@ -19,7 +19,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from midstream_engine import records
+from midstream_core import records
 from midstream_engine.base_directory import resolved_path
 from midstream_engine.data.cache.token_cache import building, commit
 from midstream_engine.data.errors import DataError
@@ -59,7 +59,7 @@ def write_imported(data_root: str, files: Mapping[str, str | bytes], about: Mapp
 def tokenizer_path(name: str, root: str) -> str:
     """Return ``data.tokenizer``, linking the files of an imported tokenizer.
 
-    If it names files that were imported with a run, they are linked and their path is returned.
+    For files that were imported with a run the path of the links is returned.
     """
     if not name.startswith(SCHEME):
         return name

@@ -20,15 +20,15 @@ from typing import Any
 
 import numpy as np
 
+from midstream_core.object_store.access import engine_access
+from midstream_core.object_store.errors import StoreError
+from midstream_core.object_store.urls import GCS, in_bucket, split_url
 from midstream_engine.data.errors import DataError, SourceNotFoundError
+from midstream_engine.data.examples import sequence_mask
 from midstream_engine.data.imported.imported_files import vocabulary_of, write_imported
 from midstream_engine.data.imported.levanter_order import sample_order
-from midstream_engine.data.order.examples import sequence_mask
 from midstream_engine.data.sources import bucket as bucket_objects
 from midstream_engine.data.token_ids import first_unknown, unknown_id
-from midstream_engine.object_store.access import engine_access
-from midstream_engine.object_store.errors import StoreError
-from midstream_engine.object_store.urls import GCS, in_bucket, split_url
 
 INDEX = "shard_ledger.json"
 FIELD = "input_ids"
@@ -147,7 +147,7 @@ def _open(path: str) -> Any:
     """Open one of a cache's arrays.
 
     Raises:
-        DataError: It cannot be opened.
+        DataError: The array cannot be opened.
     """
     import tensorstore as ts  # as above
 
@@ -166,7 +166,7 @@ def _tokens(read: Any) -> np.ndarray:
     """Return the result of a read.
 
     Raises:
-        DataError: It cannot be read.
+        DataError: The array cannot be read.
     """
     try:
         return np.asarray(read.result())

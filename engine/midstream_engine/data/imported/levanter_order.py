@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from midstream_engine.data import threefry
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.order import threefry
 
 Order = Callable[[int], int]
 _ROUNDS, _WALKS = 5, 1000
@@ -29,9 +29,9 @@ def _generator(key: np.ndarray) -> np.random.Generator:
 
 
 def feistel(length: int, key: np.ndarray) -> Order:
-    """Return a Feistel network over the next power of two of ``length``.
+    """Return a Feistel network that permutes the numbers below ``length``.
 
-    It is applied until the value is below ``length``.
+    The network's domain is the next power of two; the network is applied until the value is below ``length``.
     """
     size = (length - 1).bit_length()
     right_bits = size - size // 2
@@ -54,7 +54,7 @@ def feistel(length: int, key: np.ndarray) -> Order:
 def linear(length: int, key: np.ndarray) -> Order:
     """Return a * x + b modulo ``length``, in double precision as in Levanter.
 
-    So it is no permutation of very long datasets.
+    The result is no permutation of very long datasets.
     """
     if length == 1:
         return lambda place: place
@@ -147,7 +147,7 @@ class LevanterMixture:
     def _share(self, names: Sequence[str], weights: Mapping[str, float]) -> np.ndarray:
         """Return each dataset's samples of a block, int64 [datasets].
 
-        They are rounded down, the rest to the largest.
+        Numbers are rounded down; the dataset with the most samples gets the rest.
         """
         total = sum(weights.values())
         share = np.array([int(weights.get(name, 0.0) / total * self._block) for name in names], np.int64)
@@ -158,10 +158,7 @@ class LevanterMixture:
         return max(0, int(np.searchsorted(self._starts, block * self._block, side="right")) - 1)
 
     def _make_plan(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the dataset of each position in a block, and its rank in that dataset.
-
-        Two int64 [block]. The rank is among that dataset's positions.
-        """
+        """Return each position's dataset and rank in that dataset, two int64 [block]."""
         share = self._shares[self._stage(block)]
         datasets = np.repeat(np.arange(len(share)), share)
         ranks = np.concatenate([np.arange(one) for one in share])

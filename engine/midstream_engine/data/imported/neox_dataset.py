@@ -1,6 +1,4 @@
-"""GPT-NeoX's datasets, read unchanged.
-
-These are ``.bin`` and ``.idx`` files and NeoX's index maps.
+"""GPT-NeoX's datasets, read unchanged: ``.bin`` and ``.idx`` files, index maps.
 
 ``.idx``: magic, version (u64), element type (u8), number of documents and of the document index (u64 each), then sizes
 (int32), byte offsets (int64) and the document index (int64), all little-endian. The index maps are ``doc_idx`` (the
@@ -39,7 +37,7 @@ class Documents:
         """Map the two files.
 
         Raises:
-            DataError: They are no sound pair.
+            DataError: A file is malformed, or the two do not belong together.
         """
         with open(idx_path, "rb") as file:
             header = file.read(_HEADER.size)
@@ -98,10 +96,7 @@ class Samples:
         return min(len(self._shuffle), len(self._sample) - 1) - 1
 
     def read(self, number: int, length: int) -> np.ndarray:
-        """Return sample ``number`` in the order of training.
-
-        int32 [length], padded with zeros.
-        """
+        """Return sample ``number`` in training order, int32 [length], padded with zeros."""
         index = int(self._shuffle[number])
         (first, start), (last, end) = self._sample[index].tolist(), self._sample[index + 1].tolist()
         if first == last:
@@ -119,7 +114,7 @@ class Samples:
 class NeoxExamples:
     """Examples of a NeoX dataset: example i is the run's sample i.
 
-    It has ``seq_len + 1`` tokens, the last of which is only a target.
+    An example has ``seq_len + 1`` tokens, the last of which is only a target.
     """
 
     def __init__(self, directory: str, manifest: Mapping[str, Any]) -> None:
@@ -176,9 +171,7 @@ def import_neox(
     tokenizer: str,
     beside: Mapping[str, str] | None = None,
 ) -> str:
-    """Link datasets and NeoX's index maps into a directory; return its path.
-
-    The directory is under ``data_root``.
+    """Link datasets and NeoX's index maps under ``data_root``; return the directory.
 
     Args:
         data_root: Directory of the host's token caches.
@@ -240,9 +233,9 @@ def _maps(start: str) -> list[str]:
 
 
 def blend(weights: np.ndarray, count: int) -> np.ndarray:
-    """Return the dataset of each of ``count`` samples. uint8 [count].
+    """Return the dataset of each of ``count`` samples, uint8 [count].
 
-    It is always the one that is furthest behind its weight (float64, sum 1), the first of equals.
+    Each sample comes from the dataset that is furthest behind its weight (float64, sum 1), the first of equals.
     """
     found = bytearray(count)
     shares, taken = weights.tolist(), [0] * len(weights)

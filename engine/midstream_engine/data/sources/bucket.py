@@ -8,12 +8,12 @@ import re
 from collections.abc import Iterator
 from typing import IO, cast
 
+from midstream_core.object_store.bucket_client import BucketClient, ObjectFile
+from midstream_core.object_store.errors import ObjectExistsError, StoreError
+from midstream_core.object_store.open_bucket import engine_bucket
+from midstream_core.object_store.urls import split_url
 from midstream_engine.data.errors import DataError, SourceNotFoundError
 from midstream_engine.data.sources.source_file import Source
-from midstream_engine.object_store.bucket_client import BucketClient, ObjectFile
-from midstream_engine.object_store.errors import ObjectExistsError, StoreError
-from midstream_engine.object_store.open_bucket import engine_bucket
-from midstream_engine.object_store.urls import split_url
 
 READ_SIZE = 8 << 20  # bytes of one request of a file
 
@@ -65,7 +65,7 @@ def get(url: str) -> bytes:
 def create(url: str, path: str, sha256: str) -> None:
     """Create an object from the file ``path``.
 
-    The file has the given hash; an existing object must have it, too.
+    An existing object must have the given hash, as the file has.
 
     Raises:
         DataError: Another object has that name.

@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
+from midstream_core.object_store.urls import in_bucket
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.sources import bucket, http, hugging_face_hub
 from midstream_engine.data.sources.source_file import Source, listed_version
-from midstream_engine.object_store.urls import in_bucket
 
 LINES, LIST_OR_LINES, ROWS, DATASET, DOCUMENT = "lines", "list or lines", "rows", "dataset", "document"
 _KINDS = {".jsonl": LINES, ".ndjson": LINES, ".json": LIST_OR_LINES, ".parquet": ROWS}
@@ -96,7 +96,7 @@ def _check_unchanged(source: Source) -> None:
     Its parts are read one after the other: of a file that changes between, documents would be lost or read twice.
 
     Raises:
-        DataError: It is not.
+        DataError: The file has changed.
     """
     if source.local and listed_version(os.stat(source.path)) != (source.size, source.version):
         raise DataError(f"data: {source.path} has changed while it was read (hint: start again)")

@@ -23,7 +23,7 @@ def describe(url: str) -> Source:
     """Return what the server reports about ``url``.
 
     Raises:
-        DataError: It has no such file or does not respond.
+        DataError: The server has no such file or does not respond.
     """
     if any(sign in url for sign in "*["):
         raise DataError(f"data: {url!r}: https has no listing for a glob (hint: name the files with braces)")
@@ -87,10 +87,7 @@ def _request(url: str, headers: dict[str, str], method: str = "GET") -> http.cli
 
 
 class _Stream(io.RawIOBase):
-    """HTTP stream that continues at the same position after a lost connection.
-
-    It continues only if the file has not changed.
-    """
+    """HTTP stream that continues after a lost connection if the file is unchanged."""
 
     def __init__(self, source: Source) -> None:
         self._source, self._position = source, 0

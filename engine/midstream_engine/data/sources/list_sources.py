@@ -8,11 +8,11 @@ import re
 import sysconfig
 from collections.abc import Iterator, Sequence
 
+from midstream_core.object_store.urls import in_bucket
 from midstream_engine.base_directory import resolved_path
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.sources import bucket, formats, http, hugging_face_hub
 from midstream_engine.data.sources.source_file import Source, listed_version
-from midstream_engine.object_store.urls import in_bucket
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -59,7 +59,7 @@ def list_sources(urls: Sequence[str]) -> list[Source]:
 def documents(sources: Sequence[Source], *, text_key: str, max_bytes: int | None) -> Iterator[bytes]:
     """Yield the text of each document, UTF-8, up to ``max_bytes`` in total.
 
-    The first one is always yielded.
+    The first document is always yielded.
     """
     total = 0
     for source in sources:

@@ -61,7 +61,7 @@ class Task:
 def processes_for(work: Sequence[Unit], task: Task, wanted: int) -> int:
     """Return the number of processes; 0 means this process.
 
-    It is ``wanted``, or for 0 one per CPU if that is faster.
+    The number is ``wanted``; for 0 it is one per CPU if that is faster.
     """
     if wanted:
         return min(wanted, len(work))
@@ -72,11 +72,9 @@ def processes_for(work: Sequence[Unit], task: Task, wanted: int) -> int:
 
 
 def tokenize(work: Sequence[Unit], task: Task, wanted: int = 0) -> Generator[tuple[np.ndarray, np.ndarray], None, None]:
-    """Yield the tokens and document lengths of each unit, in order.
+    """Yield each unit's tokens [tokens] and document lengths (int64 [documents]).
 
-    They are (tokens [tokens], tokens of each document int64 [documents]), up to ``max_bytes``.
-
-    Finished units are read, not tokenized again.
+    Units are in order, up to ``max_bytes``. Finished units are read, not tokenized again.
 
     Raises:
         DataError: Text cannot be read, or a process has ended. Finished units stay.

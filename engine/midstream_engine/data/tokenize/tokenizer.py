@@ -141,8 +141,8 @@ def load_tokenizer(name: str, eos_token: str, recorded: str = "") -> Tokenizer:
     Args:
         name: ``bytes``, ``ids:SIZE[:EOS]``, or the path of a ``tokenizer.json`` or of its folder.
         eos_token: Token at the end of a document, in the file's vocabulary.
-        recorded: Id of the tokenizer in the checkpoint of the run that goes on; empty: none. It may be of before the
-            settings of a ``tokenizer.json`` that change its tokens were put aside.
+        recorded: Id of the tokenizer in the checkpoint of the run that goes on; empty: none. The id of an older
+            midstream keeps the settings of a ``tokenizer.json`` that change its tokens.
 
     Raises:
         DataError: There is no such tokenizer.

@@ -23,9 +23,8 @@ _ABANDONED = 14 * 86400.0  # seconds after which unfinished work is removed
 def tokenizing_directory(data_root: str, name: str) -> Iterator[str]:
     """Open the directory of one request's finished units, as a context manager.
 
-    The directory exists until the cache is built.
-
-    One process at a time has it. It stays if the process fails or is killed, so that the next one continues.
+    One process at a time has the directory. After a process that failed or was killed the next one continues with it.
+    The directory is removed once the cache is built.
     """
     os.makedirs(data_root, exist_ok=True)
     _remove_abandoned(data_root)

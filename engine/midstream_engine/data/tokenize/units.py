@@ -16,7 +16,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from midstream_engine import records
+from midstream_core import records
 from midstream_engine.data.sources import formats
 from midstream_engine.data.sources.formats import Piece
 from midstream_engine.data.sources.source_file import Source
@@ -114,10 +114,7 @@ def _pieces(source: Source, unit_bytes: int) -> Iterator[tuple[Piece, int, int]]
 
 
 def token_dtype(tokenizer: Tokenizer) -> np.dtype:
-    """Return the stored type of ids, little-endian.
-
-    It is uint16 if that represents all, else uint32.
-    """
+    """Return the little-endian type of stored ids: uint16 if it suffices, else uint32."""
     return np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
 
 
@@ -130,7 +127,7 @@ def finished(directory: str, number: int) -> Finished | None:
 def tokenize(unit: Unit, directory: str, tokenizer: Tokenizer, text_key: str, max_bytes: int | None) -> Finished:
     """Tokenize a unit and write its files.
 
-    They end with the document whose text exceeds ``max_bytes``.
+    The last document is the one with which the texts exceed ``max_bytes``.
 
     Args:
         unit: The unit.
@@ -183,10 +180,7 @@ def _document(unit: Unit, text_key: str, number: int) -> str:
 
 
 def _groups(texts: Iterable[bytes], limit: int | None) -> Iterator[list[bytes]]:
-    """Yield documents to be tokenized together, up to a limit.
-
-    The last is the one with which their bytes exceed ``limit``.
-    """
+    """Yield documents to be tokenized together, until their bytes exceed ``limit``."""
     group: list[bytes] = []
     gathered = total = 0
     for text in texts:

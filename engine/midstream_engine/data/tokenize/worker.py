@@ -1,6 +1,6 @@
 """Worker process that tokenizes units.
 
-It is started with ``python -m midstream_engine.data.tokenize.worker``.
+The command is ``python -m midstream_engine.data.tokenize.worker``.
 
 The first line of stdin is the task for all units, each further line a unit; the answer to each is a line on stdout:
 ``{"done": record}`` or ``{"error": line}``. The end of stdin ends the process immediately, so that no worker outlives a

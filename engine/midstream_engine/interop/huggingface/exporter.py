@@ -12,26 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from midstream_engine.checkpoint.format import zarr
-from midstream_engine.checkpoint.format.boxes import Box, extent, full_box
-from midstream_engine.checkpoint.format.chunk_grid import chunks_of
-from midstream_engine.checkpoint.format.dtypes import numpy_dtype
-from midstream_engine.checkpoint.format.packed_arrays import unpack
-from midstream_engine.checkpoint.loading.checkpoint_records import read_train
-from midstream_engine.checkpoint.loading.verify import verify_checkpoint
-from midstream_engine.checkpoint.saving.snapshot import HostArray
-from midstream_engine.config.errors import ConfigError
-from midstream_engine.config.model import LmConfig
-from midstream_engine.config.reading.load import from_mapping
-from midstream_engine.config.train import TrainLmConfig
-from midstream_engine.data.errors import DataError
-from midstream_engine.data.tokenize.tokenizer import load_tokenizer
-from midstream_engine.interop.errors import ConversionError
-from midstream_engine.interop.huggingface.configuration import to_huggingface
-from midstream_engine.interop.huggingface.names import PREFIX, Rule, rules_of, unpadded
-from midstream_engine.interop.tensor_files import Outgoing, write_tensors
-from midstream_engine.interop.tokenizer_files import FOLDER, copy_files, files_at
-from midstream_engine.records import (
+from midstream_core.records import (
     IMPORTED,
     MANIFEST,
     PACKED,
@@ -41,6 +22,25 @@ from midstream_engine.records import (
     parse_checkpoint_name,
     tokenizer_digests,
 )
+from midstream_engine.checkpoint import zarr
+from midstream_engine.checkpoint.boxes import Box, extent, full_box
+from midstream_engine.checkpoint.chunk_grid import chunks_of
+from midstream_engine.checkpoint.dtypes import numpy_dtype
+from midstream_engine.checkpoint.loading.checkpoint_records import read_train
+from midstream_engine.checkpoint.loading.verify import verify_checkpoint
+from midstream_engine.checkpoint.packed_arrays import unpack
+from midstream_engine.checkpoint.saving.snapshot import HostArray
+from midstream_engine.config.errors import ConfigError
+from midstream_engine.config.load import from_mapping
+from midstream_engine.config.model import LmConfig
+from midstream_engine.config.train import TrainLmConfig
+from midstream_engine.data.errors import DataError
+from midstream_engine.data.tokenize.tokenizer import load_tokenizer
+from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.huggingface.configuration import to_huggingface
+from midstream_engine.interop.huggingface.names import PREFIX, Rule, rules_of, unpadded
+from midstream_engine.interop.tensor_files import Outgoing, write_tensors
+from midstream_engine.interop.tokenizer_files import FOLDER, copy_files, files_at
 
 
 def export_model(
@@ -115,7 +115,7 @@ def _counts(path: str, fence: Fence | None) -> bool:
     if fence is None:
         return os.path.exists(path)
     manifest = Manifest.read_or_none(path)
-    return manifest is not None and fence.accepts(manifest.epoch, manifest.step)
+    return manifest is not None and fence.accepts(manifest.epoch, manifest.step, manifest.start)
 
 
 def _outgoing(
@@ -163,7 +163,7 @@ def _stored(checkpoint: str, entry: ArrayEntry, packed: dict[str, np.ndarray]) -
 def _tokenizer_files(config: TrainLmConfig, checkpoint: str, state: dict[str, Any]) -> dict[str, str]:
     """Return the files of the run's tokenizer, if they are here.
 
-    They are named by the configuration, imported with the data, or in the run's directory.
+    The configuration names these files, or they are with the imported data or in the run's directory.
     """
     folder = os.path.dirname(os.path.dirname(os.path.abspath(checkpoint)))  # of the run, or of what an import wrote
     name = config.data.tokenizer or ""

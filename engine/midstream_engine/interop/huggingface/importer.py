@@ -16,13 +16,15 @@ import jax
 import numpy as np
 import yaml
 
-from midstream_engine.checkpoint.format.boxes import Box, extent, full_box, within
-from midstream_engine.checkpoint.format.dtypes import numpy_dtype
+from midstream_core.precision import Precision
+from midstream_core.records import Manifest, RunPaths, checkpoint_name
+from midstream_engine.checkpoint.boxes import Box, extent, full_box, within
+from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.saving.checkpoint_writer import train_document, write
 from midstream_engine.checkpoint.saving.commit import commit
 from midstream_engine.checkpoint.saving.snapshot import HostArray
+from midstream_engine.config.load import from_mapping
 from midstream_engine.config.model import LmConfig
-from midstream_engine.config.reading.load import from_mapping
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.exact_numbers import checked
@@ -31,12 +33,6 @@ from midstream_engine.interop.huggingface.configuration import from_huggingface,
 from midstream_engine.interop.huggingface.names import CONSTANTS, PREFIX, Rule, rules_of, tied_head, unpadded
 from midstream_engine.interop.tensor_files import read_tensors
 from midstream_engine.interop.tokenizer_files import FOLDER, carry, copy_files, files_at
-from midstream_engine.records import (
-    Manifest,
-    RunPaths,
-    checkpoint_name,
-)
-from midstream_engine.shared.precision import Precision
 
 CONFIG = "train.yaml"
 _OF_A_TRAINING = ("optimizer.pt", "optimizer.bin", "scheduler.pt", "trainer_state.json")  # of transformers' Trainer
@@ -203,10 +199,7 @@ def converted(
 
 
 def _with_prefix(config: LmConfig, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Add the prefix ``transformer.`` to the names of OpenAI's GPT-2.
-
-    It was saved without its head and without the prefix.
-    """
+    """Add the prefix ``transformer.`` that OpenAI's GPT-2 was saved without."""
     first = rules_of(config)[0].theirs
     prefix = first.split(".")[0] + "."
     if first in tensors or first.removeprefix(prefix) not in tensors:

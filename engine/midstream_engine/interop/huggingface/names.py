@@ -90,10 +90,7 @@ def _both(ours: str, theirs: str, form: Form, bias: bool = True, bias_form: Form
 
 
 def rules_of(config: LmConfig) -> list[Rule]:
-    """Return the rules of every array of a model of this kind.
-
-    They are in the order of Hugging Face's files.
-    """
+    """Return the rules of a model's arrays, in the order of Hugging Face's files."""
     match config:
         case Gpt2Config():
             layer, ours = "transformer.h.{}.", "blocks/stacked/"

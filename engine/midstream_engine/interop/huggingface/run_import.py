@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from midstream_engine.checkpoint.format.boxes import Box, full_box
+from midstream_engine.checkpoint.boxes import Box, full_box
 from midstream_engine.checkpoint.saving.snapshot import HostArray
-from midstream_engine.config.reading.load import load_config
+from midstream_engine.config.load import load_config
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.data.prepared_data import open_training
 from midstream_engine.data.tokenize.tokenizer import Tokenizer, load_tokenizer

@@ -1,7 +1,7 @@
 """Translate Levanter's YAML to our configuration, with its code's defaults.
 
 A field without a counterpart is left out with a line, or refused by name where it changes the training; nothing is said
-about a value that changes nothing (``config/reading/levanter_fields.py``).
+about a value that changes nothing (``config/levanter_fields.py``).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from midstream_engine.arithmetic.learning_rate import LEVANTER_1_2, RULES, ScheduleError, rate_parts, rate_settings
+from midstream_core.arithmetic.learning_rate import LEVANTER_1_2, RULES, ScheduleError, rate_parts, rate_settings
+from midstream_core.precision import JAX_OPTION, levanter_products, precision_of
+from midstream_engine.config import levanter_fields, yaml_file
 from midstream_engine.config.errors import ConfigError
-from midstream_engine.config.reading import levanter_fields, yaml_file
-from midstream_engine.config.reading.load import from_mapping
+from midstream_engine.config.load import from_mapping
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.levanter.data import USED
 from midstream_engine.interop.levanter.optimizer_state import MOMENTS, never_skips
-from midstream_engine.shared.precision import JAX_OPTION, levanter_products, precision_of
 
 # Defaults of Levanter's code that differ from ours.
 _OPTIMIZER = {"learning_rate": 6e-4, "weight_decay": 0.1}
@@ -63,6 +63,12 @@ def read_config(directory: str, given: str | None) -> tuple[dict[str, Any], str]
     return value, path
 
 
+def config_beside(path: str) -> str | None:
+    """Return the configuration in a run's directory, or above it; None without one."""
+    candidates = [os.path.join(path, place) for place in _PLACES[:3]]
+    return next((one for one in candidates if os.path.isfile(one)), None)
+
+
 def translate(found: dict[str, Any], rows: int, notes: list[str], *, ordered: bool, rules: str) -> dict[str, Any]:
     """Return our mapping.
 
@@ -89,6 +95,7 @@ def translate(found: dict[str, Any], rows: int, notes: list[str], *, ordered: bo
     defaults = dict(_OPTIMIZER)
     if optimizer.get("type") == "muon":
         defaults |= {"weight_decay": 0.0, "coefficient_type": "simple" if rules == LEVANTER_1_2 else "quintic"}
+    notes += _default_notes(found)
     if never_skips(optimizer):
         notes.append("optimizer.skip_bad_steps: 1 is what Levanter makes of true: a window of one update skips none")
         optimizer["skip_bad_steps"] = False
@@ -123,10 +130,28 @@ def translate(found: dict[str, Any], rows: int, notes: list[str], *, ordered: bo
     return resolved
 
 
+def _default_notes(found: Mapping[str, Any]) -> list[str]:
+    """Return a line on values of the schedule that are Levanter's defaults.
+
+    A configuration that was cut short ends anywhere, and is YAML nevertheless.
+    """
+    wanted = {
+        "optimizer": {"learning_rate": _OPTIMIZER["learning_rate"]},
+        "trainer": {key: _TRAINER[key] for key in ("train_batch_size", "num_train_steps")},
+    }
+    left = [
+        f"{section}.{key} {value:g}"
+        for section, values in wanted.items()
+        for key, value in values.items()
+        if key not in (found.get(section) or {})
+    ]
+    return [f"{', '.join(left)}: Levanter's defaults, as the configuration has no value"] if left else []
+
+
 def _with_products(trainer: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     """Return the section with Levanter's precision of products.
 
-    That is jax's default where no key chooses one; ``notes`` then gets a line.
+    Where no key chooses a precision, the result has jax's default and ``notes`` gets a line.
     """
     options = trainer.get("jax_config")
     chosen = "matmul_precision" in trainer or (isinstance(options, Mapping) and JAX_OPTION in options)
@@ -168,7 +193,7 @@ def _left_out(name: str, item: Any) -> list[str]:
     """Return the lines about a field that is left out.
 
     Raises:
-        ConversionError: It changes the training.
+        ConversionError: The field changes the training.
     """
     if not levanter_fields.covers(name):
         return _unknown(name, item)
@@ -189,7 +214,7 @@ def _unknown(name: str, item: Any) -> list[str]:
     """Return the line about a field of a release that is unknown here.
 
     Raises:
-        ConversionError: It is set, so that it may change the training.
+        ConversionError: The field is set, and may change the training.
     """
     if item not in (None, False, "", [], {}):
         raise ConversionError(

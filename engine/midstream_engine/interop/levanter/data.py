@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from midstream_core.object_store.urls import in_bucket
 from midstream_engine.config.trainer import TrainerConfig
+from midstream_engine.data import threefry
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.imported.levanter_cache import INDEX, LevanterCache, open_cache
 from midstream_engine.data.imported.levanter_order import PERMUTATIONS
-from midstream_engine.data.order import threefry
 from midstream_engine.interop.errors import ConversionError
-from midstream_engine.object_store.urls import in_bucket
 
 # Defaults of Levanter's code.
 _CACHE_DIR, _BLOCK = "cache/", 2048

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from midstream_engine.arithmetic.learning_rate import LEVANTER_0_2, LEVANTER_1_2
-from midstream_engine.checkpoint.format.array_names import LogicalArray
-from midstream_engine.checkpoint.format.boxes import full_box
+from midstream_core.arithmetic.learning_rate import LEVANTER_0_2, LEVANTER_1_2
+from midstream_engine.checkpoint.array_names import LogicalArray
+from midstream_engine.checkpoint.boxes import full_box
+from midstream_engine.config.load import from_mapping
 from midstream_engine.config.model import LlamaConfig, LmConfig
-from midstream_engine.config.reading.load import from_mapping
 from midstream_engine.data.imported.levanter_cache import import_levanter
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.foreign_run import ForeignRun, constant, state_arrays
 from midstream_engine.interop.imported_array import ImportedArray, Piece
 from midstream_engine.interop.levanter.arrays import ZARR2, Stored, find, open_arrays, read_metadata
-from midstream_engine.interop.levanter.configuration import read_config, translate
+from midstream_engine.interop.levanter.configuration import config_beside, read_config, translate
 from midstream_engine.interop.levanter.data import Data, names_data, read_data
 from midstream_engine.interop.levanter.optimizer_state import (
     CLIP,
@@ -63,7 +63,8 @@ def open_levanter(
     Raises:
         ConversionError: An array is unused, missing or has another shape, or configuration or data are missing.
     """
-    directory = find(path)
+    of_run = config_path or config_beside(path)
+    directory = find(path, of_run)
     metadata = read_metadata(directory)
     kind, found = open_arrays(directory)
     notes: list[str] = []
@@ -71,7 +72,8 @@ def open_levanter(
     if table not in found:
         raise ConversionError(f"{directory}: has no {table}")
     rows = found[table].shape[0]
-    levanter, config_path = read_config(directory, config_path)
+    elsewhere = os.path.dirname(directory) != os.path.abspath(path) and directory != path
+    levanter, config_path = read_config(directory, of_run if elsewhere else config_path)
     ordered = not without_data and (bool(caches) or names_data(levanter))
     rules = LEVANTER_1_2 if kind == ZARR2 else LEVANTER_0_2
     mapping = translate(levanter, rows, notes, ordered=ordered, rules=rules)
@@ -154,7 +156,7 @@ def open_levanter(
     if data is not None:
         link = partial(_link_data, data, config.model.seq_len, config.data.given_tokenizer, tokenizer)
     return ForeignRun(
-        "levanter", steps, mapping, arrays, state, provenance, notes, stamp, list, _sound, link, tokenizer
+        "levanter", steps, mapping, arrays, state, provenance, notes, stamp, _remarks, _sound, link, tokenizer
     )
 
 
@@ -215,8 +217,15 @@ def _link_data(
     return import_levanter(place, data.caches, data.order, seq_len=seq_len, tokenizer=tokenizer, beside=beside)
 
 
+def _remarks() -> list[str]:
+    return [
+        "arrays of Levanter have no checksum: the values that were read are finite, with no second moment below 0, and "
+        "a bit that changed before they were read would not show otherwise"
+    ]
+
+
 def _sound() -> None:
-    """Do nothing: TensorStore has checked what it read."""
+    """Do nothing: `Stored.read` has checked the values, and no array has a checksum."""
 
 
 def _read(stored: Stored, stacked: bool, plane: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from midstream_engine.checkpoint.format.array_names import LogicalArray
+from midstream_engine.checkpoint.array_names import LogicalArray
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.foreign_run import constant
 from midstream_engine.interop.imported_array import ImportedArray

@@ -1,6 +1,4 @@
-"""Element types of an imported state: those of the checkpoint's arrays.
-
-They are not those of its configuration.
+"""Element types of an imported state: of its arrays, not of the configuration.
 
 Under ``mp: bfloat16`` the first update of Levanter 1.2 makes parameters and the mean of gradients float32, because the
 learning rate is; the mean of their squares stays bfloat16. marin-levanter 0.2 rounds the rate, and all stay bfloat16.
@@ -13,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from midstream_core.precision import Precision
 from midstream_engine.config.optimizer import NU_DTYPES
 from midstream_engine.interop.exact_numbers import common_dtype
 from midstream_engine.interop.levanter.arrays import Stored
-from midstream_engine.shared.precision import Precision
 
 
 def apply_stored_types(mapping: dict[str, Any], found: dict[str, Stored], place: str, notes: list[str]) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import yaml
 
+from midstream_core.latest_file import named_folder
+from midstream_core.yaml_includes import YamlError, compose_text
 from midstream_engine.interop.errors import ConversionError
-from midstream_engine.shared.yaml_includes import YamlError, compose_text
 
 _MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 _LAYER = re.compile(r"layer_(\d+)(?:-model_(\d+))?-model_states\.pt")
@@ -56,10 +57,7 @@ class Files:
 
 
 def is_checkpoint(path: str) -> bool:
-    """Return whether ``path`` looks like NeoX's.
-
-    That is a folder of ``load:`` or one checkpoint in it.
-    """
+    """Return whether ``path`` is a ``load:`` folder of NeoX or a checkpoint in one."""
     names = os.listdir(path) if os.path.isdir(path) else []
     return any(_MODEL.fullmatch(name) for name in names) or (
         "latest" in names and any(name.startswith("global_step") for name in names)
@@ -72,15 +70,16 @@ def find(path: str) -> Files:
     ``path``: the checkpoint's own directory, or the ``load:`` directory that has ``latest``.
 
     Raises:
-        ConversionError: It is no checkpoint, or files are missing.
+        ConversionError: There is no checkpoint, or files are missing.
     """
     latest = os.path.join(path, "latest")
     if os.path.isfile(latest):
         with open(latest, encoding="utf-8", errors="replace") as file:
-            tag = file.read(200).strip()
-        if not tag or os.path.basename(tag) != tag or tag in (".", ".."):
-            raise ConversionError(f"{latest}: names {tag!r}, which is no checkpoint in that directory")
-        path = os.path.join(path, tag)
+            text = file.read(200)
+        try:
+            path = os.path.join(path, named_folder(text, os.listdir(path)))
+        except ValueError as error:
+            raise ConversionError(f"{path}/{error}") from None
     if not os.path.isdir(path):
         raise ConversionError(f"{path}: no such directory, though {latest} names it")
     files = Files(path)

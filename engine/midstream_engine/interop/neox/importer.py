@@ -1,6 +1,6 @@
-"""Import of NeoX checkpoints.
+"""Import of NeoX checkpoints: state, schedule, and position in the data.
 
-It covers weights, masters, moments, counts, schedule, and the position in the data.
+The state has weights, masters, moments and counts.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from midstream_engine.checkpoint.format.array_names import LogicalArray
-from midstream_engine.checkpoint.format.boxes import full_box
+from midstream_engine.checkpoint.array_names import LogicalArray
+from midstream_engine.checkpoint.boxes import full_box
+from midstream_engine.config.load import from_mapping
 from midstream_engine.config.model import LmConfig
-from midstream_engine.config.reading.load import from_mapping
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.data.imported.neox_dataset import import_neox
+from midstream_engine.interop.calls import Tensor
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.foreign_run import ForeignRun, constant, encoded_model, state_arrays
 from midstream_engine.interop.huggingface.names import Rule as Form
@@ -44,7 +45,6 @@ from midstream_engine.interop.neox.revision import BLOCKED, revision_of
 from midstream_engine.interop.neox.rounding import rounded_to
 from midstream_engine.interop.neox.tensors import FIRST_BLOCK, MLPS, ROWS, Key, Merging, MlpNames
 from midstream_engine.interop.tokenizer_files import beside_data
-from midstream_engine.interop.torchfile.calls import Tensor
 
 _MODEL, _MU, _NU = "model/", "optimizer/adam/mu/", "optimizer/adam/nu/"
 _VOCABULARIES = {
@@ -331,7 +331,7 @@ class _Build:
         """Check that the state of the configuration has the same arrays.
 
         Raises:
-            ConversionError: It has others.
+            ConversionError: The state has other arrays.
         """
         differing = sorted(self.wanted.keys() ^ {array.name for array in arrays})
         if differing:
@@ -369,7 +369,7 @@ def _check_weight(key: Key, row: Row, parts: list[np.ndarray], weight: Tensor) -
     """Check that the weight is the rounded master.
 
     Raises:
-        ConversionError: It is not: the checkpoint is inconsistent.
+        ConversionError: The weight is another one: the checkpoint is inconsistent.
     """
     if [tensor for tensor, _, _ in row.parts] == [weight]:
         return  # without ZeRO and in float32 there is one of them

@@ -1,6 +1,6 @@
 """DeepSpeed's optimizer files: fp32 masters and moments, cut over ranks.
 
-They are rows of numbers; the ranks are the data-parallel ones.
+The ranks are the data-parallel ones.
 
 A parameter group is one row: its parameters end to end in the order of ``param_shapes``, zeros at the end, cut into
 equal parts, one a rank. A parameter may span ranks, and the zeros may fill the last ranks altogether. Which class wrote
@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from midstream_engine.interop.calls import Record, Tensor
 from midstream_engine.interop.errors import ConversionError
-from midstream_engine.interop.torchfile.calls import Record, Tensor
 
 LEGACY = "DeeperSpeed 1.0"
 _SUB_PARTITIONS = "local_sub_partitions_of_fp32_groups"

@@ -1,7 +1,4 @@
-"""Reader of NeoX checkpoints: every parameter with its masters and moments.
-
-They are not in memory yet.
-"""
+"""Reader of NeoX checkpoints: parameters, masters and moments, not yet in memory."""
 
 from __future__ import annotations
 
@@ -11,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from midstream_engine.interop.archive import TorchFile
+from midstream_engine.interop.calls import Tensor
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.neox import partitions
 from midstream_engine.interop.neox.directory import Files
 from midstream_engine.interop.neox.partitions import Masters
 from midstream_engine.interop.neox.tensors import CONSTANTS, Key, Parameter, key_of
-from midstream_engine.interop.torchfile.archive import TorchFile
-from midstream_engine.interop.torchfile.calls import Tensor
 
 
 @dataclass
@@ -49,7 +46,7 @@ class Read:
     def clipping(self) -> float | None:
         """Return the norm to which DeepSpeed clipped gradients.
 
-        It is 0 if DeepSpeed did not clip them, None if there is no record.
+        The norm is 0 if DeepSpeed did not clip gradients, None if there is no record.
 
         Raises:
             ConversionError: The records differ.
@@ -117,10 +114,7 @@ def _mapping(file: TorchFile) -> dict[str, Any]:
 
 
 def _weights(found: Read, state: Mapping[str, Any], rank: int) -> dict[str, Tensor]:
-    """Return a model-parallel rank's parameters by their names in the optimizer.
-
-    They are in the module's order.
-    """
+    """Return a model-parallel rank's parameters by optimizer name, in module order."""
     files = found.files
     if not files.pipeline:
         module = state.get("module")

@@ -1,6 +1,4 @@
-"""Computations of the NeoX that wrote a checkpoint.
-
-They are those that NeoX has changed while names and shapes stayed.
+"""Computations that NeoX has changed without changing names and shapes.
 
 A checkpoint has no record of NeoX's version: ``save_ds_checkpoint`` stores the iteration, eight arguments and the
 configuration files of the user. Evidence is what these have: a ``git_hash``, settings that only some versions accept
@@ -73,10 +71,7 @@ class Heads:
 
     @property
     def can_interleave(self) -> bool:
-        """Return whether NeoX's code of the first period could split the rows at all.
-
-        That code computed in floats.
-        """
+        """Return whether the first period's code, which used floats, could split the rows."""
         share = self.keys / self.queries
         part = int(share * self.size)
         return int(self.size * (1 + 2 * share)) == self.size + 2 * part and part * self.queries == self.keys * self.size

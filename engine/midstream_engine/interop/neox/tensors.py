@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from midstream_engine.interop.calls import Tensor
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.neox.partitions import Row
-from midstream_engine.interop.torchfile.calls import Tensor
 
 Key = tuple[int, str]  # layer as NeoX counts them: 0 the embedding, blocks from 2; name inside of it
 FIRST_BLOCK = 2

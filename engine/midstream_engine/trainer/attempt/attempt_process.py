@@ -1,7 +1,4 @@
-"""One process of an attempt, from its configuration to the record of its end.
-
-It reads the configuration, opens the attempt, runs it and records how it ended.
-"""
+"""One process of an attempt, from its configuration to the record of its end."""
 
 from __future__ import annotations
 
@@ -22,13 +19,14 @@ from typing import Any
 
 import yaml
 
-from midstream_engine import records
+from midstream_core import records
+from midstream_core.attempt.earlier_process import running_earlier
+from midstream_core.attempt.errors import AlreadyRunningError, CheckpointError, EngineError
+from midstream_core.attempt.status_file import StatusFile
 from midstream_engine.base_directory import resolved_path
-from midstream_engine.checkpoint.errors import CheckpointError
 from midstream_engine.config import ConfigError, Loaded, TrainerConfig, TrainLmConfig, load_config
-from midstream_engine.config.reading.load import USAGE, parse_arguments
+from midstream_engine.config.load import USAGE, parse_arguments
 from midstream_engine.config.tracker import labels_of
-from midstream_engine.errors import EngineError
 from midstream_engine.printable import printable
 from midstream_engine.processes.coordinator_client import PeerLostError
 from midstream_engine.processes.rendezvous import Processes, complete, host_name, rendezvous
@@ -43,7 +41,6 @@ from midstream_engine.trainer.runtime.attempt_record import (
 )
 from midstream_engine.trainer.runtime.deferred_packages import import_packages
 from midstream_engine.trainer.runtime.logs import start_logging
-from midstream_engine.trainer.runtime.status_file import StatusFile
 
 PREPARING = frozenset({records.STARTING, records.COMPILING, records.RESTORING})  # before the first step
 log = logging.getLogger("midstream_engine.train")
@@ -72,6 +69,10 @@ def run_process(arguments: Sequence[str], signals: Signals) -> int:
         root = loaded.config.trainer.resolved_root()
         os.makedirs(root, exist_ok=True)
         attempt = _open(loaded, root, processes, dict(os.environ))
+        number = distributed.process_id or processes.index
+        earlier = running_earlier(attempt.files.status(number))
+        if earlier:
+            raise AlreadyRunningError(earlier)
     except (ConfigError, EngineError, OSError, records.RecordError) as error:
         code = _refuse(error, _code(error), arguments)
         processes.abandon(_one_line(error))
@@ -195,8 +196,8 @@ def _attempt(
 def _import_run() -> Callable[..., str]:
     """Import and return `run_attempt.run`, with jax and haliax.
 
-    They create a million objects that stay. The garbage collector would traverse them several times during the import,
-    and in every later collection; a restart would take a tenth longer.
+    The imports create a million objects that stay. The garbage collector would traverse them several times during the
+    import, and in every later collection; a restart would take a tenth longer.
     """
     if "jax" in sys.modules:
         from midstream_engine.trainer.attempt.run_attempt import run
@@ -231,7 +232,7 @@ def _print_end_of_others(processes: Processes) -> None:
 def _report_failure(failure: str, status: StatusFile) -> None:
     """Report the failure of another process, without which this one cannot continue.
 
-    Its main thread may be blocked.
+    The main thread of this process may be blocked.
     """
     line = f"{failure}; this process ends at step {status.value.step}"
     log.error(line)
@@ -283,7 +284,7 @@ def _code(error: Exception) -> int:
 
 def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split())
-    known = isinstance(error, (EngineError, ConfigError)) or type(error).__module__.startswith("midstream_engine")
+    known = isinstance(error, (EngineError, ConfigError)) or type(error).__module__.startswith("midstream_")
     return printable(text if known and text else f"{type(error).__name__}: {text}"[:500])
 
 
@@ -292,7 +293,7 @@ def _refuse(error: Exception, code: int, arguments: Sequence[str]) -> int:
     with contextlib.suppress(OSError):  # stderr is a log on a full disk: the status is tried, and may fit
         print(f"midstream: {line}", file=sys.stderr, flush=True)
     number = os.environ.get("MIDSTREAM_ATTEMPT", "")
-    if number.isdecimal():
+    if number.isdecimal() and not isinstance(error, AlreadyRunningError):  # the status is the running process's
         with contextlib.suppress(OSError):  # the launcher finds that the process has ended
             _leave_status(line, int(number), arguments)
     return code

@@ -12,9 +12,9 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from midstream_engine import records
+from midstream_core import records
+from midstream_core.attempt.errors import EngineError
 from midstream_engine.checkpoint.stores import in_bucket
-from midstream_engine.errors import EngineError
 from midstream_engine.processes.rendezvous import Processes
 from midstream_engine.trainer.attempt.resume import Origin
 from midstream_engine.trainer.attempt.spread_shares import settle_shares
@@ -42,10 +42,7 @@ def agree_on_command(processes: Processes, commands: CommandFile, answered: int)
 
 
 def agree_on_origin(attempt: Attempt, find: Callable[[], Origin | None]) -> Origin | None:
-    """Return the checkpoint that process 0 found.
-
-    Its path is the one under this process's own root.
-    """
+    """Return the checkpoint that process 0 found, at its path under this root."""
     processes = attempt.processes
     if processes.client is None:
         return find()

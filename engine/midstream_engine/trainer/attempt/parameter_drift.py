@@ -1,7 +1,4 @@
-"""Parameter drift: distance of a replica's parameters from the saved ones.
-
-The source saved the latter.
-"""
+"""Parameter drift: distance of a replica's parameters from those the source saved."""
 
 from __future__ import annotations
 
@@ -13,13 +10,13 @@ import time
 
 import numpy as np
 
-from midstream_engine import records
-from midstream_engine.checkpoint.format import zarr
-from midstream_engine.checkpoint.format.boxes import extent, full_box
-from midstream_engine.checkpoint.format.chunk_grid import chunks_of
-from midstream_engine.checkpoint.format.dtypes import numpy_dtype
-from midstream_engine.checkpoint.format.packed_arrays import unpack
+from midstream_core import records
+from midstream_engine.checkpoint import zarr
+from midstream_engine.checkpoint.boxes import extent, full_box
+from midstream_engine.checkpoint.chunk_grid import chunks_of
+from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
+from midstream_engine.checkpoint.packed_arrays import unpack
 from midstream_engine.checkpoint.saving.snapshot import Copy, HostArray, snapshot
 from midstream_engine.trainer.computation.train_state import TrainState
 from midstream_engine.trainer.runtime.attempt_record import Attempt
@@ -43,9 +40,7 @@ class EndedError(Exception):
 
 
 def measure(directory: str, kept: list[HostArray], given_up: threading.Event | None = None) -> records.ParameterDrift:
-    """Measure the distance of ``kept`` from the checkpoint in ``directory``.
-
-    It is relative to the checkpoint's norm.
+    """Measure the distance of ``kept`` from a checkpoint, relative to its norm.
 
     Euclidean norms in float64. Raises CheckpointError where the checkpoint is not complete, OSError where it cannot be
     read, EndedError once ``given_up`` is set.
@@ -103,8 +98,8 @@ class LateMeasurement:
     def close(self, timeout: float) -> None:
         """End the thread, so that it does not write while the process exits.
 
-        It does not wait for the checkpoint any more; a measurement that has begun has ``timeout`` seconds. A read that
-        hangs is left behind.
+        A checkpoint that has not arrived is not awaited; a measurement that has begun has ``timeout`` seconds. A read
+        that hangs is left behind.
         """
         self._ended.set()
         self._thread.join(timeout)

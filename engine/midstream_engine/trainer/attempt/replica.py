@@ -1,9 +1,7 @@
 """Replica that trains on from an earlier checkpoint while the source still trains.
 
-It may become the run.
-
-Until it is promoted it is not part of the run: it writes no checkpoint, has no trackers, and writes its metrics to
-``replay.jsonl``. It consumes the run's batches, so the two can be compared step by step.
+Until a command promotes it to the run, the replica writes no checkpoint, has no trackers, and writes its metrics to
+``replay.jsonl``. Source and replica consume the same batches, so the two can be compared step by step.
 """
 
 from __future__ import annotations
@@ -14,21 +12,21 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from midstream_engine import records
+from midstream_core import records
+from midstream_core.attempt.errors import EngineError
+from midstream_core.attempt.standby_lease import Lease
+from midstream_core.attempt.status_file import StatusFile
 from midstream_engine.checkpoint.saving.snapshot import HostArray
-from midstream_engine.data.batches.prefetch import Prefetch
-from midstream_engine.errors import EngineError
+from midstream_engine.data.prefetch import Prefetch
 from midstream_engine.tracking.metrics_file import MetricsFile
 from midstream_engine.tracking.metrics_recorder import Recorder, close_metrics
 from midstream_engine.trainer.attempt.parameter_drift import keep
 from midstream_engine.trainer.attempt.standby import POLL_INTERVAL, agreed, check_not_passed, unfit, unowned
-from midstream_engine.trainer.attempt.standby_lease import Lease
 from midstream_engine.trainer.computation.programs import CompiledRun
 from midstream_engine.trainer.computation.train_state import TrainState
 from midstream_engine.trainer.loop.requests import Known, Requests, Wanted
 from midstream_engine.trainer.loop.training_loop import Loop
 from midstream_engine.trainer.runtime.attempt_record import Attempt
-from midstream_engine.trainer.runtime.status_file import StatusFile
 
 log = logging.getLogger(__name__)
 FENCE_INTERVAL = 2.0  # seconds between two reads of the fence
@@ -63,7 +61,7 @@ class Outcome:
 class Replay(Loop):
     """Training from ``step`` as a replica.
 
-    It lasts until a command promotes the replica, restores another state, or stops it.
+    A command ends the replay: it promotes the replica, restores another state, or stops it.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from midstream_engine import records
+from midstream_core import records
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.models.lm import LmModel
 from midstream_engine.trainer.attempt.resume import Origin, Resumed
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class ModelLosses:
     """Reference losses of a restored model.
 
-    They are measured on a thread of their own, while the rest of the state is restored: they need the parameters alone.
+    A thread measures the losses while the rest of the state is restored: the parameters are enough.
     """
 
     def __init__(self, origin: Origin, ready: CompiledRun) -> None:
@@ -59,9 +59,7 @@ def prove(
     losses_of_model: ModelLosses,
     seconds: dict[str, float],
 ) -> records.Restore:
-    """Measure the evidence that the restored state is the saved one.
-
-    It also shows that the next batch is the expected one.
+    """Measure the evidence that restored state and next batch are the expected ones.
 
     Args:
         origin: The checkpoint that was restored.

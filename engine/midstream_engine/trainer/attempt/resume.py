@@ -14,19 +14,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from midstream_engine import records
+from midstream_core import records
+from midstream_core.attempt.errors import EngineError, FencedError
+from midstream_core.attempt.save_fence import read_fence
 from midstream_engine.base_directory import resolved_path
+from midstream_engine.checkpoint.array_names import unflatten
 from midstream_engine.checkpoint.errors import CheckpointMismatchError
-from midstream_engine.checkpoint.format.array_names import unflatten
 from midstream_engine.checkpoint.loading.arrival import Arrival
 from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints, newest_complete
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest, read_train
 from midstream_engine.checkpoint.loading.restore import First, restore_checkpoint
-from midstream_engine.checkpoint.save_fence import read_fence
 from midstream_engine.checkpoint.stores import bucket_fence, in_bucket, open_checkpoints, open_store
+from midstream_engine.checkpoint.stores.stored_manifest import json_object
 from midstream_engine.config.batch_schedule import BatchSchedule
 from midstream_engine.config.train import TrainLmConfig
-from midstream_engine.errors import EngineError, FencedError
 from midstream_engine.models.lm import LmModel
 from midstream_engine.optim.averaging import start_average
 from midstream_engine.optim.optimizer import schedule_count
@@ -148,20 +149,23 @@ def _newest_fence(attempt: Attempt) -> records.Fence | None:
 
 
 def _saved_since(attempt: Attempt, command: records.Command) -> Origin | None:
-    """Return the newest checkpoint that this attempt itself has saved.
+    """Return the newest checkpoint that an earlier start of this epoch has saved.
 
-    It is later than the one that ``command`` restores. None at the attempt's first start: it has saved nothing then.
+    Only a checkpoint later than the one that ``command`` restores counts. None at the first start: nothing is saved
+    under the epoch then. A later start continues where the fence has closed the one before, also one of another
+    attempt.
     """
     named = records.parse_checkpoint_name(command.checkpoint or "")
     if command.action != records.RESTORE or named is None or named[1] == attempt.number:
         return None
+    only = attempt.number if attempt.start <= 1 else None
     try:
-        name = newest_complete(attempt.paths, _newest_fence(attempt), attempt=attempt.number)
+        name = newest_complete(attempt.paths, _newest_fence(attempt), attempt=only)
     except OSError as error:
         raise EngineError(f"the checkpoints of run {attempt.paths.run_id} cannot be read: {error}") from error
-    if name is None:
+    if name is None or (only is None and read_manifest(attempt.paths.checkpoint(name)).epoch != attempt.epoch):
         return None
-    log.info("attempt %d was started before, and has saved %s since", attempt.number, name)
+    log.info("epoch %d was started before, and %s was saved since", attempt.epoch, name)
     return _origin(attempt.paths.checkpoint(name), True, migration=command.migration)
 
 
@@ -191,6 +195,8 @@ def _origin(
 def _resolve(path: str, name: str) -> str:
     """Return a checkpoint's directory from its path, or its folder's or run's.
 
+    A folder gives the newest checkpoint that the fence of the run accepts, where a fence is beside the folder.
+
     Raises EngineError where there is no complete checkpoint.
     """
     path = path.rstrip("/") if in_bucket(path) else os.path.abspath(resolved_path(path))
@@ -198,23 +204,37 @@ def _resolve(path: str, name: str) -> str:
         try:
             if open_store(folder).exists(records.MANIFEST):
                 return folder
-            complete = {
-                key: found
-                for found in open_checkpoints(folder).names()
-                if (key := records.parse_checkpoint_name(found))
-                and open_store(os.path.join(folder, found)).exists(records.MANIFEST)
-            }
-        except OSError as error:
+            named = [(key, each) for each in open_checkpoints(folder).names()
+                     if (key := records.parse_checkpoint_name(each))]  # fmt: skip
+            fence = _fence_beside(folder) if named else None
+            for _, each in sorted(named, key=lambda found: (found[0], len(found[1]), found[1]), reverse=True):
+                found = os.path.join(folder, each)
+                if open_store(found).exists(records.MANIFEST) and _counts(found, fence):
+                    return found
+        except (OSError, records.RecordError) as error:
             raise EngineError(f"{name}: {folder} cannot be read: {error}") from error
-        if complete:
-            return os.path.join(folder, complete[max(complete)])
     raise EngineError(f"{name}: there is no complete checkpoint at {path}")
 
 
-def batch_schedule_from(origin: Origin | None, config: TrainLmConfig) -> BatchSchedule:
-    """Return the run's batch sizes.
+def _fence_beside(folder: str) -> records.Fence | None:
+    """Return the fence of the run that has this folder of checkpoints, or None."""
+    run = os.path.dirname(folder)
+    try:
+        return records.Fence.from_json(json_object(open_store(run), "fence.json"), f"{run}/fence.json")
+    except FileNotFoundError:
+        return None
 
-    They are as trained up to ``origin``, as configured from there on.
+
+def _counts(directory: str, fence: records.Fence | None) -> bool:
+    """Return whether the fence accepts a complete checkpoint."""
+    if fence is None:
+        return True
+    manifest = read_manifest(directory)
+    return fence.accepts(manifest.epoch, manifest.step, manifest.start)
+
+
+def batch_schedule_from(origin: Origin | None, config: TrainLmConfig) -> BatchSchedule:
+    """Return the run's batch sizes: as trained up to ``origin``, then as configured.
 
     A changed ``trainer.train_batch_size`` therefore neither repeats nor skips data.
     """
@@ -251,10 +271,7 @@ def check_same_data(origin: Origin, config: TrainLmConfig, tokenizer: str) -> No
 
 
 def report_changes(origin: Origin, config: TrainLmConfig) -> None:
-    """Log the differences from the configuration of ``origin``, if any, in one line.
-
-    That is the configuration that ``origin`` was trained with.
-    """
+    """Log in one line what differs from the configuration that trained ``origin``."""
     if not origin.same_run or not origin.config:
         return
     before, now = (_flat(json.loads(json.dumps(each))) for each in (origin.config, config.resolved()))
@@ -326,7 +343,7 @@ def _named_types(origin: Origin, setup: Plan) -> Iterator[None]:
     """Report arrays that differ in dtype alone by the settings that decide them.
 
     Raises:
-        EngineError: They do.
+        EngineError: Arrays differ in dtype alone.
     """
     try:
         yield
@@ -351,10 +368,7 @@ def _named_types(origin: Origin, setup: Plan) -> Iterator[None]:
 
 
 def _begin_with_model(origin: Origin, setup: Plan) -> tuple[Resumed, dict[str, Any]]:
-    """Return the state of step 0 with the model of ``origin``.
-
-    Nothing else of it is read.
-    """
+    """Return the state of step 0 with the model of ``origin``, and nothing else of it."""
     fresh = setup.fresh_state()
     optimizer, key = fresh.optimizer, fresh.key
     del fresh  # free its model before the other is read: peak memory is that of a fresh start

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 
 import jax
 
-from midstream_engine import records
+from midstream_core import records
+from midstream_core.attempt.errors import FencedError
+from midstream_core.attempt.save_fence import FenceRejectedError
+from midstream_core.attempt.status_file import StatusFile
 from midstream_engine.checkpoint.loading.arrival import Arrival
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
-from midstream_engine.checkpoint.save_fence import FenceRejectedError
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.data.imported.imported_files import tokenizer_path
 from midstream_engine.data.tokenize.tokenizer import load_tokenizer
-from midstream_engine.errors import FencedError
 from midstream_engine.signals import Signals
 from midstream_engine.tracking.metrics_recorder import Recorder, close_metrics
 from midstream_engine.tracking.run_facts import RunFacts
@@ -37,6 +38,7 @@ from midstream_engine.trainer.attempt.resume import (
     restore,
 )
 from midstream_engine.trainer.attempt.standby import follow_arrival, rehearse, wait_on_standby
+from midstream_engine.trainer.attempt.take_start import take_start
 from midstream_engine.trainer.computation.programs import CompiledRun, Programs
 from midstream_engine.trainer.computation.setup import prepare
 from midstream_engine.trainer.computation.train_state import TrainState
@@ -46,8 +48,8 @@ from midstream_engine.trainer.loop.saving import NotSavedError, Saver
 from midstream_engine.trainer.loop.training_loop import Loop
 from midstream_engine.trainer.runtime import attempt_record as attempts
 from midstream_engine.trainer.runtime.attempt_record import Attempt
+from midstream_engine.trainer.runtime.environment import describe_devices, versions
 from midstream_engine.trainer.runtime.jax_settings import configure_jax, log_precision
-from midstream_engine.trainer.runtime.status_file import StatusFile, describe_devices, versions
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +103,8 @@ def _run(
     log.info("attempt %d, epoch %d, on %d %s", attempt.number, attempt.epoch, len(devices), devices[0]["kind"])
     log_precision(config, jax.default_backend())
 
+    if not attempt.standby:
+        attempt = take_start(attempt, status, restores=commands.command is not None)
     origin = agree_on_origin(attempt, lambda: find_origin(attempt, config, commands.command))
     if origin is not None and origin.own and commands.command is None and origin.step >= config.trainer.num_train_steps:
         return report_finished(config, origin, status)
@@ -115,6 +119,7 @@ def _run(
         outcome = stand_by(attempt, ready, origin, requests, status, arrival, replica=replica)
         if outcome.command is None:
             return records.STOPPED
+        attempt = take_start(attempt, status, restores=True)
         attempts.write_config(attempt.paths, config.resolved())
         status.update(epoch=attempt.epoch)
         if outcome.state is not None:
@@ -135,7 +140,7 @@ def _run(
 def report_finished(config: TrainLmConfig, origin: Origin, status: StatusFile) -> str:
     """Report that the run was finished before this attempt.
 
-    It needs neither the run's data nor a compiled program.
+    The run's data and compiled programs are not needed.
 
     Raises EngineError where the configuration is not the run's.
     """
@@ -282,7 +287,8 @@ def begin(
 def _was_started_before(attempt: Attempt, origin: Origin) -> bool:
     """Return whether ``restore.json`` is of an earlier start of this attempt.
 
-    That start began with the checkpoint that a certificate names; this one continues from what it has saved since.
+    The earlier start began with the checkpoint that a certificate names; this one continues from what it has saved
+    since.
     """
     saved = records.parse_checkpoint_name(origin.name)
     own = origin.own and saved is not None and saved[1] == attempt.number
@@ -336,7 +342,7 @@ def train(
     )
     facts = RunFacts(attempt.paths.run_id, attempt.number, first, attempt.files.dir, config.resolved())
     path = attempt.files.metrics if attempt.processes.leads else os.devnull
-    metrics = start_recorder(path, config.trainer.tracker, facts, process=attempt.processes.index)
+    metrics = start_recorder(path, config.trainer.tracker, facts, process=attempt.processes.index, start=attempt.start)
     if attempt.processes.leads:
         saver.sync_before_saving(metrics)
     loop = Loop(ready, saver, requests, attempt, status, metrics, beginning.state, step)

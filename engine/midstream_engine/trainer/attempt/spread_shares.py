@@ -1,10 +1,10 @@
-"""Completion and removal of shares of spread checkpoints without a manifest.
+"""Completion or removal of spread checkpoints' shares when an attempt starts.
 
-It is done at the start of an attempt. A host that was interrupted once its share was stored, or on which the disk was
-full, has no manifest; the share has a `records.Share`. If a host of this attempt has the manifest, the share is
-completed. It is removed only if it is certain that it is not committed: the directory that process 0 would have
-committed to belongs to a host of this attempt and has no manifest, and no process of the earlier attempt runs.
-Otherwise it stays, because the manifest may be on a host that is not in this attempt.
+A host that was interrupted once its share was stored, or on which the disk was full, has no manifest; the share has a
+`records.Share`. If a host of this attempt has the manifest, the share is completed. A share is removed only if it is
+certainly not committed: the directory that process 0 would have committed to belongs to a host of this attempt and has
+no manifest, and no process of the earlier attempt runs. Other shares stay, because the manifest may be on a host that
+is not in this attempt.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import re
 import time
 from typing import Any
 
-from midstream_engine import records
-from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_core import records
+from midstream_core.attempt.errors import CheckpointError
 from midstream_engine.checkpoint.saving.consensus import complete_share
 from midstream_engine.checkpoint.stores import in_bucket, open_checkpoints, open_store
 from midstream_engine.checkpoint.stores.checkpoint_store import TRASH
@@ -97,10 +97,7 @@ def _attempt(name: str) -> int:
 
 
 def _running(paths: records.RunPaths, numbers: set[int]) -> list[int]:
-    """Return those attempts of which a process may still run here.
-
-    It could commit a checkpoint.
-    """
+    """Return those attempts of which a process may still run here and commit."""
     return [number for number in sorted(numbers) if _may_run(paths.attempt(number).dir)]
 
 
@@ -119,16 +116,15 @@ def _may_run(directory: str) -> bool:
                 return True
             quiet = status.state in records.ENDED or time.time() - status.heartbeat > QUIET
             # A process that has recorded its end may still be saving.
-            if records.is_running(status.identity) or (status.boot_id != records.boot_id() and not quiet):
+            if records.is_running(status.identity) or (
+                not quiet and not records.has_ended(status.identity, status.heartbeat)
+            ):
                 return True
     return False
 
 
 def _manifest(directory: str) -> bytes:
-    """Return the bytes of a manifest; empty if it cannot be read.
-
-    The error is logged.
-    """
+    """Return a manifest's bytes; empty, after an error in the log, if unreadable."""
     try:
         return open_store(directory).get(records.MANIFEST)
     except OSError as error:
@@ -141,7 +137,7 @@ def complete_from(directory: str, manifest: bytes) -> None:
 
     Args:
         directory: Directory of the share, without a manifest.
-        manifest: That of another host, which lists the objects.
+        manifest: Manifest of another host, which lists the objects.
     """
     try:
         share = records.Share.read(os.path.join(directory, records.SHARE))
@@ -162,7 +158,7 @@ def complete_from(directory: str, manifest: bytes) -> None:
 def _remove(paths: records.RunPaths, name: str, leaders: set[str]) -> None:
     """Remove a share that process 0 has not committed.
 
-    It stays unless one of ``leaders`` is the directory that process 0 would have committed to.
+    The share stays unless one of ``leaders`` is the directory that process 0 would have committed to.
     """
     directory, checkpoints = paths.checkpoint(name), open_checkpoints(paths.checkpoints)
     try:

@@ -1,8 +1,6 @@
-"""Standby: compiled, rehearsed attempt that waits for a state.
+"""Standby: compiled, rehearsed attempt that waits for a state trained elsewhere.
 
-The state is still trained elsewhere.
-
-It is not part of the run: no fence, lineage, checkpoint or metrics. Whatever it leaves undone would add to the
+A standby is not part of the run: no fence, lineage, checkpoint or metrics. Whatever it leaves undone would add to the
 downtime, so it runs a step of every program, computes the reference losses, and allocates the memory for both.
 """
 
@@ -15,22 +13,21 @@ import time
 import jax
 import numpy as np
 
-from midstream_engine import records
-from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.checkpoint.format.array_names import flatten_shardings
+from midstream_core import records
+from midstream_core.attempt.errors import CheckpointError, EngineError, FencedError
+from midstream_core.attempt.save_fence import FenceUnreadableError, read_fence
+from midstream_core.attempt.standby_lease import Lease
+from midstream_core.attempt.status_file import StatusFile
+from midstream_engine.checkpoint.array_names import flatten_shardings
 from midstream_engine.checkpoint.loading.arrival import Arrival
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
-from midstream_engine.checkpoint.save_fence import FenceUnreadableError, read_fence
 from midstream_engine.checkpoint.stores import in_bucket, open_checkpoints
-from midstream_engine.errors import EngineError, FencedError
 from midstream_engine.trainer.attempt.resume import Origin, restore
-from midstream_engine.trainer.attempt.standby_lease import Lease
 from midstream_engine.trainer.computation.programs import Programs
 from midstream_engine.trainer.computation.reference_losses import TOLERANCE, worst_error
 from midstream_engine.trainer.computation.setup import Setup
 from midstream_engine.trainer.loop.requests import Known, Requests
 from midstream_engine.trainer.runtime.attempt_record import Attempt
-from midstream_engine.trainer.runtime.status_file import StatusFile
 
 log = logging.getLogger(__name__)
 REHEARSED = 3  # updates; the first two may include one-time work
@@ -78,10 +75,10 @@ def rehearse(origin: Origin, setup: Setup, programs: Programs, status: StatusFil
 
 
 def follow_arrival(attempt: Attempt, origin: Origin, setup: Setup) -> Arrival | None:
-    """Return what reads the run's next checkpoint while it is copied here.
+    """Return the reader of the run's next checkpoint while it is copied here, or None.
 
-    That is one after ``origin``, on which the standby rehearses. None where several processes restore, or checkpoints
-    are in a bucket.
+    The next checkpoint is after ``origin``, on which the standby rehearses. None where several processes restore, or
+    checkpoints are in a bucket.
     """
     if attempt.processes.client is not None or in_bucket(attempt.paths.checkpoints):
         return None

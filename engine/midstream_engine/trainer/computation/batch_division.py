@@ -11,10 +11,10 @@ import numpy as np
 from haliax import Axis, NamedArray
 from jax.sharding import NamedSharding, PartitionSpec
 
-from midstream_engine.arithmetic.mesh_division import divisors, examples_at_once
+from midstream_core.arithmetic.mesh_division import divisors, examples_at_once
 from midstream_engine.config.batch_schedule import BatchSchedule
 from midstream_engine.config.errors import ConfigError
-from midstream_engine.data.batches.batches import Batch, TrainingBatches
+from midstream_engine.data.batches import Batch, TrainingBatches
 from midstream_engine.models.lm import BATCH, POSITION
 from midstream_engine.trainer.runtime.mesh import Layout, place
 

@@ -76,7 +76,7 @@ def compile_options(layout: Layout, given: Mapping[str, Any]) -> dict[str, str]:
 def unknown_option(error: Exception, given: Mapping[str, Any]) -> ConfigError | None:
     """Return the error in ``trainer.compiler_options`` that ``error`` reports.
 
-    ``error`` is a compiler's. None if it is another one.
+    ``error`` is a compiler's. None for an error of anything else.
     """
     text = " ".join(str(error).split())
     names = [name for name, value in given.items() if value is not None and name in text]

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from midstream_engine.checkpoint.format.array_names import flatten
+from midstream_engine.checkpoint.array_names import flatten
 from midstream_engine.models.sharding import mesh_platform
 
 # Kinds of an array of floats, by its worst number.
@@ -42,10 +42,7 @@ def float_names(tree: Any) -> list[str]:
 
 
 def names_by_kind(names: Sequence[str], kinds: np.ndarray) -> dict[str, list[str]]:
-    """Return the names of the arrays that are not finite.
-
-    They are returned by kind: ``{"NaN": [...], "infinity": [...]}``.
-    """
+    """Return arrays that are not finite: ``{"NaN": [...], "infinity": [...]}``."""
     return {
         word: [name for name, found in zip(names, kinds, strict=True) if found == kind]
         for word, kind in (("NaN", NAN), ("infinity", INFINITE))
@@ -81,9 +78,7 @@ def _kinds(values: Sequence[jax.Array]) -> jax.Array:
 
 
 def _sum(value: jax.Array) -> jax.Array:
-    """Return a sum that is NaN or infinite exactly where one of the numbers is.
-
-    float32 [].
+    """Return a sum, float32 [], that is NaN or infinite exactly where a number is.
 
     Sums of squares, because XLA for CPUs vectorises these, and not reductions of comparisons, which take four times as
     long; and because every collective library adds NaN correctly, while some drop it from a maximum.

@@ -1,13 +1,11 @@
-"""Program cache on disk, keyed by the inputs of a program.
-
-A restart therefore traces nothing.
+"""Program cache on disk, keyed by a program's inputs: a restart traces nothing.
 
 jax's own cache needs the traced and lowered program for its key, which takes longer than the rest of a restart with a
-small model. Here the key has the inputs: the engine's code, the configuration, the versions, the devices. It leaves out
+small model. Here the key has the inputs: the engine's code, the configuration, the versions, the devices. Left out are
 only settings that are known to have no effect, so any other change compiles a new program.
 
 The files are stored beside jax's (``trainer.jax_compilation_cache_dir``) and need the same trust as that directory:
-loading a program runs code from it. They are neither read nor written if it belongs to another user or is a bucket.
+loading a program runs code from it. No file is read or written if the directory belongs to another user or is a bucket.
 """
 
 from __future__ import annotations
@@ -26,10 +24,10 @@ from typing import Any
 import jax
 from jax.experimental import serialize_executable
 
-from midstream_engine import records
+from midstream_core import records
 from midstream_engine.trainer.computation.serialized_program import Serialized, make_serialized
 from midstream_engine.trainer.computation.setup import Plan
-from midstream_engine.trainer.runtime.status_file import versions
+from midstream_engine.trainer.runtime.environment import versions
 
 log = logging.getLogger(__name__)
 FOLDER = "programs"
@@ -123,8 +121,8 @@ def _remove_unused(directory: str) -> None:
 def _directory() -> str | None:
     """Return the directory of the files; None if programs are not cached.
 
-    That is without a compile cache, with one in a bucket or of another user, with several processes, and when XLA dumps
-    its programs, for which they have to be compiled.
+    Nothing is cached without a compile cache, with one in a bucket or of another user, with several processes, and when
+    XLA dumps its programs, for which they have to be compiled.
     """
     if "xla_dump_to" in os.environ.get("XLA_FLAGS", ""):
         return None
@@ -174,10 +172,7 @@ def engine_digest() -> str:
 
 @cache
 def _processor() -> str:
-    """Return the features of this machine's processor.
-
-    Programs for CPUs are compiled for them.
-    """
+    """Return the processor's features, for which programs for CPUs are compiled."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

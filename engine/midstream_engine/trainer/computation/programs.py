@@ -1,7 +1,4 @@
-"""Compiled programs of a run.
-
-They are made before the state exists and while it is restored.
-"""
+"""Compiled programs of a run, made before or during the restore of its state."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ import numpy as np
 from haliax import NamedArray
 from jax.errors import JaxRuntimeError
 
-from midstream_engine.data.batches.batches import Validation, evaluation_batches
+from midstream_engine.data.batches import Validation, evaluation_batches
 from midstream_engine.processes.rendezvous import ALONE, Processes
 from midstream_engine.trainer.computation.batch_division import Cut
 from midstream_engine.trainer.computation.compile_options import compile_options, unknown_option
@@ -36,9 +33,9 @@ Evaluate = Callable[[TrainState], dict[str, float]]
 
 
 class WorkingMemory:
-    """The most memory that one of several programs takes beside its arguments.
+    """The most memory of a device that one of several programs takes beside arguments.
 
-    It is that of a device. ``bytes`` is None if a compiler does not report it.
+    ``bytes`` is None if a compiler does not report it.
     """
 
     def __init__(self) -> None:
@@ -60,8 +57,8 @@ class WorkingMemory:
 class Programs:
     """The train step, the reference losses and, with a validation set, the evaluation.
 
-    They are compiled on a thread of their own during the restore, which needs the disk more than the processor. Reading
-    an attribute waits for the program, and raises the compiler's error.
+    A thread compiles the programs during the restore, which needs the disk more than the processor. Reading an
+    attribute waits for the program, and raises the compiler's error.
     """
 
     def __init__(self, setup: Setup, processes: Processes = ALONE) -> None:
@@ -133,7 +130,7 @@ class CompiledRun:
 def _one_thread() -> Iterator[ThreadPoolExecutor]:
     """Yield a thread that ends after the work submitted in it.
 
-    Leaving the context does not wait for that.
+    Leaving the context does not wait for the work.
     """
     thread = ThreadPoolExecutor(1, thread_name_prefix="compile")
     try:
@@ -145,7 +142,7 @@ def _one_thread() -> Iterator[ThreadPoolExecutor]:
 def compile_steps(setup: Plan, processes: Processes = ALONE, memory: WorkingMemory | None = None) -> Step:
     """Compile the update, one program for each batch size from the present step on.
 
-    They are counted in ``memory``.
+    ``memory`` counts the programs.
     """
     compiled = {}
     for cut in setup.cuts.values():
@@ -173,7 +170,7 @@ def compile_step(setup: Plan, cut: Cut | None = None, options: Mapping[str, Any]
             neither read from a cache nor stored.
 
     Returns:
-        jax's compiled program, which is a ``Step`` and reports its memory. It donates its first argument.
+        jax's compiled program, which is a ``Step``, reports its memory and donates its first argument.
     """
     replicated = setup.layout.replicated()
     function = train_step(
@@ -229,8 +226,8 @@ def compile_evaluation(
 ) -> Evaluate | None:
     """Compile the evaluation; return None without a validation set.
 
-    It is counted in ``memory``. It maps a state to ``eval/loss``, the mean over all tokens of the validation sets in
-    nats, and ``eval/<name>/loss`` of each named set. A set in which no token counts has no loss.
+    ``memory`` counts the program. The result maps a state to ``eval/loss``, the mean over all tokens of the validation
+    sets in nats, and ``eval/<name>/loss`` of each named set. A set in which no token counts has no loss.
     """
     cut = setup.evaluation_cut
     seq_len, limit = setup.config.model.seq_len, setup.config.trainer.max_eval_batches
@@ -265,7 +262,7 @@ def compile_evaluation(
 def _evaluated(setup: Setup) -> Validation | None:
     """Return the validation sets that fill a sequence; None where there are none.
 
-    The others are logged.
+    Shorter sets are logged.
     """
     if setup.validation is None:
         return None

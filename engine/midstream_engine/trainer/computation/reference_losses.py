@@ -16,8 +16,8 @@ import numpy as np
 from haliax import Axis, NamedArray
 from jax.sharding import NamedSharding, PartitionSpec
 
-from midstream_engine import records
-from midstream_engine.data.batches.batches import Batch, example_digest
+from midstream_core import records
+from midstream_engine.data.batches import Batch, example_digest
 from midstream_engine.models.lm import BATCH, POSITION, LmModel, token_losses
 from midstream_engine.processes.rendezvous import ALONE, Processes
 from midstream_engine.trainer.computation.program_cache import cached_program
@@ -29,9 +29,9 @@ TOLERANCE = 1e-4  # relative
 
 
 def losses_of(model: LmModel, tokens: NamedArray, mask: NamedArray, *, eos: int | None) -> NamedArray:
-    """Return the mean loss of each sequence, float32 [batch].
+    """Return the mean loss of each sequence, float32 [batch], without dropout.
 
-    It is computed with the highest matmul precision and no dropout.
+    Products have the highest matmul precision.
     """
     with jax.default_matmul_precision("highest"):
         wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), model)
@@ -53,10 +53,7 @@ class Measured:
 
 
 class ReferenceLosses:
-    """Measurement of reference losses on a layout.
-
-    It is compiled once, separately from the train step.
-    """
+    """Measurement of reference losses on a layout, by a program of its own."""
 
     def __init__(self, setup: Plan, processes: Processes = ALONE) -> None:
         layout, seq_len, eos = setup.layout, setup.positions, setup.eos

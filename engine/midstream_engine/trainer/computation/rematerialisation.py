@@ -14,9 +14,9 @@ from typing import Any
 
 import jax
 
-from midstream_engine.arithmetic.stored_activations import stored_width
+from midstream_core.accelerators import find_accelerator
+from midstream_core.arithmetic.stored_activations import stored_width
 from midstream_engine.config.model import LmConfig
-from midstream_engine.shared.accelerators import find_accelerator
 
 RICHEST_FIRST = ("qkv+attention+mlp", "qkv+attention", "attention")
 # Share of a device's memory that arrays may take: the rest is for programs, fragments and what this does not count.
@@ -26,9 +26,7 @@ _LOGITS = 1 / 16  # of the memory, at most: see `models.loss.positions_a_block`
 
 
 def by_memory(config: LmConfig, device: Any, *, state: float, gradients: float, tokens: int, width: int) -> bool | str:
-    """Return the value of ``gradient_checkpointing`` with the most stored that fits.
-
-    It is True if nothing more fits.
+    """Return the ``gradient_checkpointing`` that stores the most and fits, else True.
 
     Args:
         config: The model.
@@ -70,10 +68,7 @@ def own_device(devices: Sequence[Any]) -> Any:
 
 
 def memory_of(device: Any) -> int | None:
-    """Return the bytes that a program may use on a device.
-
-    None where they are not known.
-    """
+    """Return the bytes that a program may use on a device; None if unknown."""
     if device.platform == "cpu":
         return None
     try:

@@ -1,7 +1,4 @@
-"""Setup of a run from its configuration, devices and data.
-
-It is made before any state exists.
-"""
+"""Setup of a run from configuration, devices and data, before any state exists."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PRNGKeyArray
 
-from midstream_engine import records
+from midstream_core import records
 from midstream_engine.config.batch_schedule import BatchSchedule
 from midstream_engine.config.model import REMAT_BY_MEMORY
 from midstream_engine.config.train import TrainLmConfig
-from midstream_engine.data.batches.batches import TrainingBatches, Validation
+from midstream_engine.data.batches import TrainingBatches, Validation
 from midstream_engine.data.imported.imported_files import tokenizer_path
 from midstream_engine.data.prepared_data import open_training, open_validation, validation_urls
 from midstream_engine.data.tokenize.tokenizer import Tokenizer, load_tokenizer
@@ -193,10 +190,7 @@ def make_plan(
 
 
 def _with_remat(config: TrainLmConfig, layout: Layout, template: TrainState, cut: Cut) -> TrainLmConfig:
-    """Return the configuration with what each layer stores.
-
-    This is chosen by the memory of the devices.
-    """
+    """Return the configuration with what each layer stores, by the devices' memory."""
     devices = layout.mesh.size
     numbers = sum(leaf.size for leaf in jax.tree.leaves(template.model))
     chosen = by_memory(

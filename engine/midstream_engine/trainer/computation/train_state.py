@@ -93,10 +93,7 @@ def initializer(
 
 
 def abstract_state(init: Callable[[PRNGKeyArray], TrainState]) -> TrainState:
-    """Return the state's shapes without allocating arrays.
-
-    They are NamedArrays of ShapeDtypeStruct.
-    """
+    """Return the state as NamedArrays of ShapeDtypeStruct, without allocation."""
     return eqx.filter_eval_shape(lambda: init(new_key(0)))
 
 

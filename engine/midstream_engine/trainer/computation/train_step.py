@@ -48,7 +48,7 @@ def train_step(
 ) -> Callable[[TrainState, jax.Array, NamedArray, NamedArray], tuple[TrainState, StepResult]]:
     """Return the function that trains a step.
 
-    It maps (state, step int32 [], tokens and loss mask [micro, batch, position]) to (state, result).
+    The function maps (state, step int32 [], tokens and loss mask [micro, batch, position]) to (state, result).
 
     The loss is the sum over all counted tokens of the batch divided by their number, so neither the number of
     micro-batches nor an uneven mask changes the gradient. Dropout keys depend on the example's index in the global
@@ -127,9 +127,8 @@ def evaluation_step(
 ) -> Callable[[LmModel, NamedArray, NamedArray], tuple[jax.Array, jax.Array]]:
     """Return the function that evaluates micro-batches.
 
-    It maps (model, tokens and loss mask [micro, batch, position]) to (summed loss, counted tokens).
-
-    Results are float32 [].
+    The function maps (model, tokens and loss mask [micro, batch, position]) to (summed loss, counted tokens), both
+    float32 [].
     """
 
     def evaluate(model: LmModel, tokens: NamedArray, mask: NamedArray) -> tuple[jax.Array, jax.Array]:

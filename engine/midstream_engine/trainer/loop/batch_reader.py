@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import logging
 
-from midstream_engine import records
-from midstream_engine.data.batches.batches import Batch
+from midstream_core import records
+from midstream_engine.data.batches import Batch
 from midstream_engine.processes.rendezvous import Processes
 from midstream_engine.trainer.computation.setup import Setup
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.attempt.status_file import StatusFile
 from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
 from midstream_engine.data.errors import DataError
 from midstream_engine.optim.optimizer import schedule_count, update_count
@@ -18,7 +19,6 @@ from midstream_engine.trainer.computation.reference_losses import Measured, Refe
 from midstream_engine.trainer.computation.setup import Setup
 from midstream_engine.trainer.computation.train_state import TrainState
 from midstream_engine.trainer.runtime.attempt_record import Attempt
-from midstream_engine.trainer.runtime.status_file import StatusFile
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +66,7 @@ class Documents:
 
 
 def train_state(setup: Setup, step: int, optimizer: Any) -> dict[str, Any]:
-    """Return the state in ``train.json``, which does not depend on the mesh.
-
-    It is part of the root digest.
+    """Return the state in ``train.json``: independent of the mesh, in the root digest.
 
     The counts are the ``optimizer``'s own: Adam does not count updates that SkipStep skips, and an imported run's
     counts may differ from its steps.

@@ -19,7 +19,7 @@ RESERVE = 1.05  # of the bytes needed: the writer's blocks, and what else the ma
 def memory_shortage(state: Any, available: Callable[[], int | None] = available_memory) -> str:
     """Return why ``state`` cannot be copied in memory.
 
-    Empty if it can be, or if that is not known.
+    Empty if a copy is possible, or if nothing is known.
 
     Args:
         state: Pytree of arrays.

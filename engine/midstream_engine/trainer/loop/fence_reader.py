@@ -7,10 +7,10 @@ import logging
 import os
 from typing import NoReturn
 
-from midstream_engine import records
-from midstream_engine.checkpoint.save_fence import FenceUnreadableError, read_fence
-from midstream_engine.errors import FencedError
-from midstream_engine.trainer.runtime.status_file import StatusFile
+from midstream_core import records
+from midstream_core.attempt.errors import FencedError
+from midstream_core.attempt.save_fence import FenceUnreadableError, read_fence
+from midstream_core.attempt.status_file import StatusFile
 
 log = logging.getLogger(__name__)
 
@@ -27,13 +27,10 @@ class FenceReader:
         self._paths = paths
         self._status = status
         self._version: tuple[int, int] | None = None  # modification time (ns) and inode of the fence last read
-        self._epoch = 0  # of the fence, as last read
+        self._epoch, self._start = 0, 0  # of the fence, as last read
 
     def epoch(self) -> int:
-        """Return the epoch of the fence.
-
-        It takes one stat per step, and a read only after a change or an error.
-        """
+        """Return the fence's epoch, by one stat, and a read after a change or an error."""
         path, reason = self._paths.fence, ""
         try:
             status = os.stat(path)
@@ -41,7 +38,7 @@ class FenceReader:
                 self._version = None
                 fence = read_fence(self._paths)
                 self._version = (status.st_mtime_ns, status.st_ino)
-                self._epoch = fence.epoch if fence is not None else 0
+                self._epoch, self._start = fence.order if fence is not None else (0, 0)
         except FileNotFoundError:
             # An attempt that has read a fence cannot commit without it; a run may also have none from the start.
             reason = f"{path} has been removed; nothing is committed until it exists" if self._epoch else ""
@@ -50,6 +47,10 @@ class FenceReader:
         if reason != self.unreadable:
             self._report_unreadable(reason)
         return self._epoch
+
+    def superseded(self, epoch: int, start: int) -> bool:
+        """Return whether the fence last read has a newer start of ``epoch``."""
+        return self._epoch == epoch and self._start > start
 
     def _report_unreadable(self, reason: str) -> None:
         """Report an unreadable fence in the log and the status, once.
@@ -65,11 +66,15 @@ class FenceReader:
             if self._status.value.message == before:
                 self._status.update(message="")
 
-    def refuse(self, epoch: int, step: int) -> NoReturn:
-        """Raise FencedError at ``step``: the run belongs to another attempt.
+    def refuse(self, epoch: int, step: int, superseded: bool = False) -> NoReturn:
+        """Raise FencedError at ``step``: another attempt or a newer start has the run.
 
-        ``epoch``: the highest that any process has read.
+        ``epoch``: the highest that any process has read. ``superseded``: a process has read a newer start of it.
         """
+        if superseded:
+            raise FencedError(
+                f"the run was started again (start {self._start} of epoch {epoch}): this start ends at step {step}"
+            )
         owner = f"epoch {epoch}"
         fence = None
         with contextlib.suppress(FenceUnreadableError):

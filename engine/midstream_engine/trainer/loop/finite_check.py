@@ -8,19 +8,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from midstream_core.attempt.errors import EngineError
+from midstream_core.attempt.status_file import StatusFile
 from midstream_engine.config.trainer import TrainerConfig
-from midstream_engine.errors import EngineError
 from midstream_engine.trainer.computation.finiteness import describe, names_by_kind
-from midstream_engine.trainer.runtime.status_file import StatusFile
 
 log = logging.getLogger(__name__)
 
 
 class FiniteCheck:
-    """Reports the first update whose state is not finite.
+    """Check that reports the first update whose state is not finite.
 
-    It needs only the update's results, because the next update may already have the memory of the state. ``reason``
-    says which arrays and since when, for refused saves; empty while the state is finite.
+    The update's results suffice, because the next update may already have the memory of the state. ``reason`` names the
+    arrays and the first step, for refused saves; empty while the state is finite.
     """
 
     def __init__(self, trainer: TrainerConfig, status: StatusFile, names: Sequence[str]) -> None:

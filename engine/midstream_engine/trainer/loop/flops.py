@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from midstream_core.accelerators import find_accelerator
+from midstream_core.precision import HIGHEST
 from midstream_engine.config.model import LmConfig
-from midstream_engine.shared.accelerators import find_accelerator
-from midstream_engine.shared.precision import HIGHEST
 
 
 def peak(device_kind: str, compute: str, products: str | None) -> float | None:
-    """Return the peak FLOP/s of one device in a run's arithmetic.
-
-    None if it is unknown.
+    """Return the peak FLOP/s of one device in a run's arithmetic; None if unknown.
 
     For float32 at ``highest`` it is the peak of float32 outside of the tensor cores of a GPU, and a sixth of the 16-bit
-    peak of a TPU; at jax's default that of TF32, and the 16-bit peak (``shared/accelerators.py`` names the sources).
+    peak of a TPU; at jax's default that of TF32, and the 16-bit peak (`midstream_core.accelerators` names the sources).
 
     Args:
         device_kind: jax's name of the device.
@@ -56,7 +54,7 @@ def flops_per_token(config: LmConfig, vocab_size: int, *, causal: bool = False) 
 def utilisation_columns(config: LmConfig, vocab_size: int) -> dict[str, float]:
     """Return the FLOPs of one token by metric, with one metric for each convention.
 
-    In the metric they are divided by seconds and peak.
+    A metric has these FLOPs divided by seconds and peak.
     """
     return {
         "throughput/mfu_full_attention": flops_per_token(config, vocab_size),

@@ -65,10 +65,7 @@ class Profile:
 
 
 def profile_directory(config: TrainerConfig, attempt: Attempt) -> str:
-    """Return the directory of traces.
-
-    It is under ``trainer.log_dir`` if that is given, else in the attempt's directory.
-    """
+    """Return the directory of traces, under ``trainer.log_dir`` or the attempt's own."""
     if config.log_dir:
         return os.path.join(resolved_path(config.log_dir), attempt.paths.run_id, "profiler")
     return os.path.join(attempt.files.dir, "profiler")

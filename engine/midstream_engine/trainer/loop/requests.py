@@ -1,6 +1,4 @@
-"""Requests to the running engine, and the consensus of its processes on them.
-
-They come by signal or command.
+"""Requests to the engine, by signal or command, and the consensus of processes.
 
 Each process has a vector of int32 with its view at a step boundary. All processes act on the element-wise maximum over
 these vectors at the same step. Whatever differs between processes (signals, clocks, the progress of a save) is part of
@@ -17,21 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from midstream_engine import records
+from midstream_core import records
 from midstream_engine.processes.rendezvous import ALONE, Processes
 from midstream_engine.signals import Signals
 
 log = logging.getLogger(__name__)
 
 # Indices of the vector.
-SAVES, STOPS, COMMAND, EPOCH, DUE, BUSY, FAILED, UNREADABLE, NO_DATA = range(9)
+SAVES, STOPS, COMMAND, EPOCH, DUE, BUSY, FAILED, UNREADABLE, NO_DATA, SUPERSEDED = range(10)
 
 
 class CommandFile:
-    """``command.json``, polled once per step.
-
-    It takes one stat, and a read only after a change.
-    """
+    """``command.json``, polled once per step by one stat, and read after a change."""
 
     def __init__(self, path: str) -> None:
         """Read the command that there is.
@@ -77,20 +72,14 @@ class CommandFile:
             self.take(command)
 
     def take(self, command: records.Command) -> None:
-        """Accept a command unless it is older than the present one.
-
-        Another process may have read it.
-        """
+        """Accept a command, also another process's, unless it is older than the present."""
         if self.command is None or command.sequence > self.command.sequence:
             self.command = command
 
 
 @dataclass(frozen=True)
 class Known:
-    """View of one process at a step boundary, or the consensus.
-
-    The consensus is the maximum of each field.
-    """
+    """View of one process at a step boundary, or the consensus: each field's maximum."""
 
     epoch: int = 0  # of the fence, as the process reads it
     due: bool = False  # the checkpointer's interval has passed, by the clock of process 0
@@ -98,6 +87,7 @@ class Known:
     failed: int = 0  # outcome of the last save: 0 saved, else ``saving.NOT_SAVED`` or ``saving.FENCED``
     unreadable: bool = False  # the fence cannot be read: nothing is saved until it can
     no_data: bool = False  # the next batch cannot be read: the attempt ends after this boundary
+    superseded: bool = False  # a newer start of this epoch has the run
 
 
 @dataclass(frozen=True)
@@ -141,11 +131,13 @@ class Requests:
         self._ahead: tuple[Any, list[int]] | None = None
         self._consensus: Consensus | None = None
 
-    def ahead(self, known: Known) -> None:
-        """With several processes, start the consensus for the next boundary.
+    @property
+    def stop_signal(self) -> str:
+        """Name of the signal that requested the stop, if this process received it."""
+        return self._signals.first_stop or "a signal to another process"
 
-        It is started before the update that precedes the boundary.
-        """
+    def ahead(self, known: Known) -> None:
+        """With several processes, start the next boundary's consensus an update ahead."""
         if self._processes.count > 1:
             self._ahead = self._submit(known)
 
@@ -199,6 +191,7 @@ class Requests:
                 known.failed,
                 known.unreadable,
                 known.no_data,
+                known.superseded,
             ],
             np.int32,
         )
@@ -212,10 +205,7 @@ class Requests:
         return self._consensus.begin(mine), signals
 
     def _command(self, sequence: int) -> records.Command | None:
-        """Return the consensus command, from this host's file or a process that has it.
-
-        Such a process is one whose host has the command.
-        """
+        """Return the consensus command, from this host's file or a process that has it."""
         command, client = self._commands.command, self._processes.client
         if client is not None and (command is None or command.sequence != sequence):
             command = records.Command.from_json(
@@ -227,10 +217,7 @@ class Requests:
 
 
 class Consensus:
-    """Element-wise maximum of vectors (int32 [length]) over all processes.
-
-    It is a compiled program of its own.
-    """
+    """Compiled element-wise maximum of vectors (int32 [length]) over all processes."""
 
     def __init__(self, length: int, processes: Processes) -> None:
         import jax

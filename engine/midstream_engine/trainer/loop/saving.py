@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from midstream_engine import records
-from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.checkpoint.save_fence import FenceRejectedError, FenceUnreadableError
+from midstream_core import records
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.attempt.save_fence import FenceRejectedError, FenceUnreadableError
+from midstream_core.attempt.status_file import StatusFile
+from midstream_core.records import RecordError
 from midstream_engine.checkpoint.saving.background_task import BackgroundTask
 from midstream_engine.checkpoint.saving.consensus import complete_share
 from midstream_engine.checkpoint.saving.retention import Retention, empty_trash
@@ -20,7 +22,6 @@ from midstream_engine.checkpoint.saving.save_group import SaveGroup
 from midstream_engine.checkpoint.saving.save_rendezvous import abort_save
 from midstream_engine.checkpoint.saving.snapshot import Copy
 from midstream_engine.checkpoint.stores import in_bucket, open_checkpoints
-from midstream_engine.records import RecordError
 from midstream_engine.tracking.metrics_recorder import Recorder
 from midstream_engine.trainer.computation.reference_losses import Measured, ReferenceLosses
 from midstream_engine.trainer.computation.setup import Setup
@@ -30,7 +31,6 @@ from midstream_engine.trainer.loop.copy_memory import memory_shortage
 from midstream_engine.trainer.loop.device_memory import DeviceMemory
 from midstream_engine.trainer.runtime.attempt_record import Attempt
 from midstream_engine.trainer.runtime.host_memory import release_free_memory
-from midstream_engine.trainer.runtime.status_file import StatusFile
 
 log = logging.getLogger(__name__)
 NOT_SAVED, FENCED = 1, 2  # outcomes of a failed save in the consensus of the processes; the worst is the maximum
@@ -247,6 +247,7 @@ class Saver:
                     step=step,
                     attempt=self._attempt.number,
                     epoch=self._attempt.epoch,
+                    start=self._attempt.start,
                     copy=copy,
                     group=group,
                 )
@@ -293,7 +294,7 @@ class Saver:
         )  # fmt: skip
         removed: list[str] = []
         try:
-            removed = self._retention.prune(self._attempt.paths)
+            removed = self._retention.prune(self._attempt.paths, own=(self._attempt.epoch, self._attempt.start))
         except (CheckpointError, RecordError, OSError) as error:
             log.error("old checkpoints not removed: %s", error)
         for name in removed:
@@ -304,7 +305,7 @@ class Saver:
     def _sync_metrics(self) -> None:
         """Sync the metrics to disk before the commit.
 
-        After it, their steps are not repeated.
+        Steps before a commit are not repeated.
         """
         try:
             if self._metrics is not None:

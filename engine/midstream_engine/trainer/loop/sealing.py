@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import time
 
-from midstream_engine.checkpoint.save_fence import FenceUnreadableError, read_fence, seal
+from midstream_core.attempt.save_fence import FenceUnreadableError, read_fence, seal
+from midstream_core.records import Command, Fence, RunPaths
 from midstream_engine.processes.rendezvous import Processes
-from midstream_engine.records import Command, Fence, RunPaths
 
 log = logging.getLogger(__name__)
 RETRY_INTERVAL = 1.0  # seconds between two tries of a process that others wait for
 _SEALED, _NOT_SEALED = b"sealed", b"not sealed"
 
 
-def seal_together(paths: RunPaths, command: Command, step: int, processes: Processes) -> Fence:
+def seal_together(paths: RunPaths, command: Command, step: int, processes: Processes, start: int = 0) -> Fence:
     """Give the run to the owner in ``command``, and seal older epochs at ``step``.
+
+    ``start``: that of this attempt.
 
     All processes call it at the same boundary. Where some have sealed, no checkpoint of this attempt can be committed
     any more, so the others try until they have sealed too.
@@ -26,7 +28,7 @@ def seal_together(paths: RunPaths, command: Command, step: int, processes: Proce
     """
     failure = None
     try:
-        fence = _seal(paths, command, step)
+        fence = _seal(paths, command, step, start)
     except FenceUnreadableError as error:
         fence, failure = None, error
     if processes.client is not None:
@@ -35,25 +37,25 @@ def seal_together(paths: RunPaths, command: Command, step: int, processes: Proce
             log.error("command %d: %s; other processes have sealed, so this one tries again", command.sequence, failure)
             while fence is None:
                 time.sleep(RETRY_INTERVAL)
-                fence = _try_to_seal(paths, command, step)
+                fence = _try_to_seal(paths, command, step, start)
     if fence is None:
         assert failure is not None
         raise failure
     return fence
 
 
-def _try_to_seal(paths: RunPaths, command: Command, step: int) -> Fence | None:
+def _try_to_seal(paths: RunPaths, command: Command, step: int, start: int) -> Fence | None:
     try:
-        return _seal(paths, command, step)
+        return _seal(paths, command, step, start)
     except FenceUnreadableError as error:
         log.debug("%s", error)
         return None
 
 
-def _seal(paths: RunPaths, command: Command, step: int) -> Fence:
+def _seal(paths: RunPaths, command: Command, step: int, start: int) -> Fence:
     epoch, owner = command.epoch, command.owner
     try:
-        return seal(paths, epoch=epoch, owner=owner, step=step)
+        return seal(paths, epoch=epoch, owner=owner, step=step, start=start)
     except OSError as error:  # a full disk, for example
         fence = read_fence(paths)
         if fence is not None and (fence.epoch, fence.owner, fence.sealed_step) == (epoch, owner, step):

@@ -1,6 +1,4 @@
-"""The training loop: updates one after another, and requests at the boundaries.
-
-The boundaries are those between updates.
+"""Training loop: updates one after another, and requests at their boundaries.
 
 One update is in flight while the results of the one before are handled: update k is dispatched, then the loop waits for
 update k - 1, checks it and writes its row. The update is *settled* then. A boundary that has something to do with the
@@ -22,11 +20,12 @@ import jax
 import numpy as np
 from haliax import NamedArray
 
-from midstream_engine import records
-from midstream_engine.checkpoint.save_fence import FenceRejectedError, FenceUnreadableError
-from midstream_engine.data.batches.batches import Batch
-from midstream_engine.data.batches.prefetch import Prefetch
-from midstream_engine.errors import FencedError
+from midstream_core import records
+from midstream_core.attempt.errors import FencedError
+from midstream_core.attempt.save_fence import FenceRejectedError, FenceUnreadableError
+from midstream_core.attempt.status_file import StatusFile
+from midstream_engine.data.batches import Batch
+from midstream_engine.data.prefetch import Prefetch
 from midstream_engine.tracking.metrics_recorder import Recorder
 from midstream_engine.trainer.computation.finiteness import float_names
 from midstream_engine.trainer.computation.programs import CompiledRun
@@ -42,7 +41,6 @@ from midstream_engine.trainer.loop.saving import NotSavedError, Saver
 from midstream_engine.trainer.loop.sealing import seal_together
 from midstream_engine.trainer.runtime.attempt_record import Attempt
 from midstream_engine.trainer.runtime.mesh import place
-from midstream_engine.trainer.runtime.status_file import StatusFile
 
 log = logging.getLogger(__name__)
 LOG_INTERVAL = 10.0  # seconds between lines of progress in the log
@@ -140,8 +138,9 @@ class Loop:
                 self._no_data = wanted.known.no_data
                 if self._acts(wanted) or not source.ready:
                     self._settle()
-                if wanted.known.epoch > self._attempt.epoch:
-                    self._fence.refuse(wanted.known.epoch, self.step)
+                if wanted.known.epoch > self._attempt.epoch or wanted.known.superseded:
+                    superseded = wanted.known.epoch == self._attempt.epoch
+                    self._fence.refuse(wanted.known.epoch, self.step, superseded)
                 with _fence_errors():
                     self._saver.poll(wanted.known.busy, wanted.known.failed)
                 if wanted.stop and self._stop(wanted):
@@ -202,7 +201,7 @@ class Loop:
     def _complete(self, running: Running) -> None:
         """Wait for an update, check it, and write its row.
 
-        With an evaluation due, ``state`` is the one after it.
+        With an evaluation due, ``state`` is the state after the update.
         """
         index, result = running.index, running.result
         loss = float(result.loss)  # waits for the update
@@ -221,10 +220,7 @@ class Loop:
             log.info("step %d: loss %.4f, %.0f ms", index, loss, 1000 * duration)
 
     def _row(self, running: Running, loss: float, duration: float, now: float) -> dict[str, Any]:
-        """Return the row of metrics of an update that was complete at ``now``.
-
-        ``now`` is in UTC seconds.
-        """
+        """Return the metrics row of an update that was complete at ``now`` (UTC seconds)."""
         setup, index, result = self._setup, running.index, running.result
         tokens, samples = setup.tokens_at(index), setup.batch_schedule.first_sample(index + 1)
         row = {
@@ -257,10 +253,7 @@ class Loop:
         return self.step + (self._running is not None)
 
     def _wait_for_boundary(self, source: Prefetch[tuple[Batch, NamedArray, NamedArray]]) -> None:
-        """Wait until the running update is done, or ends soon.
-
-        In the second case the next one's batch is ready, too.
-        """
+        """Wait until the running update is done, or ends soon and the next batch is ready."""
         running = self._running
         if running is None:
             return
@@ -269,14 +262,12 @@ class Loop:
             time.sleep(DISPATCH_POLL_INTERVAL)
 
     def _acts(self, wanted: Wanted) -> bool:
-        """Return whether this boundary needs the running update's results or its state.
-
-        The state is needed unchanged.
-        """
+        """Return whether this boundary needs the running update's results or state."""
         known, step = wanted.known, self._boundary
         return (
             wanted.stop or wanted.save or wanted.command is not None
             or known.due or known.no_data or bool(known.failed) or known.epoch > self._attempt.epoch
+            or known.superseded
             or step >= self._trainer.num_train_steps or self._profile.changes(step)
             or (self._evaluation_due(step) and self._programs.evaluate is not None)
         )  # fmt: skip
@@ -288,7 +279,15 @@ class Loop:
         epoch, unreadable = self._fence.epoch(), bool(self._fence.unreadable)
         no_data = self._source is not None and self._source.failed
         failed = 0 if busy else failed
-        return Known(epoch=epoch, due=due, busy=busy, failed=failed, unreadable=unreadable, no_data=no_data)
+        return Known(
+            epoch=epoch,
+            due=due,
+            busy=busy,
+            failed=failed,
+            unreadable=unreadable,
+            no_data=no_data,
+            superseded=self._fence.superseded(self._attempt.epoch, self._attempt.start),
+        )
 
     def _hold_back(self, wanted: Wanted) -> Wanted:
         """Return the requests; hold back a command to stop at a later step until then.
@@ -319,9 +318,7 @@ class Loop:
             )
 
     def _stop(self, wanted: Wanted) -> bool:
-        """Save, seal if the command has a higher epoch.
-
-        Return whether the attempt ends.
+        """Save, seal if the command has a higher epoch; return whether the attempt ends.
 
         If the save fails after a signal, the attempt ends, because the sender of the signal will not wait. A command
         can be sent again: training continues, and the status has the reason.
@@ -330,6 +327,7 @@ class Loop:
         self._status.update(state=records.STOPPING, step=self.step)
         if command is None:
             self._save("stop", last=True)
+            self._status.update(message=f"stopped by {self._requests.stop_signal} at step {self.step}, saved")
             return True
         try:
             self._save("stop", last=True)
@@ -340,7 +338,9 @@ class Loop:
             return False
         if command.epoch > self._attempt.epoch:
             try:
-                fence = seal_together(self._attempt.paths, command, self.step, self._attempt.processes)
+                fence = seal_together(
+                    self._attempt.paths, command, self.step, self._attempt.processes, self._attempt.start
+                )
             except FenceRejectedError as error:
                 raise FencedError(str(error)) from None
             except FenceUnreadableError as error:
@@ -359,8 +359,8 @@ class Loop:
     def _save_last(self) -> bool:
         """Save the state of the last step; return whether it is saved.
 
-        It is not where the fence became unreadable by then. Of several processes others may read it: they fail
-        together. Raises NotSavedError.
+        False where the fence became unreadable by then. Of several processes others may read it: they fail together.
+        Raises NotSavedError.
         """
         try:
             self._save("end of training", last=True)

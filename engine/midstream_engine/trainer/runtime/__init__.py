@@ -1,4 +1,1 @@
-"""Surroundings of an attempt: devices, memory, log, cache, status and record.
-
-They are the compile cache, the status file, and the record of the attempt.
-"""
+"""Surroundings of an attempt: devices, memory, log, compile cache, status, record."""

@@ -13,23 +13,20 @@ from typing import Any
 
 import yaml
 
-from midstream_engine import records
-from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.checkpoint.save_fence import check_not_removed
+from midstream_core import records
+from midstream_core.attempt.errors import CheckpointError, EngineError, FencedError
+from midstream_core.attempt.save_fence import check_not_removed
 from midstream_engine.checkpoint.stores import bucket_fence
-from midstream_engine.errors import EngineError, FencedError
 from midstream_engine.processes.rendezvous import ALONE, Processes
 from midstream_engine.processes.shared_file_systems import SharedFileSystems
 
 log = logging.getLogger(__name__)
+PRIVATE = 0o600  # of run.yaml: a configuration may have a secret
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """Attempt as the launcher describes it.
-
-    Without a launcher, it is as the engine found it.
-    """
+    """Attempt as the launcher describes it, or without one as the engine found it."""
 
     paths: records.RunPaths
     number: int
@@ -39,6 +36,7 @@ class Attempt:
     standby: bool = False  # it waits or replays, and does not own the run until a command promotes it
     processes: Processes = ALONE  # all of this attempt
     file_systems: SharedFileSystems | None = None  # which of them share one; None with one process
+    start: int = 0  # its number within the epoch, once it may commit
 
     @property
     def files(self) -> records.AttemptPaths:
@@ -74,7 +72,8 @@ def open_attempt(root: str, run_id: str, environment: Mapping[str, str], store: 
         raise EngineError(str(error)) from None
     target = environment.get("MIDSTREAM_TARGET") or socket.gethostname()
     for directory in (paths.attempts, paths.pins, *([] if store else [paths.checkpoints])):
-        os.makedirs(directory, exist_ok=True)
+        # Logs may have secrets.
+        os.makedirs(directory, mode=0o700 if directory == paths.attempts else 0o777, exist_ok=True)
     _check_store(paths)
     given_epoch = _number(environment, "MIDSTREAM_EPOCH")
     given_attempt = _number(environment, "MIDSTREAM_ATTEMPT")
@@ -206,9 +205,9 @@ def lineage_entry(
         attempt: The attempt.
         devices: Of all processes, as in the status.
         first_step: Of the attempt's updates.
-        checkpoint: That it continues; None for a fresh start.
+        checkpoint: Checkpoint that the attempt continues; None for a fresh start.
         root_digest: Of that checkpoint.
-        migration: That started the attempt; empty without one.
+        migration: Migration that started the attempt; empty without one.
     """
     return records.LineageEntry(
         attempt=attempt.number,
@@ -226,7 +225,7 @@ def lineage_entry(
 
 def write_config(paths: records.RunPaths, resolved: Mapping[str, Any]) -> None:
     """Write ``run.yaml``: the configuration with every default."""
-    records.write_bytes(paths.config, _config_text(resolved))
+    records.write_bytes(paths.config, _config_text(resolved), mode=PRIVATE)
 
 
 def _config_text(resolved: Mapping[str, Any]) -> bytes:
@@ -244,13 +243,10 @@ def read_config(paths: records.RunPaths) -> bytes | None:
 
 
 def restore_config(paths: records.RunPaths, resolved: Mapping[str, Any], before: bytes) -> None:
-    """Write ``run.yaml`` as it was ``before``.
-
-    It is written only if it is still what this attempt has written.
-    """
+    """Write ``run.yaml`` as it was ``before``, unless it has been changed since."""
     with records.locked(paths.lock):
         if read_config(paths) == _config_text(resolved):
-            records.write_bytes(paths.config, before)
+            records.write_bytes(paths.config, before, mode=PRIVATE)
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:

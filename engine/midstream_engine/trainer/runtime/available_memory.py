@@ -1,7 +1,4 @@
-"""Host memory that this process may still use.
-
-It is bounded by the machine and by the control groups that the process is in.
-"""
+"""Host memory that the machine and control groups still leave to this process."""
 
 from __future__ import annotations
 
@@ -31,9 +28,9 @@ def _of_machine(root: str) -> int | None:
 
 
 def _of_groups(root: str) -> list[int | None]:
-    """Return what each group of this process leaves, and each above it.
+    """Return the memory that each control group of this process, or above, leaves.
 
-    None: it has no limit.
+    None: the group has no limit.
     """
     try:
         with open(os.path.join(root, "proc/self/cgroup")) as file:

@@ -16,11 +16,11 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from midstream_engine import records
-from midstream_engine.object_store.bucket_client import ABSENT
-from midstream_engine.object_store.errors import ObjectExistsError, StoreError
-from midstream_engine.object_store.open_bucket import engine_bucket
-from midstream_engine.object_store.urls import in_bucket
+from midstream_core import records
+from midstream_core.object_store.bucket_client import ABSENT
+from midstream_core.object_store.errors import ObjectExistsError, StoreError
+from midstream_core.object_store.open_bucket import engine_bucket
+from midstream_core.object_store.urls import in_bucket
 
 log = logging.getLogger(__name__)
 SUFFIX = "-cache"  # of jax's programs; files with other suffixes have the time of last use
@@ -66,10 +66,7 @@ class SharedCache:
         return len(missing)
 
     def upload(self) -> int:
-        """Upload missing programs whose size has not changed since the last call.
-
-        Return their number.
-        """
+        """Upload missing programs of the same size as at the last call; return how many."""
         sizes = self._local()
         new = [name for name, size in sizes.items() if name not in self._uploaded and self._sizes.get(name) == size]
         self._sizes = sizes

@@ -1,8 +1,8 @@
 """Import of equinox, haliax and optax without packages that are not used here.
 
-They import kernels for mixtures of experts, layers of their own, statistics, contributed optimizers, and aqt, which
-imports flax: a fifth of the time that all imports of a restart take. Stand-ins take the places of those modules in the
-meantime; one that is used imports its module then.
+The three import kernels for mixtures of experts, layers of their own, statistics, contributed optimizers, and aqt,
+which imports flax: a fifth of the time that all imports of a restart take. Stand-ins take the places of those modules
+in the meantime; one that is used imports its module then.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Allocator settings for training on a CPU.
-
-The devices' memory is the process's own there.
+"""Allocator settings for training on a CPU, whose memory is the process's own.
 
 XLA allocates a program's temporary buffers for each call. By default glibc returns blocks of that size to the system
 immediately, and every step faults all of its pages in again, which took a quarter of the processor's time.
@@ -73,8 +71,5 @@ def devices_are_cpus(environment: Mapping[str, str]) -> bool:
 
 
 def tunables() -> str:
-    """Return the same settings as the value of ``GLIBC_TUNABLES``.
-
-    They are for programs that do not set them themselves.
-    """
+    """Return the settings as ``GLIBC_TUNABLES``, for programs without their own."""
     return ":".join(f"glibc.malloc.{name.removeprefix('M_').lower()}={value}" for name, (_, value) in _OPTIONS.items())

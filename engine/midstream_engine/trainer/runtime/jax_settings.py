@@ -12,6 +12,7 @@ from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.trainer.runtime.compile_cache import SharedCache, is_shared
 
+XLA_CACHES = "jax_persistent_cache_enable_xla_caches"
 log = logging.getLogger(__name__)
 
 
@@ -34,6 +35,10 @@ def configure_jax(config: TrainLmConfig, root: str) -> str:
     jax.config.update("jax_compilation_cache_dir", directory)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    if XLA_CACHES.upper() not in os.environ:
+        # jax 0.10 hashes the directory of XLA's own caches into the names of programs, so a host with another root
+        # would find none of a shared cache. XLA's caches are of use only where programs are compiled again.
+        jax.config.update(XLA_CACHES, "none")
     for name, value in trainer.jax_config.items():
         try:
             jax.config.update(name, value)

@@ -1,7 +1,4 @@
-"""Log output: stderr, and the attempt's file.
-
-The file is included if no launcher has redirected stderr to it.
-"""
+"""Log output: stderr, and the attempt's file unless stderr is redirected to it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import numpy as np
 from haliax import NamedArray
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from midstream_engine.arithmetic.mesh_division import (
+from midstream_core.arithmetic.mesh_division import (
     DATA,
     MODEL,
     AxisMapping,
@@ -160,9 +160,7 @@ def build_layout(config: TrainerConfig, devices: Sequence[Any] | None = None) ->
 def check_fits(layout: Layout, state: Any, batch_size: int) -> None:
     """Check that the mesh divides every mapped axis and no axes of an array collide.
 
-    It is called before anything is compiled.
-
-    ``state`` is the training state or its shapes.
+    ``state`` is the training state or its shapes: nothing need be compiled.
 
     Raises:
         ConfigError: An axis is not divided (the message has valid device counts), or two axes of an activation are
@@ -211,8 +209,5 @@ def _is_named(node: Any) -> bool:
 
 
 def _place(device: Any) -> tuple[int, ...]:
-    """Return the position of a TPU device.
-
-    It is that of its chip in the slice, and its own on the chip.
-    """
+    """Return the coordinates of a TPU device's chip, and its number on the chip."""
     return (*device.coords, device.core_on_chip)

@@ -17,11 +17,12 @@ import jax
 import pytest
 from jax.sharding import SingleDeviceSharding
 
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.records import RunPaths
 from midstream_engine.checkpoint.__main__ import main
-from midstream_engine.checkpoint.errors import CheckpointCorruptError, CheckpointError
+from midstream_engine.checkpoint.errors import CheckpointCorruptError
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
-from midstream_engine.records import RunPaths
 from support.checkpoints.checkpoint_states import plain_state, save
 
 CELL = "arrays/model/wide/c/0/1"

@@ -24,12 +24,12 @@ sys.path.insert(0, str(Path(__file__).parents[3]))  # as a script
 
 from jax.sharding import SingleDeviceSharding
 
-from midstream.remote.verify.objects import checked
-from midstream.remote.verify.tree import read_manifest
+from midstream_core.records import MANIFEST, RunPaths
 from midstream_engine.checkpoint.errors import CheckpointCorruptError
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
-from midstream_engine.records import MANIFEST, RunPaths
+from midstream_host.verify.objects import checked
+from midstream_host.verify.tree import read_manifest
 from support.checkpoints.checkpoint_states import plain_state, save
 from support.paths import REPOSITORY
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from midstream_core.records import RunPaths
 from midstream_engine.checkpoint.errors import CheckpointFullError
 from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints, newest_complete
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
-from midstream_engine.records import RunPaths
 from simulators.disks import small_disk
 from support.checkpoints.checkpoint_states import STATE, plain_state, save
 from support.paths import TESTS
@@ -29,7 +29,7 @@ KILLER = """
 import json, os, shutil, signal, sys, threading
 from support.checkpoints.checkpoint_states import plain_state, save
 from midstream_engine.checkpoint.stores.mounts import check_mount
-from midstream_engine.records import RunPaths
+from midstream_core.records import RunPaths
 
 counted, lock = [0], threading.Lock()
 

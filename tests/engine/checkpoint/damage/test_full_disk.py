@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream_engine import records
+from midstream_core import records
 from simulators.disks import small_disk
 from support.engines.engine_runs import Engine
 

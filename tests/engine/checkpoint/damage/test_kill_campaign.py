@@ -27,10 +27,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3]))  # as a script
 
-from midstream.remote.runs import leftovers
+from midstream_core.records import RunPaths
 from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints, newest_complete
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
-from midstream_engine.records import RunPaths
+from midstream_host.runs import leftovers
 from support.checkpoints.checkpoint_states import plain_state, save
 from support.paths import REPOSITORY, TESTS
 
@@ -45,7 +45,7 @@ import json, os, signal, sys, threading
 from support.checkpoints.checkpoint_states import plain_state, save
 from midstream_engine.config.keep_policy import KeepEvery, KeepPolicy
 from midstream_engine.checkpoint.saving.retention import Retention
-from midstream_engine.records import RunPaths
+from midstream_core.records import RunPaths
 
 CALLS = ("write", "fsync", "replace", "rename", "unlink", "rmdir")
 states = {step: plain_state(seed=step) for step in STEPS}
@@ -140,7 +140,7 @@ def check(root: Path, saved: list[int]) -> dict[str, Any]:
         if entry.complete:
             report = verify_checkpoint(paths.checkpoint(entry.name))
             assert report.flaws == [], entry.name
-    left = [entry.path for entry in leftovers.leftovers(str(root), "run", quiet=0.0) if not entry.kept]
+    left = {each.path: each.changed for each in leftovers.leftovers(str(root), "run", quiet=0.0) if not each.kept}
     leftovers.remove(str(root), "run", left, quiet=0.0)
     kept = sorted(os.listdir(paths.checkpoints)) if os.path.isdir(paths.checkpoints) else []
     assert kept == sorted(entry.name for entry in found if entry.complete), "cleaning took too much or too little"

@@ -19,17 +19,17 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from midstream_engine.checkpoint.errors import CheckpointCorruptError, CheckpointError
+from midstream_core.attempt.errors import CheckpointError, EngineError
+from midstream_core.attempt.save_fence import FenceRejectedError
+from midstream_core.records import MANIFEST, Fence, Pin, RunPaths, Store
+from midstream_engine.checkpoint.errors import CheckpointCorruptError
 from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints, newest_complete
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
-from midstream_engine.checkpoint.save_fence import FenceRejectedError
 from midstream_engine.checkpoint.saving.retention import Retention
 from midstream_engine.checkpoint.stores import bucket_fence
 from midstream_engine.checkpoint.stores.bucket_objects import BucketObjects
 from midstream_engine.config.keep_policy import KeepEvery, KeepPolicy
-from midstream_engine.errors import EngineError
-from midstream_engine.records import MANIFEST, Fence, Pin, RunPaths, Store
 from midstream_engine.trainer.attempt import resume
 from midstream_engine.trainer.runtime.attempt_record import claim_attempt, open_attempt
 from simulators.object_stores.bucket import BucketServer, bucket_server
@@ -410,5 +410,5 @@ def test_bucket_killed_engine_resumes_on_another_host(server: BucketServer, tmp_
     assert committed()[-1] == newest + 10
     bucket = RunPaths(str(tmp_path), "r", URL)
     newest_name = newest_complete(bucket, None)
-    assert newest_name == f"step-{newest + 10}-a002"
+    assert newest_name == f"step-{newest + 10}-a002-s2"
     assert verify_checkpoint(bucket.checkpoint(str(newest_name))).sound

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from midstream_engine.checkpoint.errors import CheckpointError
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.records import RunPaths
 from midstream_engine.checkpoint.stores import mounts
 from midstream_engine.checkpoint.stores.mounts import bucket_of, probe
-from midstream_engine.records import RunPaths
 from support.checkpoints.checkpoint_states import plain_state, save
 
 TABLE = """\

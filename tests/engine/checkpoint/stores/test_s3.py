@@ -15,11 +15,14 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from midstream_engine.checkpoint.errors import CheckpointCorruptError, CheckpointError
+from midstream_core.attempt.errors import CheckpointError
+from midstream_core.attempt.save_fence import FenceRejectedError
+from midstream_core.object_store import retries
+from midstream_core.records import MANIFEST, Fence, Manifest, Pin, RunPaths
+from midstream_engine.checkpoint.errors import CheckpointCorruptError
 from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
-from midstream_engine.checkpoint.save_fence import FenceRejectedError
 from midstream_engine.checkpoint.saving import save as saving
 from midstream_engine.checkpoint.saving.commit import manifest_text
 from midstream_engine.checkpoint.saving.retention import Retention
@@ -27,8 +30,6 @@ from midstream_engine.checkpoint.stores.bucket_objects import BucketObjects
 from midstream_engine.config.keep_policy import KeepEvery, KeepPolicy
 from midstream_engine.data.sources import bucket as sources
 from midstream_engine.data.sources.formats import open_source
-from midstream_engine.object_store import retries
-from midstream_engine.records import MANIFEST, Fence, Manifest, Pin, RunPaths
 from midstream_engine.trainer.runtime.compile_cache import SharedCache
 from simulators.object_stores.s3_server import IGNORED, REFUSED, S3Server
 from simulators.planted_faults import Fault

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from midstream_engine.object_store.access import Access
-from midstream_engine.object_store.open_bucket import open_bucket
-from midstream_engine.object_store.s3.s3_checksums import checksum_of
+from midstream_core.object_store.access import Access
+from midstream_core.object_store.open_bucket import open_bucket
+from midstream_core.object_store.s3_checksums import checksum_of
 from simulators.object_stores.public_services import moto
 from simulators.planted_faults import garbled
 

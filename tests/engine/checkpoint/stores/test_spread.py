@@ -14,10 +14,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
-from midstream.transfer.copy.multi_host_copy import collect_objects
 from midstream.transfer.endpoint import Endpoint
-from midstream_engine import records
-from midstream_engine.checkpoint.format.chunk_grid import chunks_of
+from midstream.transfer.multi_host_copy import collect_objects
+from midstream_core import records
+from midstream_engine.checkpoint.chunk_grid import chunks_of
 from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint

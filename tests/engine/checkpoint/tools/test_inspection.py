@@ -14,9 +14,7 @@ import pytest
 
 from midstream.cli import main
 from midstream.errors import Exit
-from midstream.remote.verify import array_check, decode
-from midstream_engine.checkpoint.format.array_names import flatten
-from midstream_engine.records import (
+from midstream_core.records import (
     MANIFEST,
     PACKED,
     Fence,
@@ -28,6 +26,8 @@ from midstream_engine.records import (
     this_process,
     write_json,
 )
+from midstream_engine.checkpoint.array_names import flatten
+from midstream_host.verify import array_check, decode
 from simulators.object_stores.bucket import BucketServer
 from support.checkpoints.checkpoint_states import plain_state, save
 
@@ -108,7 +108,7 @@ def spoil_consistently(paths: RunPaths, path: str, data: bytes) -> None:
     """Change an object and its entries in the manifest, as a faulty program would."""
     import hashlib
 
-    from midstream_engine.records import root_digest
+    from midstream_core.records import root_digest
 
     (found,) = Path(paths.checkpoints).iterdir()
     (found / path).write_bytes(data)
@@ -289,6 +289,10 @@ def test_bucket_leftovers_are_removed_only_on_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     there, fleet = bucket_run
+    identity = this_process().to_json()
+    os.makedirs(there.attempt(1).dir)
+    ended = Status(state="stopped", step=9, process=0, heartbeat=time.time(), **{**identity, "start_ticks": 1})
+    ended.write(there.attempt(1).status())
     prefix = "lab/runs/run/checkpoints"
     partial_save, fresh, trash = f"{prefix}/step-11-a001", f"{prefix}/step-12-a001", f"{prefix}/.trash-step-3-a001"
     then = time.time() - 3600
@@ -312,8 +316,6 @@ def test_bucket_leftovers_are_removed_only_on_request(
     clean("--yes")
     deleted = {f"{partial_save}/train.json", f"{partial_save}/arrays/x/c/0", f"{trash}/manifest.json"}
     assert set(bucket.blobs("runs")) == before - deleted
-    identity = this_process().to_json()
-    os.makedirs(there.attempt(1).dir)
     status = Status(state="training", step=9, process=0, heartbeat=time.time(), **identity)
     status.write(there.attempt(1).status())
     with monkeypatch.context() as earlier:

@@ -10,8 +10,8 @@ import pytest
 
 from midstream.cli import main
 from midstream.errors import Exit
-from midstream.remote.verify import array_check
-from midstream_engine.records import RunPaths
+from midstream_core.records import RunPaths
+from midstream_host.verify import array_check
 from simulators import sshd
 from simulators.sshd import Lab
 from support.checkpoints.checkpoint_states import plain_state, save

@@ -13,10 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from midstream.check.fleet_leftovers import CHANGED, Leftover
 from midstream.cli import main
 from midstream.errors import Exit
-from midstream_engine import records
-from midstream_engine.records import RunPaths
+from midstream.fleet.fleet_file import load_fleet
+from midstream.hosts.host_pool import HostPool
+from midstream.tui.fleet_actions import FleetActions
+from midstream_core import records
+from midstream_core.records import RunPaths
 from support.checkpoints.checkpoint_states import STATE, plain_state, save
 
 
@@ -150,6 +154,33 @@ def test_clean_removes_leftovers_only_on_request(
     assert not any(Path(paths.dir, path).exists() for path in left)
     assert sorted(os.listdir(paths.checkpoints)) == ["notes", "step-7-a001"]
     assert main(["--verify", paths.checkpoint("step-7-a001")]) == Exit.DONE
+
+
+def test_clean_removes_what_was_listed_alone(paths: RunPaths, fleet: str) -> None:
+    """The terminal UI lists, confirms, and removes: another save may be killed in the meantime."""
+    save(paths, plain_state())
+    write_status(paths, 1, records.TRAINING, records.ProcessIdentity(records.boot_id(), exited_pid(), 1), 0.0)
+    listed, changed = partial_save(paths, "step-9-a001"), partial_save(paths, "step-8-a001")
+    file = Path(paths.dir, f"run.yaml.tmp-{exited_pid()}-1")
+    file.write_text("half")
+    age(paths)
+    actions = FleetActions(load_fleet(fleet), HostPool(load_fleet(fleet)))
+    shown = [each for each in actions.leftovers(print) if isinstance(each, Leftover)]
+    assert {each.path for each in shown} == {listed, changed, file.name}
+    appeared = partial_save(paths, "step-6-a001")
+    file.write_text("other")  # of the same name
+    next(path for path in Path(paths.dir, changed).rglob("*") if path.is_file()).unlink()
+    age(paths, 2000)  # hours later: each can be removed
+    os.utime(paths.dir)
+    for path in [Path(paths.dir, listed), *Path(paths.dir, listed).rglob("*")]:
+        then = next(each.changed for each in shown if each.path == listed)
+        os.utime(path, (then, then))
+    found = {each.path: each for each in actions.leftovers(print, shown) if isinstance(each, Leftover)}
+    assert {path for path, each in found.items() if each.removed} == {listed}
+    assert {path for path, each in found.items() if each.kept == CHANGED} == {changed, appeared, file.name}
+    again = [each for each in actions.leftovers(print) if isinstance(each, Leftover)]
+    assert {each.path for each in again if not each.kept} == {changed, appeared, file.name}
+    assert all(each.removed for each in actions.leftovers(print, again) if isinstance(each, Leftover))
 
 
 def test_clean_keeps_files_in_use_with_reason(paths: RunPaths, fleet: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from midstream_engine import records
+from midstream_core import records
+from midstream_core.attempt.errors import EngineError, FencedError
+from midstream_core.attempt.status_file import StatusFile
 from midstream_engine.config import ConfigError, TrainLmConfig
-from midstream_engine.errors import EngineError, FencedError
 from midstream_engine.processes.rendezvous import ALONE
 from midstream_engine.signals import Signals
 from midstream_engine.tracking.metrics_file import MetricsFile
@@ -23,7 +24,6 @@ from midstream_engine.trainer.attempt import attempt_process
 from midstream_engine.trainer.loop.requests import CommandFile, Known, Requests
 from midstream_engine.trainer.runtime import attempt_record as attempts
 from midstream_engine.trainer.runtime.attempt_record import Attempt, open_attempt
-from midstream_engine.trainer.runtime.status_file import StatusFile
 from support.paths import CONFIGS
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from midstream_engine import records
+from midstream_core import records
 from support.engines.engine_runs import Engine
 
 

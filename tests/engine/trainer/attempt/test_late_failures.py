@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream_engine import records
+from midstream_core import records
 from support.engines.engine_processes import Together, rows
 
 pytestmark = pytest.mark.drawn
@@ -21,7 +21,7 @@ sys.exit(train.main(sys.argv[1:]))
 """
 # The bucket does not answer: neither the loop nor the reference losses of the save get the batch.
 NO_BATCH = """
-from midstream_engine.data.batches.batches import TrainingBatches
+from midstream_engine.data.batches import TrainingBatches
 from midstream_engine.data.errors import DataError
 read = TrainingBatches.samples
 def samples(self, index, *arguments):

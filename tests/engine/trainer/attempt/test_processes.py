@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from midstream_engine import records
+from midstream_core import records
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from support.engines.engine_processes import Together, rows

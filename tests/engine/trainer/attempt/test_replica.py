@@ -16,15 +16,16 @@ import jax
 import numpy as np
 import pytest
 
-from midstream.remote.runs.attempts import EXIT_TIMEOUT
-from midstream_engine import records
+from midstream_core import records
+from midstream_core.attempt import standby_lease
+from midstream_core.attempt.errors import EngineError, FencedError
+from midstream_core.attempt.status_file import StatusFile
 from midstream_engine.checkpoint.saving.snapshot import Copy, HostArray, snapshot
 from midstream_engine.config import load_config
-from midstream_engine.errors import EngineError, FencedError
 from midstream_engine.processes.rendezvous import Processes
 from midstream_engine.tracking.metrics_file import MetricsFile
 from midstream_engine.tracking.metrics_recorder import Recorder
-from midstream_engine.trainer.attempt import parameter_drift, standby_lease
+from midstream_engine.trainer.attempt import parameter_drift
 from midstream_engine.trainer.attempt.parameter_drift import LateMeasurement
 from midstream_engine.trainer.attempt.replica import Outcome, Replay
 from midstream_engine.trainer.attempt.run_attempt import promote
@@ -32,7 +33,7 @@ from midstream_engine.trainer.computation.setup import prepare
 from midstream_engine.trainer.loop.finite_check import FiniteCheck
 from midstream_engine.trainer.loop.requests import Known, Wanted
 from midstream_engine.trainer.runtime.attempt_record import Attempt, open_attempt
-from midstream_engine.trainer.runtime.status_file import StatusFile
+from midstream_host.runs.attempts import EXIT_TIMEOUT
 from support.checkpoints.checkpoint_states import save
 from support.engines.engine_process import train_all
 from support.engines.standby_engine import Held
@@ -273,16 +274,18 @@ def test_measurement_that_takes_too_long_ends_with_the_attempt(
 ) -> None:
     """Its thread would write while the process exits."""
     attempt, kept = wide
-    reading, squares = threading.Event(), parameter_drift._squares
+    reading, built, squares = threading.Event(), threading.Event(), parameter_drift._squares
 
     def slow(*arrays: np.ndarray) -> tuple[float, float]:
         reading.set()
+        assert built.wait(60)
         assert measurement._given_up.wait(60)
         return squares(*arrays)
 
     monkeypatch.setattr(parameter_drift, "_squares", slow)
     monkeypatch.setattr(parameter_drift, "READ_TIMEOUT", 60.0)
     measurement = LateMeasurement(attempt, "step-7-a001", kept)
+    built.set()
     assert reading.wait(60)
     measurement.close(0.0)
     assert not measurement._thread.is_alive()

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from midstream_engine import records
-from midstream_engine.checkpoint.errors import CheckpointError
-from midstream_engine.checkpoint.save_fence import FenceUnreadableError, seal
+from midstream_core import records
+from midstream_core.attempt.errors import CheckpointError, EngineError
+from midstream_core.attempt.save_fence import FenceUnreadableError, seal
 from midstream_engine.config import TrainerConfig, TrainLmConfig
-from midstream_engine.errors import EngineError
 from midstream_engine.trainer.attempt.resume import Origin, check_same_data, find_origin
 from midstream_engine.trainer.runtime.attempt_record import Attempt, open_attempt
 from support.checkpoints.checkpoint_states import plain_state, save

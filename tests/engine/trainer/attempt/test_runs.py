@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from midstream_engine import records
+from midstream_core import records
 from support.engines.engine_runs import Engine
 
 STEPS = 200
@@ -58,6 +58,7 @@ def test_run_leaves_what_the_records_promise(uninterrupted_run: Engine) -> None:
     assert set(rows[0]) == {
         "global_step", "train/loss", "optim/learning_rate", "grad/norm/total", "throughput/tokens_per_second",
         "throughput/duration", "throughput/loading_time", "throughput/total_tokens", "time", "batch_digest",
+        records.START_NUMBER,
     }  # fmt: skip
     assert rows[-1]["throughput/total_tokens"] == STEPS * 8 * 32
     (entry,) = records.Lineage.read(uninterrupted_run.paths.lineage).entries
@@ -107,14 +108,25 @@ def test_run_saves_on_signals_and_restart_continues_exactly(root: Path, uninterr
 
 
 @pytest.fixture(scope="module")
-def sealed(root: Path) -> Engine:
-    """A run on 2 devices with a command to stop and seal for epoch 2."""
+def sealed_once(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Path]:
+    """A run on 2 devices with a command to stop and seal for epoch 2, and a copy of its directory."""
     with Engine(root, *FLAGS, run_id="moved", MIDSTREAM_TARGET="small") as engine:
         engine.until(engine.has_trained(1, 1))
         order = records.Command(records.STOP, epoch=2, owner="large", migration="m1", sequence=3)
         order.write(engine.paths.attempt(1).command_file)
         code, log = engine.finish()
     assert code == 0, log
+    copy = tmp_path_factory.mktemp("sealed") / "run"
+    shutil.copytree(engine.paths.dir, copy)
+    return engine, copy
+
+
+@pytest.fixture
+def sealed(sealed_once: tuple[Engine, Path]) -> Engine:
+    """The sealed run as it was, whatever another test has continued from it."""
+    engine, copy = sealed_once
+    shutil.rmtree(engine.paths.dir)
+    shutil.copytree(copy, engine.paths.dir)
     return engine
 
 
@@ -123,10 +135,12 @@ def test_stop_command_with_epoch_seals_the_run(sealed: Engine) -> None:
     assert status is not None
     assert (status.state, status.acknowledged, status.epoch) == ("stopped", 3, 1)
     fence = records.Fence.read(sealed.paths.fence)
-    assert fence == records.first_fence("small").sealed(2, "large", status.step)
+    handed_over = records.first_fence("small").sealed(2, "large", status.step)
+    for field in ("epoch", "owner", "sealed_step", "seals"):  # starts of the new epoch are other tests'
+        assert getattr(fence, field) == getattr(handed_over, field)
     manifest = records.Manifest.read(os.path.join(sealed.paths.checkpoint(status.checkpoint or ""), "manifest.json"))
     assert (manifest.step, manifest.root_digest) == (status.step, status.root_digest)
-    assert fence.accepts(manifest.epoch, manifest.step)
+    assert fence.accepts(manifest.epoch, manifest.step, manifest.start)
 
 
 @pytest.mark.usefixtures("sealed")

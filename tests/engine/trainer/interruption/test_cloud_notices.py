@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from midstream.remote.machine import preemption_notices as host_notices
-from midstream_engine import preemption_notices, records
-from midstream_engine.shared import aws_metadata, azure_metadata, cloud_notices, google_metadata
+from midstream_core import records
+from midstream_core.clouds import aws_metadata, azure_metadata, cloud_notices, google_metadata
+from midstream_host import preemption_watch as preemption_notices
+from midstream_host.machine import preemption_notices as host_notices
 from simulators.cloud_metadata import AwsMetadata, AzureMetadata
 
 ENGINE = """
 import os, signal, sys, time
-from midstream_engine import records
+from midstream_core import records
 state, path = sys.argv[1:]
 me = records.this_process()
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))
@@ -30,7 +31,7 @@ TERMINATE = {"action": "terminate", "time": "2026-11-25T08:22:00Z"}
 
 def supervise(directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     files = records.AttemptPaths(str(directory))
-    argv = [sys.executable, "-m", "midstream_engine.supervise", "--attempt", files.dir, "--process", "0", "--"]
+    argv = [sys.executable, "-m", "midstream_host.supervise", "--attempt", files.dir, "--process", "0", "--"]
     return subprocess.run(
         [*argv, sys.executable, "-c", ENGINE, records.TRAINING, files.status(0)],
         env={**os.environ, **environment}, capture_output=True, text=True, timeout=120,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream_engine import records
+from midstream_core import records
 
 
 @pytest.mark.parametrize("command", ["convert", "rehearse", "data"])

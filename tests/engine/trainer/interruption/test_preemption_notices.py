@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from midstream_engine import preemption_notices, records
+from midstream_core import records
+from midstream_core.clouds import google_metadata
 from midstream_engine.config.distributed import DistributedConfig
 from midstream_engine.processes.rendezvous import complete
-from midstream_engine.shared import google_metadata
+from midstream_host import preemption_watch as preemption_notices
 from simulators.google.metadata import MetadataServer
 
 ENGINE = """
 import os, signal, sys, time
-from midstream_engine import records
+from midstream_core import records
 state, path = sys.argv[1:]
 me = records.this_process()
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))
@@ -37,7 +38,7 @@ def supervise(directory: Path, server: MetadataServer, state: str, polls: int = 
         polls: The engine ends once the supervisor begins this poll; 0 if a signal ends it.
     """
     files = records.AttemptPaths(str(directory))
-    argv = [sys.executable, "-m", "midstream_engine.supervise", "--attempt", files.dir, "--process", "0", "--"]
+    argv = [sys.executable, "-m", "midstream_host.supervise", "--attempt", files.dir, "--process", "0", "--"]
     with subprocess.Popen(
         [*argv, sys.executable, "-c", ENGINE, state, files.status(0)],
         env={**os.environ, google_metadata.VARIABLE: server.address},

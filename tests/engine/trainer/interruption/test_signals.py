@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream_engine import records
+from midstream_core import records
 from midstream_engine.signals import SAME_REQUEST
 from support.checkpoints.trees import SOURCES
 from support.engines.engine_processes import Together

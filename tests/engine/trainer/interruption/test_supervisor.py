@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -17,15 +18,17 @@ from typing import Any
 
 import pytest
 
-from midstream_engine import records, supervise
-from midstream_engine.memory_kills import MemoryKills
-from midstream_engine.supervise import START_FACTOR, Progress
+from midstream_core import records
+from midstream_host import supervise
+from midstream_host.memory_kills import MemoryKills
+from midstream_host.supervise import START_FACTOR, Progress
 from support.checkpoints.trees import SOURCES
 
 WRITER = """
 import os, signal, sys, time
 sys.path[:0] = {sources!r}
-from midstream_engine import records, supervise
+from midstream_core import records
+from midstream_host import supervise
 me = records.this_process()
 def say(state, step, message=""):
     records.Status(state, step, {process}, me.boot_id, me.pid, me.start_ticks, time.time(), message=message).write(
@@ -33,12 +36,12 @@ def say(state, step, message=""):
 """
 
 
-SUPERVISE = (sys.executable, "-m", "midstream_engine.supervise")
+SUPERVISE = (sys.executable, "-m", "midstream_host.supervise")
 # It waits for the engine's first status as long as a busy machine takes to start the engine.
 SUPERVISE_SLOW_START = (
     sys.executable,
     "-c",
-    "import sys; from midstream_engine import supervise; supervise.START_FACTOR = 1000.0; sys.exit(supervise.main())",
+    "import sys; from midstream_host import supervise; supervise.START_FACTOR = 1000.0; sys.exit(supervise.main())",
 )
 
 
@@ -87,7 +90,7 @@ def supervise_with_short_timeout(directory: Path, seconds: int) -> int:
     """
     engine = [sys.executable, "-c", f"import time; time.sleep({seconds})"]
     code = (
-        "import sys; from midstream_engine import supervise; supervise.PEER_TIMEOUT = 0.1; "
+        "import sys; from midstream_host import supervise; supervise.PEER_TIMEOUT = 0.1; "
         f"sys.exit(supervise.Supervisor({str(directory)!r}, 0, {engine!r}).run())"
     )
     return subprocess.call(
@@ -247,7 +250,7 @@ def test_second_start_is_not_judged_by_the_first(tmp_path: Path) -> None:
     code, ended = Engine(tmp_path, "sys.exit(3)").ended()
     assert (code, ended.state, ended.failed) == (3, "", True), "it failed before its first status"
 
-    again = (sys.executable, "-c", "import sys; from midstream_engine import supervise; "
+    again = (sys.executable, "-c", "import sys; from midstream_host import supervise; "
              "supervise.PEER_TIMEOUT = -1.0; sys.exit(supervise.main())")  # fmt: skip
     path = records.AttemptPaths(str(tmp_path)).exit(1)
     peer_fails = f"records.ProcessExit(1, None, 1.0, 'SIGKILL', state='training').write({path!r})"
@@ -255,6 +258,21 @@ def test_second_start_is_not_judged_by_the_first(tmp_path: Path) -> None:
         "process 1 failed"
     )
     assert records.ProcessExit.read(path).time == 1.0, "it was ended by the second exit, not by the first"
+
+
+def test_replaced_start_records_no_exit(tmp_path: Path) -> None:
+    """The job was requeued while its processes lived: their exit would be that of a failed peer of the newer ones."""
+    supervisor = supervise.Supervisor(str(tmp_path), 0, [])
+    record = Path(supervisor._files.exit(0))
+    own = status(records.TRAINING, 7)
+    own.write(supervisor._files.status(0))
+    assert supervisor._reason_to_end() == ""  # it has seen its engine's status
+    dataclasses.replace(own, namespace="pid:[17]", step=9).write(supervisor._files.status(0))
+    supervisor._report(records.EXIT_FENCED)
+    assert not record.exists()
+    own.write(supervisor._files.status(0))
+    supervisor._report(records.EXIT_FENCED)
+    assert records.ProcessExit.read(str(record)).code == records.EXIT_FENCED
 
 
 def test_disk_that_does_not_answer_ends_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

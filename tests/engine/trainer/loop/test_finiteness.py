@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from midstream_engine import records
+from midstream_core import records
+from midstream_core.attempt.errors import EngineError
+from midstream_core.attempt.status_file import StatusFile
 from midstream_engine.config import TrainerConfig
-from midstream_engine.errors import EngineError
 from midstream_engine.trainer.computation.finiteness import (
     FINITE,
     INFINITE,
@@ -22,7 +23,6 @@ from midstream_engine.trainer.computation.finiteness import (
     number_kinds,
 )
 from midstream_engine.trainer.loop.finite_check import FiniteCheck
-from midstream_engine.trainer.runtime.status_file import StatusFile
 from support.engines.engine_runs import Engine
 
 NOT_A_NUMBER, INFINITY = float("nan"), float("inf")

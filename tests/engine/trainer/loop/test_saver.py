@@ -18,14 +18,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from midstream_engine import records
+from midstream_core import records
+from midstream_core.attempt.save_fence import FenceRejectedError, seal
+from midstream_core.attempt.status_file import StatusFile
+from midstream_core.records import RunPaths
 from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
-from midstream_engine.checkpoint.save_fence import FenceRejectedError, seal
 from midstream_engine.checkpoint.stores.directory_objects import DirectoryObjects
 from midstream_engine.config import load_config
 from midstream_engine.data.errors import DataError
-from midstream_engine.records import RunPaths
 from midstream_engine.trainer.computation.programs import compile_reference_losses
 from midstream_engine.trainer.computation.reference_losses import ReferenceLosses
 from midstream_engine.trainer.computation.setup import Setup, prepare
@@ -33,7 +34,6 @@ from midstream_engine.trainer.computation.train_state import TrainState
 from midstream_engine.trainer.loop import copy_memory, saving
 from midstream_engine.trainer.loop.saving import NotSavedError, Saver
 from midstream_engine.trainer.runtime.attempt_record import open_attempt
-from midstream_engine.trainer.runtime.status_file import StatusFile
 from support.engines.engine_runs import Engine
 from support.paths import CONFIGS
 
@@ -307,7 +307,8 @@ def test_attempt_survives_failed_save_and_sigterm(tmp_path: Path) -> None:
     assert code == 0, log
     status = engine.status(1)
     assert status is not None
-    assert (status.state, status.checkpoint, status.message) == ("stopped", f"step-{status.step}-a001", "")
+    said = f"stopped by SIGTERM at step {status.step}, saved"
+    assert (status.state, status.checkpoint, status.message) == ("stopped", f"step-{status.step}-a001", said)
     (newest,) = [found for found in list_checkpoints(engine.paths) if found.step == status.step]
     assert newest.complete
     assert verify_checkpoint(engine.paths.checkpoint(newest.name)).root_digest == status.root_digest

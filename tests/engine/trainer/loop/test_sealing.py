@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from midstream_engine import records
-from midstream_engine.checkpoint.save_fence import FenceUnreadableError
+from midstream_core import records
+from midstream_core.attempt.save_fence import FenceUnreadableError
+from midstream_core.records import Command, Fence
 from midstream_engine.processes.coordinator_client import CoordinatorClient
 from midstream_engine.processes.rendezvous import ALONE, Processes
 from midstream_engine.processes.shared_file_systems import SharedFileSystems
-from midstream_engine.records import Command, Fence
 from midstream_engine.trainer.loop import sealing
 from support.checkpoints.spread_hosts import Hosts
 
@@ -45,13 +45,13 @@ def test_processes_wait_for_the_one_that_cannot_seal(
 ) -> None:
     hosts, tries, seal = Sealing(tmp_path, damaged), 0, sealing.seal
 
-    def count(paths: records.RunPaths, *, epoch: int, owner: str, step: int) -> Fence:
+    def count(paths: records.RunPaths, *, epoch: int, owner: str, step: int, start: int) -> Fence:
         nonlocal tries
         if paths == hosts.paths(damaged):
             tries += 1
             if tries == 3:
                 Fence(1, "a").write(paths.fence)
-        return seal(paths, epoch=epoch, owner=owner, step=step)
+        return seal(paths, epoch=epoch, owner=owner, step=step, start=start)
 
     monkeypatch.setattr(sealing, "RETRY_INTERVAL", 0.01)
     monkeypatch.setattr(sealing, "seal", count)

@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from midstream_engine import records
-from midstream_engine.checkpoint.save_fence import FenceUnreadableError
+from midstream_core import records
+from midstream_core.attempt.errors import EngineError, FencedError
+from midstream_core.attempt.save_fence import FenceUnreadableError
+from midstream_core.attempt.status_file import StatusFile
 from midstream_engine.config import load_config
 from midstream_engine.data.errors import DataError
-from midstream_engine.errors import EngineError, FencedError
 from midstream_engine.signals import Signals
 from midstream_engine.trainer.computation.finiteness import FINITE, INFINITE, float_names
 from midstream_engine.trainer.computation.setup import Setup, prepare
@@ -26,7 +27,6 @@ from midstream_engine.trainer.loop.requests import CommandFile, Requests
 from midstream_engine.trainer.loop.saving import NotSavedError
 from midstream_engine.trainer.loop.training_loop import Loop
 from midstream_engine.trainer.runtime.attempt_record import Attempt
-from midstream_engine.trainer.runtime.status_file import StatusFile
 from support.paths import CONFIGS
 
 STEPS = 6

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 import pytest
 
-from midstream_engine import records
-from midstream_engine.checkpoint.format.array_names import flatten
+from midstream_core import records
+from midstream_engine.checkpoint.array_names import flatten
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.config import load_config
 from midstream_engine.optim.averaging import ModelAverage

@@ -16,9 +16,9 @@ import pytest
 from haliax import NamedArray
 
 from midstream.migrate.planning.batch_shape import batch_shape
-from midstream_engine.checkpoint.format.array_names import flatten
+from midstream_engine.checkpoint.array_names import flatten
 from midstream_engine.config import ConfigError, load_config
-from midstream_engine.data.batches.batches import make_batch
+from midstream_engine.data.batches import make_batch
 from midstream_engine.models.lm import token_losses
 from midstream_engine.models.random_keys import key_of
 from midstream_engine.trainer.computation.programs import (

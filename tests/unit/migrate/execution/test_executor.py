@@ -19,17 +19,16 @@ from midstream.hosts.host import Process
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.rpc.remote_call import open_waiting_call
 from midstream.migrate.execution import executor, migration_process
-from midstream.migrate.journal import migration_directory
+from midstream.migrate.journal import migration_directory, migration_state, phase_names
+from midstream.migrate.journal.certificate import Certificate
+from midstream.migrate.journal.facts import Facts
 from midstream.migrate.journal.journal import Journal, JournalError
 from midstream.migrate.phases.certify import Certify, NotCertifiedError
-from midstream.migrate.phases.context.migration import Migration, NeedsOperatorError
 from midstream.migrate.proof import certificate_page
-from midstream.migrate.records import migration_state, phase_names
-from midstream.migrate.records.certificate import Certificate
-from midstream.migrate.records.facts import Facts
-from midstream.remote.runs import ownership
+from midstream.migrate.steps.migration import Migration, NeedsOperatorError
 from midstream.watch.watcher import Watcher
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.runs import ownership
 from support.migrations.sample_plan import PLAN, SEALED, changed
 from support.run_directory import RunDirectory
 
@@ -222,12 +221,10 @@ def test_rollback_reports_that_nothing_is_running(tmp_path: Path, monkeypatch: p
     )
     view = migration.directory.view()
     assert view.state == migration_state.ROLLED_BACK
-    config = migration.directory.path / "run.yaml"
     assert view.error.startswith(
         "no checkpoint; r does not run on a: its process has exited (last status: training at step"
     )
-    assert f"midstream --launch {config} --on a --run-id r starts it there at step 0" in view.error
-    assert config.read_text() == "trainer: {id: r}\n"
+    assert "midstream --restart r starts it there at step 0" in view.error
     assert executor.execute(migration) == Exit.NOT_RUNNING, "it has ended; a later process gets the same code"
 
 

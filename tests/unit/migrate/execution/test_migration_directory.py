@@ -11,14 +11,13 @@ import pytest
 
 from midstream.errors import MidstreamError, UsageError
 from midstream.migrate.execution import migration_process
-from midstream.migrate.journal import migration_directory
+from midstream.migrate.journal import migration_directory, migration_state, phase_names
+from midstream.migrate.journal.downtime_report import DowntimeReport
+from midstream.migrate.journal.event import Event
+from midstream.migrate.journal.facts import Facts
 from midstream.migrate.journal.journal import Journal, JournalError, follow_events, outcome, read_events
 from midstream.migrate.journal.migration_directory import MigrationDirectory
-from midstream.migrate.records import migration_state, phase_names
-from midstream.migrate.records.downtime_report import DowntimeReport
-from midstream.migrate.records.event import Event
-from midstream.migrate.records.facts import Facts
-from midstream_engine import records
+from midstream_core import records
 from support.migrations.sample_plan import PLAN, SEALED
 
 

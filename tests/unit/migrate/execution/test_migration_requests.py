@@ -18,11 +18,10 @@ from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.headless.migration import migrate_run
 from midstream.hosts.host_pool import HostPool
 from midstream.migrate.execution import executor, migration_process
-from midstream.migrate.journal import migration_directory
+from midstream.migrate.journal import migration_directory, migration_state, phase_names
 from midstream.migrate.journal.journal import Journal, read_events
 from midstream.migrate.journal.migration_directory import MigrationDirectory
-from midstream.migrate.phases.context.migration import Migration, NeedsOperatorError
-from midstream.migrate.records import migration_state, phase_names
+from midstream.migrate.steps.migration import Migration, NeedsOperatorError
 from midstream.output import Output
 from midstream.tui.fleet_actions import FleetActions
 from midstream.tui.screens.dialogs.quit import ROLL_BACK

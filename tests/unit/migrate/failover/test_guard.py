@@ -20,24 +20,23 @@ from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts import deadline
 from midstream.hosts.host_pool import HostPool
-from midstream.hosts.providers.provider import SliceStatus
-from midstream.launch.attempt_monitor import RankView
+from midstream.launch.rank_view import RankView
+from midstream.migrate.execution.notify import notify
 from midstream.migrate.failover import guard, guard_plan, run_verdict
 from midstream.migrate.failover.guard_plan import MigratedByAnotherError
-from midstream.migrate.journal import migration_directory
+from midstream.migrate.journal import migration_directory, migration_state
+from midstream.migrate.journal.event import Event
+from midstream.migrate.journal.facts import Facts
 from midstream.migrate.journal.journal import Journal
-from midstream.migrate.notifications.notify import notify
+from midstream.migrate.journal.plan import Plan
+from midstream.migrate.journal.request import Request
 from midstream.migrate.planning import preflight
-from midstream.migrate.records import migration_state
-from midstream.migrate.records.event import Event
-from midstream.migrate.records.facts import Facts
-from midstream.migrate.records.plan import Plan
-from midstream.migrate.records.request import Request
-from midstream.remote.machine import preemption_notices
-from midstream.remote.runs import ownership
+from midstream.providers.provider import SliceStatus
 from midstream.watch.runs.symptoms import DIVERGING, NOT_A_NUMBER, STALLED, symptoms
 from midstream.watch.snapshot import HostView, RunView, Snapshot
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.machine import preemption_notices
+from midstream_host.runs import ownership
 from support.hostile_text import ALL, unsafe
 from support.migrations.sample_plan import PLAN, SEALED, changed
 

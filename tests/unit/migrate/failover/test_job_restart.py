@@ -13,10 +13,10 @@ import pytest
 from midstream.errors import ConnectionLostError, MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_file import parse_fleet
-from midstream.launch.errors import LaunchError
+from midstream.install.errors import LaunchError
 from midstream.migrate.failover import job_restart
 from midstream.watch.snapshot import RunView
-from midstream_engine import records
+from midstream_core import records
 
 STATUS = records.Status(state=records.TRAINING, step=9, process=0, boot_id="b", pid=1, start_ticks=1, heartbeat=1.0)
 RUN = RunView("r", "login", records.Fence(1, "cluster"), None, 1, STATUS, True)
@@ -58,7 +58,7 @@ class Cluster:
         self.done.append("stop")
         return dataclasses.replace(STATUS, state=self.ended, step=12)
 
-    def launch_run(self, *_: Any) -> Any:
+    def launch_run(self, *_: Any, agreed: bool = False) -> Any:
         self.done.append("submit")
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
@@ -135,7 +135,7 @@ def test_submission_that_is_never_accepted_says_how_to_continue(
     cluster.answers = [LaunchError("sbatch: QOSMaxSubmitJobPerUserLimit")]
     with pytest.raises(MidstreamError, match=r"stopped at step 12.*QOSMaxSubmitJobPerUserLimit") as found:
         restart(fleet, cluster)
-    assert found.value.hint == "midstream --launch CONFIG --on cluster --run-id r"
+    assert found.value.hint == "midstream --restart r"
 
 
 def test_run_that_another_started_is_not_started_twice(fleet: Fleet, cluster: Cluster) -> None:

@@ -15,9 +15,9 @@ from midstream.fleet.fleet_file import parse_fleet
 from midstream.launch.slurm_job import seconds_to_save
 from midstream.migrate.failover import job_restart, time_limit
 from midstream.migrate.failover.time_limit import TimeLimit, migration_lead, restart_lead
-from midstream.remote.runs.slurm import Allocation, JobState
 from midstream.watch.snapshot import RunView, Snapshot
-from midstream_engine import records
+from midstream_core import records
+from midstream_host.runs.slurm import Allocation, JobState
 
 FLEET = """
 hosts:
@@ -142,6 +142,8 @@ def test_notice_begins_with_the_lead_and_says_it_once(tmp_path: Path, planned: l
     [line] = said
     assert "r is handed on 7m40 before it: 2 times the estimate of a migration to lab" in line
     assert planned == ["lab"], "one estimate for some minutes"
+    reserved = JobState("7", "RUNNING", "", NOW, NOW + 450, reservation="soon")
+    assert watched.notice(Snapshot(1, 0.0), run_view(), reserved).startswith("job 7 reaches the end of its reservation")
 
 
 @pytest.mark.parametrize(("owner", "own"), [("cluster", ["cluster"]), ("other", ["other"]), ("lab", [])])

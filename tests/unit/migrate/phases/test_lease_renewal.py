@@ -15,12 +15,12 @@ from midstream.errors import HostError
 from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.hosts.host_pool import HostPool
 from midstream.migrate.execution.lease_renewal import LeaseRenewal
+from midstream.migrate.journal.facts import Copied, Facts
 from midstream.migrate.journal.journal import Journal
-from midstream.migrate.phases.context import estimate_update
-from midstream.migrate.records.facts import Copied, Facts
-from midstream.migrate.records.modes import LIVE, WARM
-from midstream.remote.runs import standby_state
-from midstream_engine import records
+from midstream.migrate.journal.modes import LIVE, WARM
+from midstream.migrate.steps import estimate_update
+from midstream_core import records
+from midstream_host.runs import standby_state
 from support.migrations.sample_plan import PLAN, changed
 from support.run_directory import RunDirectory
 
@@ -73,7 +73,7 @@ CURVE = [{"attempt": 1, "throughput/duration": 2.0} for _ in range(8)]
 
 
 def migration_of(tmp_path: Path, mode: str, prices: tuple[float | None, float | None]) -> Any:
-    from midstream.migrate.records import cost
+    from midstream.migrate.journal import cost
 
     plan = changed(
         PLAN,

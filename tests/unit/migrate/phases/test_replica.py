@@ -16,16 +16,16 @@ from midstream.fleet.fleet import LocalHostConfig
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
-from midstream.migrate.phases.context.migration import Migration
-from midstream.migrate.phases.copying.pins import pinned_on_target
-from midstream.migrate.phases.standby.replica import Agreement, ReplicaProgress, ReplicaUnfitError, pace
+from midstream.migrate.journal import downtime_report
+from midstream.migrate.journal.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate
+from midstream.migrate.journal.downtime_report import DOWNTIME_PHASES
+from midstream.migrate.journal.facts import Sealed, StartingPoint
 from midstream.migrate.proof import live_certificate
-from midstream.migrate.records import downtime_report
-from midstream.migrate.records.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate
-from midstream.migrate.records.downtime_report import DOWNTIME_PHASES
-from midstream.migrate.records.facts import Sealed, StartingPoint
+from midstream.migrate.steps.migration import Migration
+from midstream.migrate.steps.pins import pinned_on_target
+from midstream.migrate.steps.replica import Agreement, ReplicaProgress, ReplicaUnfitError, pace
 from midstream.watch.watcher import Watcher
-from midstream_engine import records
+from midstream_core import records
 from support.migrations.sample_plan import PLAN
 from support.run_directory import RunDirectory
 

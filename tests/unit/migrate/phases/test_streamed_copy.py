@@ -23,11 +23,11 @@ from midstream.hosts.host_pool import HostPool
 from midstream.hosts.rpc.report_types import Complete, Named, Object
 from midstream.migrate.journal import migration_directory
 from midstream.migrate.journal.journal import Journal, read_events
-from midstream.migrate.phases.context.migration import Migration
-from midstream.migrate.phases.copying import streamed_copy
-from midstream.migrate.records.modes import WARM
+from midstream.migrate.journal.modes import WARM
+from midstream.migrate.steps import streamed_copy
+from midstream.migrate.steps.migration import Migration
 from midstream.watch.watcher import Watcher
-from midstream_engine import records
+from midstream_core import records
 from support.checkpoints.trees import cell, files
 from support.migrations.sample_plan import PLAN, changed
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from midstream.errors import MidstreamError
 from midstream.migrate.planning.batch_shape import batch_shape, batch_sizes, check_axes
-from midstream_engine.arithmetic.mesh_division import divisors
-from midstream_engine.records import ArrayEntry
+from midstream_core.arithmetic.mesh_division import divisors
+from midstream_core.records import ArrayEntry
 
 
 @given(st.integers(1, 512), st.integers(1, 64), st.integers(-1, 64), st.sampled_from([1, 2, 4]))

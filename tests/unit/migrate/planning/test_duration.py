@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
-from midstream.migrate.duration import stages
-from midstream.migrate.duration.stage_times import (
+from midstream.migrate.journal import stages
+from midstream.migrate.journal.facts import Facts
+from midstream.migrate.journal.journal import Journal, read, read_events
+from midstream.migrate.journal.modes import COLD, LIVE, WARM
+from midstream.migrate.journal.plan import MATMUL_PRECISION, Change, Plan
+from midstream.migrate.journal.stage_times import (
     Remaining,
     StageTimes,
     estimates,
@@ -18,15 +22,11 @@ from midstream.migrate.duration.stage_times import (
     report_lines,
     stage_times,
 )
-from midstream.migrate.journal.journal import Journal, read, read_events
-from midstream.migrate.phases.context import stage_clock
-from midstream.migrate.phases.context.stage_clock import StageClock
 from midstream.migrate.planning import downtime_estimate, plan_estimate
 from midstream.migrate.planning.measured_rates import PastMigration, Rates, rates_between
 from midstream.migrate.planning.plan_description import describe
-from midstream.migrate.records.facts import Facts
-from midstream.migrate.records.modes import COLD, LIVE, WARM
-from midstream.migrate.records.plan import MATMUL_PRECISION, Change, Plan
+from midstream.migrate.steps import stage_clock
+from midstream.migrate.steps.stage_clock import StageClock
 from midstream.tui.screens.migration import plan_text
 from midstream.tui.style.glyphs import UNICODE
 from support.migrations.sample_plan import PLAN, changed

@@ -7,8 +7,8 @@ import tracemalloc
 import pytest
 
 from midstream.errors import MidstreamError
-from midstream.migrate.imports.foreign_config import foreign_run
-from midstream.remote.imports.checkpoint_survey import CheckpointSurvey
+from midstream.migrate.planning.foreign_config import foreign_run
+from midstream_host.imports.checkpoint_survey import CheckpointSurvey
 
 MODEL = "type: gpt2, hidden_dim: 64, num_layers: 2, num_heads: 2, seq_len: 128"
 

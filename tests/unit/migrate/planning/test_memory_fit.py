@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from midstream.errors import MidstreamError
 from midstream.launch.engine_flags import engine_flags
+from midstream.migrate.journal.request import Request
 from midstream.migrate.planning import memory_fit, plan_parts
 from midstream.migrate.planning.batch_shape import batch_shape
-from midstream.migrate.records.request import Request
 from midstream.watch.snapshot import Accelerator
-from midstream_engine.records import ArrayEntry
+from midstream_core.records import ArrayEntry
 
 LAYERS, EMBED, MLP = 4, 64, 256
 CONFIG = {
@@ -160,7 +160,7 @@ def test_run_that_does_not_fit_names_enough_devices() -> None:
     with pytest.raises(MidstreamError) as caught:
         memory_fit.fitting_shape(ARRAYS, CONFIG, 64, 2, 1_500_000)
     assert "does not fit 2 devices of 1.5 MB" in caught.value.message
-    assert "state 393.2 kB" in caught.value.message
+    assert "state 393 kB" in caught.value.message
     hint = re.fullmatch(r"it fits (\d+) of them; or choose a target with more memory a device", caught.value.hint)
     assert hint
     count = int(hint[1])

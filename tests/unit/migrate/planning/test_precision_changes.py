@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from midstream.launch.engine_flags import engine_flags
+from midstream.migrate.journal.request import Request
 from midstream.migrate.planning.consent import live_consent
 from midstream.migrate.planning.precision_changes import precision_changes
-from midstream.migrate.records.request import Request
 from midstream.watch.snapshot import RunView
 
 RUN = cast(RunView, SimpleNamespace(run_id="r", status=None))

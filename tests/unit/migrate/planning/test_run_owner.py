@@ -6,10 +6,10 @@ import pytest
 
 from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet, LocalHostConfig
+from midstream.migrate.journal.request import Request
 from midstream.migrate.planning.source_run import find_run
-from midstream.migrate.records.request import Request
 from midstream.watch.snapshot import LIVE, HostView, RunView, Snapshot
-from midstream_engine import records
+from midstream_core import records
 
 SEALED = records.Fence(1, "small").sealed(2, "large", 30)
 

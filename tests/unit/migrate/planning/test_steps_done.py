@@ -9,7 +9,7 @@ import pytest
 
 from midstream.migrate.planning.source_run import steps_done
 from midstream.watch.snapshot import RunView
-from midstream_engine import records
+from midstream_core import records
 
 FAILED = records.Status(records.FAILED, 0, 0, "boot", 7, 1, 1.0)
 ROWS: tuple[dict[str, Any], ...] = ({"global_step": 423}, {"global_step": 424})

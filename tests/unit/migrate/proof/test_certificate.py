@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from midstream.migrate.journal.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate
+from midstream.migrate.journal.facts import Sealed
+from midstream.migrate.journal.plan import MATMUL_PRECISION, PRECISION, Change, Plan
 from midstream.migrate.proof import certificate_page, copy_certificate, curve_picture
-from midstream.migrate.records.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate
-from midstream.migrate.records.facts import Sealed
-from midstream.migrate.records.plan import MATMUL_PRECISION, PRECISION, Change, Plan
-from midstream_engine import records
+from midstream_core import records
 from support.hostile_text import ALL, unsafe
 from support.migrations.sample_plan import PLAN, changed
 

@@ -8,8 +8,8 @@ import xml.etree.ElementTree as ET
 from hypothesis import given
 from hypothesis import strategies as st
 
+from midstream.migrate.journal.certificate import VERIFIED, Certificate, Claim
 from midstream.migrate.proof import curve_picture
-from midstream.migrate.records.certificate import VERIFIED, Certificate, Claim
 
 SVG = "{http://www.w3.org/2000/svg}"
 PROOF = Certificate(

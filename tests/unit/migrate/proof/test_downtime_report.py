@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.migrate.records import downtime_report
-from midstream.migrate.records.downtime_report import DOWNTIME_PHASES, DowntimeReport, Marks
+from midstream.migrate.journal import downtime_report
+from midstream.migrate.journal.downtime_report import DOWNTIME_PHASES, DowntimeReport, Marks
 
 SPENT = {
     "copy_seconds": 2.0,

@@ -10,9 +10,10 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from midstream import format
 from midstream.tui import commands
 from midstream.tui.base_app import app_of
-from midstream.tui.style import number_format, palette
+from midstream.tui.style import palette
 from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.chrome import Rule
 from midstream.tui.widgets.pane import Pane
@@ -54,7 +55,7 @@ class HelpScreen(ModalScreen[None]):
                 keys = " ".join(commands.key_name(key) for key in command.keys)
                 text.append(f"  {keys:<11} ", f"bold {palette.ACCENT}")
                 text.append(f"{command.name:<15} ", palette.TEXT)
-                described = number_format.folded(command.description, width, indent)
+                described = format.folded(command.description, width, indent)
                 text.append(described if beside else f"\n{' ' * indent}{described}", palette.DIM)
                 text.append("\n")
         text.rstrip()

@@ -132,7 +132,7 @@ class FleetScreen(ListScreen):
                 drawn = Drawn(series, hues=attempt_hues(run))
                 curve.draw((drawn,), metric=curve.metric, names=names, empty=f"no steps yet ({run.state})")
         elif self._view == HOSTS:
-            from midstream.tui.screens.host.host_text import describe_host
+            from midstream.tui.screens.fleet.host_text import describe_host
 
             host = screen_state.snapshot.host(str(key))
             rule.show(str(key))
@@ -300,7 +300,7 @@ class FleetScreen(ListScreen):
 
     def action_curves(self) -> None:
         """Open the system metrics of the selected host, or of the selected run's host."""
-        from midstream.tui.screens.host.host_screen import HostScreen
+        from midstream.tui.screens.fleet.host_screen import HostScreen
 
         key = self.table(HOSTS).selected if self._view == HOSTS else None
         run = self._selected_run() if self._view == RUNS else None
@@ -338,12 +338,12 @@ class FleetScreen(ListScreen):
         self.refresh_state()
 
     def action_slices(self) -> None:
-        from midstream.tui.screens.slices.slices_screen import SlicesScreen
+        from midstream.tui.screens.launch.slices_screen import SlicesScreen
 
         self.app.push_screen(SlicesScreen())
 
     def action_costs(self) -> None:
-        from midstream.tui.screens.costs.costs_screen import CostsScreen
+        from midstream.tui.screens.fleet.costs_screen import CostsScreen
 
         self.app.push_screen(CostsScreen())
 

@@ -1,7 +1,4 @@
-"""Leftovers of killed processes on the fleet's hosts, and slices.
-
-They are listed, and removed after confirmation.
-"""
+"""List of leftovers of killed processes and of slices, removed after confirmation."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from textual.app import ComposeResult
 from textual.message import Message
 from textual.widgets import Static
 
+from midstream import format
 from midstream.check.fleet_leftovers import AnyLeftover, Leftover, Skipped, SliceLeftover, SliceProblem
 from midstream.counts import agree, count
 from midstream.tui import commands
@@ -19,7 +17,7 @@ from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 from midstream.tui.screens.progress import Progressed
 from midstream.tui.state.screen_state import ScreenState
-from midstream.tui.style import number_format, palette
+from midstream.tui.style import palette
 from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.chrome import Hints
 from midstream.tui.widgets.table import Column, Row, Table
@@ -44,9 +42,9 @@ class LeftoversScreen(MidstreamScreen):
     class Found(Message):
         """A search has ended."""
 
-        def __init__(self, found: list[AnyLeftover], *, removed: bool) -> None:
+        def __init__(self, found: list[AnyLeftover], agreed: Sequence[AnyLeftover] | None) -> None:
             super().__init__()
-            self.found, self.removed = found, removed
+            self.found, self.agreed = found, agreed
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +59,7 @@ class LeftoversScreen(MidstreamScreen):
 
     def on_mount(self) -> None:
         self.query_one(Table).focus()
-        self._search(remove=False)
+        self._search()
 
     def crumbs(self) -> tuple[str, ...]:
         return ("Runs", "Leftovers")
@@ -94,7 +92,7 @@ class LeftoversScreen(MidstreamScreen):
         each = self._found[index]
         name, note = each.slice.path if isinstance(each, SliceLeftover) else each.path, _note(each)
         words = f"{name}: {note}" if note else name
-        return Text(f"  {number_format.folded(words, max(20, self.size.width) - 1, 4)}", palette.DIM)
+        return Text(f"  {format.folded(words, max(20, self.size.width) - 1, 4)}", palette.DIM)
 
     def _verdict(self) -> Text:
         text = Text()
@@ -102,32 +100,36 @@ class LeftoversScreen(MidstreamScreen):
             return text.append(f"  {self._doing}", palette.ACCENT)
         if removable := self._removable:
             bytes_ = sum(each.bytes for each in removable if isinstance(each, Leftover))
-            size = f", {number_format.size(bytes_)}" if bytes_ else ""
+            size = f", {format.size(bytes_)}" if bytes_ else ""
             words = f"enter removes {count(len(removable), 'leftover')}{size}, after confirmation"
             return text.append(f"  {words}", palette.TEXT)
         return text.append("  nothing can be removed", palette.DIM)
 
-    def _search(self, *, remove: bool) -> None:
-        self._doing = "removing ..." if remove else "listing leftovers ..."
-        self.in_background(partial(self._read, remove))
+    def _search(self, agreed: Sequence[AnyLeftover] | None = None) -> None:
+        """List what there is; remove what was ``agreed`` to."""
+        self._doing = "listing leftovers ..." if agreed is None else "removing ..."
+        self.in_background(partial(self._read, agreed))
         self.refresh_state()
 
-    def _read(self, remove: bool) -> None:
+    def _read(self, agreed: Sequence[AnyLeftover] | None) -> None:
         def report(line: str) -> None:
             self.post_message(Progressed(line))
 
         found: list[AnyLeftover] = []
         try:
-            found += self.midstream.actions.leftovers(report, remove=remove)
+            found += self.midstream.actions.leftovers(report, agreed)
         finally:
-            self.post_message(self.Found(found, removed=remove))
+            self.post_message(self.Found(found, agreed))
 
     def on_leftovers_screen_found(self, event: Found) -> None:
         self._doing = ""
         self._found = [each for each in event.found if isinstance(each, Leftover | SliceLeftover)]
         self._problems = [_problem(each) for each in event.found if isinstance(each, Skipped | SliceProblem)]
-        if event.removed:
-            self.notify(f"{count(sum(each.removed for each in self._found), 'leftover')} removed")
+        if event.agreed is not None:
+            removed = sum(each.removed for each in self._found)
+            changed = len(event.agreed) - removed
+            more = f"; {changed} of the list {agree(changed, 'has', 'have')} changed since" if changed else ""
+            self.notify(f"{count(removed, 'leftover')} removed{more}")
         self.refresh_state()
 
     def on_progressed(self, event: Progressed) -> None:
@@ -137,7 +139,7 @@ class LeftoversScreen(MidstreamScreen):
 
     def action_again(self) -> None:
         if not self._doing:
-            self._search(remove=False)
+            self._search()
 
     def action_copy(self) -> None:
         self.copy_command("--clean")
@@ -150,11 +152,13 @@ class LeftoversScreen(MidstreamScreen):
             self.notify("nothing can be removed")
             return
 
+        listed = self._removable
+
         def answered(yes: bool | None) -> None:
             if yes:
-                self._search(remove=True)
+                self._search(listed)
 
-        self.app.push_screen(ConfirmScreen("Remove leftovers", _consequences(self._removable), word="remove"), answered)
+        self.app.push_screen(ConfirmScreen("Remove leftovers", _consequences(listed), word="remove"), answered)
 
 
 def _row(index: int, each: Leftover | SliceLeftover) -> Row:
@@ -162,9 +166,9 @@ def _row(index: int, each: Leftover | SliceLeftover) -> Row:
     colour = palette.GOOD if each.removed else palette.DIM
     if isinstance(each, SliceLeftover):
         note = (_note(each), colour if each.kept or each.removed else palette.WAIT)
-        place = (number_format.NONE, number_format.NONE, each.slice.path, "slice", number_format.NONE)
+        place = (format.NONE, format.NONE, each.slice.path, "slice", format.NONE)
         return Row(index, (*place, note), dim=bool(each.kept))
-    place = (each.host, each.run, each.path, each.kind, number_format.size(each.bytes))
+    place = (each.host, each.run, each.path, each.kind, format.size(each.bytes))
     return Row(index, (*place, (_note(each), colour)), dim=bool(each.kept))
 
 
@@ -192,7 +196,7 @@ def _consequences(removable: Sequence[Leftover | SliceLeftover]) -> list[str]:
         lines += [
             f"{count(len(files), 'leftover')} on {hosts} {agree(len(files))} removed:",
             "parts of saves and copies that were killed, and deletions that did not finish.",
-            "Complete checkpoints are not touched. Each is checked again before it is removed.",
+            "Complete checkpoints are not touched. Each is checked again; what has changed since the list stays.",
         ]
     if slices:
         preempted = f"{count(len(slices), 'slice')} that {agree(len(slices))} preempted or failed"

@@ -41,7 +41,7 @@ class ListScreen(MidstreamScreen):
 
     @property
     def list_layout(self) -> ListLayout:
-        """The layout of the list in view. Its filter is the last one without an error."""
+        """The layout of the list in view, with its last filter without an error."""
         return self.midstream.saved_layout.list_of(self._view)
 
     @property

@@ -68,7 +68,7 @@ class RunList:
     def progress(self) -> float | None:
         """Share of the runs that are read for the filter, order and groups, 0..1.
 
-        It is None if the list shows what was last requested.
+        None if the list shows what was last requested.
         """
         shares = (column.share for name, column in self._columns.items() if name != TEXT)
         return None if self._answered else min(shares, default=1.0)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from midstream import format
 from midstream.listing import fleet_fields, run_facts
 from midstream.listing.field_type import Fields
 from midstream.listing.fleet_fields import NO_CERTIFICATE, certificate_state
@@ -19,17 +20,17 @@ from midstream.listing.run_facts import (
     tokens_per_second,
     utilization,
 )
-from midstream.migrate.records import migration_state
+from midstream.migrate.journal import migration_state
 from midstream.tui.state.saved_layout import ListLayout
 from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.style import glyphs as signs
-from midstream.tui.style import number_format, palette
+from midstream.tui.style import palette
 from midstream.tui.style.glyphs import Glyphs
 from midstream.tui.widgets.bars import spark
 from midstream.tui.widgets.table import Column, Heading, Row, Rows
 from midstream.watch import snapshot as watch
 from midstream.watch.snapshot import HostView, RunView
-from midstream_engine import records
+from midstream_core import records
 
 if TYPE_CHECKING:
     from midstream.listing.conditions import Condition
@@ -96,10 +97,7 @@ class Listing:
     finished: Callable[[Any], bool] | None = None
 
     def chosen(self, titles: Sequence[str]) -> tuple[Column, ...]:
-        """Return the columns with these titles, in the list's order.
-
-        Without titles they are the default columns.
-        """
+        """Return the columns with these titles, in the list's order; default ones without."""
         if not titles:
             return tuple(column for column in self.columns if not column.extra)
         return tuple(column for column in self.columns if column.title in titles or column is self.columns[0])
@@ -258,22 +256,20 @@ def _host_row(host: HostView, screen_state: ScreenState, glyphs: Glyphs) -> Row:
     glyph, colour = signs.link_state(glyphs, host.link)
     machine = host.machine
     stale = host.link != watch.LIVE
-    accelerators = disk = number_format.NONE
+    accelerators = disk = format.NONE
     if machine is not None:
         count = len(machine.accelerators)
         accelerators = f"{count}{glyphs.times}{short_kind(machine.accelerators[0].kind)}" if count else "none"
-        disk = number_format.size(machine.disk_free)
-    age = number_format.age(screen_state.host_age(host)) + (
-        f" {glyphs.stale}" if stale and host.last_seen is not None else ""
-    )
+        disk = format.size(machine.disk_free)
+    age = format.age(screen_state.host_age(host)) + (f" {glyphs.stale}" if stale and host.last_seen is not None else "")
     runs = ", ".join(screen_state.training_on(host.name))
     cells = (
         host.name,
         (f"{glyph} {host.link}", colour),
         accelerators,
-        number_format.percent(utilization(host)),
-        number_format.percent(memory_share(host)),
-        number_format.percent(machine.cpu_used if machine else None),
+        format.percent(utilization(host)),
+        format.percent(memory_share(host)),
+        format.percent(machine.cpu_used if machine else None),
         disk,
         (age, palette.WAIT) if stale else age,
         (host.error, palette.BAD) if host.error else runs,
@@ -291,18 +287,18 @@ def _run_row(run: RunView, screen_state: ScreenState, glyphs: Glyphs) -> Row:
         colour = palette.WAIT
     total = run.status.num_train_steps if run.status else 0
     start = started(run)
-    step = number_format.grouped(run.step) + (f"/{number_format.grouped(total)}" if total else "")
-    age = number_format.age(screen_state.run_age(run)) + (f" {glyphs.stale}" if stale else "")
+    step = format.grouped(run.step) + (f"/{format.grouped(total)}" if total else "")
+    age = format.age(screen_state.run_age(run)) + (f" {glyphs.stale}" if stale else "")
     cells = (
         run.run_id,
         run.host,
         (f"{glyph} {run.state}", colour),
         step,
-        number_format.loss(run_facts.loss(run)),
-        number_format.short(tokens_per_second(run)),
+        format.loss(run_facts.loss(run)),
+        format.short(tokens_per_second(run)),
         (age, palette.WAIT) if stale else age,
         hardware(run, glyphs.times),
-        number_format.moment(start, screen_state.now) if start else "",
+        format.moment(start, screen_state.now) if start else "",
         ", ".join(tags(run)),
         project(run),
         _reason(run, screen_state),
@@ -313,7 +309,7 @@ def _run_row(run: RunView, screen_state: ScreenState, glyphs: Glyphs) -> Row:
 def _reason(run: RunView, screen_state: ScreenState) -> tuple[str, str]:
     """Return why a run failed, or what it waits for, and the colour."""
     failure = screen_state.failure(run)
-    return (failure.reason, palette.BAD) if failure else (run.queued, palette.WAIT)
+    return (failure.reason, palette.BAD) if failure else (run.remark, palette.WAIT)
 
 
 RUNS = Listing(
@@ -330,7 +326,7 @@ def _migration_row(view: MigrationView, screen_state: ScreenState, glyphs: Glyph
     glyph, colour = signs.migration_state(glyphs, view.state)
     verdict = certificate_state(view)
     if verdict == NO_CERTIFICATE:
-        verdict = number_format.NONE
+        verdict = format.NONE
     cells = (
         view.plan.run_id,
         view.plan.source,
@@ -339,8 +335,8 @@ def _migration_row(view: MigrationView, screen_state: ScreenState, glyphs: Glyph
         view.phase,
         (verdict, {"certified": palette.GOOD, "failed": palette.BAD, "void": palette.WAIT}.get(verdict, palette.DIM)),
         (_downtime_spark(view, glyphs), palette.ACCENT),
-        number_format.seconds(view.downtime.total if view.downtime else None),
-        number_format.age(screen_state.now - view.plan.identity.created if view.plan.identity.created else None),
+        format.seconds(view.downtime.total if view.downtime else None),
+        format.age(screen_state.now - view.plan.identity.created if view.plan.identity.created else None),
         view.migration,
     )
     return Row(view.migration, cells)
@@ -350,7 +346,7 @@ def _downtime_spark(view: MigrationView, glyphs: Glyphs) -> str:
     """Draw the parts of the downtime as a sparkline, relative to the longest."""
     if view.downtime is None:
         return ""
-    from midstream.migrate.records.downtime_report import DOWNTIME_PHASES
+    from midstream.migrate.journal.downtime_report import DOWNTIME_PHASES
 
     parts = [view.downtime.measured.get(name, 0.0) for name in DOWNTIME_PHASES]
     longest = max([*parts, 1e-9])

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from midstream import format
 from midstream.check.check_result import FAIL, WARN
 from midstream.counts import count
 from midstream.migrate.journal.migration_view import MigrationView
 from midstream.tui.actions import Actions
-from midstream.tui.style import number_format
 from midstream.watch.snapshot import CheckpointView, RunView
 
 CONCURRENCY = 4  # verifications at a time: each reads a checkpoint
@@ -144,7 +144,7 @@ def question(verifications: Verifications) -> tuple[str, Sequence[str]]:
 
 
 def _size(places: Mapping[str, int]) -> str:
-    return number_format.size(sum(places.values()))
+    return format.size(sum(places.values()))
 
 
 def _listed(places: Iterable[str]) -> str:

@@ -10,13 +10,14 @@ from functools import partial
 from textual.app import ComposeResult
 from textual.widgets import Static
 
+from midstream import format
 from midstream.errors import MidstreamError
 from midstream.tui import commands
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 from midstream.tui.screens.fleet.verifications import CONCURRENCY, DAMAGED, UNKNOWN, VERIFIED, Verifications, question
 from midstream.tui.state.screen_state import ScreenState
-from midstream.tui.style import number_format, palette
+from midstream.tui.style import palette
 from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.table import Column, Row, Rows, Table
 
@@ -119,7 +120,7 @@ class VerifyScreen(MidstreamScreen):
         index = self.query_one(Table).selected
         state, detail = self._results[index] if isinstance(index, int) else WAITS
         colour = palette.BAD if state == DAMAGED else palette.DIM
-        return Text(f"  {number_format.folded(detail, max(20, self.size.width) - 1, 4)}" if detail else "", colour)
+        return Text(f"  {format.folded(detail, max(20, self.size.width) - 1, 4)}" if detail else "", colour)
 
     # ------------------------------------------------------------------------------------------ verifying
 

@@ -8,16 +8,17 @@ from textual.app import ComposeResult
 from textual.message import Message
 from textual.widgets import Static
 
+from midstream import format
 from midstream.check.check_result import FAIL
 from midstream.errors import MidstreamError
+from midstream.install.reporter import Reporter, state_line
 from midstream.launch.launch_request import LaunchRequest
-from midstream.launch.reporter import Reporter, state_line
 from midstream.tui import commands
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 from midstream.tui.screens.preflight import Checked, Preflight
 from midstream.tui.state.screen_state import ScreenState
-from midstream.tui.style import checks_text, number_format, palette
+from midstream.tui.style import checks_text, palette
 from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.chrome import Hints, Rule
 from midstream.tui.widgets.pane import Pane
@@ -93,9 +94,9 @@ class LaunchScreen(MidstreamScreen):
             rule.show(f"start of {self._run_id} on {self.request.target}")
             text = Text()
             for line in self._reports:
-                text.append(f"  {number_format.folded(line, width - 1, 4)}\n", palette.DIM)
+                text.append(f"  {format.folded(line, width - 1, 4)}\n", palette.DIM)
             if self._state and self._stage == STARTING:
-                text.append(f"  {self.glyphs.busy} {number_format.folded(self._state, width - 1, 4)}", palette.ACCENT)
+                text.append(f"  {self.glyphs.busy} {format.folded(self._state, width - 1, 4)}", palette.ACCENT)
             words.update(text)
             self.query_one(Pane).scroll_end(animate=False)
         else:
@@ -109,19 +110,17 @@ class LaunchScreen(MidstreamScreen):
 
     def _verdict(self, width: int) -> Text:
         if self._error is not None:
-            text = Text(f"  {self.glyphs.failed} {number_format.folded(self._error.message, width, 4)}\n", palette.BAD)
-            return text.append(
-                f"    {number_format.folded(self._error.hint or 'r checks again', width, 4)}", palette.DIM
-            )
+            text = Text(f"  {self.glyphs.failed} {format.folded(self._error.message, width, 4)}\n", palette.BAD)
+            return text.append(f"    {format.folded(self._error.hint or 'r checks again', width, 4)}", palette.DIM)
         if self._stage == STARTING:
-            age = number_format.age(max(0.0, self.screen_state.now - self._since))
+            age = format.age(max(0.0, self.screen_state.now - self._since))
             return Text(f"  starting for {age}; esc leaves the screen, the start continues", palette.ACCENT)
         if self._stage == CHECKING:
             return Text(f"  checking ...  {len(self._preflight.checks)} done", palette.ACCENT)
         failed = self._preflight.failed
         if failed is not None:
             words = f"Cannot start: {failed.name}: {failed.detail}."
-            text = Text(f"  {number_format.folded(words, width, 2)}\n", palette.BAD)
+            text = Text(f"  {format.folded(words, width, 2)}\n", palette.BAD)
             return text.append("  Fix it, then press r; b returns to the form.", palette.DIM)
         return Text("  Ready. enter starts the run, after confirmation.", f"bold {palette.GOOD}")
 
@@ -185,7 +184,7 @@ class LaunchScreen(MidstreamScreen):
     def _start_failed(self, error: MidstreamError) -> None:
         """Show why the run could not be started.
 
-        It is a toast where the user has left the screen.
+        If the user has left the screen, a toast shows it.
         """
         if not self.is_attached:
             self.show_error(MidstreamError(f"{self._run_id} could not be started: {error.message}", error.hint))

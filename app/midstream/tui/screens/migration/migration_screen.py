@@ -11,11 +11,12 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widgets import Static
 
+from midstream import format
 from midstream.counts import agree, count
 from midstream.listing import documents
-from midstream.migrate.duration.stage_times import report, report_lines
+from midstream.migrate.journal import migration_state
 from midstream.migrate.journal.migration_view import CERTIFIED, NOT_CERTIFIED, VOID, MigrationView
-from midstream.migrate.records import migration_state
+from midstream.migrate.journal.stage_times import report, report_lines
 from midstream.tui import commands
 from midstream.tui.base_app import SHORT_SCREEN
 from midstream.tui.screens import export_curves
@@ -27,7 +28,7 @@ from midstream.tui.screens.run.run_screen import RunScreen
 from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.state.selection import Selection
 from midstream.tui.state.series import Series
-from midstream.tui.style import number_format, palette
+from midstream.tui.style import palette
 from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets import steps
 from midstream.tui.widgets.bars import downtime
@@ -128,12 +129,12 @@ class MigrationScreen(MidstreamScreen):
 
     def _downtime(self, view: MigrationView, width: int) -> Text:
         predicted, first = view.predicted_seconds, view.plan.estimate.predicted_seconds
-        text = Text(f"  predicted {number_format.seconds(sum(predicted.values()))}", palette.DIM)
+        text = Text(f"  predicted {format.seconds(sum(predicted.values()))}", palette.DIM)
         if predicted != first:
-            text.append(f" from measurements (planned {number_format.seconds(sum(first.values()))})", palette.DIM)
+            text.append(f" from measurements (planned {format.seconds(sum(first.values()))})", palette.DIM)
         found = view.downtime.total if view.downtime else None
         text.append(
-            f"   measured {number_format.seconds(found)}\n\n"
+            f"   measured {format.seconds(found)}\n\n"
             if found is not None
             else "   measured after the first step on the target\n\n",
             palette.TEXT,
@@ -160,7 +161,7 @@ class MigrationScreen(MidstreamScreen):
             source.append(at, loss)
         for row in words.rows_near(after, step, step + around):
             target.append(row["global_step"], row["train/loss"])
-        seam.marks = ((float(step), f"sealed at {number_format.grouped(step)}"),)
+        seam.marks = ((float(step), f"sealed at {format.grouped(step)}"),)
         drawn = (
             Drawn(source, view.plan.source, palette.series(0), smooth=False),
             Drawn(target, view.plan.target, palette.series(1), smooth=False),
@@ -199,10 +200,7 @@ class MigrationScreen(MidstreamScreen):
             self.app.switch_screen(RunScreen(view.plan.run_id))
 
     def action_copy(self) -> None:
-        """Copy the command line of this migration, or one of its command log.
-
-        The one of the command log is chosen from a list.
-        """
+        """Copy this migration's command line, or one that is chosen from its command log."""
         view = self.migration_view
         if view is None:
             return

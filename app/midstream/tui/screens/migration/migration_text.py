@@ -6,16 +6,17 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from midstream import format
 from midstream.counts import count
 from midstream.listing.run_facts import hardware
-from midstream.migrate.duration.stages import shown_stage
+from midstream.migrate.journal import migration_state, phase_names
+from midstream.migrate.journal.certificate import COMPARED
+from midstream.migrate.journal.event import STAGE, shell_line_of
 from midstream.migrate.journal.migration_view import VOID, MigrationView
-from midstream.migrate.records import migration_state, phase_names
-from midstream.migrate.records.certificate import COMPARED
-from midstream.migrate.records.event import STAGE, shell_line_of
+from midstream.migrate.journal.stages import shown_stage
 from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.style import glyphs as signs
-from midstream.tui.style import number_format, palette
+from midstream.tui.style import palette
 from midstream.tui.style.glyphs import Glyphs
 from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.bars import copy_progress
@@ -62,11 +63,11 @@ def headline(view: MigrationView, glyphs: Glyphs, now: float, target: RunView | 
             (e.time for e in reversed(view.events) if e.event == "phase" and e.state == phase_names.STARTED), None
         )
         if since is not None:
-            text.append(f" for {number_format.seconds(now - since)}", palette.DIM)
+            text.append(f" for {format.seconds(now - since)}", palette.DIM)
     devices = count(plan.shape.target_devices, "device")
     text.append(f"   {plan.source} {plan.shape.source_devices} {glyphs.arrow} {plan.target} {devices}", palette.TEXT)
     step = view.sealed_step
-    text.append(f"   step {number_format.grouped(plan.route.source_step if step is None else step)}", palette.DIM)
+    text.append(f"   step {format.grouped(plan.route.source_step if step is None else step)}", palette.DIM)
     text.append("\n  ")
     certificate = view.certificate
     if view.damage and view.open:
@@ -86,8 +87,10 @@ def headline(view: MigrationView, glyphs: Glyphs, now: float, target: RunView | 
         text.append(f"{glyphs.now} {SAFETY[phase_names.ROLLBACK]}", palette.WAIT)
     elif certificate is not None and certificate.valid:
         text.append(f"{glyphs.passed} certified", f"bold {palette.GOOD}")
+        unchecked = ", ".join(certificate.unchecked)
+        text.append(f" (not checked: {unchecked})" if unchecked else "", palette.WAIT)
         down = view.downtime.total if view.downtime else None
-        text.append(f"  downtime {number_format.seconds(down)}" if down is not None else "", palette.TEXT)
+        text.append(f"  downtime {format.seconds(down)}" if down is not None else "", palette.TEXT)
         done = view.steps_given_up(target.step if target else None)
         healthy = f"{count(plan.policy.healthy_steps, 'healthy step')}, {done:,} so far"
         after = "the source is retired" if view.finished else f"rollback until {healthy}"
@@ -109,7 +112,7 @@ def progress(view: MigrationView, screen_state: ScreenState, glyphs: Glyphs, wid
         glyph, colour = signs.check_state(glyphs, state)
         if view.rolled_back and state != phase_names.FAILED and name != phase_names.ROLLBACK:
             glyph, colour = glyphs.undone, palette.WAIT
-        duration = f" {number_format.seconds(seconds)}"
+        duration = f" {format.seconds(seconds)}"
         used += len(name) + len(duration) + 5
         if used > width:
             text.append("\n  ")
@@ -132,11 +135,9 @@ def progress(view: MigrationView, screen_state: ScreenState, glyphs: Glyphs, wid
             continue
         glyph, colour = signs.run_state(glyphs, run.state)
         text.append(f"{glyph} {run.state}", colour)
-        text.append(f"  step {number_format.grouped(run.step)}  {hardware(run, glyphs.times)}", palette.TEXT)
+        text.append(f"  step {format.grouped(run.step)}  {hardware(run, glyphs.times)}", palette.TEXT)
         if screen_state.is_stale(host):
-            text.append(
-                f"  {glyphs.stale} unreachable for {number_format.age(screen_state.run_age(run))}", palette.WAIT
-            )
+            text.append(f"  {glyphs.stale} unreachable for {format.age(screen_state.run_age(run))}", palette.WAIT)
         text.append("\n")
     note = next((event.message for event in reversed(view.events) if event.event == "note" and event.message), "")
     text.append(f"  {glyphs.dot} {note}" if note else "", palette.DIM)
@@ -155,8 +156,8 @@ def time_left(view: MigrationView, now: float, width: int, target_step: int | No
     stage, expected = view.stage_times.current, view.expected_seconds
     text = Text("  left    ", palette.DIM, no_wrap=True).append(left.text(), palette.TEXT)
     if stage:
-        elapsed, about = number_format.seconds(max(0.0, now - view.stage_times.since)), expected.get(stage)
-        of = "" if about is None else f" of about {number_format.seconds(about)}"
+        elapsed, about = format.seconds(max(0.0, now - view.stage_times.since)), expected.get(stage)
+        of = "" if about is None else f" of about {format.seconds(about)}"
         words = f"   {shown_stage(stage, expected)} {elapsed}{of}"
         if len(text) + len(words) > width:
             text.append("\n        ")
@@ -196,7 +197,7 @@ def copies(view: MigrationView) -> dict[str, Mapping[str, Any]]:
 def command_log(view: MigrationView) -> tuple[str, ...]:
     """Return what was run, with time and host, or that there is none.
 
-    Each is followed by a line to paste into a shell.
+    Each command is followed by a line to paste into a shell.
     """
     found: list[str] = []
     for event in view.events:
@@ -209,7 +210,7 @@ def command_log(view: MigrationView) -> tuple[str, ...]:
 def commands_to_paste(view: MigrationView) -> list[tuple[str, str]]:
     """Return the lines of the command log that can be pasted, newest first.
 
-    Each is (what it does, line of shell).
+    An item is (what it does, line of shell).
     """
     lines = [(event.message, shell_line_of(event)[1]) for event in view.events if event.event == "command"]
     return [(prose, line) for prose, line in reversed(lines) if line]
@@ -226,10 +227,10 @@ def journal(view: MigrationView) -> tuple[str, ...]:
             if following is not None and following.state == phase_names.PROGRESS:
                 continue
             detail = event.detail
-            done, total = number_format.size(detail.get("bytes_done")), number_format.size(detail.get("bytes_total"))
+            done, total = format.size(detail.get("bytes_done")), format.size(detail.get("bytes_total"))
             message = f"{detail.get('what', 'copy')} {done} of {total}"
         elif event.event == STAGE and event.state == phase_names.DONE:
-            message = f"{event.detail.get('stage')} took {number_format.seconds(event.detail.get('seconds'))}"
+            message = f"{event.detail.get('stage')} took {format.seconds(event.detail.get('seconds'))}"
         else:
             message = event.message
         kind = f"{event.phase} {event.state}".strip() if event.event == "phase" else event.event
@@ -252,17 +253,16 @@ def claims(view: MigrationView, glyphs: Glyphs, width: int) -> Text:
         plan = view.plan
         is_back = "is on" if view.state == migration_state.ROLLED_BACK else "returns to"
         words = f"void: rolled back. {plan.run_id} {is_back} {plan.source}; the claims were about {plan.target}."
-        text.append(f"  {glyphs.undone} {number_format.folded(words, width, 4)}\n", f"bold {palette.WAIT}")
+        text.append(f"  {glyphs.undone} {format.folded(words, width, 4)}\n", f"bold {palette.WAIT}")
     beside = width >= NARROW
     for claim in certificate.claims:
         glyph, colour = signs.check_state(glyphs, claim.verdict)
         text.append(f"  {glyph} {claim.name:<17}", f"bold {colour}")
         text.append(f"{claim.verdict:<13}" if beside else f"{claim.verdict}\n    ", colour)
         indent = 34 if beside else 4
-        text.append(number_format.folded(claim.statement, width - 2, indent) + "\n", palette.TEXT)
+        text.append(format.folded(claim.statement, width - 2, indent) + "\n", palette.TEXT)
     text.append(
-        f"    {certificate.checkpoint}  digest {number_format.digest(certificate.root_digest, 24)}"
-        f"  epoch {certificate.epoch}",
+        f"    {certificate.checkpoint}  digest {format.digest(certificate.root_digest, 24)}  epoch {certificate.epoch}",
         palette.DIM,
     )
     return text
@@ -283,10 +283,7 @@ def rows_near(run: RunView | None, first: float, stop: float) -> Iterator[Mappin
 
 
 def source_past_the_seal(view: MigrationView) -> list[tuple[float, float]]:
-    """Return (step, loss) of the source past the seal.
-
-    These are the ones that the continuity claim compared.
-    """
+    """Return the source's (step, loss) past the seal, as compared for continuity."""
     if view.certificate is None:
         return []
     continuity = next((claim for claim in view.certificate.claims if claim.name in COMPARED), None)

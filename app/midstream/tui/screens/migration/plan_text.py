@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from midstream import format
 from midstream.counts import agree, count
-from midstream.migrate.duration import stages
-from midstream.migrate.records import cost
-from midstream.migrate.records.downtime_report import shown_phase
-from midstream.migrate.records.modes import LIVE
-from midstream.migrate.records.plan import Plan
-from midstream.tui.style import number_format, palette
+from midstream.migrate.journal import cost, stages
+from midstream.migrate.journal.downtime_report import shown_phase
+from midstream.migrate.journal.modes import LIVE
+from midstream.migrate.journal.plan import Plan
+from midstream.tui.style import palette
 from midstream.tui.style.glyphs import Glyphs
 from midstream.tui.style.styled_text import Text
 
@@ -23,18 +23,18 @@ def describe(plan: Plan, glyphs: Glyphs, source_hardware: str = "", width: int =
 
     def line(name: str, value: str, note: str = "", colour: str = "") -> None:
         text.append(f"  {name:<{VALUE_COLUMN - 2}}", palette.DIM)
-        text.append(number_format.folded(value, width, VALUE_COLUMN), colour or palette.TEXT)
+        text.append(format.folded(value, width, VALUE_COLUMN), colour or palette.TEXT)
         if note:
             fits = VALUE_COLUMN + len(value) + 2 + len(note) <= width
             text.append("  " if fits else "\n" + " " * VALUE_COLUMN)
-            text.append(note if fits else number_format.folded(note, width, VALUE_COLUMN), palette.DIM)
+            text.append(note if fits else format.folded(note, width, VALUE_COLUMN), palette.DIM)
         text.append("\n")
 
     devices = source_hardware or count(plan.shape.source_devices, "device")
     line(
         "from",
         f"{plan.source}  {devices}",
-        f"{plan.route.source_state}, step {number_format.grouped(plan.route.source_step)}",
+        f"{plan.route.source_state}, step {format.grouped(plan.route.source_step)}",
     )
     line(
         "to",
@@ -56,12 +56,12 @@ def describe(plan: Plan, glyphs: Glyphs, source_hardware: str = "", width: int =
     unchanged = ", ".join(f"{change.name} {change.after}" for change in plan.shape.changes if not change.changed)
     if unchanged:
         line("unchanged", unchanged)
-    size, data = plan.estimate.checkpoint_bytes, number_format.size(plan.estimate.data_bytes)
-    state = number_format.size(size) if size else "unknown bytes"
+    size, data = plan.estimate.checkpoint_bytes, format.size(plan.estimate.data_bytes)
+    state = format.size(size) if size else "unknown bytes"
     state = "nothing" if plan.route.shared_store else state
     line("copies", f"{state} of state, {data} of data", plan.route.probed)
     if plan.estimate.install_bytes:
-        line("installs", f"{number_format.size(plan.estimate.install_bytes)} of packages")
+        line("installs", f"{format.size(plan.estimate.install_bytes)} of packages")
     if plan.route.source_store or plan.route.target_store:
         stores = [store or "on its host" for store in (plan.route.source_store, plan.route.target_store)]
         line("checkpoints", f" {glyphs.arrow} ".join(dict.fromkeys(stores)))
@@ -87,13 +87,13 @@ def discarded(steps: int) -> str:
 def _times(plan: Plan) -> Iterator[tuple[str, str, str]]:
     """Yield name, value and note of downtime and duration."""
     parts = sorted(plan.estimate.predicted_seconds.items(), key=lambda item: -item[1])
-    most = ", ".join(f"{shown_phase(name)} {number_format.seconds(value)}" for name, value in parts[:3] if value)
+    most = ", ".join(f"{shown_phase(name)} {format.seconds(value)}" for name, value in parts[:3] if value)
     if plan.estimate.predicted_downtime is None:
         yield ("downtime", "unknown", f"{', '.join(map(shown_phase, plan.estimate.unknown))} cannot be estimated yet")
     else:
         yield (
             "downtime",
-            f"about {number_format.seconds(plan.estimate.predicted_downtime)}",
+            f"about {format.seconds(plan.estimate.predicted_downtime)}",
             f"mostly {most}" if most else "",
         )
     if plan.estimate.duration:
@@ -114,7 +114,7 @@ def _idle(plan: Plan) -> str:
 def consequences(plan: Plan) -> list[str]:
     """Return what the user confirms before the plan is executed, as lines."""
     downtime = plan.estimate.predicted_downtime
-    later = "some time" if downtime is None else f"about {number_format.seconds(downtime)}"
+    later = "some time" if downtime is None else f"about {format.seconds(downtime)}"
     first = f"{plan.source} saves, is sealed and stops; {later} later it continues on {plan.target}."
     if plan.mode == LIVE:
         first = f"{plan.target} replays the run; {plan.source} trains until it has caught up."

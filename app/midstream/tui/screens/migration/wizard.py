@@ -12,25 +12,26 @@ from textual.app import ComposeResult
 from textual.message import Message
 from textual.widgets import Static
 
+from midstream import format
 from midstream.errors import MidstreamError
 from midstream.listing.run_facts import hardware
-from midstream.migrate.records import phase_names
-from midstream.migrate.records.modes import WARM
-from midstream.migrate.records.plan import Plan
-from midstream.migrate.records.request import Request
+from midstream.migrate.journal import phase_names
+from midstream.migrate.journal.modes import WARM
+from midstream.migrate.journal.plan import Plan
+from midstream.migrate.journal.request import Request
 from midstream.tui import commands
 from midstream.tui.actions import Target, TargetMissingError
 from midstream.tui.screens.base import MidstreamScreen
-from midstream.tui.screens.compare.compare_screen import ask_candidates
 from midstream.tui.screens.dialogs.choose import ChooseScreen
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
+from midstream.tui.screens.launch import create_slice
 from midstream.tui.screens.migration import plan_text, wizard_choices, wizard_settings
 from midstream.tui.screens.migration.migration_screen import MigrationScreen
 from midstream.tui.screens.migration.wizard_settings import WizardSettings
 from midstream.tui.screens.preflight import Checked, Preflight
-from midstream.tui.screens.slices import create_slice
+from midstream.tui.screens.run.compare_screen import ask_candidates
 from midstream.tui.state.screen_state import ScreenState
-from midstream.tui.style import checks_text, number_format, palette
+from midstream.tui.style import checks_text, palette
 from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets import steps
 from midstream.tui.widgets.chrome import Hints, Rule
@@ -148,13 +149,11 @@ class WizardScreen(MidstreamScreen):
     def _plan_words(self, width: int) -> Text:
         if isinstance(self._error, TargetMissingError):
             words = f"{self._error.message}. It can be created: {self._error.price}."
-            text = Text(f"  {self.glyphs.idle} {number_format.folded(words, width - 1, 4)}\n", palette.WAIT)
+            text = Text(f"  {self.glyphs.idle} {format.folded(words, width - 1, 4)}\n", palette.WAIT)
             more = "The migration is planned once it exists; every check possible without it has passed."
-            return text.append(f"    {number_format.folded(more, width - 1, 4)}", palette.DIM)
+            return text.append(f"    {format.folded(more, width - 1, 4)}", palette.DIM)
         if self._error is not None:
-            message, hint = (
-                number_format.folded(part, width - 1, 4) for part in (self._error.message, self._error.hint)
-            )
+            message, hint = (format.folded(part, width - 1, 4) for part in (self._error.message, self._error.hint))
             text = Text(f"  {self.glyphs.failed} {message}\n", palette.BAD)
             return text.append(f"    {hint}\n" if hint else "", palette.ACCENT)
         if self._plan is None:
@@ -178,8 +177,8 @@ class WizardScreen(MidstreamScreen):
         if (reason := self._preflight.failed) is not None:
             words = f"Cannot migrate: {reason.name}: {reason.detail}."
             hint = "Fix it, then press r; b returns to the plan."
-            return Text(f"  {number_format.folded(words, width, 2)}\n", palette.BAD).append(f"  {hint}", palette.DIM)
-        ready = number_format.folded("Ready. enter starts the migration, after confirmation.", width, 2)
+            return Text(f"  {format.folded(words, width, 2)}\n", palette.BAD).append(f"  {hint}", palette.DIM)
+        ready = format.folded("Ready. enter starts the migration, after confirmation.", width, 2)
         return Text(f"  {ready}", f"bold {palette.GOOD}")
 
     def _risk(self) -> Text:

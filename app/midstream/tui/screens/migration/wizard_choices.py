@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from midstream import format
 from midstream.listing.run_facts import short_kind
-from midstream.migrate.records.modes import COLD, LIVE, MODES, WARM
+from midstream.migrate.journal.modes import COLD, LIVE, MODES, WARM
 from midstream.tui.actions import Target
 from midstream.tui.screens.migration import plan_text
 from midstream.tui.style import glyphs as signs
-from midstream.tui.style import number_format, palette
+from midstream.tui.style import palette
 from midstream.tui.style.glyphs import Glyphs
 from midstream.tui.widgets.table import Column, Row
 from midstream.watch.snapshot import RunView, Snapshot
@@ -29,7 +30,7 @@ def target_row(target: Target, snapshot: Snapshot, glyphs: Glyphs) -> Row:
     """Return the row of a target: its accelerators and the worst link to its hosts."""
     hosts = [host for host in snapshot.hosts if host.name in target.hosts]
     found = [item for host in hosts if host.machine for item in host.machine.accelerators]
-    devices = f"{len(found)}{glyphs.times}{short_kind(found[0].kind)}" if found else number_format.NONE
+    devices = f"{len(found)}{glyphs.times}{short_kind(found[0].kind)}" if found else format.NONE
     worst = next((host for host in hosts if host.link != "live"), hosts[0] if hosts else None)
     if worst is None:
         return Row(target.name, (target.name, devices, "", ""))
@@ -38,29 +39,29 @@ def target_row(target: Target, snapshot: Snapshot, glyphs: Glyphs) -> Row:
 
 
 def checkpoint_rows(run: RunView, now: float) -> list[Row]:
-    """Return the states that can be migrated, as rows.
+    """Return the states that can be migrated as rows: of the seal, of each checkpoint.
 
-    They are that of the seal, and each checkpoint. ``now`` is in UTC seconds.
+    ``now`` is in UTC seconds.
     """
     step = run.step or 0
     done = [checkpoint for checkpoint in run.checkpoints if checkpoint.complete and checkpoint.accepted]
     newest = max((checkpoint.step for checkpoint in done), default=None)
-    rows = [Row("now", ("now", "saved at the seal: no step is lost", number_format.grouped(step), ""))]
+    rows = [Row("now", ("now", "saved at the seal: no step is lost", format.grouped(step), ""))]
     if newest is not None:
         lost = plan_text.discarded(step - newest)
-        rows.append(Row("latest", ("latest", lost, number_format.grouped(newest), "")))
+        rows.append(Row("latest", ("latest", lost, format.grouped(newest), "")))
     for checkpoint in sorted(done, key=lambda checkpoint: -checkpoint.step):
         lost = plan_text.discarded(step - checkpoint.step)
-        age = number_format.age(now - checkpoint.created if checkpoint.created else None)
-        cells = (checkpoint.name, lost, number_format.grouped(checkpoint.step), age)
+        age = format.age(now - checkpoint.created if checkpoint.created else None)
+        cells = (checkpoint.name, lost, format.grouped(checkpoint.step), age)
         rows.append(Row(str(checkpoint.step), cells))
     return rows
 
 
 def comparable(targets: Sequence[Target], snapshot: Snapshot) -> list[str]:
-    """Return the names of targets that can be compared.
+    """Return the names of the targets that can be compared.
 
-    They are those with accelerators that there are compilers for, and the slices that do not exist yet.
+    A target needs accelerators that there are compilers for, or is a slice that does not exist yet.
     """
     from midstream.compare.device_names import accelerators_of_devices
 

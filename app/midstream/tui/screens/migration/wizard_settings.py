@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from midstream.counts import count
-from midstream.migrate.records.request import Request
+from midstream.migrate.journal.request import Request
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.dialogs.form import Field, FormScreen, Values
 from midstream.tui.screens.dialogs.typed_flags import EXAMPLE, flags_problem, words_of

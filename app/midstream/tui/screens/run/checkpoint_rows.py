@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from midstream import format
 from midstream.tui.state.screen_state import ScreenState
-from midstream.tui.style import number_format, palette
+from midstream.tui.style import palette
 from midstream.tui.style.glyphs import Glyphs
 from midstream.tui.widgets.table import Column, Row
 from midstream.watch.snapshot import RunView
@@ -38,13 +39,13 @@ def checkpoint_rows(
             state = _verified(verified.get(checkpoint.name, ""), glyphs)
         cells = (
             checkpoint.name,
-            number_format.grouped(checkpoint.step),
+            format.grouped(checkpoint.step),
             str(checkpoint.attempt),
-            number_format.size(checkpoint.size),
-            number_format.age(screen_state.now - checkpoint.created if checkpoint.created else None),
+            format.size(checkpoint.size),
+            format.age(screen_state.now - checkpoint.created if checkpoint.created else None),
             state,
             "pinned" if checkpoint.pinned else "",
-            number_format.digest(checkpoint.root_digest),
+            format.digest(checkpoint.root_digest),
         )
         rows.append(Row(checkpoint.name, cells, dim=not checkpoint.complete))
     return rows

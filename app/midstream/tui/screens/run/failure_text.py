@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from midstream import format
 from midstream.counts import count
 from midstream.tui.state.screen_state import ScreenState
-from midstream.tui.style import number_format, palette
+from midstream.tui.style import palette
 from midstream.tui.style.glyphs import Glyphs
 from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.log_view import clean
@@ -25,9 +26,9 @@ def describe_failure(
         height: Lines in all: only as many of its last words as fit, the newest; None: all of them.
     """
     text = Text(no_wrap=True)
-    text.append(f"  {glyphs.failed} {number_format.folded(failure.message, width - 1, 4)}\n", palette.BAD)
+    text.append(f"  {glyphs.failed} {format.folded(failure.message, width - 1, 4)}\n", palette.BAD)
     ended = failure.run.exit.time if failure.run.exit else None
-    age = f"{number_format.age(max(0.0, screen_state.now - ended))} ago" if ended else ""
+    age = f"{format.age(max(0.0, screen_state.now - ended))} ago" if ended else ""
     facts = (f"process {failure.process} on {failure.run.host}", failure.ending, age)
     text.append(f"    {f'  {glyphs.dot}  '.join(filter(None, facts))}\n", palette.DIM)
     lines = [clean(line) for line in failure.log if line.strip()]

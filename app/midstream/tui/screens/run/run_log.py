@@ -1,7 +1,4 @@
-"""Log of a run: of which process it is, and its parts read from the host.
-
-The parts are read while the user scrolls or searches.
-"""
+"""Log of a run: the choice of its process, and pages read from the host on demand."""
 
 from __future__ import annotations
 
@@ -10,15 +7,15 @@ from functools import partial
 
 from textual.message import Message
 
-from midstream.remote.runs.log_pages import LogMatches
 from midstream.tui.screens.dialogs.choose import ChooseScreen
 from midstream.tui.screens.run.run_tools import LOGS, RunToolsScreen
 from midstream.tui.widgets.log_pane import LogPane
 from midstream.tui.widgets.paged_log_view import END, PagedLogView, PageRequest
 from midstream.tui.widgets.table import Column, Row
 from midstream.watch.log_errors import error_line
-from midstream.watch.logs.host_log import LogLines
+from midstream.watch.runs.host_log import LogLines
 from midstream.watch.snapshot import RunView
+from midstream_host.runs.log_pages import LogMatches
 
 Source = tuple[str, int, int]  # host, attempt and process of a log
 
@@ -54,7 +51,7 @@ class RunLogScreen(RunToolsScreen):
     def _log_copy(self, run: RunView) -> tuple[RunView, int]:
         """Return the copy of the run whose log is shown, and the number of its process.
 
-        It is the one that was chosen, unless a later attempt has fewer processes.
+        The chosen process is shown, unless a later attempt has fewer processes.
         """
         processes = run.status.processes if run.status is not None else 0
         missing = self._process is not None and run.attempt != self._chosen_in and self._process >= processes

@@ -8,6 +8,7 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widgets import Static
 
+from midstream import format
 from midstream.charts.chart import Line
 from midstream.charts.run_lines import lines_of
 from midstream.listing import run_facts
@@ -23,17 +24,17 @@ from midstream.tui.screens.run.run_tools import CHECKPOINTS, CURVES, INFO, LOGS
 from midstream.tui.state import series_cache
 from midstream.tui.state.screen_state import ScreenState, attempt_hues, attempt_names
 from midstream.tui.state.series import Series
-from midstream.tui.style import number_format, palette
+from midstream.tui.style import palette
 from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.chrome import Views
-from midstream.tui.widgets.frame import value_words
 from midstream.tui.widgets.log_pane import LogPane
 from midstream.tui.widgets.pane import Pane
 from midstream.tui.widgets.plot import Drawn
+from midstream.tui.widgets.plot_axes import value_words
 from midstream.tui.widgets.table import Column, Row, Rows, Table
 from midstream.watch import snapshot as watch
 from midstream.watch.snapshot import RunView
-from midstream.watch.system.system_metrics import metric_of
+from midstream.watch.system_metrics import metric_of
 
 
 class RunScreen(RunLogScreen):
@@ -167,7 +168,7 @@ class RunScreen(RunLogScreen):
     def metric_names(self) -> Sequence[str]:
         """Return the names of the metrics, the well-known ones first.
 
-        One of the hosts' follows, then the run's others and the hosts' others.
+        One metric of the hosts follows, then the run's others and the hosts' others.
         """
         run = self.run_view
         if run is None:
@@ -183,7 +184,7 @@ class RunScreen(RunLogScreen):
             return ""
         if self._is_system(metric):
             return value_words(metric, self._series(run, metric, series_cache.TIME).last)
-        return number_format.loss(latest(run, metric))
+        return format.loss(latest(run, metric))
 
     def tile_metrics(self) -> Sequence[str]:
         """Return the metrics of the same kind as the large one first."""
@@ -245,7 +246,7 @@ class RunScreen(RunLogScreen):
         def row(index: int) -> Row:
             run = others[index]
             mark = self.glyphs.chosen if run.run_id in self._others else " "
-            step, loss = number_format.grouped(run.step), number_format.loss(run_facts.loss(run))
+            step, loss = format.grouped(run.step), format.loss(run_facts.loss(run))
             return Row(run.run_id, (f"{mark} {run.run_id}", run.host, step, loss))
 
         rows = Rows([run.run_id for run in others], row)

@@ -6,19 +6,21 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
+from midstream import format
 from midstream.listing import run_facts
 from midstream.listing.run_facts import hardware, latest, short_kind
+from midstream.ownership.judgement import CLAIM, Judgement
 from midstream.tui.screens.run.failure_text import describe_failure
 from midstream.tui.state.screen_state import ScreenState, attempt_hues
 from midstream.tui.style import glyphs as signs
-from midstream.tui.style import number_format, palette
+from midstream.tui.style import palette
 from midstream.tui.style.glyphs import Glyphs
 from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.bars import bar
 from midstream.watch.runs.loss_curve import CurveRows
 from midstream.watch.runs.run_failure import RunFailure
 from midstream.watch.snapshot import RunView
-from midstream_engine import records
+from midstream_core import records
 
 # What a run does before its first step, by its state.
 DOING = {
@@ -31,7 +33,7 @@ DOING = {
 }
 HEARTBEAT_WARNING = 30.0  # seconds without a heartbeat of a run on a reachable host
 FIRST_METRICS = ("train/loss", "eval/loss", "grad/norm/total", "optim/learning_rate", "throughput/tokens_per_second")
-NOT_DRAWN = frozenset({"global_step", "attempt", "time", "train/loss"})
+NOT_DRAWN = frozenset({"global_step", "attempt", "start_number", "time", "train/loss"})
 
 
 def metrics_of(run: RunView) -> list[str]:
@@ -78,26 +80,26 @@ def facts(run: RunView, screen_state: ScreenState, glyphs: Glyphs, width: int, s
         text.append(_starting_for(run, screen_state, started), colour)
     text.append(f"  {run.host} {hardware(run, glyphs.times)}".rstrip(), palette.TEXT)
     total = run.status.num_train_steps if run.status else 0
-    text.append(f"  step {number_format.grouped(run.step)}", palette.TEXT)
+    text.append(f"  step {format.grouped(run.step)}", palette.TEXT)
     if total and run.step is not None:
-        text.append(f"/{number_format.grouped(total)} ", palette.DIM)
+        text.append(f"/{format.grouped(total)} ", palette.DIM)
     age = screen_state.run_age(run)
     if stale:  # progress is unknown
-        text.append(f" {glyphs.stale} unreachable, last report {number_format.age(age)} ago", palette.WAIT)
+        text.append(f" {glyphs.stale} unreachable, last report {format.age(age)} ago", palette.WAIT)
     elif total and run.step is not None:
         text.append_text(bar(glyphs, run.step / total, 10 if width < 100 else 24))
-        text.append(f" {number_format.percent(run.step / total)}", palette.DIM)
+        text.append(f" {format.percent(run.step / total)}", palette.DIM)
         if (left := seconds_left(run)) is not None:
-            text.append(f"  {number_format.seconds(left)} left", palette.DIM)
+            text.append(f"  {format.seconds(left)} left", palette.DIM)
     if run.running and not stale and age is not None and age > HEARTBEAT_WARNING:
-        text.append(f"  {glyphs.stale} no heartbeat for {number_format.age(age)}", palette.WAIT)
+        text.append(f"  {glyphs.stale} no heartbeat for {format.age(age)}", palette.WAIT)
     text.append("\n ")
     if not run.problem and (failure := screen_state.failure(run)) is not None:
         text.append(f"{failure.reason}  ", palette.BAD)
     for name, value in (
-        ("loss", number_format.loss(run_facts.loss(run))),
-        ("lr", number_format.small(latest(run, "optim/learning_rate"))),
-        ("tok/s", number_format.short(latest(run, "throughput/tokens_per_second"))),
+        ("loss", format.loss(run_facts.loss(run))),
+        ("lr", format.small(latest(run, "optim/learning_rate"))),
+        ("tok/s", format.short(latest(run, "throughput/tokens_per_second"))),
     ):
         text.append(f"{name} ", palette.DIM)
         text.append(f"{value}  ", palette.TEXT)
@@ -105,7 +107,7 @@ def facts(run: RunView, screen_state: ScreenState, glyphs: Glyphs, width: int, s
     text.append("checkpoint ", palette.DIM)
     if done:
         newest = max(done, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt))
-        old = f" {number_format.age(screen_state.now - newest.created)} ago" if newest.created else ""
+        old = f" {format.age(screen_state.now - newest.created)} ago" if newest.created else ""
         text.append(f"{newest.name}{old}", palette.TEXT)
     else:
         text.append("none yet", palette.WAIT)
@@ -121,13 +123,11 @@ def not_reported(run_id: str, seconds: float) -> str:
 
     The run was started ``seconds`` ago.
     """
-    return f"{run_id} was started {number_format.age(seconds)} ago.\nIts host has not reported it yet."
+    return f"{run_id} was started {format.age(seconds)} ago.\nIts host has not reported it yet."
 
 
 def no_steps(run: RunView, screen_state: ScreenState, failure: RunFailure | None, started: float | None = None) -> str:
-    """Return lines instead of a curve without points.
-
-    They say what the run does, since when, or why it failed.
+    """Return lines instead of a curve without points: the run's state, or its failure.
 
     Args:
         run: The run.
@@ -154,7 +154,7 @@ def _starting_for(run: RunView, screen_state: ScreenState, started: float | None
     """
     entries = run.lineage.entries if run.lineage else ()
     began = next((entry.started for entry in entries if entry.attempt == run.attempt), 0.0) or started
-    return f" for {number_format.age(max(0.0, screen_state.now - began))}" if began else ""
+    return f" for {format.age(max(0.0, screen_state.now - began))}" if began else ""
 
 
 def no_checkpoints(run: RunView) -> tuple[str, ...]:
@@ -186,9 +186,7 @@ class _Page:
 def info(
     run: RunView, screen_state: ScreenState, glyphs: Glyphs, width: int, changes: Iterable[str] | None = None
 ) -> Text:
-    """Return the text about a run.
-
-    It has lineage, fence, copies, configuration, devices, process and versions.
+    """Return the text about a run, from lineage and fence to devices and versions.
 
     Args:
         run: The run.
@@ -201,12 +199,12 @@ def info(
     page.heading("Lineage")
     hues = attempt_hues(run)
     for entry in run.lineage.entries if run.lineage else ():
-        last = number_format.grouped(entry.last_step) if entry.last_step is not None else "now"
+        last = format.grouped(entry.last_step) if entry.last_step is not None else "now"
         page.text.append(f"   {glyphs.running} attempt {entry.attempt}", palette.series(hues[entry.attempt]))
         origin = f"from {entry.checkpoint}" if entry.checkpoint else "fresh"
         page.text.append(
             f"  {entry.target} {entry.devices}{glyphs.times}{entry.device_kind}  "
-            f"steps {number_format.grouped(entry.first_step)} to {last}  {origin}\n",
+            f"steps {format.grouped(entry.first_step)} to {last}  {origin}\n",
             palette.TEXT,
         )
     if run.lineage is None or not run.lineage.attempts:
@@ -222,22 +220,21 @@ def info(
             page.text.append(f"   {line}\n", _change_colour(line))
     page.heading("Fence")
     if run.fence:
-        page.fact("epoch", f"{run.fence.epoch}, owner {run.fence.owner}")
+        page.fact("ownership", f"{run.fence.epoch}, owner {run.fence.owner}")
         if run.fence.sealed_step is not None:
-            page.fact("sealed", f"earlier epochs count up to step {number_format.grouped(run.fence.sealed_step)}")
+            page.fact("sealed", f"earlier epochs count up to step {format.grouped(run.fence.sealed_step)}")
     else:
         page.none("none yet")
     if run.store:
         page.heading("Checkpoints")
         page.fact("stored in", run.store)
     page.heading("Copies")
+    judgement = screen_state.snapshot.judgement(run.run_id)
     for copy in screen_state.snapshot.copies(run.run_id):
-        age = number_format.age(screen_state.run_age(copy))
+        age = format.age(screen_state.run_age(copy))
         unreachable = f"  {glyphs.stale} unreachable" if screen_state.is_stale(copy.host) else ""
-        page.fact(
-            copy.host,
-            f"epoch {copy.epoch}  {copy.state}  step {number_format.grouped(copy.step)}  {age} ago{unreachable}",
-        )
+        step = f"step {format.grouped(copy.step)}  {age} ago{unreachable}"
+        page.fact(copy.host, f"{_standing(judgement, copy.host)}ownership {copy.epoch}  {copy.state}  {step}")
     _devices(page, run, screen_state, glyphs, width)
     status = run.status
     if status is not None:
@@ -265,8 +262,8 @@ def _devices(page: _Page, run: RunView, screen_state: ScreenState, glyphs: Glyph
             share = item.utilization if item.utilization is not None else used / total
             page.text.append(f"   {member.host[:10]:<10} {item.index:>2} {short_kind(item.kind):<8} ", palette.DIM)
             page.text.append_text(bar(glyphs, share, room))
-            words = [f"{number_format.percent(item.utilization)}" if item.utilization is not None else ""]
-            words.append(f"{number_format.size(used)} of {number_format.size(total)}" if total else "")
+            words = [f"{format.percent(item.utilization)}" if item.utilization is not None else ""]
+            words.append(f"{format.size(used)} of {format.size(total)}" if total else "")
             words.append(f"{item.temperature:.0f} C" if item.temperature is not None else "")
             words.append(f"{item.power:.0f} W" if item.power is not None else "")
             page.text.append(f" {'  '.join(filter(None, words))}\n", palette.TEXT)
@@ -274,3 +271,9 @@ def _devices(page: _Page, run: RunView, screen_state: ScreenState, glyphs: Glyph
 
 def _change_colour(line: str) -> str:
     return {"+": palette.GOOD, "-": palette.BAD, "~": palette.ACCENT}.get(line[:1], palette.DIM)
+
+
+def _standing(judgement: Judgement, host: str) -> str:
+    """Return a mark for a copy that only claims the run, with the reason."""
+    standing = judgement.standing(host)
+    return f"claim, {standing.reason}: " if standing.kind == CLAIM else ""

@@ -1,7 +1,4 @@
-"""Background tools of the run screen, for checkpoints and attempts.
-
-They verify and compare checkpoints, and compare attempts.
-"""
+"""Background tools of the run screen: verify and compare checkpoints or attempts."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from midstream.tui.state.selection import Selection
 from midstream.tui.style import palette
 from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.table import Column, Row, Table
-from midstream.watch.logs import resolved_config
+from midstream.watch.runs import resolved_config
 from midstream.watch.snapshot import RunView
 
 LOGS, CHECKPOINTS, INFO = "logs", "checkpoints", "info"

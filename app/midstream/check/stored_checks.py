@@ -1,0 +1,132 @@
+"""Checks of a run's newest checkpoint for a resume on a number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from midstream.check.check_result import FAIL, PASS, WARN, Check
+from midstream.counts import count
+from midstream.format import size
+from midstream.trainers.continuation import changes_of, processes_text, stored_for
+from midstream.trainers.library_behaviour import NAMES, behaviours_of
+from midstream_host.driver.run_file import NO, YES, RunFile
+from midstream_host.trainers.stored_state import StoredState
+
+CONTINUED = ("project_configuration", "iteration")  # by which a script continues Accelerate's automatic names
+WORDS = (*NAMES, *CONTINUED)
+_UNIVERSAL = "ds_to_universal"
+_LEAVES_LOADER = "dataloader"  # named by torchtitan's exclude_from_loading
+POSITIONS = {
+    "stored": "stored with the checkpoint",
+    "recomputed": "recomputed from the step: the same batches follow",
+    "none": "not stored: the data may begin again",
+}
+
+
+def stored_checks(run: RunFile, found: StoredState, before: int, after: int) -> Iterator[Check]:
+    """Yield what a resume on ``after`` processes continues with.
+
+    Args:
+        run: The run file.
+        found: What the host reads of its newest checkpoint, which has a step and no problem, and of its programs.
+        before: Number of processes that saved the checkpoint.
+        after: Number of processes of the resume.
+    """
+    yield Check(
+        "checkpoint", PASS, f"step {found.step}, {size(found.size)}, complete by the rule {run.checkpoints.rule}"
+    )
+    yield from _refused(run, found, before, after)
+    yield from _elsewhere(found)
+    yield Check("optimizer", PASS if found.optimizer else WARN, "stored" if found.optimizer else "not found in it")
+    yield _random_state(run, found, before, after)
+    yield _data_order(run, found, before, after)
+    yield from _counted_name(found)
+    for line in changes_of(run, before, after):
+        yield Check("processes", WARN, f"{processes_text(before, after)}: {line}")
+    for each in behaviours_of(found.words, same_processes=before == after):
+        state = PASS if each.kind in ("stored", "recomputed") else WARN
+        yield Check("library", state, f"{each.library}, {each.what}: {each.kind}: {each.detail}", each.hint)
+
+
+def _refused(run: RunFile, found: StoredState, before: int, after: int) -> Iterator[Check]:
+    """Yield what a trainer refuses to load on another number of processes."""
+    if after == before:
+        return
+    what = processes_text(before, after)
+    # Of a file of a script's own nothing shows who loads it: the run file states that.
+    if run.checkpoints.rule != "glob" and not found.reshards and not any(_UNIVERSAL in word for word in run.resume):
+        hint = f"count that works: {before}"
+        yield Check("processes", FAIL, f"{what}: as many as saved the checkpoint of step {found.step} load it", hint)
+    ranks = found.loader_ranks
+    if ranks is None:
+        return
+    if any("exclude_from_loading" in word for word in run.resume) and any(_LEAVES_LOADER in w for w in run.resume):
+        yield Check("data order", WARN, f"{what}: the loader's state is not loaded, so the data begin again")
+        return
+    state = f"{what}: the checkpoint has loader states of {count(ranks, 'data-parallel rank')}"
+    hint = f"count that works: {before}; exclude_from_loading with dataloader in resume begins the data again"
+    if ranks == before:
+        yield Check("processes", FAIL, f"{state}, and its loader refuses another number", hint)
+    else:
+        yield Check("processes", WARN, f"{state}: the target needs as many data-parallel ranks, or it ends", hint)
+
+
+def _random_state(run: RunFile, found: StoredState, before: int, after: int) -> Check:
+    if after != before and stored_for(run, before, after).random_state == NO:
+        what = "of its own number of processes" if found.random_states else "not stored"
+        return Check(
+            "random state",
+            WARN,
+            f"{what}: on {processes_text(before, after)} dropout and augmentation draw other numbers",
+        )
+    one_for_all = stored_for(run, before, before + 1).random_state == YES  # as of programs in jax
+    enough = found.random_states >= (1 if one_for_all else before)
+    return Check(
+        "random state",
+        PASS if enough else WARN,
+        "stored for every process"
+        if enough
+        else f"stored for {found.random_states} of {count(before, 'process', 'processes')}: dropout and augmentation "
+        "draw other numbers after a migration",
+    )
+
+
+def _data_order(run: RunFile, found: StoredState, before: int, after: int) -> Check:
+    hints = [*found.advice, *run.stored.advice]
+    stated = stored_for(run, before, after).data_position
+    if found.data_position == "none":
+        return Check("data order", WARN, POSITIONS["none"], hints[0] if hints else "")
+    if after != before and stated != YES:
+        return Check(
+            "data order",
+            WARN,
+            f"{found.data_position} for {count(before, 'process', 'processes')}: on {after} other batches may follow",
+        )
+    return Check("data order", PASS, POSITIONS.get(found.data_position, found.data_position))
+
+
+def _elsewhere(found: StoredState) -> Iterator[Check]:
+    """Name another place in which the trainer writes checkpoints."""
+    if found.unread:
+        hint = "a newer checkpoint may be there; a folder of the host is looked at"
+        yield Check("checkpoints", WARN, found.unread, hint)
+    elif found.elsewhere:
+        yield Check("checkpoints", PASS, f"looked for in {found.directory} and {found.elsewhere} (temporary_base_path)")
+
+
+def _counted_name(found: StoredState) -> Iterator[Check]:
+    """Check that names which count the checkpoints go on after a resume."""
+    if found.counted_name is None:
+        return
+    if all(name in found.words for name in CONTINUED):
+        yield Check(
+            "names", PASS, f"checkpoint_{found.counted_name} is counted, and a program sets {'.'.join(CONTINUED)}"
+        )
+        return
+    yield Check(
+        "names",
+        WARN,
+        f"automatic names begin at 0 after load_state: the trainer ends when it saves checkpoint_{found.counted_name}, "
+        "which is there already",
+        "after load_state of checkpoint_N: accelerator.project_configuration.iteration = N + 1",
+    )

@@ -1,1 +1,0 @@
-"""Containers in which the engines of a host run."""

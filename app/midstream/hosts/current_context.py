@@ -1,0 +1,79 @@
+"""Context and namespace of kubectl that are used where the fleet file names none.
+
+Both are looked up once in a process, and written into the fleet of a migration: another ``kubectl config use-context``
+would send the next command to a pod of the same name in another cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import yaml
+
+from midstream.errors import HostError
+from midstream.fleet.fleet import Fleet, KubernetesHostConfig, KubernetesTarget, LocalHostConfig
+from midstream.fleet.fleet_yaml import load_yaml
+from midstream.hosts.local_host import LocalHost
+
+LOOKUP_TIMEOUT = 30.0  # seconds
+
+_Key = tuple[str, str | None, str | None]
+_found: dict[_Key, dict[str, str]] = {}
+
+
+def cluster_of(config: KubernetesHostConfig | KubernetesTarget) -> dict[str, str | None]:
+    """Return context and namespace of an entry: its own, or those that were looked up."""
+    found = _found.get(_key(config), {})
+    return {"context": config.context or found.get("context"), "namespace": config.namespace or found.get("namespace")}
+
+
+def look_up(config: KubernetesHostConfig | KubernetesTarget) -> None:
+    """Look up what `cluster_of` lacks, unless this process has looked before.
+
+    Nothing is found where kubectl has no configuration, as in a pod, or where it cannot be read: its commands say why.
+    """
+    key = _key(config)
+    if key in _found or (config.context and config.namespace):
+        return
+    flags = [f"--{name}={value}" for name in ("kubeconfig", "context") if (value := getattr(config, name))]
+    words = ["kubectl", *flags, "config", "view", "--minify", "--output=json"]
+    try:
+        done = LocalHost("kubectl", LocalHostConfig()).run(words, timeout=LOOKUP_TIMEOUT)
+    except HostError:
+        return
+    if done.returncode == 0 and (found := _described(done.stdout)):
+        _found[key] = found
+
+
+def fleet_text(fleet: Fleet) -> str:
+    """Return the text of the fleet, with the clusters that its pods have now."""
+    value: Any = None
+    for section, entries in (("hosts", fleet.hosts), ("targets", fleet.targets)):
+        for name, config in entries.items():
+            if not isinstance(config, KubernetesHostConfig | KubernetesTarget):
+                continue
+            look_up(config)
+            value = value or load_yaml(fleet.text)
+            entry = (value.get(section) or {}).get(name)
+            if isinstance(entry, dict):  # else a pod of a target
+                entry.update({key: each for key, each in cluster_of(config).items() if each})
+    return yaml.safe_dump(value, sort_keys=False) if value else fleet.text
+
+
+def _key(config: KubernetesHostConfig | KubernetesTarget) -> _Key:
+    return os.environ.get("KUBECONFIG", ""), config.kubeconfig, config.context
+
+
+def _described(output: bytes) -> dict[str, str]:
+    """Return name and namespace of the context that kubectl prints.
+
+    Nothing where it is another text.
+    """
+    try:
+        [each] = json.loads(output)["contexts"]
+        context = each["context"]
+        return {"context": str(each["name"]), "namespace": str(context.get("namespace") or "default")}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}

@@ -1,4 +1,0 @@
-"""Provider of TPU slices on Compute Engine.
-
-They are single machines, and groups of machines with a topology.
-"""

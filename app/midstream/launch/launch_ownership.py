@@ -1,0 +1,285 @@
+"""Ownership of a run that is launched: its proof, consent, signed records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from midstream.counts import count
+from midstream.errors import Exit, MidstreamError, UsageError
+from midstream.fleet.fleet import Fleet, Target
+from midstream.hosts.host import Host
+from midstream.hosts.host_pool import HostPool
+from midstream.ownership import memory, signed_chain
+from midstream.ownership.judgement import CLAIM, FOREIGN_HINT, OWNER, Judgement, Standing
+from midstream.ownership.owner_judge import HostCopy, OwnerJudge
+from midstream.providers import fleet_slices
+from midstream.providers.provider import SliceStatus
+from midstream.stores.bucket_acceptance import acceptance, claim, owner_line
+from midstream.stores.bucket_access import access_for
+from midstream.stores.bucket_run import BucketRun
+from midstream_core import records
+from midstream_host.runs import ownership, run_state
+from midstream_host.runs.run_state import RunDescription
+from midstream_host.verify import tree
+
+
+@dataclass(frozen=True)
+class NewestCheckpoint:
+    """Epoch and step of a run's newest usable checkpoint.
+
+    Step None: there is none, or ``problem`` says why it is not known. ``claim``: what its bucket shows beyond the
+    proven owner.
+    """
+
+    epoch: int = 0
+    step: int | None = None
+    problem: str = ""
+    claim: str = ""
+
+
+NO_CHECKPOINT = NewestCheckpoint()
+
+
+@dataclass(frozen=True)
+class LaunchOwnership:
+    """Proof of a run's owner before a launch, and the consent that it needs.
+
+    Attributes:
+        judgement: The judgement of all copies that answer.
+        target: The target.
+        reasons: What the user has to agree to, one line each.
+        newest: The target's newest usable checkpoint.
+        lost: All hosts of the signed owner answer, and none has anything of the run.
+    """
+
+    judgement: Judgement
+    target: str
+    reasons: tuple[str, ...] = ()
+    newest: NewestCheckpoint = NO_CHECKPOINT
+    lost: bool = False
+
+    def refuse_other_owner(self, host: str) -> None:
+        """Raise UsageError where ``host`` of the target is not proven to own the run.
+
+        Raises:
+            UsageError: Another target owns the run, or its records are of an operator that is not named.
+            MidstreamError: There are two signed histories, or what this machine remembers cannot be read.
+        """
+        judgement, head = self.judgement, self.judgement.head
+        if judgement.problem:
+            raise MidstreamError(judgement.problem, f"midstream --repair {judgement.run_id} shows them", Exit.REFUSED)
+        if foreign := judgement.foreign(host):
+            hint = FOREIGN_HINT.format(run_id=judgement.run_id, host=host)
+            raise UsageError(f"{host}: {judgement.run_id}: {foreign}", hint)
+        if head is None or head.owner == self.target:
+            return
+        run_id, since = judgement.run_id, "" if head.step is None else f" since step {head.step}"
+        raise UsageError(
+            f"run {run_id} belongs to {head.owner}{since} by a signed record (ownership {head.epoch}), not to "
+            f"{self.target}",
+            f"midstream --migrate {run_id} --to {self.target} migrates it here; where {head.owner} is lost for good, "
+            "with --source-lost; --run-id starts another run",
+        )
+
+    def require_consent(self, agreed: bool, say: Callable[[str], None]) -> None:
+        """Raise MidstreamError where the user has to agree, and has not."""
+        for reason in self.reasons if agreed else ():
+            say(f"agreed: {reason}")
+        if self.reasons and not agreed:
+            raise MidstreamError("; ".join(self.reasons), "--yes starts it all the same", Exit.REFUSED)
+
+
+def judge_launch(
+    hosts: HostPool,
+    fleet: Fleet,
+    target: Target,
+    run_id: str,
+    copies: Sequence[tuple[str, RunDescription]],
+    unreachable: Mapping[str, str],
+    store: str = "",
+) -> LaunchOwnership:
+    """Judge who owns a run that is to be started on ``target``.
+
+    Args:
+        hosts: Connections to the fleet's hosts.
+        fleet: The fleet.
+        target: The target.
+        run_id: The run.
+        copies: What each host that answers has of the run, where it can be read.
+        unreachable: Hosts that do not answer, and why.
+        store: Bucket that the config or a flag names for checkpoints; empty: that of the fleet file.
+    """
+    shown = [
+        HostCopy(name, found.fence, found.ownership)
+        for name, found in copies
+        if found.attempts or found.fence is not None or found.ownership
+    ]
+    judgement = OwnerJudge(fleet).judge(run_id, shown)
+    here = [found for name, found in copies if name in target.hosts and found.attempts]
+    newest = _newest(fleet, hosts.get(target.hosts[0]), judgement, here) if here else NO_CHECKPOINT
+    owner = judgement.head.owner if judgement.head is not None else target.name
+    empty = {name for name, _ in copies} - {copy.host for copy in shown}
+    lost = owner != target.name and bool(judgement.owner_hosts) and empty.issuperset(judgement.owner_hosts)
+    reasons = [
+        *_unreachable_owners(fleet, judgement, unreachable, continues=bool(here)),
+        *_restored(target, judgement, here, newest),
+        *([newest.claim] if newest.claim else ()),
+        *_past_in_bucket(fleet, target, run_id, copies, store or fleet.store_of(target.hosts[0])),
+        *([_new_beside(judgement)] if lost else ()),
+        *_unsigned(target, judgement, here),
+    ]
+    return LaunchOwnership(judgement, target.name, tuple(reasons), newest, lost)
+
+
+def sign_launch(
+    run_id: str, target: str, fence: records.Fence, owned: LaunchOwnership, known: Sequence[RunDescription]
+) -> records.OwnershipChain:
+    """Return the signed records of a run that is started on ``target``.
+
+    The records are stored on this machine first. A new run gets its first record. A run without records is adopted: the
+    user has agreed.
+    """
+    judgement = owned.judgement
+    chain = judgement.chain
+    exists = any(found.attempts for found in known)
+    if chain is None or not exists:
+        consent = "a run without signed records was continued" if exists else ""
+        chain = signed_chain.first_chain(run_id, target, fence, consent=consent, begun=judgement.begun)
+    elif chain.head.epoch < fence.epoch:
+        raise UsageError(
+            f"run {run_id} was sealed for {fence.owner} (ownership {fence.epoch}) without a signed record",
+            "midstream --continue, on the machine that started the migration, finishes it",
+        )
+    memory.remember(chain, step=owned.newest.step, epoch=owned.newest.epoch, host=target)
+    return chain
+
+
+def sign_import(host: Host, run_id: str) -> None:
+    """Sign the first record of a run that was imported on a host.
+
+    Raises:
+        HostError: The host does not answer.
+    """
+    found = host.call(run_state.describe)(root=host.root, run_id=run_id)
+    if found.ownership or found.fence is None:
+        return  # imported before
+    before = memory.recall(run_id)
+    begun = before.chain.entries[0].time if before is not None else 0.0
+    chain = signed_chain.first_chain(run_id, host.name, found.fence, begun=begun)
+    memory.remember(chain)
+    host.call(ownership.put_chain)(root=host.root, run_id=run_id, chain=chain.to_json())
+
+
+def _unreachable_owners(
+    fleet: Fleet, judgement: Judgement, unreachable: Mapping[str, str], *, continues: bool
+) -> list[str]:
+    """Return the unreachable hosts that may have the run.
+
+    A machine that its provider reports as preempted is left out.
+    """
+    remembered = judgement.remembered is not None
+    if not continues and not remembered:
+        return []
+    names = [
+        name
+        for name in unreachable
+        if name not in fleet.hosts or fleet_slices.host_slice_status(fleet, name)[0] != SliceStatus.PREEMPTED
+    ]
+    if not names:
+        return []
+    them = ", ".join(f"{name} ({unreachable[name]})" for name in names)
+    what = "may train it further" if continues else "may have it"
+    verb = "does" if len(names) == 1 else "do"
+    return [f"{count(len(names), 'host')} of the fleet that {what} {verb} not answer: {them}"]
+
+
+def _restored(
+    target: Target, judgement: Judgement, here: Sequence[RunDescription], newest: NewestCheckpoint
+) -> list[str]:
+    """Return why the copy on the target looks like an older, restored one."""
+    head, remembered = judgement.head, judgement.remembered
+    if head is None or head.owner != target.name:
+        return []
+    reasons = [
+        f"{host}: {judgement.standing(host).reason}"
+        for host in target.hosts
+        if judgement.standings.get(host, Standing(OWNER)).kind == CLAIM
+    ]
+    if not here:
+        owned = f"{judgement.run_id}, which it owns by a signed record"
+        return [f"{target.name} has no copy of {owned}: a new run would begin"]
+    if remembered is not None and remembered.step is not None and remembered.chain.head.key == head.key:
+        shown = (newest.epoch, -1 if newest.step is None else newest.step)
+        if shown < (remembered.epoch, remembered.step):
+            found = newest.problem or ("no complete checkpoint" if newest.step is None else f"step {newest.step}")
+            reasons.append(
+                f"{target.name} shows {found} of {judgement.run_id}, and this machine has seen step {remembered.step} "
+                f"on {remembered.host}: the copy is an older one, restored perhaps, and later steps would be given up"
+            )
+    return reasons
+
+
+def _new_beside(judgement: Judgement) -> str:
+    """Return the question for a new run whose name an owner has, who shows nothing."""
+    head = judgement.head
+    assert head is not None
+    return (
+        f"{judgement.run_id} belongs to {head.owner} by a signed record (ownership {head.epoch}), and {head.owner} has "
+        "no copy of it: a new run would begin"
+    )
+
+
+def _past_in_bucket(
+    fleet: Fleet, target: Target, run_id: str, copies: Sequence[tuple[str, RunDescription]], url: str
+) -> list[str]:
+    """Return the question for a run that is in the target's bucket alone.
+
+    An engine there would continue it, and end the engine that trains it.
+    """
+    if not url or any(name in target.hosts and (found.attempts or found.fence) for name, found in copies):
+        return []
+    try:
+        bucket = BucketRun(url, run_id, access_for(fleet, url))
+        fence, complete = bucket.fence(), [each["step"] for each in bucket.checkpoints() if each["complete"]]
+    except MidstreamError:  # the hosts have identities of their own for it
+        return []
+    except records.RecordError as error:
+        return [f"{url} has a run {run_id} that cannot be read ({error})"]
+    if fence is None and not complete:
+        return []
+    owner = f"{fence.owner} owns it under ownership {fence.epoch}" if fence is not None else "its owner is not known"
+    step = f"step {max(complete)}" if complete else "no complete checkpoint"
+    return [
+        f"{bucket.url} has {step} of a run of this name, and {target.name} has no copy of it: {owner}; it would be "
+        "continued here, and its engine elsewhere ended"
+    ]
+
+
+def _unsigned(target: Target, judgement: Judgement, here: Sequence[RunDescription]) -> list[str]:
+    """Return the question for a run that exists and has no signed record."""
+    if judgement.signed or not here:
+        return []
+    return [f"{judgement.run_id} has no signed record of its owner: it becomes {target.name}'s, as its fence says"]
+
+
+def _newest(fleet: Fleet, host: Host, judgement: Judgement, here: Sequence[RunDescription]) -> NewestCheckpoint:
+    """Return the newest usable checkpoint of a run, on its hosts or in its bucket."""
+    found = [(entry.epoch, entry.step) for each in here for entry in each.usable]
+    url, run_id = host.call(tree.store_of)(root=host.root, run_id=judgement.run_id), judgement.run_id
+    if not url:
+        return NewestCheckpoint(*max(found, default=(0, None)))
+    head, own = (
+        judgement.head,
+        max(filter(None, (each.fence for each in here)), key=lambda one: one.order, default=None),
+    )
+    try:
+        bucket = BucketRun(url, run_id, access_for(fleet, url))
+        fence = bucket.fence()
+        accepted = acceptance(own, fence, head.epoch if head is not None else 0)
+        stored = bucket.checkpoints(accepted=accepted.accepts)
+    except (MidstreamError, records.RecordError) as error:
+        return NewestCheckpoint(problem=f"no checkpoint, as {url} cannot be read ({error}),")
+    found = [(each["epoch"], each["step"]) for each in stored if each["complete"] and each["accepted"]]
+    shown = claim(bucket.url, fence, stored, accepted.proven, owner_line(head, host.name, own))
+    return NewestCheckpoint(*max(found, default=(0, None)), claim=shown)

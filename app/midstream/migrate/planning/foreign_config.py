@@ -1,0 +1,305 @@
+"""Configuration and arrays of an import, as a checkpoint's metadata shows them.
+
+The numbers that determine batch, memory and bytes are translated here. The converter on the source translates all
+settings, checks every array, and refuses what it cannot carry over.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import yaml
+
+from midstream.errors import Exit, MidstreamError
+from midstream.hosts.rpc.answer_limits import decode
+from midstream.migrate.journal.json_values import section
+from midstream.migrate.planning import model_arrays
+from midstream_core.precision import levanter_products, precision_of
+from midstream_core.records import ArrayEntry
+from midstream_host.imports.checkpoint_survey import HUGGING_FACE, LEVANTER, NEOX, CheckpointSurvey
+
+NAMES = {NEOX: "GPT-NeoX", LEVANTER: "Levanter", HUGGING_FACE: "Hugging Face"}
+# Defaults of Levanter's code that differ from the engine's, as the converter applies them.
+_LEVANTER_MODELS: Mapping[str, Mapping[str, Any]] = {
+    "gpt2": {"seq_len": 1024, "hidden_dim": 768, "num_layers": 12, "num_heads": 12},
+    "llama": {
+        "seq_len": 2048, "hidden_dim": 4096, "num_layers": 32, "num_heads": 32, "num_kv_heads": 32,
+        "intermediate_dim": 11008,
+    },
+}  # fmt: skip
+_LEVANTER_TRAINER: Mapping[str, Any] = {"train_batch_size": 512, "num_train_steps": 400_000}
+_ENGINE_TRAINER: Mapping[str, Any] = {"train_batch_size": 32, "num_train_steps": 400_000}
+MOST_NODES = 100_000  # values of a YAML file
+LARGEST_YAML = 1 << 18  # characters; a value takes up to a kilobyte of memory while it is parsed
+LARGEST_NUMBER = 2**31 - 1  # of steps, and of examples in a batch
+_PADDING = 128  # rows of an imported model's embedding are a multiple of it
+_EMBEDDING = "model/embeddings/token_embeddings/weight"  # of Levanter
+
+
+@dataclass(frozen=True)
+class ForeignRun:
+    """The run that an import would make."""
+
+    config: dict[str, Any]  # the numbers of its run.yaml that a plan needs
+    arrays: tuple[ArrayEntry, ...]
+    data_paths: tuple[str, ...]  # on the source, with the tokens
+    data_known: bool  # whether these are all of its data
+    warnings: tuple[str, ...]  # what is given up, or not known
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(map(model_arrays.size_of, self.arrays))
+
+
+class _Loader(yaml.SafeLoader):
+    """A YAML loader that constructs no objects: a tagged value is a plain one.
+
+    Aliases may not expand to much.
+    """
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None and _expanded(node, {}) > MOST_NODES:
+            raise ValueError(f"more than {MOST_NODES:,} values, aliases expanded")
+        return node
+
+
+def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
+    """Return the number of nodes with all aliases expanded.
+
+    Raises:
+        ValueError: A node contains itself.
+    """
+    found = known.get(id(node))
+    if found == 0:
+        raise ValueError("an alias names what contains it")
+    if found is None:
+        known[id(node)] = found = 0
+        value: Any = node.value
+        parts = [each for pair in value for each in pair] if isinstance(node, yaml.MappingNode) else value
+        inner = parts if isinstance(node, yaml.CollectionNode) else ()
+        found = known[id(node)] = 1 + sum(_expanded(each, known) for each in inner)
+    return found
+
+
+def _plain(loader: yaml.SafeLoader, _: str, node: yaml.Node) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return loader.construct_mapping(node, deep=True)
+    if isinstance(node, yaml.SequenceNode):
+        return loader.construct_sequence(node, deep=True)
+    return loader.construct_scalar(cast("yaml.ScalarNode", node))
+
+
+_Loader.add_multi_constructor("", _plain)  # pyright: ignore[reportUnknownMemberType]
+
+
+def foreign_run(survey: CheckpointSurvey, host: str, flags: Mapping[str, str]) -> ForeignRun:
+    """Translate what a survey has found.
+
+    Args:
+        survey: The checkpoint.
+        host: The host that it is on, for messages.
+        flags: Engine flags of the user (``trainer.mp`` -> value); they configure an imported model.
+
+    Raises:
+        MidstreamError: The configuration is malformed or lacks a number, or the model is of an unknown type.
+    """
+    where = f"{host}:{survey.directory}"
+    try:
+        if survey.kind == NEOX:
+            return _neox(survey)
+        return _levanter(survey) if survey.kind == LEVANTER else _hugging_face(survey, flags)
+    except MidstreamError as error:
+        raise MidstreamError(f"{where}: {error.message}", error.hint, Exit.REFUSED) from None
+    except (
+        KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, yaml.YAMLError,
+    ) as error:  # fmt: skip
+        what = f"{error} is missing" if isinstance(error, KeyError) else " ".join(str(error).split())[:200]
+        raise MidstreamError(
+            f"{where}: its configuration cannot be read: {what}", "docs/how-to/import.md says what can be imported",
+            Exit.REFUSED,
+        ) from None  # fmt: skip
+
+
+def _mapping(name: str, text: str) -> dict[str, Any]:
+    if name.endswith(".json"):
+        value = decode(text.encode("utf-8", "replace"))
+    elif len(text) > LARGEST_YAML:
+        raise ValueError(f"{name} has more than {LARGEST_YAML:,} characters")
+    else:
+        value = yaml.load(text, _Loader)
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is not a mapping")
+    return cast("dict[str, Any]", value)
+
+
+# ------------------------------------------------------------------------------------------ GPT-NeoX
+
+
+def _neox(survey: CheckpointSurvey) -> ForeignRun:
+    found = dict[str, Any]()
+    for name, text in survey.configs.items():
+        found |= {str(key).replace("-", "_"): value for key, value in _mapping(name, text).items()}
+    embedding, mlp = survey.shapes["embedding"], survey.shapes["mlp"]
+    hidden, heads = int(found["hidden_size"]), int(found["num_attention_heads"])
+    activation, legacy = found.get("activation", "gelu"), found.get("mlp_type") == "llama"
+    gated = activation in ("silu", "swish") if legacy else activation == "swiglu"
+    model: dict[str, Any] = {
+        "seq_len": int(found["seq_length"]), "hidden_dim": hidden, "num_layers": int(found["num_layers"]),
+        "num_heads": heads, "tie_word_embeddings": "head" not in survey.shapes,
+        "attention_bias": bool(found.get("use_bias_in_attn_linear", True)),
+    }  # fmt: skip
+    if found.get("norm") in ("rmsnorm", "te_rmsnorm") and gated:
+        joined = not legacy  # up and gate in one matrix
+        mlp_bias = bool(found.get("use_bias_in_mlp", True)) and not legacy
+        model |= {
+            "type": "llama", "num_kv_heads": int(found.get("num_kv_heads") or heads), "mlp_bias": mlp_bias,
+            "intermediate_dim": mlp[0] // (2 if joined else 1),
+        }  # fmt: skip
+    else:
+        model |= {"type": "neox", "intermediate_dim": mlp[0], "rotary_pct": float(found.get("rotary_pct", 1.0))}
+    precision = found.get("precision")
+    if precision is None:
+        on = [name for name in ("fp16", "bf16") if section(found, name).get("enabled")]
+        precision = {"fp16": "fp16", "bf16": "bfloat16"}[on[0]] if on else "fp32"
+    trainer = {
+        "train_batch_size": _neox_batch(found, survey), "num_train_steps": _neox_steps(found),
+        "mp": "f32" if precision == "fp32" else "p=f32,c=bfloat16",
+    }  # fmt: skip
+    warnings = ["the state of torch's random generators has no counterpart and is given up"]
+    if precision == "fp16":
+        warnings.append("precision fp16 with its loss scale goes on as bfloat16; masters stay float32")
+    if not survey.numbers.get("optimizer"):
+        warnings.append("the checkpoint has no optimizer state: the import refuses it")
+    config = _config(model, "adam", trainer)
+    prefixes = found.get("train_data_paths") or ([found["data_path"]] if found.get("data_path") else [])
+    files = tuple(f"{prefix}{end}" for prefix in prefixes for end in (".bin", ".idx"))
+    arrays = tuple(model_arrays.state_arrays(config, embedding[0]))
+    return ForeignRun(config, arrays, files, bool(files), tuple(warnings))
+
+
+def _neox_batch(found: Mapping[str, Any], survey: CheckpointSurvey) -> int:
+    if found.get("train_batch_size") is not None:
+        return int(found["train_batch_size"])
+    micro, steps = found["train_micro_batch_size_per_gpu"], found.get("gradient_accumulation_steps") or 1
+    return int(micro) * int(steps) * survey.numbers["data_parallel"]
+
+
+def _neox_steps(found: Mapping[str, Any]) -> int:
+    return max(int(found["train_iters"]), int(found.get("lr_decay_iters") or 0))
+
+
+# ------------------------------------------------------------------------------------------ Levanter
+
+
+def _levanter(survey: CheckpointSurvey) -> ForeignRun:
+    ((path, text),) = survey.configs.items()
+    found = _mapping(path, text)
+    given = dict(section(found, "model"))
+    kind = str(given.get("type") or "gpt2")
+    if "max_seq_len" in given:
+        given["seq_len"] = given.pop("max_seq_len")
+    model = {"type": kind, **_LEVANTER_MODELS.get(kind, {}), **given}
+    optimizer = section(found, "optimizer")
+    trainer = {**_LEVANTER_TRAINER, **section(found, "trainer")}
+    trainer["matmul_precision"] = levanter_products(trainer)
+    config = _config(model, str(optimizer.get("type") or "adam"), trainer)
+    warnings = ["the training key is imported, but dropout uses it differently"]
+    data = section(found, "data")
+    rows = survey.shapes[_EMBEDDING][0] if _EMBEDDING in survey.shapes else 0
+    if not rows and str(data.get("tokenizer")) == "passthrough" and data.get("vocab_size"):
+        rows = int(data["vocab_size"])
+    if not rows:
+        rest, row = model_arrays.without_embedding(config)
+        rows = max(1, (survey.size - rest) // row)
+        warnings.append(
+            f"the rows of the embedding are estimated from the checkpoint's size (about {rows:,}): its format is read "
+            "by its library only"
+        )
+    caches = _cache_directories(data)
+    local = tuple(posixpath.join(posixpath.dirname(path), each) for each in caches if "://" not in each)
+    warnings += [f"the data stays in {cache}" for cache in caches if "://" in cache]
+    arrays = tuple(model_arrays.state_arrays(config, rows))
+    return ForeignRun(config, arrays, local, bool(caches), tuple(warnings))
+
+
+def _cache_directories(data: Mapping[str, Any]) -> list[str]:
+    """Return the token caches that ``data`` names: one, or one per part of a mixture."""
+    parts: list[Any] = [data, *section(data, "components").values(), *section(data, "configs").values()]
+    found = [cast("dict[str, Any]", part).get("cache_dir") for part in parts if isinstance(part, dict)]
+    return [str(each) for each in found if each]
+
+
+# ------------------------------------------------------------------------------------------ Hugging Face
+
+
+def _hugging_face(survey: CheckpointSurvey, flags: Mapping[str, str]) -> ForeignRun:
+    found = _mapping("config.json", survey.configs["config.json"])
+    kind = found.get("model_type")
+    if kind == "gpt2":
+        hidden = int(found["n_embd"])
+        model: dict[str, Any] = {
+            "type": "gpt2", "seq_len": int(found["n_positions"]), "hidden_dim": hidden,
+            "num_layers": int(found["n_layer"]), "num_heads": int(found["n_head"]),
+            "mlp_scale": (found.get("n_inner") or 4 * hidden) // hidden,
+        }  # fmt: skip
+    elif kind in ("llama", "gpt_neox"):
+        heads = int(found["num_attention_heads"])
+        model = {
+            "type": "llama" if kind == "llama" else "neox", "seq_len": int(found["max_position_embeddings"]),
+            "hidden_dim": int(found["hidden_size"]), "intermediate_dim": int(found["intermediate_size"]),
+            "num_layers": int(found["num_hidden_layers"]), "num_heads": heads,
+            "tie_word_embeddings": bool(found.get("tie_word_embeddings", False)),
+            "attention_bias": bool(found.get("attention_bias", kind != "llama")),
+        }  # fmt: skip
+        if kind == "llama":
+            model |= {
+                "num_kv_heads": int(found.get("num_key_value_heads") or heads), "head_dim": found.get("head_dim"),
+                "mlp_bias": bool(found.get("mlp_bias", False)),
+            }  # fmt: skip
+    else:
+        raise ValueError(f"model_type {kind!r} is none of gpt2, llama, gpt_neox")
+    trainer = dict(_ENGINE_TRAINER)
+    for name, text in flags.items():
+        part, _, key = name.partition(".")
+        if part == "trainer" and "." not in key:
+            trainer[key] = yaml.load(text, _Loader)
+    config = _config(model, flags.get("optimizer.type", "adam"), trainer)
+    if not any(name.startswith("data.") for name in flags):
+        raise ValueError("a model has no data: name it with -- --data.train_urls FILES")
+    warnings = (
+        "a model has no optimizer: moments, counts and schedule start at zero",
+        "how many tokens its text has is not known before it is tokenized",
+    )
+    rows = -(-int(found["vocab_size"]) // _PADDING) * _PADDING
+    return ForeignRun(config, tuple(model_arrays.state_arrays(config, rows)), (), False, warnings)
+
+
+def _config(model: Mapping[str, Any], optimizer: str, trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections of a run.yaml.
+
+    Numbers that determine only the learning rate are left out.
+
+    Raises:
+        ValueError: A number of steps, or a batch, is one that no run has.
+    """
+    batch: Any = trainer["train_batch_size"]  # or its schedule: [{start: STEP, value: EXAMPLES}, ...]
+    sizes = [part["value"] for part in cast("list[dict[str, Any]]", batch)] if isinstance(batch, list) else [batch]
+    for name, value in [("num_train_steps", trainer["num_train_steps"]), *(("train_batch_size", one) for one in sizes)]:
+        if type(value) is not int or not 0 < value <= LARGEST_NUMBER:
+            raise ValueError(f"trainer.{name} is no number from 1 to {LARGEST_NUMBER:,}")
+    return {"model": dict(model), "optimizer": {"type": optimizer}, "trainer": dict(trainer), "data": {}}
+
+
+def with_parameters(run: ForeignRun, dtype: str) -> ForeignRun:
+    """Return the run with parameters of another type (``--cast-parameters``)."""
+    trainer = section(run.config, "trainer")
+    mp = str(precision_of(trainer.get("mp")).with_parameters(dtype))
+    config = {**run.config, "trainer": {**trainer, "mp": mp}}
+    rows = next(each.shape[0] for each in run.arrays if each.name == "model/token_embeddings/weight")
+    note = f"parameters are rounded to {dtype} (--cast-parameters)"
+    arrays = tuple(model_arrays.state_arrays(config, rows))
+    return ForeignRun(config, arrays, run.data_paths, run.data_known, (*run.warnings, note))

@@ -1,0 +1,95 @@
+"""Devices and processes of another trainer's run on both ends of a migration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from midstream.counts import count
+from midstream.errors import Exit, MidstreamError
+from midstream.hosts.host import Host
+from midstream.migrate.journal.plan import Change
+from midstream.migrate.planning.plan_inputs import Ends
+from midstream.trainers.world import process_per_device, world_of
+from midstream.watch.snapshot import Snapshot
+from midstream_host.driver.run_file import BY_TRAINER, RunFile, World
+from midstream_host.trainers import stored_state
+
+READ_TIMEOUT = 300.0  # seconds to read the newest checkpoint's structure
+PROCESSES = "processes"  # name of the change of their number
+FACTOR = "expansion_factor_real_data"  # of MaxText: hosts of the target for each host that saved
+
+
+def world_of_source(run: RunFile, ends: Ends, snapshot: Snapshot) -> World:
+    """Return the devices and processes that the run has trained on, by its status."""
+    nodes, devices = len(ends.source_hosts) or 1, max(1, len(ends.status.devices))
+    each = max(1, devices // nodes)
+    try:
+        found = world_of(run, nodes, each)
+    except MidstreamError:
+        found = World(nodes, each, run.batch.per_device, 0, each if process_per_device(run) else 1)
+    host = snapshot.host(ends.run.host)
+    machine = host.machine if host is not None else None
+    return replace(found, devices=each, limited=machine is not None and len(machine.accelerators) > each)
+
+
+def world_changes(run: RunFile, before: World, after: World) -> tuple[Change, Change]:
+    """Return how devices and processes change, and what becomes of the global batch."""
+    note = "the global batch may change"
+    if after.accumulation:
+        note = (
+            f"the global batch of {run.batch.sequences} stays: {after.device_count} x {after.per_device} x "
+            f"{count(after.accumulation, 'accumulation')}"
+        )
+    elif run.batch.kept_by == BY_TRAINER:
+        note = "the trainer divides its global batch by them"
+    return (
+        Change("devices", str(before.device_count), str(after.device_count), note),
+        Change(PROCESSES, str(before.size), str(after.size), "that the trainer has on them"),
+    )
+
+
+def hidden_devices(run: RunFile, target: str, after: World, devices: int) -> tuple[str, ...]:
+    """Return a line on the devices of a target that the trainer does not see.
+
+    ``devices``: those of each of the target's hosts.
+    """
+    if not after.limited or run.devices:  # the run file says how many it uses
+        return ()
+    where = f"each host of {target}" if after.nodes > 1 else target
+    return (
+        f"the trainer sees {after.devices} of the {count(devices, 'device')} of {where}: on more, its global batch "
+        "would change ({devices} in the command, and batch: {sequences: N}, use all of them)",
+    )
+
+
+def check_data_iterator(source: Host, run_id: str, run: RunFile, before: World, after: World) -> None:
+    """Check that MaxText restores the position of its data on another number of hosts.
+
+    MaxText restores the position only with the factor between both numbers.
+
+    Raises:
+        MidstreamError: It would refuse the checkpoint.
+        HostError: The source does not answer.
+    """
+    if run.trainer != "maxtext" or after.size == before.size:
+        return
+    found = source.call(stored_state.newest, timeout=READ_TIMEOUT)(root=source.root, run_id=run_id, ranks=before.size)
+    if found.data_position != "stored":
+        return
+    wanted = after.size / before.size
+    given = [word.partition("=")[2] for word in run.resume if word.lstrip("-").startswith(f"{FACTOR}=")]
+    if given and _number(given[-1]) == wanted:
+        return
+    raise MidstreamError(
+        f"checkpoints of this run have the state of a grain iterator for {count(before.size, 'host')}: MaxText refuses "
+        f"them on {count(after.size, 'host')}",
+        f"{FACTOR}={wanted:g} in the resume command, or {count(before.size, 'host')}",
+        Exit.REFUSED,
+    )
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

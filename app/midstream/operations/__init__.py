@@ -1,0 +1,1 @@
+"""Operations on runs, the same for the command line and the terminal UI."""

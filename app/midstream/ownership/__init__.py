@@ -1,0 +1,1 @@
+"""Proof of a run's owner: signed records, memory, judgement of copies."""

@@ -1,0 +1,267 @@
+"""Resolution of targets to hosts, and their description.
+
+The targets are those whose machines a provider creates (``tpu``, ``gce``).
+
+The fleet file names a slice, but not its machines. `with_slices` looks the slice up at its provider and returns a fleet
+in which each worker is an ordinary host, also in the text of the fleet file: a migration runs in a process of its own
+with a copy of that text, and needs no provider to find its hosts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import yaml
+
+from midstream.errors import HostError, MidstreamError, UsageError
+from midstream.fleet.fleet import ComputeTarget, Fleet, KubernetesHostConfig, SliceTarget, TpuTarget
+from midstream.fleet.fleet_file import parse_fleet
+from midstream.fleet.fleet_yaml import load_yaml
+from midstream.fleet.machine_type import chips_of, machine_of
+from midstream.hosts.host_pool import HostPool
+from midstream.providers.gcp.gce.provider import ComputeProvider
+from midstream.providers.gcp.tpu.provider import TpuProvider
+from midstream.providers.provider import (
+    ErrorKind,
+    Inventory,
+    Polling,
+    Progress,
+    Provider,
+    ProviderError,
+    Slice,
+    SliceStatus,
+)
+from midstream_core.accelerators import TPU_GENERATIONS
+
+MAX_CONCURRENT_REQUESTS = 32
+LOGIN_TIMEOUT = 120.0  # seconds that the first login to a worker of a ready slice may take
+ALL_ZONES = "-"
+
+
+class SliceMissingError(UsageError):
+    """A target's slice does not exist, or was preempted."""
+
+
+def provider_of(target: SliceTarget) -> Provider:
+    """Return the provider of a target's slice."""
+    return compute_provider() if isinstance(target, ComputeTarget) else tpu_provider()
+
+
+@cache
+def tpu_provider() -> Provider:
+    """Return the provider of the Cloud TPU API."""
+    return TpuProvider()
+
+
+@cache
+def compute_provider() -> Provider:
+    """Return the provider of Compute Engine."""
+    return ComputeProvider()
+
+
+def slice_targets(fleet: Fleet) -> dict[str, SliceTarget]:
+    """Return the targets that a provider creates and deletes."""
+    return {name: target for name, target in fleet.targets.items() if isinstance(target, SliceTarget)}
+
+
+def delete(fleet: Fleet, path: str, progress: Progress) -> None:
+    """Delete the slice at ``PROJECT/ZONE/NAME`` at the provider that has it.
+
+    Raises:
+        ProviderError: The deletion failed.
+    """
+    mine = [target for name, target in slice_targets(fleet).items() if slice_path(name, target) == path]
+    has_compute = any(isinstance(target, ComputeTarget) for target in fleet.targets.values())
+    providers = [provider_of(mine[0])] if mine else [tpu_provider(), *([compute_provider()] if has_compute else [])]
+    for provider in providers[:-1]:
+        try:
+            provider.delete(path, progress)
+            return
+        except ProviderError as error:
+            if error.kind != ErrorKind.NOT_FOUND:
+                raise
+    providers[-1].delete(path, progress)
+
+
+def with_slices(fleet: Fleet, progress: Progress, only: Collection[str] | None = None, *, touch: bool = True) -> Fleet:
+    """Return the fleet with the workers of its slices as hosts.
+
+    A target whose slice is not ready is in ``unavailable``, with the reason and a hint. ``touch=False`` changes nothing
+    on any slice; ``only`` names the targets that are looked up.
+    """
+    wanted = {name: target for name, target in slice_targets(fleet).items() if only is None or name in only}
+    if not wanted:
+        return fleet
+
+    def resolve(name: str) -> dict[str, dict[str, Any]] | UsageError:
+        target = wanted[name]
+        try:
+            found = provider_of(target).find(name, target)
+            usable = found is not None and found.status in (SliceStatus.READY, SliceStatus.STOPPING)
+            if found is None or found.multislice or not usable or not found.workers:
+                return unavailable(name, target, found)
+            return provider_of(target).grant_access(name, target, found, progress, touch=touch)
+        except MidstreamError as error:
+            return UsageError(error.message, error.hint)
+
+    with ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS) as pool:
+        answers = dict(zip(wanted, pool.map(resolve, wanted), strict=True))
+    hosts = {name: entries for name, entries in answers.items() if not isinstance(entries, UsageError)}
+    missing = {name: error for name, error in answers.items() if isinstance(error, UsageError)}
+    wider = with_workers(fleet, hosts) if hosts else fleet
+    before = {name: error for name, error in fleet.unavailable.items() if name not in hosts}
+    return dataclasses.replace(wider, unavailable={**before, **missing})
+
+
+def slice_path(name: str, target: SliceTarget) -> str:
+    """Return ``PROJECT/ZONE/NAME`` of a target's slice."""
+    return f"{target.project}/{target.zone}/{target.name or name}"
+
+
+def wait_for_login(fleet: Fleet, name: str, progress: Progress) -> None:
+    """Wait until every worker accepts a login.
+
+    A new worker needs a moment to start its SSH server and to install our key. Raises the HostError of a worker that
+    does not accept one in time.
+    """
+    hosts = HostPool(fleet)
+
+    def log_in(worker: str) -> None:
+        deadline, polling, reported = time.monotonic() + LOGIN_TIMEOUT, Polling(), ""
+        while True:
+            try:
+                hosts.get(worker)
+                return
+            except HostError as error:
+                if time.monotonic() > deadline:
+                    raise
+                if error.message != reported:
+                    progress(f"{worker} accepts no login yet: {error.message}")
+                    reported = error.message
+                polling.wait()
+
+    try:
+        with ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS) as pool:
+            list(pool.map(log_in, fleet.target(name).hosts))
+    finally:
+        hosts.close()
+
+
+def unavailable(name: str, target: SliceTarget, found: Slice | None) -> UsageError:
+    """Return the error that explains why a target has no hosts now."""
+    path = slice_path(name, target)
+    if found is not None and found.multislice:
+        return UsageError(f"{name}: {path} is {found.text()}", "a target is one slice: request it without Multislice")
+    if found is not None and found.stopped:
+        hint = f"start it again; or midstream --delete {name}, if nothing on its disks is needed"
+        return UsageError(f"{name}: {path} is {found.state}", hint)
+    if found is None or found.status in (SliceStatus.PREEMPTED, SliceStatus.FAILED):
+        state = "does not exist" if found is None else f"is {found.state}"
+        creates = f"--launch and --migrate --to {name} create it, with --yes"
+        hint = creates if target.create else f"create: true for {name} in the fleet file lets midstream create it"
+        return SliceMissingError(f"{name}: {path} {state}", hint)
+    return UsageError(f"{name}: {path} is {found.text()}", "midstream --status shows when it is ready")
+
+
+def with_workers(fleet: Fleet, hosts: Mapping[str, Mapping[str, dict[str, Any]]]) -> Fleet:
+    """Return the fleet with these hosts, by target, added to its text."""
+    value = load_yaml(fleet.text) or {}
+    known = value.setdefault("hosts", {}) or {}
+    value["hosts"] = known
+    for target, entries in hosts.items():
+        for name, entry in entries.items():
+            if name in known and name not in value["targets"][target].get("hosts", ()):
+                raise UsageError(
+                    f"{fleet.path}: hosts.{name} has the name of a worker of {target}", "rename one of them"
+                )
+            known[name] = entry
+        value["targets"][target]["hosts"] = list(entries)
+    return parse_fleet(yaml.safe_dump(value, sort_keys=False), fleet.path)
+
+
+def list_slices(fleet: Fleet) -> Inventory:
+    """List every slice of the projects and zones that the fleet file names."""
+    zones: dict[type, list[tuple[str, str]]] = {TpuTarget: [], ComputeTarget: []}
+    for target in slice_targets(fleet).values():
+        zones[type(target)].append((target.project, target.zone))
+    zones[TpuTarget] += [
+        (project, zone) for project in fleet.google.projects for zone in fleet.google.zones or [ALL_ZONES]
+    ]
+    found = [tpu_provider().inventory(zones[TpuTarget])] if zones[TpuTarget] else []
+    # Compute Engine is listed only where a target names it: most projects of the older API do not have it.
+    found += [compute_provider().inventory(zones[ComputeTarget])] if zones[ComputeTarget] else []
+    slices = {each.path: each for inventory in found for each in inventory.slices}
+    return Inventory(tuple(slices.values()), tuple(problem for inventory in found for problem in inventory.problems))
+
+
+def device_count(target: SliceTarget) -> int | None:
+    """Return the devices that jax finds on all workers; None if the type names none."""
+    if target.worker.get("devices"):
+        return None  # virtual devices
+    if isinstance(target, ComputeTarget):
+        machine = machine_of(target.machine_type)
+        machines = machine.machines(target.topology) if machine is not None else None
+        if machine is None or machines is None:
+            return None
+        return machines * machine.chips * TPU_GENERATIONS[machine.generation].devices_per_chip
+    assert isinstance(target, TpuTarget)
+    kind, _, count = target.accelerator_type.partition("-")
+    generation = TPU_GENERATIONS.get(kind)
+    if target.topology:
+        chips = chips_of(target.topology)
+        return None if chips is None else chips * (generation.devices_per_chip if generation else 1)
+    return int(count) // generation.units_per_device if generation and count.isdecimal() else None
+
+
+def price_text(target: SliceTarget) -> str:
+    """Describe what creating a slice costs, as far as the fleet file defines it."""
+    words = {
+        "spot": "spot: cheaper, and preempted whenever the provider needs it",
+        "reserved": "reserved: paid for by its reservation, used or not",
+        "flex-start": f"flex-start: waits for capacity, then runs for {target.run_duration} and is deleted",
+        "on demand": "on demand: the full price until it is deleted",
+    }[target.price_class]
+    price = (
+        "its price is not in the fleet file" if target.price_per_hour is None else f"{target.price_per_hour:g} an hour"
+    )
+    limit = f"; waits in the queue for {target.valid_until} at most" if target.waits else ""
+    return f"{target.kind}, {words}; {price}{limit}"
+
+
+def host_slice_status(fleet: Fleet, host: str) -> tuple[SliceStatus, str]:
+    """Return the status of a host's slice or pod, and a line that explains it.
+
+    The status is UNKNOWN for a host that no provider created, and if the provider does not answer. UNKNOWN is no
+    evidence about the host.
+    """
+    config = fleet.hosts.get(host)
+    if isinstance(config, KubernetesHostConfig):
+        from midstream.providers.pod_status import pod_status
+
+        return pod_status(fleet, host, config)
+    mine = target_of_host(fleet, host)
+    return target_slice_status(fleet, mine[0]) if mine is not None else (SliceStatus.UNKNOWN, "")
+
+
+def target_slice_status(fleet: Fleet, name: str) -> tuple[SliceStatus, str]:
+    """Return the same for a target, even if its hosts are unknown."""
+    target = slice_targets(fleet).get(name)
+    if target is None:
+        return SliceStatus.UNKNOWN, ""
+    try:
+        found = provider_of(target).find(name, target)
+    except MidstreamError as error:
+        return SliceStatus.UNKNOWN, f"its provider does not answer: {error.message}"
+    if found is None:
+        return SliceStatus.PREEMPTED, f"{slice_path(name, target)} no longer exists, according to its provider"
+    return found.status, f"{found.path} is {found.text()}, according to its provider"
+
+
+def target_of_host(fleet: Fleet, host: str) -> tuple[str, SliceTarget] | None:
+    """Return the name and target of the slice that a host is a worker of."""
+    return next(((name, target) for name, target in slice_targets(fleet).items() if host in target.hosts), None)

@@ -1,0 +1,1 @@
+"""Machines of Google Cloud: TPU slices and Compute Engine."""

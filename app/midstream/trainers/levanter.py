@@ -1,0 +1,22 @@
+"""Levanter: its live runs.
+
+`--migrate PATH` imports its checkpoints into midstream's own engine.
+"""
+
+from __future__ import annotations
+
+from midstream.trainers.trainer_defaults import TrainerDefaults
+from midstream_host.driver.run_file import BY_TRAINER, YES, Batch, Checkpoints, Metrics, Stop, Stored
+
+LEVANTER = TrainerDefaults(
+    name="levanter",
+    title="Levanter",
+    # Without load_checkpoint it trains from the beginning where the path has no checkpoint (0.2.20), with exit code 0.
+    resume=("--trainer.load_checkpoint", "true", "--trainer.load_checkpoint_path", "{checkpoint}"),
+    checkpoints=Checkpoints("levanter", "", reshards=True),
+    metrics=Metrics("tensorboard", "{out}/**/events.out.tfevents.*"),
+    stop=Stop(),
+    stored=Stored(YES, YES),
+    batch=Batch(BY_TRAINER),
+    packages=("levanter", "jax", "haliax"),
+)

@@ -1,0 +1,21 @@
+"""Defaults of the trainers, one file each. A run file overrides any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from midstream.trainers.accelerate import ACCELERATE
+from midstream.trainers.deepspeed import DEEPSPEED
+from midstream.trainers.huggingface import HUGGINGFACE
+from midstream.trainers.levanter import LEVANTER
+from midstream.trainers.lightning import LIGHTNING
+from midstream.trainers.maxtext import MAXTEXT
+from midstream.trainers.script import SCRIPT
+from midstream.trainers.torchrun import TORCHRUN
+from midstream.trainers.trainer_defaults import OtherProcesses, TrainerDefaults
+
+TRAINERS: Mapping[str, TrainerDefaults] = {
+    each.name: each for each in (HUGGINGFACE, LIGHTNING, ACCELERATE, TORCHRUN, DEEPSPEED, LEVANTER, MAXTEXT, SCRIPT)
+}
+
+__all__ = ["TRAINERS", "OtherProcesses", "TrainerDefaults"]

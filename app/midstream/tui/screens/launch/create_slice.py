@@ -1,0 +1,53 @@
+"""Creation of a target's slice, confirmed with its price, in the terminal.
+
+Ctrl-C cancels it there.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from textual.app import SuspendNotSupported
+
+from midstream.errors import MidstreamError
+from midstream.migrate.journal.request import Request
+from midstream.printable import printable
+from midstream.tui.base_app import BaseApp
+from midstream.tui.screens.dialogs.confirm import ConfirmScreen
+
+
+def ask(app: BaseApp, target: str, price: str, request: Request | None = None) -> None:
+    """Confirm, then create the slice with the screen suspended.
+
+    The application then restarts with the slice's workers among its hosts, and the wizard opens with ``request``.
+    """
+
+    def answered(yes: bool | None) -> None:
+        if yes:
+            _create(app, target, request)
+
+    lines = (
+        f"{target} does not exist. It would be created: {price}.",
+        "It costs money until midstream --delete deletes it.",
+        "If creation fails, or Ctrl-C cancels it, nothing remains.",
+    )
+    app.push_screen(ConfirmScreen(f"Create {target}", lines, word=target), answered)
+
+
+def _create(app: BaseApp, target: str, request: Request | None) -> None:
+    created = False
+    try:
+        with app.suspend():
+            try:
+                app.actions.create(target, request.run_id if request is not None else "")
+                created = True
+            except MidstreamError as error:
+                print(printable(f"midstream: {error}"), file=sys.stderr)
+                print("midstream: press enter to return", file=sys.stderr)
+                sys.stdin.readline()
+    except SuspendNotSupported:
+        app.notify(
+            f"this terminal cannot be suspended: use midstream --launch ... --on {target} --yes", severity="warning"
+        )
+    if created:
+        app.restart(request)

@@ -1,0 +1,1 @@
+"""Fence, start number, lease and status of an attempt, of any trainer."""

@@ -1,0 +1,1 @@
+"""Metadata services of clouds: a machine's identity, and preemption notices."""

@@ -1,0 +1,105 @@
+"""Base class of the records: frozen dataclasses with a JSON form.
+
+The form is checked on reading.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, ClassVar, Dict, Mapping, Optional, Tuple, Type, TypeVar, cast
+
+from midstream_core import json_shapes
+from midstream_core.records.errors import DamagedRecordError, NewerFormatError, RecordError
+from midstream_core.records.files import read_json, write_json
+
+Record = TypeVar("Record", bound="JsonRecord")
+
+
+@dataclasses.dataclass(frozen=True)
+class JsonRecord:
+    """Frozen dataclass with a JSON form.
+
+    Fields that a newer version added are ignored on reading.
+
+    A newer version raises ``FORMAT`` where ignoring them would be wrong: readers refuse a format newer than their own.
+    """
+
+    LIMIT: ClassVar[int] = 1 << 20  # bytes of its file
+    FORMAT: ClassVar[int] = 0  # newest format that is read, and the one that is written; 0: the JSON has no ``format``
+
+    def to_json(self) -> Dict[str, Any]:
+        """Return the JSON object of the record."""
+        value = dataclasses.asdict(self)
+        return {"format": self.FORMAT, **value} if self.FORMAT else value
+
+    @classmethod
+    def from_json(cls: Type[Record], value: Any, where: str = "") -> Record:
+        """Check and decode.
+
+        Raises RecordError that names ``where`` and the field that is missing or mistyped, NewerFormatError for a newer
+        format.
+        """
+        if cls.FORMAT:
+            check_format(value, cls.FORMAT, where or cls.__name__)
+        try:
+            json_shapes.check(cls, value)
+        except json_shapes.ShapeError as error:
+            raise RecordError(f"{where or cls.__name__}: {error}") from None
+        return cls.from_checked(value)
+
+    @classmethod
+    def from_checked(cls: Type[Record], value: Mapping[str, Any]) -> Record:
+        """Decode a value that was checked before, as part of a larger one."""
+        return cls(**{key: value[key] for key in _field_names(cls) if key in value})
+
+    @classmethod
+    def read(cls: Type[Record], path: str) -> Record:
+        """Read a file.
+
+        Raises FileNotFoundError where it is absent, DamagedRecordError where it cannot be read.
+        """
+        value = read_json(path, cls.LIMIT)
+        try:
+            return cls.from_json(value, path)
+        except DamagedRecordError:
+            raise
+        except RecordError as error:
+            raise DamagedRecordError(str(error)) from None
+
+    @classmethod
+    def read_or_none(cls: Type[Record], path: str) -> Optional[Record]:
+        """Read a file; None where it is absent.
+
+        Raises DamagedRecordError where it cannot be read.
+        """
+        try:
+            return cls.read(path)
+        except FileNotFoundError:
+            return None
+
+    def write(self, path: str, *, durable: bool = True) -> None:
+        """Replace the file atomically."""
+        write_json(path, self.to_json(), durable=durable)
+
+
+@functools.lru_cache(maxsize=None)
+def _field_names(kind: Type[Any]) -> Tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+def check_format(value: Any, newest: int, where: str) -> None:
+    """Check the ``format`` of a JSON object, before its other fields.
+
+    A newer format may have others.
+
+    An object without ``format`` is of format 1. Raises NewerFormatError for a format above ``newest``, RecordError for
+    a value that is no format.
+    """
+    found = cast("Dict[str, Any]", value).get("format", 1) if isinstance(value, dict) else 1
+    if type(found) is not int or found < 1:
+        raise RecordError(f"{where}: format: expected an integer from 1 on, found {str(found)[:60]!r}")
+    if found > newest:
+        raise NewerFormatError(
+            f"{where}: format {found} is newer than this midstream reads ({newest}): update midstream"
+        )

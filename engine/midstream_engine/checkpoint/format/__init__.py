@@ -1,1 +1,0 @@
-"""Format of checkpoints: names, dtypes, chunks, zarr metadata."""

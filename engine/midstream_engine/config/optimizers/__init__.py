@@ -1,1 +1,0 @@
-"""The kinds of optimizers besides Adam."""

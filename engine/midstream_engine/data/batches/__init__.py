@@ -1,1 +1,0 @@
-"""Batches of examples: of one dataset or a mixture, with prefetch."""

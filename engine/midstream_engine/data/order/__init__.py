@@ -1,1 +1,0 @@
-"""Order of examples: permutation, packing, position of a step in the data."""

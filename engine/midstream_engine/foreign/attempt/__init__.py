@@ -1,1 +1,0 @@
-"""An attempt of another trainer's run on one node."""

@@ -1,1 +1,0 @@
-"""Client of Google Cloud Storage, on google-cloud-storage."""

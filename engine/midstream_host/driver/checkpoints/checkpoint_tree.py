@@ -1,0 +1,180 @@
+"""The files of one checkpoint, as a rule looks at them.
+
+Reads only, and a bounded part of each file.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import stat
+from typing import Any, Callable, Dict, Iterator, List, Match, Optional, Pattern, Tuple, cast
+
+from midstream_core import records
+from midstream_host.driver.checkpoints.checkpoint import IncompleteError
+from midstream_host.driver.formats import safetensors_file
+from midstream_host.driver.formats.errors import FormatError
+from midstream_host.driver.formats.torch_archive import TorchArchive
+
+MOST_FILES = 100_000  # of a checkpoint: a file for each chunk of each array is normal for zarr
+TEXT_LIMIT = 64 << 20  # bytes of a JSON file: the log history of a long run has some
+_PARTIAL = re.compile(r"\.(?:tmp|part|partial|incomplete)(?:[-.]|$)|\.tmp-|^\.~|\.lock$")
+
+
+class CheckpointTree:
+    """A checkpoint's files by their paths in it; that of a single file is ``""``."""
+
+    def __init__(self, path: str) -> None:
+        """List the files.
+
+        Raises:
+            IncompleteError: The checkpoint has links, devices or too many files.
+            OSError: A file cannot be read; FileNotFoundError where it is deleted in the same time.
+        """
+        self.path = path
+        self.name = posixpath.basename(path)
+        self.modified = 0.0
+        self.sizes: Dict[str, int] = {}
+        self._marks: List[Tuple[str, int, int]] = []
+        found = os.lstat(path)
+        if stat.S_ISDIR(found.st_mode):
+            self._walk("", 0)
+        elif stat.S_ISLNK(found.st_mode):
+            raise IncompleteError(
+                "it is a link to {}, and only files are copied (hint: checkpoints: {{directory: ...}} may name the "
+                "folder that it leads to)".format(ascii(os.readlink(path))[:200])
+            )
+        else:
+            self._add("", found)
+
+    @property
+    def signature(self) -> Tuple[Tuple[str, int, int], ...]:
+        """Path, size and time of each file: equal where nothing was written."""
+        return tuple(sorted(self._marks))
+
+    def has_changed(self) -> bool:
+        """Return whether a file was written, added or removed since the tree was listed."""
+        try:
+            return CheckpointTree(self.path).signature != self.signature
+        except (OSError, IncompleteError):
+            return True
+
+    def match(self, pattern: Pattern[str]) -> Iterator[Match[str]]:
+        """Yield the matches of the complete paths of files, in order of their names."""
+        for path in sorted(self.sizes):
+            found = pattern.fullmatch(path)
+            if found:
+                yield found
+
+    def has(self, path: str) -> bool:
+        """Return whether there is a file of that path."""
+        return path in self.sizes
+
+    def below(self, folder: str) -> Dict[str, int]:
+        """Sizes of the files below a folder, by their paths in it."""
+        prefix = folder + "/"
+        return {path[len(prefix) :]: size for path, size in self.sizes.items() if path.startswith(prefix)}
+
+    def full(self, path: str) -> str:
+        """Path of a file on this host."""
+        return posixpath.join(self.path, path) if path else self.path
+
+    def require(self, path: str, what: str = "") -> None:
+        """Raise IncompleteError unless there is a file of that path that is not empty."""
+        if path not in self.sizes:
+            raise IncompleteError("{} is missing{}".format(path, ": " + what if what else ""))
+        if not self.sizes[path]:
+            raise IncompleteError("{} is empty".format(path or self.name))
+
+    def text(self, path: str, limit: int = TEXT_LIMIT) -> str:
+        """Text of a file. Raises IncompleteError where it is missing or too large."""
+        self.require(path)
+        try:
+            return records.read_bytes(self.full(path), limit).decode("utf-8", "replace")
+        except records.RecordError as error:
+            raise IncompleteError("{}: {}".format(path, str(error).rpartition(": ")[2])) from None
+
+    def json(self, path: str) -> Dict[str, Any]:
+        """Return the JSON object of a file.
+
+        Raises IncompleteError where it is missing, partial or another value.
+        """
+        text = self.text(path)
+        try:
+            value: Any = records.parse_json(text, path)
+        except records.RecordError:
+            raise IncompleteError("{} is partial: it is not JSON".format(path)) from None
+        if not isinstance(value, dict):
+            raise IncompleteError("{} is not a JSON object".format(path))
+        return cast("Dict[str, Any]", value)
+
+    def archive(self, path: str) -> TorchArchive:
+        """Open a file of torch. Raises IncompleteError where it is missing or partial."""
+        self.require(path)
+        try:
+            return TorchArchive(self.full(path))
+        except (FormatError, records.RecordError) as error:
+            raise IncompleteError("{} {}".format(path or self.name, error)) from None
+
+    def torch_value(self, path: str) -> Dict[Any, Any]:
+        """The dict that a file of torch has, without tensors. Raises IncompleteError."""
+        with self.archive(path) as archive:
+            value = self.checked(path, archive.load)
+        if not isinstance(value, dict):
+            raise IncompleteError("{} has no dict".format(path or self.name))
+        return cast("Dict[Any, Any]", value)
+
+    def check_file(self, path: str) -> None:
+        """Raise IncompleteError if a torch or safetensors file is missing or partial."""
+        self.require(path)
+        if path.endswith(".safetensors") or (not path and self.name.endswith(".safetensors")):
+            self.checked(path, lambda: safetensors_file.check(self.full(path)))
+        else:
+            self.archive(path).close()
+
+    def checked(self, path: str, read: Callable[[], Any]) -> Any:
+        """Return what ``read`` returns; its FormatError as IncompleteError."""
+        try:
+            return read()
+        except (FormatError, records.RecordError) as error:
+            raise IncompleteError("{} {}".format(path or self.name, error)) from None
+
+    def refuse_partial(self) -> None:
+        """Raise IncompleteError for a file whose name says that it is still being written."""
+        for path in sorted(self.sizes):
+            if _PARTIAL.search(posixpath.basename(path)):
+                raise IncompleteError(
+                    "{} is there: the checkpoint is being written, or its writer was ended".format(path)
+                )
+
+    def _walk(self, folder: str, depth: int) -> None:
+        if depth > 16:
+            raise IncompleteError("its folders are nested too deeply")
+        with os.scandir(posixpath.join(self.path, folder)) as entries:
+            for entry in entries:
+                path = posixpath.join(folder, entry.name)
+                if entry.is_symlink():
+                    raise IncompleteError("{} is a link, and only files are copied".format(path))
+                if entry.is_dir(follow_symlinks=False):
+                    self._walk(path, depth + 1)
+                else:
+                    self._add(path, entry.stat(follow_symlinks=False))
+                if len(self.sizes) > MOST_FILES:
+                    raise IncompleteError("has more than {} files".format(MOST_FILES))
+
+    def _add(self, path: str, found: os.stat_result) -> None:
+        if not stat.S_ISREG(found.st_mode):
+            raise IncompleteError("{} is no regular file".format(path or self.name))
+        self.sizes[path] = found.st_size
+        self.modified = max(self.modified, found.st_mtime)
+        self._marks.append((path, found.st_size, found.st_mtime_ns))
+
+
+def number_in(name: str, pattern: Pattern[str]) -> Optional[int]:
+    """Return the number that a name has where ``pattern`` has its group.
+
+    None for a name without a number, or with one of many digits.
+    """
+    found = pattern.search(name)
+    return int(found.group(1)) if found and len(found.group(1)) <= 18 else None

@@ -1,0 +1,308 @@
+"""A trainer's checkpoint as a checkpoint of the run: files with their hashes.
+
+Its name is one that the fence accepts.
+
+``checkpoints/step-<N>-a<NNN>/`` has the files below ``files/``, ``train.json`` whose state lists their hashes (so that
+the root digest covers them), and ``manifest.json``, written last, when everything else is on the disk: trainers do not
+wait for that, and a power cut would leave a manifest of files that are empty. Files are linked where the trainer never
+writes them again in place; else they are copied. What is incomplete by its rule is never recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import hashlib
+import os
+import posixpath
+import shutil
+import time
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+
+from midstream_core import records
+from midstream_core.attempt import save_fence
+from midstream_host.driver.checkpoints import deepspeed
+from midstream_host.driver.checkpoints.checkpoint import IncompleteError
+from midstream_host.driver.checkpoints.checkpoint_finder import find_checkpoints
+from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
+from midstream_host.driver.run_file import RunFile
+
+FILES = "files"
+CHUNK = 1 << 20
+TRASH = ".trash-"  # begins the name of a checkpoint that is being removed
+KEPT = 2  # newest recorded checkpoints that are not removed
+
+
+class Found(NamedTuple):
+    """A complete checkpoint of the trainer: its files, relative to ``directory``."""
+
+    directory: str
+    path: str  # of the checkpoint itself, relative too
+    step: int
+    files: Tuple[str, ...]
+
+
+def record(paths: records.RunPaths, run: RunFile, found: Found, attempt: int, epoch: int, versions: Dict[str, str],
+           world: int, start: int = 0) -> Optional[records.Manifest]:  # fmt: skip
+    """Record a checkpoint; return its manifest, None if the trainer has removed it.
+
+    Args:
+        paths: Paths of the run.
+        run: Its run file.
+        found: The checkpoint as found on the disk.
+        attempt: Number of the attempt.
+        epoch: Epoch of the attempt.
+        versions: Versions of the environment's packages, for the manifest.
+        world: Number of processes of the trainer.
+        start: Start of the epoch that commits.
+
+    Raises:
+        FenceRejectedError: The fence does not accept its step of this epoch.
+        FenceUnreadableError: The fence cannot be read.
+        RecordError: The trainer has written it while it was recorded, or its copy is not complete.
+        OSError: The disk is full, or cannot be read.
+    """
+    name = records.checkpoint_name(found.step, attempt)
+    directory = paths.checkpoint(name)
+    known = records.Manifest.read_or_none(posixpath.join(directory, records.MANIFEST))
+    if known is not None:
+        return known
+    with records.locked(paths.lock):  # a newer start may be recording the same step
+        save_fence.check(paths, epoch, found.step, start)
+        shutil.rmtree(directory, ignore_errors=True)  # of a driver that was killed
+    entries: List[records.ObjectEntry] = []
+    before = _signature(found)
+    if {path for path, _, _ in before} != set(found.files):
+        return _unrecorded(found, directory, before)
+    try:
+        for path in found.files:
+            entries.append(
+                _take(posixpath.join(found.directory, path), directory, path, link=not run.checkpoints.rewritten)
+            )
+    except OSError as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        if isinstance(error, FileNotFoundError):  # the trainer has removed it
+            return None
+        raise
+    still = _is_still(run, found, posixpath.join(directory, FILES), world)
+    if not still or not _signature(found) <= before:  # what it has removed by now is in the copy
+        return _unrecorded(found, directory, before)
+    state: Dict[str, Any] = {
+        "step": found.step,
+        "trainer": run.trainer,
+        "path": found.path,
+        "rule": run.checkpoints.rule,
+        "files": {entry.path[len(FILES) + 1 :]: entry.sha256 for entry in entries},
+        "data_digest": run.files_digest,
+    }
+    train = {"state": state, "provenance": {"run_id": paths.run_id, "attempt": attempt, "epoch": epoch,
+             "time": time.time(), "versions": versions, "processes": world}}  # fmt: skip
+    records.write_json(posixpath.join(directory, records.TRAIN), train)
+    entries.append(_hashed(directory, records.TRAIN))
+    manifest = records.Manifest(
+        format=records.FORMAT,
+        version=records.FORMAT_VERSION,
+        run_id=paths.run_id,
+        step=found.step,
+        attempt=attempt,
+        epoch=epoch,
+        created=time.time(),
+        root_digest=records.root_digest([], {}, state),
+        arrays=[],
+        objects=[entry.to_json() for entry in sorted(entries, key=lambda entry: entry.path)],
+        start=start,
+    )
+    _sync(directory)
+    with records.locked(paths.lock):
+        save_fence.check(paths, epoch, found.step, start)
+        manifest.write(posixpath.join(directory, records.MANIFEST))
+    return manifest
+
+
+def _signature(found: Found) -> Set[Tuple[str, int, int]]:
+    """Return path, size and time of each file of a checkpoint.
+
+    None where the trainer has removed it. Raises RecordError.
+    """
+    try:
+        files = CheckpointTree(posixpath.join(found.directory, found.path)).signature
+    except FileNotFoundError:
+        return set()
+    except IncompleteError as error:
+        raise records.RecordError("checkpoint of step {}: {}".format(found.step, error)) from None
+    return {(posixpath.join(found.path, name) if name else found.path, size, time) for name, size, time in files}
+
+
+def _unrecorded(found: Found, directory: str, before: Set[Tuple[str, int, int]]) -> None:
+    """Remove the copy of a checkpoint that is not recorded.
+
+    Raises RecordError where the trainer has not removed the checkpoint.
+    """
+    shutil.rmtree(directory, ignore_errors=True)
+    now = _signature(found)
+    if now == before and {path for path, _, _ in now} == set(found.files):
+        raise records.RecordError("the copy of the checkpoint of step {} is not complete".format(found.step))
+    if now:
+        raise records.RecordError("checkpoint of step {} changed while it was recorded".format(found.step))
+
+
+def _is_still(run: RunFile, found: Found, directory: str, world: int) -> bool:
+    """Return whether what was taken is the complete checkpoint of that step.
+
+    A file may have been written again.
+    """
+    pattern = glob.escape(found.path)
+    with _finished(run, found, directory):
+        again = find_checkpoints(run.checkpoints.rule, directory, pattern, world)
+    return any(each.complete and found.step in (each.stated, each.named) and each.path == found.path for each in again)
+
+
+@contextlib.contextmanager
+def _finished(run: RunFile, found: Found, directory: str) -> Iterator[None]:
+    """Put the mark of a finished checkpoint beside its copy, if the rule needs one.
+
+    DeepSpeed's file ``latest`` is no part of a checkpoint: it was read when the checkpoint was found, and it is
+    written again where the checkpoint is placed for a resume.
+    """
+    if run.checkpoints.rule != "deepspeed":
+        yield
+        return
+    mark = posixpath.join(directory, posixpath.dirname(found.path), deepspeed.LATEST)
+    records.write_bytes(mark, posixpath.basename(found.path).encode())
+    try:
+        yield
+    finally:
+        os.unlink(mark)
+
+
+def _take(source: str, directory: str, path: str, *, link: bool) -> records.ObjectEntry:
+    """Link or copy a file to its place in a checkpoint, and hash it there."""
+    relative = posixpath.join(FILES, path)
+    if not records.safe_relative(relative):
+        raise records.RecordError("{}: a name that no checkpoint may have".format(ascii(path)))
+    target = posixpath.join(directory, relative)
+    os.makedirs(posixpath.dirname(target), exist_ok=True)
+    place(source, target, link=link)
+    return _hashed(directory, relative)
+
+
+def place(source: str, target: str, *, link: bool) -> None:
+    """Create ``target`` from ``source``, with ``link`` as a hard link where possible."""
+    if link:
+        try:
+            os.link(source, target, follow_symlinks=True)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES):
+                raise
+    shutil.copyfile(source, target)
+    shutil.copymode(source, target)
+
+
+def _sync(directory: str) -> None:
+    """Wait until a checkpoint's files and their names are on the disk.
+
+    Raises OSError.
+    """
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            descriptor = os.open(posixpath.join(parent, name), os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        records.sync_directory(parent)
+    records.sync_directory(posixpath.dirname(directory))
+
+
+def _hashed(directory: str, path: str) -> records.ObjectEntry:
+    target = posixpath.join(directory, path)
+    sha256, size = digest_of(target)
+    return records.ObjectEntry(path, size, sha256)
+
+
+def digest_of(path: str) -> Tuple[str, int]:
+    """Return SHA-256 and size of a file, from the bytes that were read."""
+    total, size = hashlib.sha256(), 0
+    with records.open_regular(path) as file:
+        while True:
+            piece = file.read(CHUNK)
+            if not piece:
+                return total.hexdigest(), size
+            total.update(piece)
+            size += len(piece)
+
+
+def usable(paths: records.RunPaths) -> List[records.Manifest]:
+    """Return complete checkpoints that the run's fence accepts, by step and attempt."""
+    return _accepted(paths, save_fence.read_fence(paths))
+
+
+def _accepted(paths: records.RunPaths, fence: Optional[records.Fence]) -> List[records.Manifest]:
+    found: List[records.Manifest] = []
+    for name in os.listdir(paths.checkpoints) if os.path.isdir(paths.checkpoints) else ():
+        if records.parse_checkpoint_name(name) is None:
+            continue
+        manifest = records.Manifest.read_or_none(posixpath.join(paths.checkpoint(name), records.MANIFEST))
+        if manifest is not None and (fence is None or fence.accepts(manifest.epoch, manifest.step, manifest.start)):
+            found.append(manifest)
+    return sorted(found, key=lambda manifest: (manifest.step, manifest.attempt))
+
+
+def newest(paths: records.RunPaths, fence: records.Fence) -> Optional[str]:
+    """Name the newest complete checkpoint that ``fence`` accepts; None without one."""
+    found = _accepted(paths, fence)
+    return found[-1].name if found else None
+
+
+def prune(paths: records.RunPaths, attempt: int, keep: int = KEPT, own: Optional[Tuple[int, int]] = None) -> List[str]:
+    """Remove an attempt's surplus recorded checkpoints; return their names.
+
+    A checkpoint is surplus if it is neither pinned nor among the newest ``keep``. Each is moved to the trash first, and
+    the pins are read again: the process that sets a pin checks afterwards that its checkpoint exists. ``own``: epoch
+    and start of the caller, which removes nothing once a newer start has the run.
+
+    Raises RecordError where a pin cannot be read: its checkpoint is not known, and nothing is removed.
+    """
+    fence = save_fence.read_fence(paths)
+    if own is not None and fence is not None and fence.order > own:
+        return []
+    left = _empty_trash(paths)  # of a call that was killed; a name that is there cannot be moved there again
+    surplus = [manifest.name for manifest in usable(paths) if manifest.attempt == attempt]
+    pinned = _pinned(paths)
+    for name in surplus[:-keep]:
+        if name not in pinned:
+            os.rename(paths.checkpoint(name), paths.checkpoint(TRASH + name))
+    return left + _empty_trash(paths)
+
+
+def _empty_trash(paths: records.RunPaths) -> List[str]:
+    """Delete what is in the trash, or move it back if it has been pinned."""
+    removed: List[str] = []
+    for entry in sorted(os.listdir(paths.checkpoints)):
+        name, trash = entry[len(TRASH) :], paths.checkpoint(entry)
+        if not entry.startswith(TRASH) or records.parse_checkpoint_name(name) is None:
+            continue
+        complete = os.path.exists(posixpath.join(trash, records.MANIFEST))
+        if name in _pinned(paths) and complete and not os.path.exists(paths.checkpoint(name)):
+            os.rename(trash, paths.checkpoint(name))
+            continue
+        if complete:
+            os.unlink(posixpath.join(trash, records.MANIFEST))  # from here on it is no checkpoint
+        shutil.rmtree(trash, ignore_errors=True)
+        removed.append(name)
+    return removed
+
+
+def _pinned(paths: records.RunPaths) -> Set[str]:
+    """Return the checkpoints that are pinned now.
+
+    Raises RecordError where a pin cannot be read.
+    """
+    found: Set[str] = set()
+    for name in os.listdir(paths.pins) if os.path.isdir(paths.pins) else ():
+        pin = records.Pin.read_or_none(posixpath.join(paths.pins, name)) if name.endswith(".json") else None
+        if pin is not None and pin.expires > time.time():
+            found.add(pin.checkpoint)
+    return found

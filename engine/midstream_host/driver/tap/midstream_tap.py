@@ -1,0 +1,69 @@
+"""Optional digests of batches in a trainer: three lines of a training script.
+
+    import midstream_tap                    # stays importable without midstream: see docs/how-to/trainers.md
+    tap = midstream_tap.Tap()
+    tap.batch(step, batch)                  # before the update; ``step`` counts updates from 0
+
+Without ``MIDSTREAM_TAP`` in the environment it does nothing. Standard library only; tensors and arrays are read through
+``tobytes`` or ``numpy``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import Any
+
+
+class Tap:
+    """Appends the digest of each batch that this rank consumes."""
+
+    def __init__(self) -> None:
+        path = os.environ.get("MIDSTREAM_TAP", "")
+        self._rank = int(os.environ.get("RANK", "0"))
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) if path else -1
+
+    def batch(self, step: int, batch: Any) -> None:
+        """Record what update ``step`` (from 0) consumes; call it for each batch in turn.
+
+        ``batch``: tensors, arrays, numbers, texts, lists or mappings of them.
+        """
+        if self._file < 0:
+            return
+        total = hashlib.sha256()
+        _add(total, batch)
+        line = json.dumps(
+            {"step": int(step), "rank": self._rank, "digest": total.hexdigest(), "elements": _elements(batch)}
+        )
+        os.write(self._file, line.encode() + b"\n")
+
+
+def _elements(value: Any) -> int:
+    """Return how many numbers or texts a batch has: it grows with its examples."""
+    if isinstance(value, dict):
+        return sum(_elements(each) for each in value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(_elements(each) for each in value)
+    if hasattr(value, "numel"):  # a tensor of torch
+        return int(value.numel())
+    return int(value.size) if hasattr(value, "tobytes") and hasattr(value, "size") else 1
+
+
+def _add(total: Any, value: Any) -> None:
+    if isinstance(value, dict):
+        for name in sorted(value, key=str):
+            total.update(str(name).encode())
+            _add(total, value[name])
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            _add(total, each)
+    elif hasattr(value, "detach"):  # a tensor of torch
+        array = value.detach().cpu().contiguous()
+        total.update(str(array.dtype).encode() + str(tuple(array.shape)).encode())
+        as_bytes = array.new_empty(0).byte().dtype  # numpy has no bfloat16
+        total.update(array.flatten().view(as_bytes).numpy().tobytes() if array.numel() else b"")
+    elif hasattr(value, "tobytes"):
+        total.update(str(getattr(value, "dtype", "")).encode() + value.tobytes())
+    else:
+        total.update(repr(value).encode())

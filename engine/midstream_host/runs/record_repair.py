@@ -1,0 +1,282 @@
+"""Evidence of a damaged run on this host; replacement of one of its records.
+
+Runs on the host; standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import posixpath
+import re
+import time
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Type, TypeVar, cast
+
+from midstream_core import records
+from midstream_host.declarations import once, reads
+from midstream_host.runs import damaged_records, leftovers, run_checkpoints, run_state, unknown_process
+from midstream_host.runs.damaged_records import names_in
+from midstream_host.runs.run_checkpoints import CheckpointName
+from midstream_host.shapes import FileName, Text
+
+ASIDE = damaged_records.ASIDE
+MOST = 10_000  # damaged files that are listed
+ENGINES = ("midstream_engine.", "midstream_host.")  # what the module of an engine, driver or supervisor begins with
+
+Kind = TypeVar("Kind", bound=records.JsonRecord)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessEvidence:
+    """The readable records of a process.
+
+    ``group`` is the number of hosts of its attempt, 0 where that is unknown.
+    """
+
+    process: int
+    status: Optional[records.Status]
+    launched: Optional[records.ProcessIdentity]
+    group: int
+    exit: Optional[records.ProcessExit]
+
+
+@dataclasses.dataclass(frozen=True)
+class AttemptEvidence:
+    """The readable records of an attempt."""
+
+    attempt: int
+    processes: List[ProcessEvidence]
+    command: Optional[records.Command]
+    restore: Optional[records.Restore]
+    first_row: Optional[int]  # step of the first row of metrics
+    last_row: Optional[int]
+    running: Text  # why a process of it may be running on this host; empty where none is
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointEvidence:
+    """A directory of a checkpoint."""
+
+    name: CheckpointName
+    step: int
+    attempt: int
+    complete: bool
+    epoch: int
+    root_digest: str
+    damaged: str
+    start: int = 0  # of the epoch, that committed it
+
+
+@dataclasses.dataclass(frozen=True)
+class RunEvidence:
+    """Every readable record of a run, and what is wrong with the others."""
+
+    found: bool
+    now: float  # UTC seconds by this host's clock
+    damaged: Dict[str, Text]  # file -> what is wrong with it
+    newer: List[FileName]  # the damaged files that a newer midstream wrote
+    changed: Dict[str, float]  # damaged file -> time of its last change
+    fence: Optional[records.Fence]
+    lineage: Optional[records.Lineage]
+    migration_lock: Optional[records.MigrationLock]
+    config: Text
+    checkpoints: List[CheckpointEvidence]
+    attempts: List[AttemptEvidence]
+    ownership: Text = ""  # of its ownership.json
+
+
+@reads()
+def evidence(root: str, run_id: str) -> RunEvidence:
+    """Read every record of the run that can be read. Writes nothing."""
+    paths = records.RunPaths(root, records.check_run_id(run_id))
+    damaged = damaged_records.find(paths, most=MOST)
+    return RunEvidence(
+        found=os.path.lexists(paths.dir),
+        now=time.time(),
+        damaged=damaged,
+        newer=damaged_records.newer(paths, damaged),
+        changed={name: _changed(posixpath.join(paths.dir, name)) for name in damaged},
+        fence=_read(records.Fence, paths.fence),
+        lineage=_read(records.Lineage, paths.lineage),
+        migration_lock=_read(records.MigrationLock, paths.migration_lock),
+        config=_text(paths.config),
+        checkpoints=_checkpoints(paths),
+        attempts=[_attempt(paths, number) for number in run_state.attempts(paths)],
+        ownership=_text(paths.ownership),
+    )
+
+
+@once("a second call is rejected: the record can be read by then")
+def put(root: str, run_id: str, file: str, value: Optional[Mapping[str, Any]]) -> FileName:
+    """Replace a damaged or missing record by ``value``, or by nothing (None).
+
+    The old file is kept beside it; its new name is returned, empty where there was no file.
+
+    Raises:
+        RefusedError: The record can be read: another process has repaired it. Or a newer midstream wrote it.
+    """
+    paths = records.RunPaths(root, records.check_run_id(run_id))
+    kind = damaged_records.kind_of(file)
+    path = posixpath.join(paths.dir, file)
+    new = kind.from_json(dict(value), file) if value is not None else None
+    with records.locked(paths.lock):
+        if file not in damaged_records.find(paths, most=MOST) and os.path.lexists(path):
+            raise run_state.RefusedError("{} of {} can be read by now: nothing was written".format(file, run_id))
+        if damaged_records.newer(paths, [file]):
+            raise run_state.RefusedError("a newer midstream wrote {} of {}: nothing was written".format(file, run_id))
+        kept = keep(path)
+        if new is not None:
+            if os.path.isdir(path):
+                os.rename(path, kept)  # it cannot be replaced in one step; `damaged_records` detects an interruption
+            new.write(path)
+        elif os.path.lexists(path):
+            if os.path.lexists(kept):
+                os.unlink(path)
+            else:
+                os.rename(path, kept)
+            records.sync_directory(posixpath.dirname(path))
+    return posixpath.basename(kept)
+
+
+def keep(path: str) -> str:
+    """Link ``path`` to a second name before it is replaced.
+
+    Return the name, empty without a file.
+    """
+    if not os.path.lexists(path):
+        return ""
+    begin = "{}{}{}".format(path, ASIDE, time.strftime("%Y%m%dT%H%M%S", time.gmtime()))
+    kept, number = begin, 1
+    while os.path.lexists(kept):
+        kept, number = "{}-{}".format(begin, number), number + 1
+    if not os.path.isdir(path):
+        os.link(path, kept, follow_symlinks=False)
+        records.sync_directory(posixpath.dirname(path))
+    return kept
+
+
+def _attempt(paths: records.RunPaths, number: int) -> AttemptEvidence:
+    files = paths.attempt(number)
+    first, last = _rows(files.metrics)
+    return AttemptEvidence(
+        attempt=number,
+        processes=[_process(files, process) for process in _numbers(files)],
+        command=_read(records.Command, files.command_file),
+        restore=_read(records.Restore, files.restore),
+        first_row=first,
+        last_row=last,
+        running=_running(paths, files),
+    )
+
+
+def _numbers(files: records.AttemptPaths) -> List[int]:
+    found = set(run_state.processes(files))
+    for name in names_in(files.dir):
+        match = re.fullmatch(r"exit-([0-9]{1,6})\.json", name)
+        if match:
+            found.add(int(match.group(1)))
+    return sorted(found)
+
+
+def _process(files: records.AttemptPaths, process: int) -> ProcessEvidence:
+    launched: Any = None
+    with contextlib.suppress(records.RecordError, OSError):
+        launched = records.read_json(files.launched(process), 1 << 20)
+    group = cast("Dict[str, Any]", launched).get("group") if isinstance(launched, dict) else None
+    return ProcessEvidence(
+        process=process,
+        status=_read(records.Status, files.status(process)),
+        launched=_read(records.ProcessIdentity, files.launched(process)),
+        group=len(cast("List[Any]", group)) if isinstance(group, list) else 0,
+        exit=_read(records.ProcessExit, files.exit(process)),
+    )
+
+
+def _running(paths: records.RunPaths, files: records.AttemptPaths) -> str:
+    """Return why a process of the attempt may run on this host; empty if none does."""
+    if os.path.lexists(posixpath.join(files.dir, "slurm.json")):
+        return "it is a job of SLURM, whose processes run on other machines"
+    for process in _numbers(files):
+        status = _read(records.Status, files.status(process))
+        launched = _read(records.ProcessIdentity, files.launched(process))
+        for identity in (status.identity if status else None, launched):
+            if identity is not None and records.is_running(identity):
+                return "process {} runs (pid {})".format(process, identity.pid)
+        if status is not None and unknown_process.is_unknown(files, process):
+            age = max(0.0, time.time() - status.heartbeat)
+            if age < leftovers.QUIET:
+                return "process {} had a heartbeat on {} {:.0f} s ago".format(process, status.host, age)
+    for pid, words in _engines():
+        if paths.run_id in words:
+            return "a process of an engine runs for {} (pid {})".format(paths.run_id, pid)
+    return ""
+
+
+def _engines() -> Iterator[Tuple[int, List[str]]]:
+    """Yield (pid, command line) of every engine and supervisor of this host."""
+    for name in os.listdir("/proc"):
+        if not name.isdecimal():
+            continue
+        try:
+            with open("/proc/{}/cmdline".format(name), "rb") as file:
+                words = file.read(1 << 16).decode(errors="replace").split("\0")
+        except OSError:  # it has exited
+            continue
+        if any(word.startswith(ENGINES) for word in words):
+            yield int(name), words
+
+
+def _checkpoints(paths: records.RunPaths) -> List[CheckpointEvidence]:
+    found: List[CheckpointEvidence] = []
+    for name in names_in(paths.checkpoints):
+        parsed = records.parse_checkpoint_name(name)
+        if parsed is not None:
+            manifest = run_checkpoints.manifest_summary(
+                posixpath.join(paths.checkpoint(name), records.MANIFEST), name, {}
+            )
+            found.append(
+                CheckpointEvidence(
+                    name=name,
+                    step=parsed[0],
+                    attempt=parsed[1],
+                    complete=manifest.complete,
+                    epoch=manifest.epoch,
+                    root_digest=manifest.root_digest,
+                    damaged=manifest.damaged,
+                    start=manifest.start,
+                )
+            )
+    return sorted(found, key=lambda entry: (entry.step, entry.attempt))
+
+
+def _rows(path: str) -> Tuple[Optional[int], Optional[int]]:
+    """Return the steps of the first row and of the newest start's last one, or None."""
+    first, last, newest = None, None, 0
+    with contextlib.suppress(FileNotFoundError, records.RecordError), records.open_regular(path) as file:
+        for line in file:
+            with contextlib.suppress(ValueError, RecursionError):
+                for row in records.parse_metrics([line.decode()]):
+                    if "global_step" in row:
+                        first = row["global_step"] if first is None else first
+                        start = records.start_of(row) or 0
+                        last, newest = (row["global_step"], start) if start >= newest else (last, newest)
+    return first, last
+
+
+def _read(kind: Type[Kind], path: str) -> Optional[Kind]:
+    with contextlib.suppress(records.RecordError, OSError):
+        return kind.read_or_none(path)
+    return None
+
+
+def _text(path: str) -> str:
+    with contextlib.suppress(records.RecordError, OSError):
+        return records.read_bytes(path, 1 << 20).decode(errors="replace")
+    return ""
+
+
+def _changed(path: str) -> float:
+    with contextlib.suppress(OSError):
+        return os.lstat(path).st_mtime
+    return 0.0

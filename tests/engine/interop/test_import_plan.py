@@ -1,0 +1,150 @@
+"""The plan of an import, made without the engine, against the run that the converter opens."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream.errors import MidstreamError
+from midstream.migrate.planning.foreign_config import ForeignRun, foreign_run, with_parameters
+from midstream_engine.config import from_mapping
+from midstream_engine.interop.foreign_run import ForeignRun as OpenedRun
+from midstream_engine.interop.foreign_run import state_arrays
+from midstream_engine.interop.huggingface.importer import described
+from midstream_engine.interop.levanter.importer import open_levanter
+from midstream_engine.interop.neox.architecture import Choices
+from midstream_engine.interop.neox.importer import open_neox
+from midstream_host.imports import checkpoint_survey, torch_shapes
+from support.paths import FIXTURES
+
+pytestmark = [
+    # haliax 1.4 uses names that jax 0.10 deprecates.
+    pytest.mark.filterwarnings("ignore:jax.core.is_constant_dim is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:jax.interpreters.pxla.thread_resources is deprecated:DeprecationWarning"),
+]
+NEOX = sorted(path.parent.name for path in (FIXTURES / "neox").glob("*/latest"))
+LEVANTER = ("gpt2", "llama", "data/run", "clipped", "optimizers/lion", "optimizers/muon")
+HUGGING_FACE = sorted(path.parent.name for path in (FIXTURES / "hf").glob("*/config.json"))
+CHOICES = Choices("blocked", "inside")
+
+
+def planned(path: Path, flags: dict[str, str] | None = None, config: str = "") -> ForeignRun:
+    return foreign_run(checkpoint_survey.survey(path=str(path), config=config), "here", flags or {})
+
+
+def shapes_of(run: ForeignRun) -> dict[str, tuple[tuple[str, ...], tuple[int, ...], str]]:
+    return {each.name: (tuple(each.axes), tuple(each.shape), each.dtype) for each in run.arrays}
+
+
+def large(arrays: Any) -> dict[str, tuple[tuple[str, ...], tuple[int, ...], str]]:
+    """Return the arrays that grow with the model."""
+    return {
+        each.name: (tuple(each.axes), tuple(each.shape), each.dtype)
+        for each in arrays
+        if not each.name.endswith("count") and each.name != "key" and len(each.shape)
+    }
+
+
+def assert_same_numbers(plan: ForeignRun, opened: OpenedRun) -> None:
+    ours, theirs = plan.config["trainer"], from_mapping(opened.mapping).config.trainer
+    assert (ours["train_batch_size"], ours["num_train_steps"]) == (theirs.train_batch_size, theirs.num_train_steps)
+    assert from_mapping({"data": {"tokenizer": "bytes"}, "trainer": {"mp": ours["mp"]}}).config.trainer.precision() == (
+        theirs.precision()
+    )
+    model = from_mapping(opened.mapping).config.model
+    assert plan.config["model"]["seq_len"] == model.seq_len
+
+
+@pytest.mark.parametrize("name", NEOX)
+def test_plan_of_neox_checkpoint_has_the_arrays_of_its_import(name: str) -> None:
+    plan = planned(FIXTURES / "neox" / name)
+    try:
+        opened = open_neox(str(FIXTURES / "neox" / name), CHOICES)
+    except Exception as error:  # noqa: BLE001  what the import refuses is not compared
+        pytest.skip(f"{name} is not imported: {error}")
+    assert shapes_of(plan) == large(opened.arrays)
+    assert_same_numbers(plan, opened)
+    assert checkpoint_survey.survey(path=str(FIXTURES / "neox" / name)).step == opened.step
+
+
+@pytest.mark.parametrize("name", LEVANTER)
+def test_plan_of_levanter_checkpoint_has_the_size_of_its_import(name: str) -> None:
+    """Names of Levanter's own moments differ; zarr 2 shows all shapes, OCDBT the size of its files."""
+    plan = planned(FIXTURES / "levanter" / name)
+    opened = open_levanter(str(FIXTURES / "levanter" / name), without_data=True)
+    survey = checkpoint_survey.survey(path=str(FIXTURES / "levanter" / name))
+    assert survey.step == opened.step
+    ours, theirs = shapes_of(plan), large(opened.arrays)
+    parameters = {name: shape for name, shape in theirs.items() if name.startswith("model/")}
+    vocabulary = ("model/token_embeddings/weight", "model/lm_head/weight")
+    for array, shape in parameters.items():
+        if survey.shapes or "passthrough" in str(survey.configs) or array not in vocabulary:
+            assert ours[array] == shape, array
+    assert ours.keys() >= parameters.keys()
+
+
+@pytest.mark.parametrize("name", HUGGING_FACE)
+def test_plan_of_hugging_face_model_has_the_arrays_of_its_state(name: str) -> None:
+    plan = planned(FIXTURES / "hf" / name, {"data.train_urls": "x", "trainer.train_batch_size": "4"})
+    _, model, rows = described(str(FIXTURES / "hf" / name))
+    config = from_mapping({"data": {"tokenizer": "bytes"}, "trainer": {"train_batch_size": 4}}).config
+    state = state_arrays(dataclasses.replace(config, model=model), rows)
+    assert shapes_of(plan) == large(state.values())
+    assert plan.config["trainer"]["train_batch_size"] == 4
+    half = with_parameters(plan, "bfloat16")
+    assert {each.dtype for each in half.arrays if each.name.startswith("model/")} == {"bfloat16"}
+
+
+def test_plan_finds_the_token_caches_of_a_mixture() -> None:
+    run = FIXTURES / "levanter" / "data" / "run"
+    assert [Path(path).resolve() for path in planned(run).data_paths] == [run.parent / name for name in ("b", "a", "c")]
+
+
+def test_hugging_face_model_without_data_is_refused() -> None:
+    with pytest.raises(MidstreamError, match=r"a model has no data: name it with -- --data\.train_urls"):
+        planned(FIXTURES / "hf" / "gpt2")
+
+
+def test_levanter_configuration_is_named_or_found(tmp_path: Path) -> None:
+    """A configuration that Levanter wrote itself has Python tags; a missing one is refused."""
+    shutil.copytree(FIXTURES / "levanter" / "gpt2" / "step-3", tmp_path / "step-3")
+    with pytest.raises(ValueError, match="name its YAML with --config"):
+        checkpoint_survey.survey(path=str(tmp_path))
+    config = FIXTURES / "levanter" / "configs" / "gpt2-1.2.yaml"
+    assert "!!python/object" in config.read_text()
+    plan = planned(tmp_path, config=str(config))
+    assert plan.config["model"]["num_layers"] == 2
+    with pytest.raises(ValueError, match="name its YAML with --config"):
+        checkpoint_survey.survey(path=str(tmp_path), config=str(tmp_path / "other.yaml"))
+
+
+def test_pickle_of_a_checkpoint_runs_nothing(tmp_path: Path) -> None:
+    """Classes that a pickle names are replaced: neither import nor call has an effect."""
+    marker = tmp_path / "ran"
+    attack = f"cos\nsystem\n(S'touch {marker}'\ntR.".encode()
+    path = tmp_path / "x.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", attack)
+    with path.open("rb") as file, pytest.raises(ValueError, match="no training state"):
+        torch_shapes.read(file, "x.pt")
+    path.write_bytes(b"no pickle at all")
+    with path.open("rb") as file, pytest.raises(ValueError, match=r"x\.pt: not a file of torch"):
+        torch_shapes.read(file, "x.pt")
+    assert not marker.exists()
+
+
+def test_survey_needs_the_standard_library_alone() -> None:
+    path = FIXTURES / "neox" / "pythia-fp32-z1-dp2"
+    code = (
+        "import sys; from midstream_host.imports.checkpoint_survey import survey; "
+        f"print(survey({str(path)!r}).step, any(name in sys.modules for name in ('numpy', 'yaml', 'jax', 'torch')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["3", "False"]

@@ -1,0 +1,139 @@
+"""Repair of a lost fence: starts that other records show, and claims of a former owner."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from midstream import cli
+from midstream_core import records
+from midstream_core.attempt import start_number
+from midstream_engine.checkpoint.loading.checkpoint_list import newest_complete
+from support.local_fleet import Fleet, stopped_run
+from support.ownership import restored_cases
+from support.ownership.histories import RUN, History, state
+from support.run_directory import RunDirectory
+
+LARGEST = 2**63 - 1
+
+
+def began(run: RunDirectory, attempt: int, start: int, *steps: int) -> None:
+    """Take the next start number as an attempt does, and save ``steps`` under it."""
+    taken = start_number.take(run.paths, 1, lambda fence: newest_complete(run.paths, fence))
+    assert taken is not None
+    assert taken.start == start
+    for step in steps:
+        file = Path(run.paths.checkpoint(run.checkpoint(step, attempt)), records.MANIFEST)
+        records.write_json(str(file), {**records.read_json(str(file)), "start": start})
+    run.status(attempt, records.STOPPED, max(steps, default=8))
+    file = run.attempt(attempt).status()
+    records.write_json(file, {**records.read_json(file), "start": start, "boot_id": "another", "heartbeat": 1000.0})
+
+
+@pytest.mark.parametrize("saved", [True, False], ids=["saved", "saved nothing yet"])
+def test_repaired_fence_has_the_starts_that_records_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], saved: bool
+) -> None:
+    """On the old code the fence had start 0: the next start took number 1 again, and superseded ones could commit."""
+    monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path / "state"))
+    fleet = Fleet(tmp_path, capsys, "here")
+    run = stopped_run(fleet.roots["here"])
+    began(run, 1, 1, 12)
+    began(run, 2, 2, 16, 20)
+    began(run, 3, 3, *((24,) if saved else ()))
+    before = records.Fence.read(run.paths.fence)
+    Path(run.paths.fence).write_bytes(b"{")
+    [written] = fleet.repaired(RUN)
+    after = records.Fence.read(run.paths.fence)
+    assert after.order == before.order == (1, 3)
+    assert any("start 3 of epoch 1" in line for line in written["evidence"]), written
+    for start in range(5):
+        for step in range(40):
+            if after.accepts(1, step, start) != before.accepts(1, step, start):
+                # A start is closed at what it saved: nothing after that can be read.
+                assert start == 0
+                assert step > 8
+    assert newest_complete(run.paths, after) == newest_complete(run.paths, before)
+    taken = start_number.take(run.paths, 1, lambda fence: newest_complete(run.paths, fence))
+    assert taken is not None
+    assert taken.order == (1, 4)
+
+
+def claimed_epoch(history: History, run: RunDirectory) -> None:
+    run.checkpoint(5000, 7, 9)
+    run.status(7, records.STOPPED, 5000)
+    file = run.attempt(7).status()
+    records.write_json(file, {**records.read_json(file), "epoch": 9, "start": LARGEST})
+
+
+def claimed_start(history: History, run: RunDirectory) -> None:
+    run.status(7, records.STOPPED, 5000)
+    file = run.attempt(7).status()
+    records.write_json(file, {**records.read_json(file), "epoch": 2, "start": LARGEST})
+
+
+def unknown_target(history: History, run: RunDirectory) -> None:
+    lineage = records.Lineage.read(run.paths.lineage)
+    entry = {**lineage.attempts[0], "attempt": 7, "target": "nowhere"}
+    lineage.with_entry(records.LineageEntry.from_json(entry)).write(run.paths.lineage)
+
+
+def changed_attempt(history: History, run: RunDirectory) -> None:
+    lineage = records.Lineage.read(run.paths.lineage)
+    entry = {**lineage.attempts[-1], "attempt": 2, "epoch": 9, "target": "one", "first_step": 5000}
+    lineage.with_entry(records.LineageEntry.from_json(entry)).write(run.paths.lineage)
+
+
+def other_seal(history: History, run: RunDirectory) -> None:
+    records.Fence(1, "one").sealed(2, "two", 4).write(run.paths.fence)
+
+
+def closed_start(history: History, run: RunDirectory) -> None:
+    fence = records.Fence.read(run.paths.fence).to_json()
+    starts = [{"epoch": 1, "start": 0, "step": None}]
+    records.write_json(run.paths.fence, {**fence, "start": LARGEST, "starts": starts})
+
+
+CLAIMS: list[Callable[[History, RunDirectory], None]] = [
+    claimed_epoch, claimed_start, unknown_target, changed_attempt, other_seal, closed_start,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("lost", ["fence.json", "lineage.json"])
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.__name__.replace("_", " "))
+def test_claims_of_a_former_owner_enter_no_repair(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], claim: Callable[[History, RunDirectory], None], lost: str
+) -> None:
+    """On the old code its epochs, starts and names refused the repair, or were written into the owner's records."""
+    with restored_cases.opened(tmp_path):
+        history = History(tmp_path / "history", random.Random(1), (("ann", "two", None),))
+    owner = history.paths("two")
+    lineage = records.Lineage.read(owner.lineage)
+    entry = {**lineage.attempts[-1], "migration": "m0"}
+    lineage.with_entry(records.LineageEntry.from_json(entry)).write(owner.lineage)
+    file = Path(owner.fence if lost == "fence.json" else owner.lineage)
+    before = json.loads(file.read_bytes())
+    newest = owner.attempt(max(int(each.name) for each in Path(owner.attempts).iterdir()))
+    records.Restore("step-8-a001", 8, "d" * 64, "d" * 64, [], [], 0.0, "", "").write(newest.restore)
+    former = RunDirectory.__new__(RunDirectory)
+    former.paths = history.paths("one")
+    claim(history, former)
+    file.write_bytes(b"{")
+    with state(history.room / "ben"):  # another operator, without the journal of the migration
+        code = cli.main(["--fleet", str(history.file), "--repair", RUN, "--on", "two", "--yes"])
+    said = capsys.readouterr()
+    if claim in (other_seal, closed_start) and lost == "fence.json":
+        # No copy is left that agrees with the signed record, but the lineage of the owner determines it.
+        assert "lineage" in said.out, said
+    assert code == 0, said
+    after = json.loads(file.read_bytes())
+    if lost == "fence.json":
+        assert records.Fence.from_json(after) == records.Fence.from_json(before), said
+    else:
+        kept = {(one["attempt"], one["epoch"], one["target"]) for one in after["attempts"]}
+        assert {(one["attempt"], one["epoch"], one["target"]) for one in before["attempts"]} <= kept
+        assert all(epoch < 9 for _, epoch, _ in kept), after
