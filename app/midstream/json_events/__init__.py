@@ -1,31 +1,82 @@
-"""JSON lines of --json and notifications of `on_event:`: fields and meanings.
+"""JSON lines of --json, as dataclasses, and notifications of `on_event:`.
 
-docs/reference/json-lines.md is made from these tables. `problem_of` checks an event against them; the tests check each
-line that a command prints, and the source of each event.
+docs/reference/json-lines.md is made from them. `problem_of` checks an object against them; the tests check each line
+that a command prints. Phases, stages, commands and notes of a migration are lines of its journal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, NamedTuple
 
-from midstream.json_events.comparison_events import COMPARISON_EVENTS
-from midstream.json_events.cost_events import COST_EVENTS
-from midstream.json_events.fleet_events import FLEET_EVENTS
-from midstream.json_events.migration_events import MIGRATION_EVENTS
-from midstream.json_events.result_event import RESULT_EVENT
-from midstream.json_events.run_events import RUN_EVENTS
+from midstream.json_events.json_event import HOST, MIGRATION, RUN, TARGET, JsonEvent, meanings
 
-EVENTS = (*FLEET_EVENTS, *RUN_EVENTS, *COMPARISON_EVENTS, *COST_EVENTS, *MIGRATION_EVENTS, RESULT_EVENT)
-BY_NAME = {event.name: event for event in EVENTS}
+SHARED = (RUN, HOST, TARGET, MIGRATION)  # meanings that need no mode
+
+
+class EventKind(NamedTuple):
+    """All lines with one name of an event, as the page describes them."""
+
+    name: str
+    of: tuple[str, ...]  # modes
+    about: str
+    fields: Mapping[str, str]  # field -> meaning
+    more: str
+
+
+@cache
+def kinds() -> Mapping[str, EventKind]:
+    """Return the kinds of JSON lines by name. Those of `result` are one."""
+    from midstream.json_events import (
+        comparison_events,
+        cost_events,
+        fleet_events,
+        migration_events,
+        result_event,
+        run_events,
+    )
+
+    modules = (fleet_events, run_events, comparison_events, cost_events, migration_events, result_event)
+    classes = [
+        each
+        for module in modules
+        for each in vars(module).values()
+        if isinstance(each, type) and issubclass(each, JsonEvent) and each is not JsonEvent
+    ]
+    found: dict[str, list[type[JsonEvent]]] = {}
+    for each in classes:
+        found.setdefault(each.event, []).append(each)
+    return {name: _kind(name, tuple(group)) for name, group in found.items()}
+
+
+def _kind(name: str, classes: tuple[type[JsonEvent], ...]) -> EventKind:
+    first = classes[0]
+    fields: dict[str, dict[str, list[str]]] = {}  # field -> meaning -> modes
+    for each in classes:
+        for field, text in meanings(each).items():
+            fields.setdefault(field, {}).setdefault(text, []).extend(each.of if len(classes) > 1 else ())
+    base = meanings(first) if len(classes) > 1 else {}
+    shown = {
+        field: "; ".join(
+            text if text in SHARED or field in base or not of else f"{_listed(of)}: {text}"
+            for text, of in texts.items()
+        )
+        for field, texts in fields.items()
+    }
+    about = (first.__doc__ or "").split("\n")[0].rstrip(".")
+    modes = tuple(dict.fromkeys(mode for each in classes for mode in each.of))
+    return EventKind(name, modes, about, shown, first.more)
+
+
+def _listed(modes: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(modes))
 
 
 def problem_of(value: Mapping[str, Any]) -> str:
-    """Return what a JSON line has that is not in `EVENTS`; empty if nothing."""
-    event = BY_NAME.get(str(value.get("event")))
-    if event is None:
+    """Return what a JSON line has that is not in `kinds`; empty if nothing."""
+    kind = kinds().get(str(value.get("event")))
+    if kind is None:
         return f"event {value.get('event')!r} is not in midstream.json_events"
-    unknown = [name for name in value if name != "event" and name not in event.fields]
-    return (
-        f"event {event.name}: {', '.join(unknown)}: not in midstream.json_events" if unknown and not event.more else ""
-    )
+    unknown = [name for name in value if name != "event" and name not in kind.fields]
+    return f"event {kind.name}: {', '.join(unknown)}: not in midstream.json_events" if unknown and not kind.more else ""

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from midstream.errors import Exit
+from midstream.json_events.result_event import DiffResult
 from midstream.operations.examine_checkpoint import find, read_manifest
 from midstream.output import Output
 from midstream.transfer.manifest_diff import describe_difference, diff_manifests
@@ -31,19 +32,18 @@ def diff(fleet: Fleet | None, options: argparse.Namespace, output: Output) -> in
         hosts.close()
     differences = diff_manifests(*manifests)
     same = manifests[0].root_digest == manifests[1].root_digest
-    value = {
-        "event": "result",
-        "ok": same,
-        "root_digests": [manifest.root_digest for manifest in manifests],
-        "checkpoints": [manifest.name for manifest in manifests],
-        "differences": differences,
-    }
+    result = DiffResult(
+        ok=same,
+        root_digests=[manifest.root_digest for manifest in manifests],
+        checkpoints=[manifest.name for manifest in manifests],
+        differences=differences,
+    )
     if same:
-        output.value(value, f"equal states: root digest {manifests[0].root_digest}")
+        output.event(result, f"equal states: root digest {manifests[0].root_digest}")
         return Exit.DONE
     lines = [describe_difference(entry) for entry in differences]
     if not lines:
         lines = ["all arrays are equal; the training state in train.json differs"]
     more = [f"and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else []
-    output.value(value, [f"a: {options.diff[0]}", f"b: {options.diff[1]}", *lines[:MAX_LINES], *more])
+    output.event(result, [f"a: {options.diff[0]}", f"b: {options.diff[1]}", *lines[:MAX_LINES], *more])
     return Exit.FAILED

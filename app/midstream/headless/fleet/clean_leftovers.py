@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, UsageError
 from midstream.format import size
+from midstream.json_events.fleet_events import LeftoverEvent, RemovingEvent
+from midstream.json_events.result_event import CleanResult
 from midstream.output import Output, table
 from midstream.suggestions import nearest_run
 
@@ -39,15 +41,15 @@ def clean(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     finally:
         hosts.close()
     for each in files if output.as_json else ():
-        output.value({"event": "leftover", **asdict(each)})
+        output.event(LeftoverEvent(**asdict(each)))
     if any(each in agreed for each in slices):
         slices = _slices(fleet, output, agreed)
     for left in slices:
         _show_slice(left, output)
     count, removable = len(files) + len(slices), sum(not (each.kept or each.removed) for each in (*files, *slices))
     rows = [_row(each) for each in files]
-    output.value(
-        {"event": "result", "ok": True, "leftovers": count, "removable": removable},
+    output.event(
+        CleanResult(leftovers=count, removable=removable),
         table([COLUMNS, *rows]) if rows else [] if slices else ["no leftovers"],
     )
     if removable and not options.yes:
@@ -100,12 +102,12 @@ def _announce(each: Leftover | SliceLeftover, output: Output) -> None:
     from midstream.check.fleet_leftovers import Leftover
 
     if isinstance(each, Leftover):
-        value = {"host": each.host, "run": each.run, "path": each.path, "kind": each.kind, "bytes": each.bytes}
+        event = RemovingEvent(host=each.host, run=each.run, path=each.path, kind=each.kind, bytes=each.bytes)
         text = f"removing {each.run}/{each.path} on {each.host} ({each.kind}, {size(each.bytes)})"
     else:
-        value = {"host": "", "run": "", "path": each.slice.path, "kind": "slice", "bytes": 0}
+        event = RemovingEvent(host="", run="", path=each.slice.path, kind="slice", bytes=0)
         text = f"deleting {each.slice.path} ({each.text})"
-    output.value({"event": "removing", **value}, text)
+    output.event(event, text)
 
 
 def _row(each: Leftover) -> tuple[str, ...]:
@@ -116,5 +118,6 @@ def _row(each: Leftover) -> tuple[str, ...]:
 def _show_slice(each: SliceLeftover, output: Output) -> None:
     from midstream.listing import documents
 
-    left = {"event": "leftover", "kind": "slice", "kept": each.kept, "removed": each.removed}
-    output.value({**documents.slice_value(each.slice), **left}, f"{each.slice.path}: {each.text}: {each.note}")
+    values = documents.slice_event(each.slice).fields()
+    event = LeftoverEvent(path=each.slice.path, kind="slice", kept=each.kept, removed=each.removed, values=values)
+    output.event(event, f"{each.slice.path}: {each.text}: {each.note}")

@@ -9,6 +9,8 @@ from midstream.fleet.fleet import Fleet, KubernetesTarget
 from midstream.fleet.job_pods import job_manifest
 from midstream.headless.confirmation import confirmed
 from midstream.hosts.pod_job import PodJob, missing_pods
+from midstream.json_events.fleet_events import CreatedEvent, DeletedEvent, KeptEvent
+from midstream.json_events.result_event import DeleteResult
 from midstream.output import Output
 
 
@@ -36,7 +38,7 @@ def create_pods(fleet: Fleet, options: argparse.Namespace, output: Output) -> No
         raise MidstreamError(f"{name} does not exist", "--yes creates its pods", Exit.REFUSED)
     job.create(output.message)
     options.created_pods = name
-    output.value({"event": "created", "target": name, "slice": job.path, "class": "pods"})
+    output.event(CreatedEvent(target=name, slice=job.path, class_="pods"))
 
 
 def settle_unused_pods(fleet: Fleet, options: argparse.Namespace, code: int, output: Output) -> None:
@@ -55,9 +57,9 @@ def settle_unused_pods(fleet: Fleet, options: argparse.Namespace, code: int, out
         except MidstreamError as error:
             output.message(f"midstream: {error}")
         else:
-            output.value({"event": "deleted", "target": name, "slice": job.path})
+            output.event(DeletedEvent(target=name, slice=job.path))
             return
-    output.value({"event": "kept", "target": name, "slice": job.path})
+    output.event(KeptEvent(target=name, slice=job.path))
     output.message(f"midstream: {job.path} was created for this command and runs until midstream --delete {name}")
 
 
@@ -69,5 +71,5 @@ def delete_pods(name: str, target: KubernetesTarget, options: argparse.Namespace
             f"{job.path} would be deleted with what runs in its pods", "--yes deletes it", Exit.REFUSED
         )
     job.delete(output.message)
-    output.value({"event": "result", "ok": True, "deleted": job.path}, f"{job.path} is deleted")
+    output.event(DeleteResult(deleted=job.path), f"{job.path} is deleted")
     return Exit.DONE

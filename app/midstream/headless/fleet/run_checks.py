@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from midstream.check.check_result import FAIL, WARN, Check
 from midstream.errors import Exit
+from midstream.json_events.fleet_events import CheckEvent
+from midstream.json_events.result_event import CheckResult
 from midstream.output import Output
 
 if TYPE_CHECKING:
@@ -95,15 +97,23 @@ def _print(results: Iterable[Check], output: Output) -> list[Check]:
         lines = [f"{SIGNS[each.state]}  {where}{each.name}: {each.detail}"]
         if each.hint:
             lines.append(f"      -> {each.hint}")
-        value = {"event": "check", **{key: item for key, item in vars(each).items() if item}}
-        output.value(value, lines)
+        output.event(CheckEvent(**vars(each)), lines)
     return checks
 
 
-def _end(checks: list[Check], output: Output, **fields: str) -> int:
+def _end(checks: list[Check], output: Output, *, target: str | None = None, run: str | None = None) -> int:
     """Print the result. Return the exit code, 3 if a check failed."""
     count = {state: sum(each.state == state for each in checks) for state in SIGNS}
     code = Exit.REFUSED if count[FAIL] else Exit.DONE
     words = f"{count['pass']} passed, {count[WARN]} with a warning, {count[FAIL]} failed"
-    output.value({"event": "result", "ok": not count[FAIL], "exit_code": int(code), **fields, **count}, ["", words])
+    result = CheckResult(
+        ok=not count[FAIL],
+        exit_code=int(code),
+        target=target,
+        run=run,
+        pass_=count["pass"],
+        warn=count[WARN],
+        fail=count[FAIL],
+    )
+    output.event(result, ["", words])
     return code

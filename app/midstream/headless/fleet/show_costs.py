@@ -10,6 +10,7 @@ from midstream.costs import cost_report
 from midstream.costs.cost_report import HOUR, CostReport, hours_text, money_text
 from midstream.errors import Exit
 from midstream.format import duration
+from midstream.json_events.cost_events import NotKnownEvent
 from midstream.output import Output, table
 
 if TYPE_CHECKING:
@@ -42,15 +43,11 @@ def cost(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
 
 
 def _print_json(report: CostReport, output: Output) -> None:
-    for host in report.hosts:
-        output.value({"event": "host_cost", **cost_report.host_json(host)})
-    for run in report.runs:
-        output.value({"event": "run_cost", **cost_report.run_json(run)})
-    for migration in report.migrations:
-        output.value({"event": "migration_cost", **cost_report.migration_json(migration)})
+    for part in (*report.hosts, *report.runs, *report.migrations):
+        output.event(part.event())
     for line in report.not_known:
-        output.value({"event": "not_known", "message": line})
-    output.value({"event": "total_cost", "since": report.since, "until": report.until, **report.total()})
+        output.event(NotKnownEvent(message=line))
+    output.event(report.total())
 
 
 def text(report: CostReport) -> list[str]:
@@ -62,7 +59,7 @@ def text(report: CostReport) -> list[str]:
         times = (hours_text(host.on), hours_text(host.training), hours_text(host.preparing), hours_text(host.idle))
         hosts.append((host.host, money_text(host.price), *times, money_text(host.cost), money_text(host.idle_cost)))
     total = report.total()
-    on, training, preparing, idle = (hours_text(total[f"{name}_hours"] * HOUR) for name in cost_report.TIMES)
+    on, training, preparing, idle = (hours_text(getattr(total, f"{name}_hours") * HOUR) for name in cost_report.TIMES)
     cost, idle_cost = "", ""
     if report.cost is not None:
         cost, idle_cost = money_text(report.cost), money_text(report.idle_cost)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.headless.confirmation import confirmed
 from midstream.headless.migration.migration_request import is_path, request_of
+from midstream.json_events.fleet_events import CreatedEvent, DeletedEvent, KeptEvent, PriceEvent
 from midstream.operations.create_slice import create_slice
 from midstream.operations.fleet_snapshot import fleet_snapshot
 from midstream.output import Output
@@ -92,12 +93,12 @@ def _check_fit(fleet: Fleet, options: argparse.Namespace, name: str, engine: tup
     finally:
         hosts.close()
     if found is not None:
-        output.value({"event": "candidate", **found.to_json()})
+        output.event(found.event())
 
 
 def _created(fleet: Fleet, name: str, target: SliceTarget, options: argparse.Namespace, output: Output) -> Fleet:
     place, price = fleet_slices.slice_path(name, target), fleet_slices.price_text(target)
-    output.value({"event": "price", "target": name, "slice": place, "class": target.price_class, "text": price})
+    output.event(PriceEvent(target=name, slice=place, class_=target.price_class, text=price))
     output.message(f"midstream: {name} does not exist; it would be created as {place}: {price}")
     if options.dry_run:
         raise UsageError(
@@ -107,8 +108,8 @@ def _created(fleet: Fleet, name: str, target: SliceTarget, options: argparse.Nam
         )
     if not options.yes and not confirmed(f"Create {name}? It costs money until it is deleted", output):
         raise MidstreamError(f"{name} does not exist: {price}", "--yes creates it", Exit.REFUSED)
-    event = {"event": "created", "target": name, "slice": place, "class": target.price_class}
-    found = create_slice(fleet, name, output.message, lambda: output.value(event))
+    event = CreatedEvent(target=name, slice=place, class_=target.price_class)
+    found = create_slice(fleet, name, output.message, lambda: output.event(event))
     options.created_slice = name
     return found
 
@@ -129,8 +130,8 @@ def settle_unused_slice(fleet: Fleet, options: argparse.Namespace, code: int, ou
         except MidstreamError as error:
             output.message(f"midstream: {error}")
         else:
-            output.value({"event": "deleted", "target": name, "slice": path})
+            output.event(DeletedEvent(target=name, slice=path))
             output.message(f"midstream: {path} is deleted and costs nothing more")
             return
-    output.value({"event": "kept", "target": name, "slice": path})
+    output.event(KeptEvent(target=name, slice=path))
     output.message(f"midstream: {name} was created for this command and costs money until midstream --delete {name}")

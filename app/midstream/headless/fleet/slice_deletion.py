@@ -11,6 +11,8 @@ from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.fleet.fleet import KubernetesTarget
 from midstream.headless.confirmation import can_ask, confirmed
 from midstream.headless.fleet.pod_creation import delete_pods
+from midstream.json_events.fleet_events import OccupantEvent, SavedEvent
+from midstream.json_events.result_event import DeleteResult
 from midstream.operations.fleet_snapshot import fleet_snapshot
 from midstream.output import Output
 from midstream.providers import fleet_slices
@@ -49,9 +51,7 @@ def delete(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     try:
         occupants = _occupants(found, hosts, name, place)
         for run in occupants.runs:
-            output.value(
-                {"event": "occupant", "run": run.run_id, "host": run.host, "step": run.step, "store": run.store}
-            )
+            output.event(OccupantEvent(run=run.run_id, host=run.host, step=run.step, store=run.store))
             output.message(f"midstream: {_described(run)}")
         if occupants.unknown:
             output.message(f"midstream: {occupants.unknown}")
@@ -63,7 +63,7 @@ def delete(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         hint = "--yes deletes it" + ("; with --save-first a run is saved and stopped before" if occupants.runs else "")
         raise MidstreamError(f"{place}{training} would be deleted with the data on its disks", hint, Exit.REFUSED)
     fleet_slices.delete(fleet, place, output.message)
-    output.value({"event": "result", "ok": True, "deleted": place}, f"{place} is deleted and costs nothing more")
+    output.event(DeleteResult(deleted=place), f"{place} is deleted and costs nothing more")
     return Exit.DONE
 
 
@@ -148,4 +148,4 @@ def _save_first(hosts: HostPool, occupants: _Occupants, options: argparse.Namesp
     for run in wanted:
         stopped = stop(hosts, snapshot, run, output.message)
         step, checkpoint = (stopped.status.step, stopped.status.checkpoint) if stopped.status else (0, "")
-        output.value({"event": "saved", "run": run.run_id, "step": step, "checkpoint": checkpoint}, stopped.words)
+        output.event(SavedEvent(run=run.run_id, step=step, checkpoint=checkpoint), stopped.words)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from midstream.format import age_since
+from midstream.json_events.fleet_events import ProblemEvent
 from midstream.listing import documents
 from midstream.output import Output, table
 from midstream.providers import fleet_slices
@@ -19,9 +20,9 @@ def show_slices(fleet: Fleet, output: Output) -> None:
     names = {fleet_slices.slice_path(name, target): name for name, target in fleet_slices.slice_targets(fleet).items()}
     if output.as_json:
         for each in found.slices:
-            output.value({"event": "slice", **documents.slice_value(each, names.get(each.path, ""))})
+            output.event(documents.slice_event(each, names.get(each.path, "")))
         for problem in found.problems:
-            output.value({"event": "problem", "message": problem})
+            output.event(ProblemEvent(message=problem))
         return
     rows = [("SLICE", "TARGET", "STATE", "TYPE", "RUNTIME", "WORKERS", "PRICE CLASS", "AGE", "")]
     for each in found.slices:

@@ -13,6 +13,7 @@ from midstream.headless.confirmation import can_ask, confirmed
 from midstream.headless.migration.import_run import adopt, import_flags, import_plan
 from midstream.headless.migration.migration_request import is_path, request_of
 from midstream.headless.migration.print_plan import print_check, print_plan, require_consent
+from midstream.json_events.result_event import DryRunResult
 from midstream.migrate.journal.certificate import NOT_CHECKED
 from midstream.migrate.journal.downtime_report import shown_phase
 from midstream.migrate.journal.event import STAGE, Event, shell_line_of
@@ -60,7 +61,7 @@ def migrate(
             if options.dry_run or asks:
                 import_plan(fleet, hosts, options, engine, output)
             if options.dry_run:
-                output.value({"event": "result", "ok": True, "dry_run": True, "run": None, "migration": None})
+                output.event(DryRunResult(run=None, migration=None))
                 return Exit.DONE
             if asks and not confirmed(f"Import {options.migrate} and migrate it to {options.to}?", output):
                 raise MidstreamError(
@@ -88,7 +89,7 @@ def migrate(
     if failed is not None:
         raise MidstreamError(f"preflight refused: {failed.name}: {failed.detail}", failed.hint, Exit.REFUSED)
     if options.dry_run:
-        output.value({"event": "result", "ok": True, "dry_run": True, "run": plan.run_id, "migration": None})
+        output.event(DryRunResult(run=plan.run_id, migration=None))
         return Exit.DONE
     require_consent(plan, options, output, confirmed_before=imported)
     return follow(migration_process.start(fleet, plan), output, on_interrupt=on_interrupt)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from midstream.counts import count
 from midstream.errors import Exit, MidstreamError
 from midstream.headless.confirmation import can_ask, confirmed
+from midstream.json_events.fleet_events import CheckEvent
+from midstream.json_events.migration_events import PlanEvent
 from midstream.output import Output
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def print_plan(plan: Plan, options: argparse.Namespace, output: Output) -> None:
     from midstream.migrate.planning.plan_description import describe
 
     lines = describe(plan)
-    output.value({"event": "plan", **plan.to_json()}, lines if options.dry_run else "")
+    output.event(PlanEvent(**plan.to_json()), lines if options.dry_run else "")
     if not options.dry_run and not output.as_json:
         for line in lines:
             output.message(line)
@@ -31,7 +32,7 @@ def print_check(check: Check, output: Output) -> None:
     """Print one line of the preflight."""
     mark = {"pass": "ok  ", "warn": "warn", "fail": "FAIL"}[check.state]
     hint = f" ({check.hint})" if check.hint else ""
-    output.value({"event": "check", **asdict(check)}, f"{mark} {check.name}: {check.detail}{hint}")
+    output.event(CheckEvent(**vars(check)), f"{mark} {check.name}: {check.detail}{hint}")
 
 
 def require_consent(plan: Plan, options: argparse.Namespace, output: Output, *, confirmed_before: bool = False) -> None:

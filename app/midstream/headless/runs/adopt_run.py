@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, UsageError
+from midstream.json_events.result_event import AdoptResult, InitRunResult
 from midstream.output import Output
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ def adopt(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         attempt = adopt_process(hosts, fleet, options.adopt, options.run_id, reporter(output, verbose=False))
     finally:
         hosts.close()
-    output.value(
-        {"event": "result", "ok": True, "run": attempt.run_id, "host": attempt.host, "attempt": attempt.number},
+    output.event(
+        AdoptResult(run=attempt.run_id, host=attempt.host, attempt=attempt.number),
         f"{attempt.run_id} on {attempt.host} is adopted as attempt {attempt.number} (midstream --status shows it)",
     )
     return Exit.DONE
@@ -55,8 +56,8 @@ def init_run(fleet: Fleet | None, options: argparse.Namespace, output: Output) -
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}", "a directory that you can write") from error
     shown = f"process {launcher.pid}" if launcher is not None else "the programs"
-    output.value(
-        {"event": "result", "ok": True, "file": str(path)},
+    output.event(
+        InitRunResult(file=str(path)),
         f"{path} is written from {shown} in {found.directory}: check it, then midstream --launch {path} --on TARGET",
     )
     return Exit.DONE

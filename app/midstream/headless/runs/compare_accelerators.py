@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from midstream.errors import Exit
 from midstream.format import duration, size
+from midstream.json_events.result_event import CompareResult
 from midstream.output import Output, table
 
 if TYPE_CHECKING:
@@ -69,15 +70,15 @@ def compare(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], 
         hosts.close()
     present = baseline(subject.run)
     if present is not None:
-        output.value({"event": "baseline", **present.to_json()})
+        output.event(present.event())
     for row in rows:
-        output.value({"event": "candidate", **row.to_json()})
+        output.event(row.event())
     if not output.as_json:
         output.value({}, text(subject, rows, present, output.columns))
     fits = [row.candidate.name for row in rows if row.fits]
     code = Exit.DONE if fits else Exit.FAILED if all(row.error for row in rows) else Exit.REFUSED
     best = fits[0] if fits else None
-    output.value({"event": "result", "ok": bool(fits), "exit_code": int(code), "compared": subject.name, "best": best})
+    output.event(CompareResult(ok=bool(fits), exit_code=int(code), compared=subject.name, best=best))
     return code
 
 

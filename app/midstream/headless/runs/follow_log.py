@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, HostError, RemoteError
+from midstream.json_events.result_event import FollowResult
+from midstream.json_events.run_events import LogEvent
 from midstream.watch.runs.host_log import LogFollower
 from midstream_host.runs import run_state
 
@@ -47,8 +49,8 @@ def follow_log(
             # Before the lines: those of an attempt that has ended are complete.
             found = host.call(run_state.status)(root=host.root, run_id=run.run_id, attempt=run.attempt)
             for line in follower.new_lines(complete=not found.running):
-                value = {"event": "log", "run": run.run_id, "attempt": run.attempt, "line": line}
-                output.value(value, [line.removesuffix("\r")])
+                event = LogEvent(run=run.run_id, attempt=run.attempt, line=line)
+                output.event(event, [line.removesuffix("\r")])
         except RemoteError:
             raise
         except HostError as error:
@@ -62,9 +64,7 @@ def follow_log(
             break
         wait(POLL_INTERVAL)
     state, step = (found.status.state, found.status.step) if found.status is not None else (None, None)
-    output.value(
-        {"event": "result", "ok": True, "run": run.run_id, "attempt": run.attempt, "state": state, "step": step}
-    )
+    output.event(FollowResult(run=run.run_id, attempt=run.attempt, state=state, step=step))
     how = f"{state} at step {step}" if state is not None else "it left no status"
     output.message(f"midstream: attempt {run.attempt} of {run.run_id} has ended: {how}")
     return Exit.DONE

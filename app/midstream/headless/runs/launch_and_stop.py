@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, UsageError
+from midstream.json_events.result_event import LaunchResult, StopResult
 from midstream.operations.fleet_snapshot import fleet_snapshot, run_of, unproven_run
 from midstream.output import Output
 from midstream_core import records
@@ -68,16 +69,14 @@ def _start(
     attempt = launch_any(hosts, fleet, target, config, run_id, engine, report, options.yes)
     status = _wait_until_training(hosts, attempt, report)
     run = f"{attempt.run_id} on {target}, attempt {attempt.number}"
-    output.value(
-        {
-            "event": "result",
-            "ok": True,
-            "run": attempt.run_id,
-            "target": target,
-            "attempt": attempt.number,
-            "state": status.state if status else "starting",
-            "step": status.step if status else 0,
-        },
+    output.event(
+        LaunchResult(
+            run=attempt.run_id,
+            target=target,
+            attempt=attempt.number,
+            state=status.state if status else "starting",
+            step=status.step if status else 0,
+        ),
         f"{run}: {status.state}, step {status.step}" if status else f"{run}: starting (midstream --status shows it)",
     )
     return Exit.DONE
@@ -144,8 +143,6 @@ def stop(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         stopped = operation.stop(hosts, snapshot, run, output.message)
     finally:
         hosts.close()
-    result = {"event": "result", "ok": True, "run": run.run_id, "host": run.host}
-    if stopped.status is not None:
-        result |= {"step": stopped.status.step, "checkpoint": stopped.status.checkpoint}
-    output.value(result, stopped.words)
+    step, checkpoint = (stopped.status.step, stopped.status.checkpoint) if stopped.status else (None, None)
+    output.event(StopResult(run=run.run_id, host=run.host, step=step, checkpoint=checkpoint), stopped.words)
     return Exit.DONE

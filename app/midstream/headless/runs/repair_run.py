@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from midstream.counts import count
 from midstream.errors import DamagedError, Exit, RemoteError, UsageError
+from midstream.json_events.result_event import RepairResult
+from midstream.json_events.run_events import RepairEvent, RepairingEvent
 from midstream.output import Output
 from midstream.suggestions import did_you_mean
 from midstream.watch.known_names import read_names
@@ -72,15 +74,15 @@ def _announce(proposal: RepairProposal, output: Output) -> None:
     """Print what is about to be written: ``--yes`` agrees to that."""
     if not proposal.determined:
         return
-    value = {key: getattr(proposal, key) for key in ("host", "run_id", "file", "wrong", "value")}
+    fields = {key: getattr(proposal, key) for key in ("host", "run_id", "file", "wrong", "value")}
     what = "signing" if proposal.adopts is not None else "writing"
     new = json.dumps(proposal.value) if proposal.value is not None else "nothing: the file is moved aside"
     line = f"{what} {proposal.run_id}/{proposal.file} on {proposal.host} ({proposal.wrong}): {new}"
-    output.value({"event": "repairing", **value}, [line, *(f"    evidence: {each}" for each in proposal.evidence)])
+    output.event(RepairingEvent(**fields), [line, *(f"    evidence: {each}" for each in proposal.evidence)])
 
 
 def _show(proposal: RepairProposal, kept: str | None, output: Output) -> None:
-    value = {"event": "repair", **asdict(proposal), "written": kept is not None, "kept": kept or ""}
+    event = RepairEvent(**asdict(proposal), written=kept is not None, kept=kept or "")
     lines = [f"{proposal.host}: {proposal.run_id}/{proposal.file}: {proposal.wrong}"]
     lines += [f"    evidence: {line}" for line in proposal.evidence]
     if proposal.missing:
@@ -93,7 +95,7 @@ def _show(proposal: RepairProposal, kept: str | None, output: Output) -> None:
         lines.append(f"    {verb}: {what}")
         if kept:
             lines.append(f"    the damaged file is kept as {kept}")
-    output.value(value, lines)
+    output.event(event, lines)
 
 
 def _checkpoints(gathered: FleetEvidence) -> list[str]:
@@ -116,8 +118,8 @@ def _end(options: argparse.Namespace, proposals: list[RepairProposal], written: 
             "Damaged",
             "nothing was guessed; repair again when the missing host is reachable",
         )
-    output.value(
-        {"event": "result", "ok": True, "run": options.repair, "damaged": len(proposals), "written": written},
+    output.event(
+        RepairResult(run=options.repair, damaged=len(proposals), written=written),
         [] if proposals else f"no record of {options.repair} is damaged",
     )
     if proposals and not options.yes:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from midstream.errors import Exit, HostError
+from midstream.json_events.run_events import SystemEvent
 from midstream.operations.fleet_snapshot import SNAPSHOT_TIMEOUT, fleet_snapshot, run_of
 from midstream.watch.runs.run_hosts import hosts_of
 from midstream.watch.snapshot import LIVE
@@ -72,8 +73,8 @@ def _print_points(now: Snapshot, run_id: str, name: str, printed: dict[str, floa
     for at, values in points(series, after=printed.get(f"{run_id} {name}", -math.inf)):
         printed[f"{run_id} {name}"] = at
         step = _step_at(copies[0], at + skew) if copies else None
-        line = {"event": "system", "run": run_id, "host": name, "time": at, "global_step": step, **values}
-        output.value(line, _words(host, at, step, values))
+        event = SystemEvent(run=run_id, host=name, time=at, global_step=step, values=values)
+        output.event(event, _words(host, at, step, values))
 
 
 def points(series: SystemSeries, after: float) -> Iterator[tuple[float, dict[str, Any]]]:

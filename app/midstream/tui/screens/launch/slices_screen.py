@@ -136,7 +136,7 @@ class SlicesScreen(ModalScreen[None]):
         path = self.query_one(Table).selected
         listing = self._found or SliceListing()
         values = {each.path: {**asdict(each), "status": "missing"} for each in listing.creatable}
-        values |= {each.path: documents.slice_value(each, target) for each, target in listing.found}
+        values |= {each.path: documents.slice_event(each, target).fields() for each, target in listing.found}
         if path is None:
             self.notify("nothing is selected")
         else:

@@ -192,7 +192,11 @@ class MigrationScreen(MidstreamScreen):
 
     def selection(self) -> Selection | None:
         view = self.migration_view
-        return Selection(view.migration, "migration", documents.migration_value(view)) if view is not None else None
+        return (
+            Selection(view.migration, "migration", documents.migration_event(view).fields())
+            if view is not None
+            else None
+        )
 
     def action_open_run(self) -> None:
         view = self.migration_view

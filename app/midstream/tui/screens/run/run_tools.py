@@ -67,7 +67,7 @@ class RunToolsScreen(CurvesScreen):
             for checkpoint in run.checkpoints:
                 if checkpoint.name == name:
                     return Selection(checkpoint.name, "checkpoint", {"run": run.run_id, **asdict(checkpoint)})
-        return Selection(run.run_id, "run", documents.run_value(run))
+        return Selection(run.run_id, "run", documents.run_event(run).fields())
 
     def verified_in(self, run: RunView) -> dict[str, str]:
         """Return checkpoint -> state of its verification, of this copy of the run."""
