@@ -118,7 +118,7 @@ class FleetEvent(JsonEvent, event="fleet", of=("--init",)):
 
 
 class PriceEvent(JsonEvent, event="price", of=("--launch", "--migrate")):
-    """A slice would be created."""
+    """A slice or pods would be created."""
 
     target: Annotated[str, TARGET]
     slice: Annotated[str, "PROJECT/ZONE/NAME"]

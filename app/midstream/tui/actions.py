@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from midstream.migrate.journal.migration_view import MigrationView
     from midstream.migrate.journal.plan import Plan
     from midstream.migrate.journal.request import Request
-    from midstream.providers.provider import Slice
+    from midstream.operations.create_target import CreatableTarget
+    from midstream.operations.list_slices import SliceListing
     from midstream.watch.runs.host_log import LogLines
     from midstream.watch.runs.log_query import LogQuery
     from midstream.watch.snapshot import RunView, Snapshot
@@ -45,39 +46,14 @@ class Target:
 
 
 class TargetMissingError(MidstreamError):
-    """Error of a target whose slice does not exist and may be created for ``price``.
+    """Error of a target that does not exist and may be created.
 
-    Every check that is possible without the slice passed.
+    Every check that is possible without it has passed.
     """
 
-    def __init__(self, message: str, price: str) -> None:
-        super().__init__(message)
-        self.price = price
-
-
-@dataclass(frozen=True)
-class CreatableSlice:
-    """A target whose slice does not exist, or was preempted, and may be created."""
-
-    target: str
-    path: str  # PROJECT/ZONE/NAME
-    accelerator_type: str
-    price_class: str
-    price: str  # text: the price per hour, and where it comes from
-
-
-@dataclass(frozen=True)
-class SliceListing:
-    """The provider's slices, each with the name of its target (or an empty string).
-
-    ``problems`` are projects and zones that could not be listed. ``configured`` is False where the fleet file names no
-    project. ``creatable`` are targets whose slice can be created.
-    """
-
-    found: tuple[tuple[Slice, str], ...] = ()
-    problems: tuple[str, ...] = ()
-    configured: bool = True
-    creatable: tuple[CreatableSlice, ...] = ()
+    def __init__(self, missing: CreatableTarget) -> None:
+        super().__init__(missing.state or f"{missing.target} does not exist")
+        self.missing = missing
 
 
 class Actions(Protocol):
@@ -95,8 +71,8 @@ class Actions(Protocol):
         """
         ...
 
-    def create(self, target: str, run_id: str = "") -> None:
-        """Create the target's slice and wait until it is ready.
+    def create(self, missing: CreatableTarget, run_id: str = "") -> None:
+        """Create the target and wait until it is ready.
 
         Prints to the terminal: suspend the screen first.
 
@@ -209,7 +185,7 @@ class Actions(Protocol):
         ...
 
     def delete(self, place: str, report: Callable[[str], None]) -> None:
-        """Delete the slice ``PROJECT/ZONE/NAME``; return when it is deleted.
+        """Delete a slice or the pods of a target; return when they are deleted.
 
         ``report`` gets lines of progress.
         """

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from midstream.errors import MidstreamError
 from midstream.printable import printable
-from midstream.tui.actions import CreatableSlice, SliceListing, Target, TargetMissingError
+from midstream.tui.actions import Target, TargetMissingError
 from midstream_core import records
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from midstream.migrate.journal.migration_view import MigrationView
     from midstream.migrate.journal.plan import Plan
     from midstream.migrate.journal.request import Request
+    from midstream.operations.create_target import CreatableTarget
     from midstream.operations.examine_checkpoint import CheckpointLocation
+    from midstream.operations.list_slices import SliceListing
     from midstream.watch.runs.host_log import LogLines
     from midstream.watch.runs.log_query import LogQuery
     from midstream.watch.snapshot import RunView, Snapshot
@@ -66,55 +68,37 @@ class FleetActions:
         )
 
     def make_plan(self, snapshot: Snapshot, request: Request) -> Plan:
-        from midstream.hosts.pod_job import missing_pods
         from midstream.migrate.planning import planner
-        from midstream.providers import fleet_slices
+        from midstream.operations.create_target import creatable_target
+        from midstream.operations.plan_migration import check_ahead
 
-        fleet, name = self._fleet, request.target
-        tpu_target, missing = fleet_slices.slice_targets(fleet).get(name), fleet.unavailable.get(name)
-        if tpu_target is not None and tpu_target.create and isinstance(missing, fleet_slices.SliceMissingError):
-            store = fleet.store_of_target(name)
-            planner.check_ahead(fleet, self._hosts, snapshot, request, store, fleet_slices.device_count(tpu_target))
-            raise TargetMissingError(missing.message, fleet_slices.price_text(tpu_target))
-        job = missing_pods(fleet, name)
-        if job is not None:
-            planner.check_ahead(fleet, self._hosts, snapshot, request, fleet.store_of_target(name), None)
-            raise TargetMissingError(f"{name} does not exist", job.description)
-        return planner.make_plan(fleet, self._hosts, snapshot, request)
+        missing = creatable_target(self._fleet, request.target)
+        if missing is not None:
+            check_ahead(self._fleet, self._hosts, snapshot, request)
+            raise TargetMissingError(missing)
+        return planner.make_plan(self._fleet, self._hosts, snapshot, request)
 
-    def create(self, target: str, run_id: str = "") -> None:
+    def create(self, missing: CreatableTarget, run_id: str = "") -> None:
         from midstream.compare.slice_fit import require_fit
         from midstream.compare.subject import of_run_named
-        from midstream.hosts.pod_job import missing_pods
-        from midstream.operations.create_slice import create_slice
+        from midstream.operations.create_target import PODS, create_target
 
         def report(line: str) -> None:
             print(printable(line), file=sys.stderr, flush=True)
 
-        job = missing_pods(self._fleet, target)
-        if job is not None:
-            return job.create(report)
-        if run_id:
-            fleet, hosts = self._fleet, self._hosts
-            require_fit(fleet, hosts, target, lambda: of_run_named(fleet, hosts, run_id, ()), report)
-        create_slice(self._fleet, target, report)
+        fleet, hosts = self._fleet, self._hosts
+        if run_id and missing.price_class != PODS:
+            require_fit(fleet, hosts, missing.target, lambda: of_run_named(fleet, hosts, run_id, ()), report)
+        create_target(fleet, missing, report)
 
     def estimates(self, run: RunView, names: str, report: Reporter, cancel: Event) -> Iterator[Baseline | Estimated]:
-        from midstream.compare.baseline import baseline
-        from midstream.compare.candidates import candidates
-        from midstream.compare.compare import compare
-        from midstream.compare.compiler import Compilers
-        from midstream.compare.subject import SNAPSHOT_TIMEOUT, of_run
-        from midstream.watch.watcher import take_snapshot
+        from midstream.compare.subject import of_run
+        from midstream.operations.compare import CompareRequest, compare
+        from midstream.operations.fleet_snapshot import fleet_snapshot
 
         fleet, hosts = self._fleet, self._hosts
-        snapshot = take_snapshot(fleet, hosts, timeout=SNAPSHOT_TIMEOUT)
-        wanted = candidates(names, fleet, snapshot, {})
         subject = of_run(fleet, hosts, run, ())
-        present = baseline(subject.run)
-        if present is not None:
-            yield present
-        yield from compare(fleet, subject, wanted, Compilers(fleet, hosts, None, report, cancel))
+        yield from compare(fleet, hosts, subject, CompareRequest(names), fleet_snapshot(fleet, hosts), report, cancel)
 
     def costs(self, seconds: float) -> CostReport:
         from midstream.costs.collect import collect
@@ -122,28 +106,14 @@ class FleetActions:
         return collect(self._fleet, self._hosts, seconds)
 
     def slices(self) -> SliceListing:
-        from midstream.providers import fleet_slices
-        from midstream.providers.provider import SliceStatus
+        from midstream.operations.list_slices import list_slices
 
-        targets = fleet_slices.slice_targets(self._fleet)
-        names = {fleet_slices.slice_path(name, target): name for name, target in targets.items()}
-        if not names and not self._fleet.google.projects:
-            return SliceListing(configured=False)
-        inventory = fleet_slices.list_slices(self._fleet)
-        ended = (SliceStatus.PREEMPTED, SliceStatus.FAILED)
-        existing = {each.path for each in inventory.slices if each.status not in ended or each.stopped}
-        creatable = tuple(
-            CreatableSlice(name, place, target.kind, target.price_class, fleet_slices.price_text(target))
-            for place, name in names.items()
-            if (target := targets[name]).create and place not in existing
-        )
-        found = tuple((each, names.get(each.path, "")) for each in inventory.slices)
-        return SliceListing(found, tuple(inventory.problems), creatable=creatable)
+        return list_slices(self._fleet)
 
     def delete(self, place: str, report: Callable[[str], None]) -> None:
-        from midstream.providers import fleet_slices
+        from midstream.operations.delete_target import delete_target
 
-        fleet_slices.delete(self._fleet, place, report)
+        delete_target(self._fleet, place, report)
 
     def preflight(self, plan: Plan) -> Iterator[Check]:
         from midstream.migrate.planning import preflight
@@ -186,24 +156,19 @@ class FleetActions:
         return request.command(self._named_file)
 
     def launch(self, request: LaunchRequest, report: Reporter) -> str:
-        from midstream.adoption.launch_run_file import launch_any
+        from midstream.operations.launch import launch
 
-        config, run_id, flags = request.config, request.run_id, request.overrides
-        return launch_any(
-            self._hosts, self._fleet, request.target, config, run_id, flags, report, request.agreed
-        ).run_id
+        return launch(self._fleet, self._hosts, request, report).run_id
 
     def leftovers(
         self, report: Callable[[str], None], agreed: Collection[AnyLeftover] | None = None
     ) -> list[AnyLeftover]:
-        from midstream.check.fleet_leftovers import Examined, SliceProblem, find_leftovers
-        from midstream.check.slice_leftovers import find_slice_leftovers
+        from midstream.check.fleet_leftovers import SliceProblem
+        from midstream.operations.clean import clean
 
-        remove = agreed is not None
-        on_hosts = find_leftovers(self._fleet, self._hosts, remove=remove, agreed=agreed)
-        found: list[AnyLeftover] = [each for each in on_hosts if not isinstance(each, Examined)]
+        found: list[AnyLeftover] = []
         try:
-            found.extend(find_slice_leftovers(self._fleet, report, remove=remove, agreed=agreed))
+            found.extend(clean(self._fleet, self._hosts, report, agreed=agreed))
         except MidstreamError as error:  # what was found and removed before it is shown
             found.append(SliceProblem(" ".join(filter(None, (f"{error.message}.", error.hint)))))
         return found
@@ -224,11 +189,9 @@ class FleetActions:
         return [f"{path}: {what}" for path, what in problems_of(verify(self._location(run, checkpoint)))]
 
     def compare(self, run: RunView, first: str, second: str) -> list[str]:
-        from midstream.operations.examine_checkpoint import read_manifest
-        from midstream.transfer.manifest_diff import describe_difference, diff_manifests
+        from midstream.operations.diff_checkpoints import diff_checkpoints
 
-        manifests = [read_manifest(self._location(run, name)) for name in (first, second)]
-        return [describe_difference(entry) for entry in diff_manifests(*manifests)]
+        return diff_checkpoints(self._location(run, first), self._location(run, second)).lines()
 
     def config(self, run: RunView, attempt: int) -> str:
         from midstream.watch.runs import resolved_config

@@ -401,7 +401,7 @@ def test_pods_created_for_refused_launch_are_deleted(cluster: Cluster, tmp_path:
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text(TARGET.replace("/data/midstream", str(tmp_path / "volume")))
     refusal = midstream("--fleet", fleet, "--launch", TINY, "--on", "cell", "--run-id", "r")
-    refused(refusal, 3, "cell does not exist", "--yes creates its pods")
+    refused(refusal, 3, "cell does not exist", "--yes creates it")
     assert "kind: Job" in refusal.stderr
     assert cluster.applied() == []
     wrong = midstream("--fleet", fleet, "--launch", TINY, "--on", "cell", "--run-id", "../r", "--yes", "--json")
@@ -482,9 +482,12 @@ def test_screen_creates_pods_once_migration_is_possible(
             actions.make_plan(snapshot, Request("s", "cell"))
         with pytest.raises(TargetMissingError, match="cell does not exist") as caught:
             actions.make_plan(snapshot, Request("r", "cell"))
-        assert caught.value.price == "job/cell in ml, 2 pods of registry.example.org/jax:25, nvidia.com/gpu: 8 each"
+        assert (
+            caught.value.missing.price
+            == "job/cell in ml, 2 pods of registry.example.org/jax:25, nvidia.com/gpu: 8 each"
+        )
         assert cluster.applied() == [], "a plan creates nothing"
-        actions.create("cell", "r")
+        actions.create(caught.value.missing, "r")
         assert [each["kind"] for each in cluster.applied()] == ["Job"]
         with pytest.raises(MidstreamError) as refusal:
             actions.make_plan(snapshot, Request("r", "cell"))

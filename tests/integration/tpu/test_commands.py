@@ -27,9 +27,10 @@ from midstream.errors import Exit, HostError
 from midstream.flags import parse
 from midstream.fleet.fleet import Fleet, LocalHostConfig, TpuTarget
 from midstream.fleet.fleet_file import load_fleet
-from midstream.headless.fleet.slice_creation import settle_unused_slice
+from midstream.headless.fleet.target_creation import settle_unused
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
+from midstream.operations.create_target import creatable_slice
 from midstream.output import Output
 from midstream.providers import fleet_slices
 from midstream.providers.gcp import os_login
@@ -418,8 +419,8 @@ def test_slice_that_remains_is_reported_with_its_cost(
     if denied:
         tpu_server.faults.append(Fault("DeleteNode", grpc.StatusCode.PERMISSION_DENIED, times=99))
     options, _ = parse(["--migrate", "r", "--to", "pod", *flags])
-    options.created_slice = "pod"
-    settle_unused_slice(fleet, options, code, Output(False))
+    options.created = creatable_slice(fleet, "pod")
+    settle_unused(fleet, options, code, Output(False))
     assert NODE in tpu_server.nodes
     assert "pod was created for this command and costs money until midstream --delete pod" in capsys.readouterr().err
 

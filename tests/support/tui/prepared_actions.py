@@ -23,8 +23,10 @@ from midstream.launch.launch_request import LaunchRequest
 from midstream.migrate.journal.migration_view import MigrationView
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
+from midstream.operations.create_target import CreatableTarget
+from midstream.operations.list_slices import SliceListing
 from midstream.providers.provider import OWNER_LABEL, TARGET_LABEL, Slice, SliceStatus, Worker
-from midstream.tui.actions import Actions, SliceListing, Target
+from midstream.tui.actions import Actions, Target
 from midstream.watch.runs.host_log import LogLines
 from midstream.watch.runs.log_query import LogQuery
 from midstream.watch.snapshot import (
@@ -280,8 +282,8 @@ class PreparedActions(Actions):
         return self.cost_report
 
     @override
-    def create(self, target: str, run_id: str = "") -> None:
-        self.calls.append(("create", target))
+    def create(self, missing: CreatableTarget, run_id: str = "") -> None:
+        self.calls.append(("create", missing))
 
     @override
     def delete(self, place: str, report: Callable[[str], None]) -> None:

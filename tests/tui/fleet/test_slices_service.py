@@ -14,7 +14,7 @@ import pytest
 from google.cloud import tpu_v2
 
 from integration.tpu.test_commands import add_stopped_run, fleet_file
-from midstream.errors import MidstreamError, UsageError
+from midstream.errors import MidstreamError
 from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.migrate.journal.request import Request
@@ -112,7 +112,7 @@ async def test_slices_screen_creates_lists_and_deletes_a_slice(
         assert isinstance(app.screen, SlicesScreen), "an existing slice is not created again"
         await pilot.press("D")
         await settle(pilot, lambda: isinstance(app.screen, ConfirmScreen))
-        assert "nano (step 1,204) trains there" in screen_text(app)
+        assert "nano trains on pod-0 at step 1204" in screen_text(app)
         assert "--save-first" in screen_text(app), "saving is offered"
         await pilot.press("escape")
         await settle(pilot, lambda: isinstance(app.screen, SlicesScreen))
@@ -122,7 +122,7 @@ async def test_slices_screen_creates_lists_and_deletes_a_slice(
         slice_fleet.snapshots.set(fleets.snapshot([fleets.host("pod-0")], runs))
         await settle(pilot, lambda: len(app.screen_state.snapshot.runs) == 2)
         await pilot.press("enter")
-        await settle(pilot, lambda: "late (step 1,204) trains there" in screen_text(app))
+        await settle(pilot, lambda: "late trains on pod-0 at step 1204" in screen_text(app))
         assert NODE in slice_fleet.server.nodes, "consent covers the runs that were shown"
         await pilot.press("n", "enter")
         await settle(pilot, lambda: app.return_value == RELOAD_EXIT_CODE)
@@ -222,10 +222,11 @@ def test_wizard_offers_slice_only_for_possible_migration(slice_fleet: SliceFleet
         planned(48)
     with pytest.raises(TargetMissingError, match="lab/here-a/n does not exist") as caught:
         planned(64)
-    assert caught.value.price.startswith("v3-32, spot: cheaper")
+    assert caught.value.missing.price.startswith("v3-32, spot: cheaper")
     slice_fleet.add_slice("n", State.CREATING)
-    with pytest.raises(UsageError, match="lab/here-a/n is CREATING"):
+    with pytest.raises(TargetMissingError, match="lab/here-a/n is CREATING") as caught:
         planned(64)
+    assert "midstream would wait for it: v3-32" in caught.value.missing.question, "as the command line does"
 
 
 async def test_slices_read_only_creates_and_deletes_nothing(slice_fleet: SliceFleet) -> None:

@@ -102,7 +102,8 @@ def import_plan(
         MidstreamError: The checkpoint cannot be read, or does not fit the target, or a check failed.
     """
     from midstream.check.check_result import FAIL
-    from midstream.headless.migration.print_plan import print_check, print_plan
+    from midstream.headless.check_lines import print_check
+    from midstream.headless.migration.print_plan import print_plan
     from midstream.migrate.planning import import_plan as planning
     from midstream.migrate.planning import preflight
     from midstream.operations.fleet_snapshot import fleet_snapshot

@@ -5,15 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from midstream.counts import count
 from midstream.errors import Exit, MidstreamError
 from midstream.headless.confirmation import can_ask, confirmed
-from midstream.json_events.fleet_events import CheckEvent
 from midstream.json_events.migration_events import PlanEvent
 from midstream.output import Output
 
 if TYPE_CHECKING:
-    from midstream.check.check_result import Check
     from midstream.migrate.journal.plan import Plan
 
 
@@ -26,13 +23,6 @@ def print_plan(plan: Plan, options: argparse.Namespace, output: Output) -> None:
     if not options.dry_run and not output.as_json:
         for line in lines:
             output.message(line)
-
-
-def print_check(check: Check, output: Output) -> None:
-    """Print one line of the preflight."""
-    mark = {"pass": "ok  ", "warn": "warn", "fail": "FAIL"}[check.state]
-    hint = f" ({check.hint})" if check.hint else ""
-    output.event(CheckEvent(**vars(check)), f"{mark} {check.name}: {check.detail}{hint}")
 
 
 def require_consent(plan: Plan, options: argparse.Namespace, output: Output, *, confirmed_before: bool = False) -> None:
@@ -50,13 +40,12 @@ def require_consent(plan: Plan, options: argparse.Namespace, output: Output, *, 
         MidstreamError: The user did not agree.
     """
     from midstream.migrate.journal.modes import LIVE
+    from midstream.operations.plan_migration import losses
     from midstream_core.records import ENDED
 
     if options.yes:
         return
-    reasons = list(plan.policy.consent)
-    if plan.estimate.steps_lost:
-        reasons.insert(0, f"{count(plan.estimate.steps_lost, 'step')} after {plan.checkpoint} would be discarded")
+    reasons = losses(plan)
     if can_ask(output) and (reasons or not confirmed_before):
         for reason in reasons:
             output.message(f"midstream: {reason}")

@@ -7,11 +7,9 @@ from collections import Counter
 
 from midstream.errors import Exit, MidstreamError
 from midstream.format import duration as shown
-from midstream.json_events.fleet_events import CheckEvent
+from midstream.headless.check_lines import print_check
 from midstream.json_events.result_event import RecheckResult
 from midstream.output import Output
-
-MARKS = {"pass": "ok  ", "warn": "warn", "fail": "FAIL"}
 
 
 def is_migration(name: str) -> bool:
@@ -40,7 +38,7 @@ def recheck(options: argparse.Namespace, output: Output) -> int:
     try:
         for check in checks(hosts, view):
             found.append(check)
-            output.event(CheckEvent(**vars(check)), f"{MARKS[check.state]} {check.name}: {check.detail}")
+            print_check(check, output)
     finally:
         hosts.close()
     states = Counter(check.state for check in found)

@@ -38,7 +38,7 @@ def config(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     changes = resolved_config.changes(*texts)
     for change in changes:
         output.event(ChangeEvent(run=run.run_id, **vars(change)), resolved_config.line(change))
-    words = [] if changes else [f"attempts {attempts[0]} and {attempts[1]} have the same configuration"]
+    words = [] if changes else [resolved_config.unchanged(*attempts)]
     output.event(ConfigResult(run=run.run_id, attempts=attempts, changes=len(changes)), words)
     return Exit.DONE
 

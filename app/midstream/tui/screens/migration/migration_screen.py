@@ -12,11 +12,11 @@ from textual.containers import Vertical
 from textual.widgets import Static
 
 from midstream import format
-from midstream.counts import agree, count
 from midstream.listing import documents
 from midstream.migrate.journal import migration_state
 from midstream.migrate.journal.migration_view import CERTIFIED, NOT_CERTIFIED, VOID, MigrationView
 from midstream.migrate.journal.stage_times import report, report_lines
+from midstream.operations import rollback
 from midstream.tui import commands
 from midstream.tui.base_app import SHORT_SCREEN
 from midstream.tui.screens import export_curves
@@ -38,6 +38,7 @@ from midstream.tui.widgets.log_pane import LogPane
 from midstream.tui.widgets.pane import Pane
 from midstream.tui.widgets.plot import Drawn
 from midstream.tui.widgets.table import Column, Row
+from midstream.watch.snapshot import LIVE
 
 PROGRESS, CERTIFICATE, DOWNTIME, LOG = "progress", "certificate", "downtime", "log"
 SEAL_WINDOW = 24  # minimum of steps shown on either side of the seal
@@ -241,12 +242,12 @@ class MigrationScreen(MidstreamScreen):
         if view.state == migration_state.ROLLED_BACK:
             self.notify(f"already rolled back: {plan.source} owns the run", markup=False)
             return
-        discarded = self._steps_given_up(view)
+        discarded, lost = self._steps_given_up(view), self._discarded(view)
         lines = [f"{plan.run_id} returns to {plan.source} and continues from the sealed step."]
-        if view.sealed_step is None and not discarded:
+        if view.sealed_step is None and not lost:
             lines = [f"{plan.run_id} stays on {plan.source}. What was started for it on {plan.target} is ended."]
-        if discarded:
-            lines.append(f"{count(discarded, 'step')} of {plan.target} {agree(discarded)} discarded.")
+        if lost:
+            lines.append(f"{lost}.")
         lines.append("Nothing is deleted.")
 
         def answered(yes: bool | None) -> None:
@@ -262,12 +263,23 @@ class MigrationScreen(MidstreamScreen):
             self._act(self.midstream.actions.rollback, view.migration)
 
         title = f"Roll back {plan.run_id}"
-        self.app.push_screen(ConfirmScreen(title, lines, word=plan.run_id if discarded else ""), answered)
+        self.app.push_screen(ConfirmScreen(title, lines, word=plan.run_id if lost else ""), answered)
 
     def _steps_given_up(self, view: MigrationView) -> int:
         """Return the steps that a rollback would discard, by what the target has reported."""
         run = self.screen_state.run(view.plan.target_host, view.plan.run_id)
         return view.steps_given_up(run.step, run.fence) if run else 0
+
+    def _discarded(self, view: MigrationView) -> str:
+        """Return what a rollback would discard, or that it is not known."""
+        plan = view.plan
+        run, host = (
+            self.screen_state.run(plan.target_host, plan.run_id),
+            self.screen_state.snapshot.host(plan.target_host),
+        )
+        gone = "" if host is not None and host.link == LIVE else (host.error if host is not None else "") or "no answer"
+        status, fence = (run.status, run.fence) if run is not None else (None, None)
+        return rollback.discarded(view, status, fence, unreachable=gone)
 
     def action_continue(self) -> None:
         view = self.migration_view

@@ -1,18 +1,19 @@
-"""Deletion of a slice by ``--delete``: name its runs, and save them if requested."""
+"""`--delete`: name the runs of a slice, and save them if requested."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.fleet.fleet import KubernetesTarget
 from midstream.headless.confirmation import can_ask, confirmed
-from midstream.headless.fleet.pod_creation import delete_pods
+from midstream.hosts.pod_job import PodJob
 from midstream.json_events.fleet_events import OccupantEvent, SavedEvent
 from midstream.json_events.result_event import DeleteResult
+from midstream.operations.delete_target import delete_target, occupants, occupants_unknown
 from midstream.operations.fleet_snapshot import fleet_snapshot
 from midstream.output import Output
 from midstream.providers import fleet_slices
@@ -24,20 +25,13 @@ if TYPE_CHECKING:
     from midstream.watch.snapshot import RunView, Snapshot
 
 
-@dataclass(frozen=True)
-class _Occupants:
-    """The runs that train on a slice, and why more of them may be unknown."""
-
-    runs: tuple[RunView, ...] = ()
-    unknown: str = ""
-    snapshot: Snapshot | None = None  # that shows the runs
-
-
 def delete(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     """Delete a target's slice, or one by its path, with everything that runs there."""
     pods = fleet.targets.get(options.delete)
     if isinstance(pods, KubernetesTarget):
-        return delete_pods(options.delete, pods, options, output)
+        return _delete(
+            fleet, options.delete, PodJob(options.delete, pods).path, "what runs in its pods", options, output
+        )
     known = fleet_slices.slice_targets(fleet)
     paths = {fleet_slices.slice_path(name, target): name for name, target in known.items()}
     if options.delete in known:
@@ -49,21 +43,37 @@ def delete(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         raise UsageError(f"{options.delete!r} is not a target of type tpu, gce or kubernetes", hint)
     found, hosts = _with_hosts(fleet, name, output)
     try:
-        occupants = _occupants(found, hosts, name, place)
-        for run in occupants.runs:
+        snapshot = fleet_snapshot(found, hosts, remember=False) if found.hosts else None
+        there = occupants(snapshot, found.hosts) if snapshot else occupants_unknown(found, name, place)
+        for run in there.runs:
             output.event(OccupantEvent(run=run.run_id, host=run.host, step=run.step, store=run.store))
-            output.message(f"midstream: {_described(run)}")
-        if occupants.unknown:
-            output.message(f"midstream: {occupants.unknown}")
-        _save_first(hosts, occupants, options, output)
+        for line in there.lines():
+            output.message(f"midstream: {line}")
+        _save_first(hosts, snapshot, there.runs, options, output)
     finally:
         hosts.close()
-    if not options.yes and not confirmed(f"Delete {place} and the data on its disks", output):
-        training = f", where {', '.join(run.run_id for run in occupants.runs)} trains," if occupants.runs else ""
-        hint = "--yes deletes it" + ("; with --save-first a run is saved and stopped before" if occupants.runs else "")
-        raise MidstreamError(f"{place}{training} would be deleted with the data on its disks", hint, Exit.REFUSED)
-    fleet_slices.delete(fleet, place, output.message)
-    output.event(DeleteResult(deleted=place), f"{place} is deleted and costs nothing more")
+    return _delete(fleet, place, place, "the data on its disks", options, output, there.runs)
+
+
+def _delete(
+    fleet: Fleet,
+    name: str,
+    place: str,
+    lost: str,
+    options: argparse.Namespace,
+    output: Output,
+    runs: Sequence[RunView] = (),
+) -> int:
+    """Ask, then delete a slice or the pods of a target.
+
+    Raises:
+        MidstreamError: The user did not agree, or it could not be deleted.
+    """
+    if not options.yes and not confirmed(f"Delete {place} and {lost}", output):
+        training = f", where {', '.join(run.run_id for run in runs)} trains," if runs else ""
+        hint = "--yes deletes it" + ("; with --save-first a run is saved and stopped before" if runs else "")
+        raise MidstreamError(f"{place}{training} would be deleted with {lost}", hint, Exit.REFUSED)
+    output.event(DeleteResult(deleted=place), delete_target(fleet, name, output.message))
     return Exit.DONE
 
 
@@ -83,44 +93,9 @@ def _with_hosts(fleet: Fleet, name: str, output: Output) -> tuple[Fleet, HostPoo
     return only, HostPool(only)
 
 
-def _occupants(fleet: Fleet, hosts: HostPool, name: str, place: str) -> _Occupants:
-    """Look up which runs train on the hosts of the fleet.
-
-    A host without an answer is no evidence that no run trains there.
-    """
-    if not name:
-        return _Occupants(unknown=f"{place} is not a target of the fleet file: what trains there is unknown")
-    if not fleet.hosts:
-        missing = fleet.unavailable.get(name)
-        if isinstance(missing, fleet_slices.SliceMissingError):
-            return _Occupants()
-        return _Occupants(unknown=f"what trains on {name} is unknown: {missing.message if missing else 'no workers'}")
-    snapshot = fleet_snapshot(fleet, hosts, remember=False)
-    unreachable = [host for host in snapshot.hosts if host.link != "live"]
-    unknown = "; ".join(f"{host.name} does not answer ({host.error or 'no answer'})" for host in unreachable[:3])
-    return _Occupants(
-        _training(snapshot), f"what trains there may be unknown: {unknown}" if unreachable else "", snapshot
-    )
-
-
-def _training(snapshot: Snapshot) -> tuple[RunView, ...]:
-    """Return one view of each run that trains on these hosts."""
-    found: dict[str, RunView] = {}
-    for run in snapshot.runs:
-        if run.running:
-            found.setdefault(run.run_id, run)
-    return tuple(found.values())
-
-
-def _described(run: RunView) -> str:
-    complete = [each.step for each in run.checkpoints if each.complete]
-    newest = f"its newest checkpoint is of step {max(complete)}" if complete else "it has no complete checkpoint"
-    place = f"in {run.store}" if run.store else "on the slice's disks, which are deleted"
-    kept = f"{newest}, {place}" if complete else newest
-    return f"{run.run_id} trains on {run.host} at step {run.step}; {kept}"
-
-
-def _save_first(hosts: HostPool, occupants: _Occupants, options: argparse.Namespace, output: Output) -> None:
+def _save_first(
+    hosts: HostPool, snapshot: Snapshot | None, runs: Sequence[RunView], options: argparse.Namespace, output: Output
+) -> None:
     """Save and stop the runs if the user agrees.
 
     Raises:
@@ -128,7 +103,6 @@ def _save_first(hosts: HostPool, occupants: _Occupants, options: argparse.Namesp
     """
     from midstream.operations.stop import stop
 
-    runs, snapshot = occupants.runs, occupants.snapshot
     if not runs or snapshot is None:
         return
     lost = [run.run_id for run in runs if not run.store]
