@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from midstream.fleet.fleet import KubernetesTarget
+from midstream.fleet.fleet import KubernetesTarget, SliceTarget
 from midstream.providers import fleet_slices
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def described(run: RunView) -> str:
 
 
 def delete_target(fleet: Fleet, place: str, say: Callable[[str], None]) -> str:
-    """Delete the pods of a target, or a slice ``PROJECT/ZONE/NAME``. Return the outcome in one line.
+    """Delete what a target has, or a slice ``PROJECT/ZONE/NAME``. Return the outcome in one line.
 
     Raises:
         MidstreamError: It could not be deleted.
@@ -76,5 +76,7 @@ def delete_target(fleet: Fleet, place: str, say: Callable[[str], None]) -> str:
         job = PodJob(place, target)
         job.delete(say)
         return f"{job.path} is deleted"
+    if isinstance(target, SliceTarget):
+        place = fleet_slices.slice_path(place, target)
     fleet_slices.delete(fleet, place, say)
     return f"{place} is deleted and costs nothing more"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Event
 from typing import TYPE_CHECKING, Protocol
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from midstream.migrate.journal.migration_view import MigrationView
     from midstream.migrate.journal.plan import Plan
     from midstream.migrate.journal.request import Request
+    from midstream.migrate.repair import RepairProposal
     from midstream.operations.create_target import CreatableTarget
     from midstream.operations.list_slices import SliceListing
+    from midstream.operations.repair import Repair
     from midstream.watch.runs.host_log import LogLines
     from midstream.watch.runs.log_query import LogQuery
     from midstream.watch.snapshot import RunView, Snapshot
@@ -184,8 +186,24 @@ class Actions(Protocol):
         """
         ...
 
-    def delete(self, place: str, report: Callable[[str], None]) -> None:
-        """Delete a slice or the pods of a target; return when they are deleted.
+    def check(self, name: str) -> list[Check]:
+        """Check a target before a run starts there, or a run before it is moved."""
+        ...
+
+    def find_damage(self, run_id: str) -> tuple[list[Repair], list[str]]:
+        """Return the proposals for a run's damaged records, and lines about damaged checkpoints."""
+        ...
+
+    def repair(self, proposals: Sequence[RepairProposal]) -> str:
+        """Write the replacements that the user has agreed to. Return the outcome."""
+        ...
+
+    def adopt(self, place: str) -> str:
+        """Adopt the trainer that runs in a directory ``HOST:DIR``. Return the outcome."""
+        ...
+
+    def delete(self, place: str, report: Callable[[str], None]) -> str:
+        """Delete a slice, or the slice or pods of a target. Return the outcome.
 
         ``report`` gets lines of progress.
         """

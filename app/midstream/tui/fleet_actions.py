@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from midstream.migrate.journal.migration_view import MigrationView
     from midstream.migrate.journal.plan import Plan
     from midstream.migrate.journal.request import Request
+    from midstream.migrate.repair import RepairProposal
     from midstream.operations.create_target import CreatableTarget
     from midstream.operations.examine_checkpoint import CheckpointLocation
     from midstream.operations.list_slices import SliceListing
+    from midstream.operations.repair import Repair
     from midstream.watch.runs.host_log import LogLines
     from midstream.watch.runs.log_query import LogQuery
     from midstream.watch.snapshot import RunView, Snapshot
@@ -110,10 +112,33 @@ class FleetActions:
 
         return list_slices(self._fleet)
 
-    def delete(self, place: str, report: Callable[[str], None]) -> None:
+    def check(self, name: str) -> list[Check]:
+        from midstream.operations.check import check
+
+        return list(check(self._fleet, self._hosts, name))
+
+    def find_damage(self, run_id: str) -> tuple[list[Repair], list[str]]:
+        from midstream.operations.repair import Repair, find_damage
+
+        proposals, damaged = find_damage(self._fleet, self._hosts, run_id)
+        return [Repair(each) for each in proposals], damaged
+
+    def repair(self, proposals: Sequence[RepairProposal]) -> str:
+        from midstream.operations.repair import repair
+
+        return "\n".join(
+            each.refused or each.lines()[-1].strip() for each in repair(self._hosts, proposals, agreed=True)
+        )
+
+    def adopt(self, place: str) -> str:
+        from midstream.adoption.adopt_process import adopt_process, adopted_words
+
+        return adopted_words(adopt_process(self._hosts, self._fleet, place))
+
+    def delete(self, place: str, report: Callable[[str], None]) -> str:
         from midstream.operations.delete_target import delete_target
 
-        delete_target(self._fleet, place, report)
+        return delete_target(self._fleet, place, report)
 
     def preflight(self, plan: Plan) -> Iterator[Check]:
         from midstream.migrate.planning import preflight

@@ -74,7 +74,20 @@ def test_actions_verify_names_damage_of_a_checkpoint(actions: FleetActions) -> N
 
 
 def test_actions_compare_two_checkpoints(actions: FleetActions) -> None:
-    assert actions.compare(RUN, "step-1-a001", "step-2-a001") == []
+    assert actions.compare(RUN, "step-1-a001", "step-2-a001") == [f"equal states: root digest {'d' * 64}"]
+
+
+def test_equal_arrays_with_another_training_state_are_no_equal_states(
+    fleet: Fleet, actions: FleetActions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = fleet.hosts["here"].root
+    manifest = Path(records.RunPaths(root, "run").checkpoint("step-2-a001"), records.MANIFEST)
+    manifest.write_text(manifest.read_text().replace("d" * 64, "e" * 64))
+    line = "all arrays are equal; the training state in train.json differs"
+    assert actions.compare(RUN, "step-1-a001", "step-2-a001") == [line]
+    places = [str(manifest.parent.parent / name) for name in ("step-1-a001", "step-2-a001")]
+    assert main(["--fleet", fleet.path, "--diff", *places]) == 1
+    assert line in capsys.readouterr().out.splitlines()
 
 
 def test_actions_offer_configs_and_no_other_yaml(

@@ -97,7 +97,8 @@ async def test_slices_screen_creates_lists_and_deletes_a_slice(
         assert isinstance(app.screen, SlicesScreen), "nothing to delete"
         await pilot.press("n")
         await settle(pilot, lambda: isinstance(app.screen, ConfirmScreen))
-        assert "v3-32, spot: cheaper" in screen_text(app)
+        for words in ("pod: lab/here-a/n does not exist", "v3-32", "8 an hour", "--delete pod"):
+            assert words in screen_text(app), words
         assert slice_fleet.server.created == []
         await pilot.press(*"pod", "enter")
         await settle(pilot, lambda: app.return_value == RELOAD_EXIT_CODE)
@@ -179,10 +180,8 @@ async def test_slices_refusal_is_one_line_with_hint(slice_fleet: SliceFleet, mon
         assert "gcloud auth application-default login" in screen_text(app)
 
 
-async def test_slices_failed_creation_is_shown_in_terminal(
-    slice_fleet: SliceFleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slice_fleet.server.outcomes.append(Outcome())
+async def creation(slice_fleet: SliceFleet, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Create the slice in the list of slices; return the last line of the terminal before enter."""
     app = slice_fleet.app()
     terminal_text = io.StringIO()
 
@@ -199,13 +198,32 @@ async def test_slices_failed_creation_is_shown_in_terminal(
         await settle(pilot, lambda: "missing" in screen_text(app))
         await pilot.press("n", *"pod", "enter")
         await settle(pilot, lambda: isinstance(app.screen, SlicesScreen))
-    line = terminal_text.getvalue().splitlines()[-2]
+    assert app.return_value is None
+    return terminal_text.getvalue().splitlines()[-2]
+
+
+async def test_slices_failed_creation_is_shown_in_terminal(
+    slice_fleet: SliceFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slice_fleet.server.outcomes.append(Outcome())
+    line = await creation(slice_fleet, monkeypatch)
     assert line.startswith(
         "midstream: pod cannot be created: lab/here-a has no capacity now: There is no more capacity"
     )
     assert "what was created is deleted, nothing costs money" in line
-    assert app.return_value is None
     assert slice_fleet.server.nodes == {}
+
+
+async def test_slices_unreachable_creation_says_that_it_costs_money(
+    slice_fleet: SliceFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slice exists, and no worker accepts a login: nothing deletes it."""
+    monkeypatch.setattr(fleet_slices, "LOGIN_TIMEOUT", 0.0)
+    slice_fleet.pod.go_away()
+    line = await creation(slice_fleet, monkeypatch)
+    assert line.startswith("midstream: "), line
+    assert "; lab/here-a/n costs money: midstream --delete pod" in line
+    assert list(slice_fleet.server.nodes) == [NODE]
 
 
 def test_wizard_offers_slice_only_for_possible_migration(slice_fleet: SliceFleet) -> None:

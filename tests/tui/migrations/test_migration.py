@@ -316,6 +316,27 @@ async def test_rollback_by_an_older_journal_names_the_steps() -> None:
         assert "stays on small" not in screen_text(app)
 
 
+async def test_rollback_names_a_target_that_does_not_answer() -> None:
+    """A host without an answer is no evidence that its run has made no step."""
+    moved = prepared_migrations.moved_fleet()
+    hosts = [
+        replace(host, link="down", error="connection refused") if host.name == "large" else host for host in moved.hosts
+    ]
+    view = prepared_migrations.certified()
+    began = Event("fact", 0.0, detail={"relaunching": True})
+    actions = PreparedActions(replace(view, events=(*view.events, began)))
+    app = app_over(fleets.snapshot(hosts, [run for run in moved.runs if run.host != "large"]), actions)
+    async with app.run_test(size=(120, 30)) as pilot:
+        await open_migration(pilot, app)
+        await pilot.press("r")
+        await settle(pilot)
+        words = " ".join(screen_text(app).split())
+        assert "a rollback discards the steps of large, which is unreachable: connection refused" in words
+        await pilot.press("y", "enter")
+        await settle(pilot)
+    assert actions.calls == [], "its loss needs the run's name"
+
+
 async def test_rollback_before_the_seal_says_that_the_run_stays() -> None:
     running = before_the_seal(prepared_migrations.migration())
     app = app_over(fleets.small_fleet(), PreparedActions(running))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def adopt(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     """Adopt the trainer that runs in a directory of a host."""
-    from midstream.adoption.adopt_process import adopt_process
+    from midstream.adoption.adopt_process import adopt_process, adopted_words
     from midstream.hosts.host_pool import HostPool
     from midstream.launch.progress_line import reporter
 
@@ -27,7 +27,7 @@ def adopt(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         hosts.close()
     output.event(
         AdoptResult(run=attempt.run_id, host=attempt.host, attempt=attempt.number),
-        f"{attempt.run_id} on {attempt.host} is adopted as attempt {attempt.number} (midstream --status shows it)",
+        adopted_words(attempt),
     )
     return Exit.DONE
 
