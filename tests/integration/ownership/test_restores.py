@@ -26,7 +26,7 @@ import sys
 if "midstream.migrate.execution.migration_process" in sys.orig_argv:
     from midstream.migrate.execution import executor
 
-    executor.RECONNECT_TIMEOUT = 1.0
+    executor.MIGRATION = executor.MIGRATION.__class__(1.0, total_time=1.0)
 """
 MIGRATE = ("--migrate", "r", "--to", "two", "--mode", "cold", "--json")
 

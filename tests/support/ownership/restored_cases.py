@@ -18,6 +18,7 @@ import pytest
 from midstream import cli
 from midstream.errors import MidstreamError
 from midstream.hosts.host_pool import HostPool
+from midstream.hosts.reconnect import ReconnectPolicy
 from midstream.launch import launch_run
 from midstream.migrate.execution import executor, migration_process
 from midstream.migrate.journal import migration_directory
@@ -86,8 +87,7 @@ def opened(room: Path) -> Iterator[Histories]:
             patch.setattr(module, "wait_training", lambda *_: None)
         patch.setattr(launch_run, "prepare_target", prepare)
         patch.setattr(migration_process, "_spawn", spawn)
-        patch.setattr(executor, "RECONNECT_TIMEOUT", 0.0)
-        patch.setattr(executor, "RECONNECT_INTERVAL", 0.01)
+        patch.setattr(executor, "MIGRATION", ReconnectPolicy(0.01, total_time=0.0))
         patch.setenv("MIDSTREAM_STATE", str(room / "none"))
         yield made
 

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from midstream.errors import Exit, HostError, RemoteError
+from midstream.errors import Exit, RemoteError
+from midstream.hosts.reconnect import FOLLOWED_LOG, Reconnect
 from midstream.json_events.result_event import FollowResult
 from midstream.json_events.run_events import LogEvent
 from midstream.watch.runs.host_log import LogFollower
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 LAST_LINES = 20  # with which it begins
 POLL_INTERVAL = 1.0  # seconds between two reads
-RETRY_INTERVAL = 5.0  # seconds until a host that does not answer is tried again
 
 
 def follow_log(
@@ -44,6 +44,7 @@ def follow_log(
         RemoteError: The log cannot be read.
     """
     follower, unreachable = LogFollower(host, path, LAST_LINES), False
+    reconnect = Reconnect(FOLLOWED_LOG)
     while True:
         try:
             # Before the lines: those of an attempt that has ended are complete.
@@ -53,11 +54,11 @@ def follow_log(
                 output.event(event, [line.removesuffix("\r")])
         except RemoteError:
             raise
-        except HostError as error:
+        except FOLLOWED_LOG.lost as error:
             if not unreachable:
                 output.message(f"midstream: {error.message}; trying again until it answers")
             unreachable = True
-            wait(RETRY_INTERVAL)
+            wait(reconnect.delay())
             continue
         unreachable = False
         if not found.running:
