@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,6 @@ from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.host import P, R
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
-from midstream.hosts.reconnect import ReconnectPolicy
 from midstream.migrate.execution import executor
 from midstream.migrate.journal import migration_directory, migration_state, phase_names
 from midstream.migrate.journal.facts import Facts, Sealed, required
@@ -261,9 +261,9 @@ def opened() -> Iterator[TpuServer]:
         patch.setenv(tpu_client.ENDPOINT, server.endpoint)
         patch.setenv("MIDSTREAM_STATE", "")
         hurry(patch.setattr)
-        patch.setattr(executor, "MIGRATION", ReconnectPolicy(0.05, total_time=0.3))
+        patch.setattr(executor, "MIGRATION", replace(executor.MIGRATION, first_delay=0.05, total_time=0.3))
         patch.setattr(preemption, "QUERY_INTERVAL", 0.1)
-        patch.setattr(prepare, "STANDBY_END", ReconnectPolicy(0.05, total_time=0.1))
+        patch.setattr(prepare, "STANDBY_END", replace(prepare.STANDBY_END, first_delay=0.05, total_time=0.1))
         yield server
 
 

@@ -9,7 +9,7 @@ import random
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import pytest
 from midstream import cli
 from midstream.errors import MidstreamError
 from midstream.hosts.host_pool import HostPool
-from midstream.hosts.reconnect import ReconnectPolicy
 from midstream.launch import launch_run
 from midstream.migrate.execution import executor, migration_process
 from midstream.migrate.journal import migration_directory
@@ -87,7 +86,7 @@ def opened(room: Path) -> Iterator[Histories]:
             patch.setattr(module, "wait_training", lambda *_: None)
         patch.setattr(launch_run, "prepare_target", prepare)
         patch.setattr(migration_process, "_spawn", spawn)
-        patch.setattr(executor, "MIGRATION", ReconnectPolicy(0.01, total_time=0.0))
+        patch.setattr(executor, "MIGRATION", replace(executor.MIGRATION, first_delay=0.01, total_time=0.0))
         patch.setenv("MIDSTREAM_STATE", str(room / "none"))
         yield made
 

@@ -331,7 +331,7 @@ def end_standby(migration: Migration) -> None:
         migration.target_group.kill(number)
 
 
-def end_standby_if_reachable(migration: Migration, policy: ReconnectPolicy = ONE_TRY) -> bool:
+def end_standby_if_reachable(migration: Migration, policy: ReconnectPolicy[HostError] = ONE_TRY) -> bool:
     """End the standby, reconnecting by ``policy``; False if it is unreachable.
 
     If its host is unreachable, a note says what ends the standby there.
@@ -343,7 +343,7 @@ def end_standby_if_reachable(migration: Migration, policy: ReconnectPolicy = ONE
         try:
             end_standby(migration)
             return True
-        except HostError as error:
+        except policy.lost as error:
             if not reconnect.exhausted():
                 time.sleep(reconnect.delay())
                 continue
