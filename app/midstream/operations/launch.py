@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from midstream.launch.start_attempt import Attempt
     from midstream.watch.snapshot import RunView, Snapshot
 
-START_TIMEOUT = 1800.0  # seconds to wait for the first step: the engine tokenizes and compiles before it
-
 
 def restart_target(targets: Collection[str], snapshot: Snapshot, run: RunView) -> str:
     """Return the target on which the next attempt of a run starts: its proven owner, or else its host."""
@@ -47,7 +45,7 @@ def wait_until_training(hosts: HostPool, attempt: Attempt, report: Reporter) -> 
         LaunchError: The run failed, with the reason.
     """
     from midstream.install.errors import LaunchError, NotYetError
-    from midstream.launch.attempt_monitor import wait_ranks
+    from midstream.launch.attempt_monitor import FIRST_STEP_TIMEOUT, wait_ranks
 
     if not attempt.process.pid:  # in the queue of a cluster, for hours perhaps
         return None
@@ -60,7 +58,7 @@ def wait_until_training(hosts: HostPool, attempt: Attempt, report: Reporter) -> 
     states = {records.TRAINING, records.SAVING, records.STOPPED, records.FINISHED}
     report.update(attempt.run_id, "starting")  # a fast engine has passed it at the first look
     try:
-        found = wait_ranks(hosts, attempt.ranks, attempt.run_id, attempt.number, states, START_TIMEOUT, observe)
+        found = wait_ranks(hosts, attempt.ranks, attempt.run_id, attempt.number, states, FIRST_STEP_TIMEOUT, observe)
     except NotYetError:
         return None
     except LaunchError as error:

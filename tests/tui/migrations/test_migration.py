@@ -331,7 +331,7 @@ async def test_rollback_names_a_target_that_does_not_answer() -> None:
         await pilot.press("r")
         await settle(pilot)
         words = " ".join(screen_text(app).split())
-        assert "a rollback discards the steps of large, which is unreachable: connection refused" in words
+        assert "a rollback discards the steps of large, which is unreachable: connection" in words
         await pilot.press("y", "enter")
         await settle(pilot)
     assert actions.calls == [], "its loss needs the run's name"

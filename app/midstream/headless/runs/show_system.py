@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from midstream.errors import Exit, HostError
 from midstream.json_events.run_events import SystemEvent
-from midstream.operations.fleet_snapshot import SNAPSHOT_TIMEOUT, fleet_snapshot, run_of
+from midstream.operations.fleet_snapshot import fleet_snapshot, run_of
 from midstream.watch.runs.run_hosts import hosts_of
 from midstream.watch.snapshot import LIVE
 from midstream.watch.system_metrics import METRICS
@@ -39,7 +39,7 @@ def show_system(fleet: Fleet, hosts: HostPool, run_ids: Sequence[str], seconds: 
         UsageError: There is no such run.
         HostError: None of its hosts answers.
     """
-    from midstream.watch.watcher import Watcher
+    from midstream.watch.watcher import SNAPSHOT_TIMEOUT, Watcher
 
     first = fleet_snapshot(fleet, hosts)
     runs = {name: hosts_of(first, run, run.attempt) or [run.host] for name in run_ids for run in (run_of(first, name),)}

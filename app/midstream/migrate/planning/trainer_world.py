@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from midstream.check.trainer_advice import STRUCTURE_TIMEOUT
 from midstream.counts import count
 from midstream.errors import Exit, MidstreamError
 from midstream.hosts.host import Host
@@ -14,7 +15,6 @@ from midstream.watch.snapshot import Snapshot
 from midstream_host.driver.run_file import BY_TRAINER, RunFile, World
 from midstream_host.trainers import stored_state
 
-READ_TIMEOUT = 300.0  # seconds to read the newest checkpoint's structure
 PROCESSES = "processes"  # name of the change of their number
 FACTOR = "expansion_factor_real_data"  # of MaxText: hosts of the target for each host that saved
 
@@ -73,7 +73,9 @@ def check_data_iterator(source: Host, run_id: str, run: RunFile, before: World, 
     """
     if run.trainer != "maxtext" or after.size == before.size:
         return
-    found = source.call(stored_state.newest, timeout=READ_TIMEOUT)(root=source.root, run_id=run_id, ranks=before.size)
+    found = source.call(stored_state.newest, timeout=STRUCTURE_TIMEOUT)(
+        root=source.root, run_id=run_id, ranks=before.size
+    )
     if found.data_position != "stored":
         return
     wanted = after.size / before.size
