@@ -33,8 +33,7 @@ from midstream.migrate.failover.run_verdict import TERMINATING, UNREACHABLE, Ver
 from midstream.migrate.journal.request import Request
 from midstream.providers import fleet_slices
 from midstream.transfer.streams.link import probe
-from midstream.tui.actions import TargetMissingError
-from midstream.tui.fleet_actions import FleetActions
+from midstream.tui.actions import Actions, TargetMissingError
 from midstream.watch.snapshot import DOWN, LIVE, HostView, RunView, Snapshot
 from midstream.watch.watcher import take_snapshot
 from midstream_core import records
@@ -476,7 +475,7 @@ def test_screen_creates_pods_once_migration_is_possible(
     fleet = load_fleet(file)
     hosts = HostPool(fleet)
     try:
-        actions = FleetActions(fleet, hosts)
+        actions = Actions(fleet, hosts)
         snapshot = take_snapshot(fleet, hosts)
         with pytest.raises(UsageError, match="no run 's'"):
             actions.make_plan(snapshot, Request("s", "cell"))

@@ -35,7 +35,7 @@ from midstream.output import Output
 from midstream.providers import fleet_slices
 from midstream.providers.gcp import os_login
 from midstream.providers.provider import ProviderError
-from midstream.tui.fleet_actions import FleetActions
+from midstream.tui.actions import Actions
 from midstream_core import records
 from simulators.google.slice import Slice, target_text
 from simulators.google.tpu_api import Fault, TpuServer, fast_polling, tpu_server
@@ -265,7 +265,7 @@ def test_clean_removes_idle_leftover_slices_alone(lab: Lab, tpu_server: TpuServe
     assert left["lab/here-a/ready"]["kept"].startswith("it is READY, and may be in use")
     assert (named.result["leftovers"], named.result["removable"]) == (3, 1)
     fleet = load_fleet(file)
-    actions = FleetActions(fleet, HostPool(fleet))
+    actions = Actions(fleet, HostPool(fleet))
     shown = actions.leftovers(print)
     kept = {each.slice.path: each.kept for each in shown if isinstance(each, SliceLeftover)}
     assert kept == {path: each["kept"] for path, each in left.items()}, "the terminal UI lists the same"

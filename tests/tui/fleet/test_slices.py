@@ -9,7 +9,7 @@ from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.operations.create_target import CreatableTarget
 from midstream.operations.list_slices import SliceListing
-from midstream.tui.fleet_actions import FleetActions
+from midstream.tui.actions import Actions
 from midstream.tui.screens.launch.slices_screen import SlicesScreen
 from support.tui import fleets, prepared_actions
 from support.tui.prepared_actions import PreparedActions
@@ -78,4 +78,4 @@ async def test_slices_copy_their_command_and_show_the_selection() -> None:
 
 def test_slices_without_projects_send_no_request() -> None:
     fleet = parse_fleet("hosts:\n  here: {type: local}\n", "fleet.yaml")
-    assert FleetActions(fleet, HostPool(fleet)).slices() == SliceListing(configured=False)
+    assert Actions(fleet, HostPool(fleet)).slices() == SliceListing(configured=False)

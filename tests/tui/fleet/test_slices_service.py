@@ -19,10 +19,9 @@ from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.migrate.journal.request import Request
 from midstream.providers import fleet_slices
-from midstream.tui.actions import TargetMissingError
+from midstream.tui.actions import Actions, TargetMissingError
 from midstream.tui.app import MidstreamApp
 from midstream.tui.base_app import RELOAD_EXIT_CODE
-from midstream.tui.fleet_actions import FleetActions
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 from midstream.tui.screens.launch.slices_screen import SlicesScreen
 from midstream.watch.watcher import take_snapshot
@@ -64,7 +63,7 @@ class SliceFleet:
             fleets.snapshot([fleets.host("pod-0")], [run]) if "pod-0" in fleet.hosts else fleets.small_fleet()
         )
         self.snapshots = PreparedSnapshots(screen_state)
-        return MidstreamApp(self.snapshots, FleetActions(fleet, self.hosts[-1]), readonly=readonly)
+        return MidstreamApp(self.snapshots, Actions(fleet, self.hosts[-1]), readonly=readonly)
 
     def add_slice(self, name: str, state: tpu_v2.Node.State = State.READY) -> None:
         """Create a slice of that name and state."""
@@ -232,7 +231,7 @@ def test_wizard_offers_slice_only_for_possible_migration(slice_fleet: SliceFleet
         file = add_stopped_run(slice_fleet.lab, fleet_file(slice_fleet.lab, slice_fleet.pod, worker="{}"), batch)
         fleet = fleet_slices.with_slices(load_fleet(file), lambda _: None)
         slice_fleet.hosts.append(HostPool(fleet))
-        actions = FleetActions(fleet, slice_fleet.hosts[-1])
+        actions = Actions(fleet, slice_fleet.hosts[-1])
         assert [target.name for target in actions.targets()] == ["gpu", "pod"]
         actions.make_plan(take_snapshot(fleet, slice_fleet.hosts[-1]), Request("r", "pod"))
 
