@@ -5,8 +5,8 @@ The table is in docs/reference/fleet-file.md.
 
 from __future__ import annotations
 
-from midstream.json_events import kinds
 from midstream.json_events.notifications import NOTIFICATION_FIELDS, NOTIFICATIONS
+from pages.json_lines import kinds
 from pages.markdown import marked, table
 
 INTRODUCTION = """\

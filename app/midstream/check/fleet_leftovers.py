@@ -39,7 +39,7 @@ class Leftover:
 
     @property
     def note(self) -> str:
-        """What became of the leftover, or why it stays."""
+        """Outcome of the removal, or why the leftover stays."""
         return "removed" if self.removed else f"kept: {self.kept}" if self.kept else ""
 
     def is_as(self, listed: Leftover) -> bool:

@@ -1,4 +1,4 @@
-"""How contact with a host is tried again after it is lost: one policy, with the parameters of who tries."""
+"""Policy of reconnecting after contact with a host is lost."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class BaselineEvent(JsonEvent, event="baseline", of=("--compare",)):
 
 
 class CandidateEvent(JsonEvent, event="candidate", of=("--compare", "--check", "--launch", "--migrate")):
-    """An estimate for accelerators that are not here, the best first; of a slice that does not exist yet."""
+    """An estimate for accelerators that are not here, the best first."""
 
     candidate: Annotated[str, "the name in --with"]
     accelerators: Annotated[str, "the same, or what the target has"]

@@ -88,7 +88,7 @@ class RemovingEvent(JsonEvent, event="removing", of=("--clean",)):
 
 
 class LeftoverEvent(JsonEvent, event="leftover", of=("--clean",), more="those of `slice`, for a slice"):
-    """What a killed save, copy or creation left."""
+    """A remainder of a killed save, copy or creation."""
 
     host: Annotated[str | None, HOST] = None
     run: Annotated[str | None, RUN] = None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, dataclass_transform, get_args, get_type_hints
+from typing import Any, ClassVar, dataclass_transform
 
 RUN, HOST, TARGET = "the run's id", "the host's name in the fleet file", "the target's name in the fleet file"
 MIGRATION = "the migration's id"
@@ -26,7 +25,7 @@ class JsonEvent:
     more: ClassVar[str]  # what the other fields are, where their names are not fixed
 
     def __init_subclass__(cls, *, event: str = "", of: tuple[str, ...] = (), more: str = "") -> None:
-        """Make a dataclass of a kind of event; without a name it is of its base class's kind."""
+        """Make a dataclass of a kind of event; without a name, of the base class's."""
         if event:
             cls.event = event
         cls.of, cls.more = of, more
@@ -45,9 +44,3 @@ class JsonEvent:
     def to_json(self) -> dict[str, Any]:
         """Return the line's object."""
         return {"event": self.event, **self.fields()}
-
-
-def meanings(kind: type[JsonEvent]) -> Mapping[str, str]:
-    """Return the meaning of each field of a kind of event."""
-    hints = get_type_hints(kind, include_extras=True).items()
-    return {name.rstrip("_"): get_args(hint)[1] for name, hint in hints if hasattr(hint, "__metadata__")}

@@ -91,7 +91,7 @@ class StageEvent(JsonEvent, event="stage", of=("--migrate", "--continue", "--rol
 
 
 class CommandEvent(JsonEvent, event="command", of=("--migrate", "--continue", "--rollback")):
-    """What a migration did on a host."""
+    """An action of a migration on a host."""
 
     time: Annotated[float | None, "UTC seconds"] = None
     phase: Annotated[str | None, "phase of the migration"] = None
@@ -113,7 +113,7 @@ class NoteEvent(JsonEvent, event="note", of=("--migrate", "--continue", "--rollb
 
 
 class GuardEvent(JsonEvent, event="guard", of=("--guard",)):
-    """What a guard observed or did; also a notification."""
+    """An observation or action of a guard; also a notification."""
 
     kind: Annotated[
         str | None, "migrating, restarting, waiting, creating, deleted, kept, lead, claimed, or a kind of notification"

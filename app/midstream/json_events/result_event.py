@@ -9,22 +9,18 @@ from midstream.json_events.json_event import HOST, MIGRATION, RUN, TARGET, JsonE
 
 
 class ResultEvent(JsonEvent, event="result"):
-    """The end of a command that acts or judges, and of each one that fails: the last line."""
+    """The last line of a command that acts or judges, and of one that fails."""
 
     ok: Annotated[bool, "the command did what was requested"] = True
     exit_code: Annotated[int | None, "exit code of the command"] = None
 
 
 class ErrorResult(ResultEvent):
-    """The end of a command that failed."""
-
     error: Annotated[str, "what happened, if it failed"]
     hint: Annotated[str, "what to do"]
 
 
 class CheckResult(ResultEvent, of=("--check", "--doctor")):
-    """The end of checks."""
-
     target: Annotated[str | None, TARGET] = None
     run: Annotated[str | None, RUN] = None
     pass_: Annotated[int, "checks that passed"]
@@ -33,8 +29,6 @@ class CheckResult(ResultEvent, of=("--check", "--doctor")):
 
 
 class LaunchResult(ResultEvent, of=("--launch", "--restart")):
-    """The end of a launch."""
-
     run: Annotated[str, RUN]
     target: Annotated[str, TARGET]
     attempt: Annotated[int, "number of the attempt"]
@@ -43,22 +37,16 @@ class LaunchResult(ResultEvent, of=("--launch", "--restart")):
 
 
 class AdoptResult(ResultEvent, of=("--adopt",)):
-    """The end of an adoption."""
-
     run: Annotated[str, RUN]
     host: Annotated[str, HOST]
     attempt: Annotated[int, "number of the attempt"]
 
 
 class InitRunResult(ResultEvent, of=("--init-run",)):
-    """The end of `--init-run`."""
-
     file: Annotated[str, "the run file that was written"]
 
 
 class StopResult(ResultEvent, of=("--stop",)):
-    """The end of a stop."""
-
     run: Annotated[str, RUN]
     host: Annotated[str, HOST]
     step: Annotated[int | None, "the last step"] = None
@@ -66,16 +54,12 @@ class StopResult(ResultEvent, of=("--stop",)):
 
 
 class DryRunResult(ResultEvent, of=("--migrate",)):
-    """The end of `--migrate --dry-run`."""
-
     dry_run: Annotated[bool, "nothing was changed"] = True
     run: Annotated[str | None, RUN]
     migration: Annotated[str | None, MIGRATION]
 
 
 class MigrationResult(ResultEvent, of=("--migrate", "--continue", "--rollback")):
-    """The end of a migration: the last line of its journal."""
-
     time: Annotated[float, "UTC seconds"]
     message: Annotated[str, "what happened"]
     migration: Annotated[str, MIGRATION]
@@ -87,44 +71,32 @@ class MigrationResult(ResultEvent, of=("--migrate", "--continue", "--rollback"))
 
 
 class RepairResult(ResultEvent, of=("--repair",)):
-    """The end of a repair."""
-
     run: Annotated[str, RUN]
     damaged: Annotated[int, "number of damaged records"]
     written: Annotated[int, "number of records written"]
 
 
 class CleanResult(ResultEvent, of=("--clean",)):
-    """The end of `--clean`."""
-
     leftovers: Annotated[int, "their number"]
     removable: Annotated[int, "number that can be removed and remains"]
 
 
 class DeleteResult(ResultEvent, of=("--delete",)):
-    """The end of a deletion."""
-
     deleted: Annotated[str, "the slice, or the pods"]
 
 
 class ArraysResult(ResultEvent, of=("--checkpoints",)):
-    """The end of a list of a checkpoint's arrays."""
-
     checkpoint: Annotated[str, "the checkpoint"]
     root_digest: Annotated[str, "the root digest"]
 
 
 class ConfigResult(ResultEvent, of=("--config",)):
-    """The end of the differences between two attempts."""
-
     run: Annotated[str, RUN]
     attempts: Annotated[Sequence[int], "both attempts"]
     changes: Annotated[int, "number of differences"]
 
 
 class VerifyResult(ResultEvent, of=("--verify",)):
-    """The end of a verification of a checkpoint."""
-
     checkpoint: Annotated[str, "the checkpoint"]
     objects: Annotated[int, "number of objects"]
     bytes: Annotated[int, "bytes"]
@@ -134,8 +106,6 @@ class VerifyResult(ResultEvent, of=("--verify",)):
 
 
 class RecheckResult(ResultEvent, of=("--verify",)):
-    """The end of a verification of a migration."""
-
     migration: Annotated[str, MIGRATION]
     run: Annotated[str, RUN]
     not_checked: Annotated[int, "number of claims that can no longer be checked"]
@@ -143,16 +113,12 @@ class RecheckResult(ResultEvent, of=("--verify",)):
 
 
 class DiffResult(ResultEvent, of=("--diff",)):
-    """The end of a comparison of checkpoints."""
-
     root_digests: Annotated[Sequence[str], "of both"]
     checkpoints: Annotated[Sequence[str], "names of both"]
     differences: Annotated[Sequence[Mapping[str, object]], "arrays that differ"]
 
 
 class FollowResult(ResultEvent, of=("--log",)):
-    """The end of a log that was followed."""
-
     run: Annotated[str, RUN]
     attempt: Annotated[int, "number of the attempt"]
     state: Annotated[str | None, "as it ended; null: it left no status"]
@@ -160,14 +126,10 @@ class FollowResult(ResultEvent, of=("--log",)):
 
 
 class SearchResult(ResultEvent, of=("--log",)):
-    """The end of a search in a log."""
-
     matches: Annotated[int, "number of lines with a match"]
     lines: Annotated[int, "number of lines of the log"]
 
 
 class CompareResult(ResultEvent, of=("--compare",)):
-    """The end of a comparison of accelerators."""
-
     compared: Annotated[str, "the run or the configuration"]
     best: Annotated[str | None, "the first candidate that fits; null: none"]

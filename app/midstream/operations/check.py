@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def check(fleet: Fleet, hosts: HostPool, name: str) -> Iterator[Check]:
-    """Yield the checks of a target or, where none has the name, the advice about a run.
+    """Yield the checks of a target or, without such a target, those of a run.
 
     Raises:
         UsageError: There is no such target or run.

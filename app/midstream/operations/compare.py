@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CompareRequest:
-    """What a run or config is compared with."""
+    """Accelerators and targets that a run or config is compared with."""
 
     names: str  # of accelerators and targets, with commas
     prices: Mapping[str, float] = field(default_factory=dict[str, float])  # of an hour by name; else the fleet file's
@@ -35,7 +35,7 @@ def compare(
     report: Reporter,
     cancel: Event | None = None,
 ) -> Iterator[Baseline | Row]:
-    """Yield what a run measures now, then an estimate for each name, by compiling for it.
+    """Yield what a run measures now, then an estimate for each name, by compiling.
 
     Args:
         fleet: The fleet.

@@ -30,20 +30,20 @@ class CreatableTarget:
 
     @property
     def question(self) -> str:
-        """What is agreed to by the creation."""
+        """Question to the user: state, path and price."""
         what = f"\n{self.manifest}" if self.manifest else f" {self.price}"
         then = "midstream would wait for it" if self.pending else f"it would be created as {self.path}"
         return f"{self.state or f'{self.target} does not exist'}; {then}:{what}"
 
     @property
     def lasts(self) -> str:
-        """What it does once it exists."""
+        """Words on how long it lasts, and whether it costs money."""
         verb = "runs" if self.price_class == PODS else "costs money"
         return f"{verb} until midstream --delete {self.target}"
 
 
 def creatable_slice(fleet: Fleet, name: str) -> CreatableTarget | None:
-    """Return a target whose slice the fleet file lets midstream create; None for another one."""
+    """Return a target whose slice midstream may create; None for another one."""
     target = fleet_slices.slice_targets(fleet).get(name)
     if target is None or not target.create:
         return None

@@ -64,7 +64,7 @@ def described(run: RunView) -> str:
 
 
 def delete_target(fleet: Fleet, place: str, say: Callable[[str], None]) -> str:
-    """Delete what a target has, or a slice ``PROJECT/ZONE/NAME``. Return the outcome in one line.
+    """Delete what a target has, or a slice by its path; return the outcome.
 
     Raises:
         MidstreamError: It could not be deleted.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def restart_target(targets: Collection[str], snapshot: Snapshot, run: RunView) -> str:
-    """Return the target on which the next attempt of a run starts: its proven owner, or else its host."""
+    """Return the target of a run's next attempt: its proven owner, or else its host."""
     head = snapshot.judgement(run.run_id).head
     owner = head.owner if head is not None else run.fence.owner if run.fence is not None else run.host
     return owner if owner in targets else run.host

@@ -41,7 +41,7 @@ def list_slices(fleet: Fleet) -> SliceListing:
 
 
 def remarks(each: Slice) -> tuple[str, ...]:
-    """Return what is wrong with a slice, or what it waits for; then its place in a queue."""
+    """Return remarks about a slice: its health, its queue and the reason."""
     health = "" if each.health in ("", "HEALTHY") else each.health.lower().replace("_", " ")
     queued = f"queue: {each.queued}" if each.queued not in ("", "ACTIVE", each.state) else ""
     return tuple(filter(None, (health, queued, each.why)))

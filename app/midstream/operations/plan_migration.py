@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_ahead(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Request) -> None:
-    """Refuse a request that would fail once its target exists, before that costs money.
+    """Refuse a request that would fail once its target exists and costs money.
 
     Raises:
         MidstreamError: It would be refused.

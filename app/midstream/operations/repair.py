@@ -1,4 +1,4 @@
-"""Find the damaged records of a run, and write the replacements that are determined."""
+"""Find the damaged records of a run, and write their replacements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Repair:
-    """What became of a proposal: ``kept`` is the damaged file's new name; None where nothing was written."""
+    """Outcome of a proposal.
+
+    ``kept`` is the damaged file's new name; None where nothing was written.
+    """
 
     proposal: RepairProposal
     kept: str | None = None
@@ -75,7 +78,7 @@ def find_damage(fleet: Fleet, hosts: HostPool, run_id: str, on: str = "") -> tup
 
 
 def repair(hosts: HostPool, proposals: Sequence[RepairProposal], *, agreed: bool) -> Iterator[Repair]:
-    """Yield what becomes of each proposal; write those that are determined if the user ``agreed``."""
+    """Yield the outcome of each proposal; write what the user has ``agreed`` to."""
     from midstream.migrate.repair import apply
 
     for proposal in proposals:

@@ -1,4 +1,4 @@
-"""What a rollback discards, and whether that is known."""
+"""Steps that a rollback discards, and whether they are known."""
 
 from __future__ import annotations
 

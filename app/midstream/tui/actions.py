@@ -167,7 +167,7 @@ class Actions:
         return list(check(self._fleet, self._hosts, name))
 
     def find_damage(self, run_id: str) -> tuple[list[Repair], list[str]]:
-        """Return the proposals for a run's damaged records, and lines about damaged checkpoints."""
+        """Return proposals for a run's records, and lines about damaged checkpoints."""
         from midstream.operations.repair import Repair, find_damage
 
         proposals, damaged = find_damage(self._fleet, self._hosts, run_id)

@@ -26,7 +26,6 @@ from midstream.hosts.pod_job import PodJob
 from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.shell import shell_command
 from midstream.hosts.shell_line import shell_line
-from midstream.json_events import problem_of
 from midstream.migrate.failover import guard_pods
 from midstream.migrate.failover.guard import LOST, Guard
 from midstream.migrate.failover.run_verdict import TERMINATING, UNREACHABLE, Verdict, judge
@@ -39,6 +38,7 @@ from midstream.watch.watcher import take_snapshot
 from midstream_core import records
 from midstream_host.machine import checks
 from midstream_host.runs import run_state
+from pages.json_lines import problem_of
 from simulators.clusters.kubectl import Cluster, parse_manifest
 from simulators.sshd import Lab
 from support.command_line import SLOWER, TINY, Run, midstream, refused, start_midstream

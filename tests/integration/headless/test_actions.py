@@ -77,7 +77,7 @@ def test_actions_compare_two_checkpoints(actions: Actions) -> None:
     assert actions.compare(RUN, "step-1-a001", "step-2-a001") == [f"equal states: root digest {'d' * 64}"]
 
 
-def test_equal_arrays_with_another_training_state_are_no_equal_states(
+def test_equal_arrays_with_other_training_state_differ(
     fleet: Fleet, actions: Actions, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = fleet.hosts["here"].root

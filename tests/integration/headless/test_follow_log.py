@@ -15,10 +15,10 @@ from midstream.fleet.fleet import LocalHostConfig
 from midstream.headless.runs.follow_log import LAST_LINES, POLL_INTERVAL, follow_log
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.reconnect import FOLLOWED_LOG
-from midstream.json_events import problem_of
 from midstream.output import Output
 from midstream.watch.snapshot import RunView
 from midstream_core import records
+from pages.json_lines import problem_of
 from support.run_directory import RunDirectory
 
 ENDED = replace(records.this_process(), start_ticks=1)

@@ -66,7 +66,7 @@ async def test_launch_asks_checks_confirms_and_opens_the_run() -> None:
         await settle(pilot, lambda: isinstance(app.screen, FleetScreen))
 
 
-async def test_launch_that_needs_consent_names_why_and_asks_for_the_name() -> None:
+async def test_launch_that_needs_consent_asks_for_the_name() -> None:
     actions = PreparedActions()
     reason = "gpu1 does not answer, and may own nano-3fa9"
     actions.checks = (*actions.checks, Check(OWNERSHIP, WARN, reason))

@@ -1,4 +1,4 @@
-"""What one face of midstream can do, the other can: flags and keys of each operation."""
+"""Parity of both faces: what one of them can do, the other can."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from functools import cache
 import pytest
 
 from midstream.flags import parser
-from midstream.operations.table import OPERATIONS, Operation
 from midstream.tui import commands
+from support.operations_table import OPERATIONS, Operation
 from support.paths import REPOSITORY
 
 FACES = ("headless", "tui")
@@ -41,11 +41,11 @@ def imports(face: str) -> set[str]:
 
 
 def test_each_flag_has_an_operation_and_the_other_way_round() -> None:
-    assert listed("flags") == set(parser().notes), "add it to midstream/operations/table.py, with its key"
+    assert listed("flags") == set(parser().notes), "add it to tests/support/operations_table.py, with its key"
 
 
 def test_each_key_has_an_operation_and_the_other_way_round() -> None:
-    assert listed("keys") == keys(), "add it to midstream/operations/table.py, with its flag"
+    assert listed("keys") == keys(), "add it to tests/support/operations_table.py, with its flag"
 
 
 def test_an_operation_has_both_faces_or_a_reason() -> None:

@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 
-from midstream import json_events
 from midstream.flags import parser
 from midstream.fleet import fleet
 from midstream.headless.fleet.show_costs import DEFAULT_PERIOD
-from midstream.json_events import kinds
 from midstream.json_events.json_event import JsonEvent
 from midstream.json_events.notifications import NOTIFICATION_FIELDS, NOTIFICATIONS
 from midstream.json_events.result_event import MigrationResult, ResultEvent
@@ -28,6 +26,7 @@ from midstream_core import records
 from midstream_host import supervise
 from pages import fleet_page, man_page
 from pages.__main__ import pages
+from pages.json_lines import kinds, problem_of
 from pages.markdown import marked, replaced
 from support.paths import REPOSITORY
 
@@ -164,10 +163,10 @@ def test_modes_of_events_are_modes() -> None:
 
 
 def test_an_unknown_event_or_field_is_a_problem() -> None:
-    assert json_events.problem_of({"event": "log", "run": "a", "attempt": 1, "line": ""}) == ""
-    assert json_events.problem_of({"event": "metrics", "run": "a", "train/loss": 1.0}) == ""
-    assert "colour" in json_events.problem_of({"event": "log", "colour": 1})
-    assert "nosuch" in json_events.problem_of({"event": "nosuch"})
+    assert problem_of({"event": "log", "run": "a", "attempt": 1, "line": ""}) == ""
+    assert problem_of({"event": "metrics", "run": "a", "train/loss": 1.0}) == ""
+    assert "colour" in problem_of({"event": "log", "colour": 1})
+    assert "nosuch" in problem_of({"event": "nosuch"})
 
 
 # ------------------------------------------------------------------------------- what pages say in their own words

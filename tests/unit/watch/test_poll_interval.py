@@ -98,7 +98,7 @@ def test_delays_of_a_feed_double_to_a_limit_with_jitter() -> None:
     assert 2.5 <= reconnect.delay(least=5.0) <= 5.0
 
 
-def test_contact_is_lost_after_the_tries_or_the_time_of_its_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contact_is_lost_after_tries_or_time_of_its_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Reconnect(CALL)
     delays = []
     while not calls.exhausted():

@@ -1,4 +1,4 @@
-"""Operations of the command line of the terminal UI: their result is a document or a question."""
+"""Operations of `:` words, whose result is a document or a question."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def show_config(screen: MidstreamScreen, run_id: str) -> None:
 
 
 def check(screen: MidstreamScreen, name: str) -> None:
-    """Check a target before a run starts there, or a run before it is moved; show the results."""
+    """Check a target before a run starts there, or a run before it is moved."""
     screen.notify(f"checking {name} ...", markup=False)
 
     def work() -> None:

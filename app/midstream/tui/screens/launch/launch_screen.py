@@ -161,7 +161,7 @@ class LaunchScreen(MidstreamScreen):
 
     @property
     def _consent(self) -> tuple[str, ...]:
-        """What the start needs consent to, as the checks have found it."""
+        """Reasons why the start needs consent, as the checks have found them."""
         return tuple(f"{check.detail}." for check in self._preflight.checks if check.name == OWNERSHIP)
 
     def _confirmed(self, yes: bool | None) -> None:

@@ -277,9 +277,9 @@ class MigrationScreen(MidstreamScreen):
             self.screen_state.run(plan.target_host, plan.run_id),
             self.screen_state.snapshot.host(plan.target_host),
         )
-        gone = "" if host is not None and host.link == LIVE else (host.error if host is not None else "") or "no answer"
+        down = "" if host is not None and host.link == LIVE else (host.error if host is not None else "") or "no answer"
         status, fence = (run.status, run.fence) if run is not None else (None, None)
-        return rollback.discarded(view, status, fence, unreachable=gone)
+        return rollback.discarded(view, status, fence, unreachable=down)
 
     def action_continue(self) -> None:
         view = self.migration_view

@@ -1,7 +1,6 @@
-"""Table of the operations: their flags, their keys and words of the terminal UI, and the function that both call.
+"""Table of the operations: flags, keys and words of the terminal UI, and function.
 
-A test compares it with the flags, the keys and the imports of both faces: what one of them can do, the other can, but
-for what has a reason here.
+What one face can do, the other can, but for what has a reason here.
 """
 
 from __future__ import annotations
