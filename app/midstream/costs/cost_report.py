@@ -19,7 +19,7 @@ from midstream.costs.intervals import Intervals
 from midstream.costs.prices import Prices
 from midstream.counts import agree, count
 from midstream.fleet.fleet import Fleet
-from midstream.format import age_since, money
+from midstream.format import age_since, money, seconds
 from midstream.json_events.cost_events import HostCostEvent, MigrationCostEvent, RunCostEvent, TotalCostEvent
 from midstream.migrate.journal.migration_view import MigrationView
 from midstream_host.runs.run_times import HostTimes, ProcessTimes
@@ -52,6 +52,11 @@ class HostCost:
     def idle_cost(self) -> float | None:
         return _money(self.price, self.idle)
 
+    def cells(self) -> tuple[str, ...]:
+        """Return the cells of the tables of hosts."""
+        times = (hours_text(getattr(self, name)) for name in TIMES)
+        return (self.host, money_text(self.price), *times, money_text(self.cost), money_text(self.idle_cost))
+
     def event(self) -> HostCostEvent:
         """Return the line of ``--json``; accelerator hours where their number is known."""
         return HostCostEvent(
@@ -79,6 +84,11 @@ class RunCost:
     training: float
     cost: float | None  # None where a host has no price
 
+    def cells(self) -> tuple[str, ...]:
+        """Return the cells of the tables of runs."""
+        times = hours_text(self.processes), hours_text(self.training)
+        return (self.run_id, "+".join(self.hosts), *times, money_text(self.cost))
+
     def event(self) -> RunCostEvent:
         """Return the line of ``--json``."""
         hours = {"process_hours": self.processes / HOUR, "training_hours": self.training / HOUR}
@@ -100,6 +110,11 @@ class MigrationCost:
     preparation: float  # seconds
     downtime: float  # seconds
     cost: float | None
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the cells of the tables of migrations."""
+        times = seconds(self.preparation), seconds(self.downtime)
+        return (self.migration, self.source, self.target, self.state, *times, money_text(self.cost))
 
     def event(self) -> MigrationCostEvent:
         """Return the line of ``--json``."""
