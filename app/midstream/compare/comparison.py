@@ -65,7 +65,8 @@ class Row:
     def event(self) -> CandidateEvent:
         """Return the line of ``--json``."""
         estimate, migration = self.estimate, self.migration
-        found: dict[str, Any] = {
+        found: dict[str, Any] = dict.fromkeys(CandidateEvent.__dataclass_fields__)  # null: what is not estimated
+        found |= {
             "candidate": self.candidate.name,
             "accelerators": self.candidate.accelerators.name,
             "topology": self.candidate.accelerators.topology,

@@ -34,43 +34,43 @@ class CandidateEvent(JsonEvent, event="candidate", of=("--compare", "--check", "
     target: Annotated[str | None, "the target's name in the fleet file; null: accelerators alone"]
     price_per_hour: Annotated[float | None, "price of all of it; null: not known"]
     error: Annotated[str | None, "why there is no estimate; null: there is one"]
-    fits: Annotated[bool | None, "the step fits the devices' memory, with at least one example at a time"] = None
-    devices: Annotated[int | None, "as jax counts them"] = None
-    device_kind: Annotated[str | None, "jax's name of a device"] = None
-    device_memory: Annotated[int | None, "bytes of a device; null: not known"] = None
-    parameters: Annotated[int | None, "of the model, with padding"] = None
-    batch: Annotated[int | None, "examples of a step"] = None
-    configured: Annotated[int | None, "examples at a time on a device, by the configuration"] = None
-    largest: Annotated[int | None, "the most examples at a time that fit; null: none"] = None
-    per_device_parallelism: Annotated[int | None, "examples at a time of the estimate; null: none fit"] = None
-    accumulation: Annotated[int | None, "micro-batches of a step"] = None
-    peak_memory: Annotated[int | None, "bytes of a device at most, by the compiler; null: nothing fits"] = None
-    needed: Annotated[int | None, "bytes that the last refused program needs; null: none was refused"] = None
-    compile_seconds: Annotated[float | None, "seconds of all compilations on the host that compiled"] = None
+    fits: Annotated[bool | None, "the step fits the devices' memory, with at least one example at a time"]
+    devices: Annotated[int | None, "as jax counts them"]
+    device_kind: Annotated[str | None, "jax's name of a device"]
+    device_memory: Annotated[int | None, "bytes of a device; null: not known"]
+    parameters: Annotated[int | None, "of the model, with padding"]
+    batch: Annotated[int | None, "examples of a step"]
+    configured: Annotated[int | None, "examples at a time on a device, by the configuration"]
+    largest: Annotated[int | None, "the most examples at a time that fit; null: none"]
+    per_device_parallelism: Annotated[int | None, "examples at a time of the estimate; null: none fit"]
+    accumulation: Annotated[int | None, "micro-batches of a step"]
+    peak_memory: Annotated[int | None, "bytes of a device at most, by the compiler; null: nothing fits"]
+    needed: Annotated[int | None, "bytes that the last refused program needs; null: none was refused"]
+    compile_seconds: Annotated[float | None, "seconds of all compilations on the host that compiled"]
     mfu: Annotated[
         float | None, "model FLOPs utilisation of the estimate, computed as `throughput/mfu_full_attention` of a run"
-    ] = None
-    step_seconds: Annotated[Mapping[str, object] | None, "`value`, `low` and `high` of a step"] = None
+    ]
+    step_seconds: Annotated[Mapping[str, object] | None, "`value`, `low` and `high` of a step"]
     parts: Annotated[
         Mapping[str, object] | None,
         "seconds of the uncorrected estimate: `compute`, attention `kernels`, `exposed` collectives",
-    ] = None
-    tokens_per_second: Annotated[float | None, "of all devices"] = None
-    steps_left: Annotated[int | None, "steps to the end of the run"] = None
-    seconds_to_end: Annotated[Mapping[str, object] | None, "`value`, `low` and `high`, without the migration"] = None
+    ]
+    tokens_per_second: Annotated[float | None, "of all devices"]
+    steps_left: Annotated[int | None, "steps to the end of the run"]
+    seconds_to_end: Annotated[Mapping[str, object] | None, "`value`, `low` and `high`, without the migration"]
     cost_to_end: Annotated[
         Mapping[str, object] | None, "`value`, `low` and `high`, with the migration; null: no price is known"
-    ] = None
+    ]
     calibration: Annotated[
         Mapping[str, object] | None,
         "measured over estimated steps on such devices: `pairs`, `ratio`, `low`, `high`; null: none",
-    ] = None
+    ]
     migration_seconds: Annotated[
         float | None, "of a run: until it trains there, without installation and copy of its data"
-    ] = None
-    downtime: Annotated[float | None, "of a run: predicted seconds in which nothing trains"] = None
-    migration_cost: Annotated[float | None, "of a run: what the migration costs; null: a price is not known"] = None
+    ]
+    downtime: Annotated[float | None, "of a run: predicted seconds in which nothing trains"]
+    migration_cost: Annotated[float | None, "of a run: what the migration costs; null: a price is not known"]
     pays_after_steps: Annotated[
         float | None, "of a run: steps after which the migration has paid off; null: never, or not known"
-    ] = None
-    pays_after_hours: Annotated[float | None, "of a run: the same in hours of training there"] = None
+    ]
+    pays_after_hours: Annotated[float | None, "of a run: the same in hours of training there"]

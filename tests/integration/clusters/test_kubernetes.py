@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
-from midstream.errors import ConnectionLostError, HostError, MidstreamError, UsageError
+from midstream.errors import ConnectionLostError, Exit, HostError, MidstreamError, UsageError
+from midstream.flags import parse
 from midstream.fleet.fleet import KubernetesHostConfig, KubernetesTarget
 from midstream.fleet.fleet_file import load_fleet, parse_fleet
 from midstream.fleet.job_pods import WAIT, job_manifest
+from midstream.headless.fleet.target_creation import settle_unused
 from midstream.hosts import pod_job
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.kubernetes_host import KubernetesHost
@@ -30,6 +32,8 @@ from midstream.migrate.failover import guard_pods
 from midstream.migrate.failover.guard import LOST, Guard
 from midstream.migrate.failover.run_verdict import TERMINATING, UNREACHABLE, Verdict, judge
 from midstream.migrate.journal.request import Request
+from midstream.operations.create_target import creatable_target, create_target
+from midstream.output import Output
 from midstream.providers import fleet_slices
 from midstream.transfer.streams.link import probe
 from midstream.tui.actions import Actions, TargetMissingError
@@ -396,7 +400,9 @@ def test_own_manifest_gets_names_and_has_to_have_the_job(cluster: Cluster, tmp_p
         job_manifest("cell", target)
 
 
-def test_pods_created_for_refused_launch_are_deleted(cluster: Cluster, tmp_path: Path) -> None:
+def test_pods_created_for_refused_launch_are_deleted(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text(TARGET.replace("/data/midstream", str(tmp_path / "volume")))
     refusal = midstream("--fleet", fleet, "--launch", TINY, "--on", "cell", "--run-id", "r")
@@ -405,7 +411,15 @@ def test_pods_created_for_refused_launch_are_deleted(cluster: Cluster, tmp_path:
     assert cluster.applied() == []
     wrong = midstream("--fleet", fleet, "--launch", TINY, "--on", "cell", "--run-id", "../r", "--yes", "--json")
     assert wrong.code == 2, wrong.stderr
-    assert [event["event"] for event in wrong.events][:2] == ["created", "deleted"]
+    assert [event["event"] for event in wrong.events] == ["result"], "refused before anything is created"
+    assert cluster.applied() == []
+    known, (options, _) = load_fleet(fleet), parse(["--launch", str(TINY), "--on", "cell"])
+    options.created = creatable_target(known, "cell")
+    assert options.created is not None
+    create_target(known, options.created, print)
+    assert [each["kind"] for each in cluster.applied()] == ["Job"]
+    settle_unused(known, options, Exit.REFUSED, Output(False))
+    assert "created for this refused command (--keep-slice keeps it)" in capsys.readouterr().err
     assert cluster.applied() == []
     again = midstream("--fleet", fleet, "--delete", "cell", "--yes")
     refused(again, 1, "not found")
