@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from midstream.counts import count
-from midstream.errors import Exit, MidstreamError, UsageError
+from midstream.errors import DamagedError, Exit, MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet, Target
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
@@ -20,7 +20,7 @@ from midstream.stores.bucket_access import access_for
 from midstream.stores.bucket_run import BucketRun
 from midstream_core import records
 from midstream_host.runs import ownership, run_state
-from midstream_host.runs.run_state import RunDescription
+from midstream_host.runs.run_state import OwnerRecords, RunDescription
 from midstream_host.verify import tree
 
 
@@ -39,6 +39,14 @@ class NewestCheckpoint:
 
 
 NO_CHECKPOINT = NewestCheckpoint()
+
+
+@dataclass(frozen=True)
+class DamagedCopy:
+    """A copy with damaged records, and the records of its owner that can be read."""
+
+    error: DamagedError
+    shown: OwnerRecords
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,7 @@ def judge_launch(
     run_id: str,
     copies: Sequence[tuple[str, RunDescription]],
     unreachable: Mapping[str, str],
+    damaged: Mapping[str, DamagedCopy] | None = None,
     store: str = "",
 ) -> LaunchOwnership:
     """Judge who owns a run that is to be started on ``target``.
@@ -108,6 +117,7 @@ def judge_launch(
         run_id: The run.
         copies: What each host that answers has of the run, where it can be read.
         unreachable: Hosts that do not answer, and why.
+        damaged: What hosts have of it that cannot be read.
         store: Bucket that the config or a flag names for checkpoints; empty: that of the fleet file.
     """
     shown = [
@@ -115,6 +125,8 @@ def judge_launch(
         for name, found in copies
         if found.attempts or found.fence is not None or found.ownership
     ]
+    damaged = damaged or {}
+    shown += [HostCopy(name, each.shown.fence, each.shown.ownership) for name, each in damaged.items()]
     judgement = OwnerJudge(fleet).judge(run_id, shown)
     here = [found for name, found in copies if name in target.hosts and found.attempts]
     newest = _newest(fleet, hosts.get(target.hosts[0]), judgement, here) if here else NO_CHECKPOINT
@@ -123,6 +135,7 @@ def judge_launch(
     lost = owner != target.name and bool(judgement.owner_hosts) and empty.issuperset(judgement.owner_hosts)
     reasons = [
         *_unreachable_owners(fleet, judgement, unreachable, continues=bool(here)),
+        *(_unreadable_owners(judgement, damaged) if here else ()),
         *_restored(target, judgement, here, newest),
         *([newest.claim] if newest.claim else ()),
         *_past_in_bucket(fleet, target, run_id, copies, store or fleet.store_of(target.hosts[0])),
@@ -192,6 +205,21 @@ def _unreachable_owners(
     what = "may train it further" if continues else "may have it"
     verb = "does" if len(names) == 1 else "do"
     return [f"{count(len(names), 'host')} of the fleet that {what} {verb} not answer: {them}"]
+
+
+def _unreadable_owners(judgement: Judgement, damaged: Mapping[str, DamagedCopy]) -> list[str]:
+    """Return the hosts whose signed records cannot be read, where this machine has seen no owner.
+
+    They may name a later one than those that can be read.
+    """
+    if judgement.remembered is not None or judgement.chain is None:
+        return []
+    return [
+        f"{name} has signed records of {judgement.run_id} that cannot be read, and this machine has not seen its owner "
+        f"before: they may name another one ({each.shown.problem})"
+        for name, each in damaged.items()
+        if each.shown.problem
+    ]
 
 
 def _restored(

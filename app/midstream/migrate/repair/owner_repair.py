@@ -46,6 +46,8 @@ def believed(gathered: FleetEvidence, host: str) -> FleetEvidence:
         former = [name for name in hosts if name != host and name not in judgement.owner_hosts]
         # The owner's records come last: where two differ, they count.
         hosts = {name: _before(hosts.pop(name), head.epoch) for name in former} | hosts
+    if head is not None:  # the signed records say what the owner's fence is, whatever is damaged elsewhere
+        names = {name for name in names if name == host or name in judgement.owner_hosts}
     damaged = [name for name in gathered.damaged_fences if name in names or name not in gathered.hosts]
     return replace(gathered, hosts=hosts, fences=fences, damaged_fences=damaged)
 
