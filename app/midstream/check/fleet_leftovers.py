@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from midstream.errors import DamagedError, HostError
 from midstream.providers import fleet_slices
-from midstream.providers.provider import OWNER_LABEL, SliceStatus
+from midstream.providers.provider import OWNER_LABEL
 from midstream_host.runs import leftovers as remote_leftovers
 from midstream_host.runs import run_state, writers
 from midstream_host.runs.writers import Writer
@@ -151,7 +151,7 @@ def find_leftovers(
                 yield Skipped(name, each, error)
     if damaged:
         _refuse_owners_damage(fleet, hosts, run_id, known[run_id], damaged)
-    unknown = [name for name in unreachable if not _is_preempted(fleet, name)] if stores else []
+    unknown = [name for name in unreachable if not fleet_slices.is_preempted(fleet, name)] if stores else []
     for each, store in stores:
         yield from _in_bucket(fleet, hosts, each, store, known[each], unknown, remove, agreed)
 
@@ -177,12 +177,6 @@ def _refuse_owners_damage(
     for name, error in damaged.items():
         if judgement.chain is None or name in judgement.owner_hosts:
             raise error
-
-
-def _is_preempted(fleet: Fleet, name: str) -> bool:
-    """Return whether the provider of a host or target has taken the machine back."""
-    status = fleet_slices.host_slice_status if name in fleet.hosts else fleet_slices.target_slice_status
-    return status(fleet, name)[0] == SliceStatus.PREEMPTED
 
 
 def kept_unless_agreed(found: Leftover | SliceLeftover, agreed: Collection[AnyLeftover] | None) -> str:

@@ -14,7 +14,6 @@ from midstream.ownership import memory, signed_chain
 from midstream.ownership.judgement import CLAIM, FOREIGN_HINT, OWNER, Judgement, Standing
 from midstream.ownership.owner_judge import HostCopy, OwnerJudge
 from midstream.providers import fleet_slices
-from midstream.providers.provider import SliceStatus
 from midstream.stores.bucket_acceptance import acceptance, claim, owner_line
 from midstream.stores.bucket_access import access_for
 from midstream.stores.bucket_run import BucketRun
@@ -168,6 +167,15 @@ def sign_launch(
     return chain
 
 
+def refuse_last(host: str, run_id: str, fence: records.Fence) -> None:
+    """Raise UsageError for a fence after which no start can follow: no engine can use its numbers."""
+    try:
+        fence.refuse_last()
+    except records.RecordError as error:
+        hint = f"move fence.json there away; midstream --repair {run_id} --on {host} writes another"
+        raise UsageError(f"{host}: {run_id}: {error}", hint) from None
+
+
 def sign_import(host: Host, run_id: str) -> None:
     """Sign the first record of a run that was imported on a host.
 
@@ -194,11 +202,7 @@ def _unreachable_owners(
     remembered = judgement.remembered is not None
     if not continues and not remembered:
         return []
-    names = [
-        name
-        for name in unreachable
-        if name not in fleet.hosts or fleet_slices.host_slice_status(fleet, name)[0] != SliceStatus.PREEMPTED
-    ]
+    names = [name for name in unreachable if not fleet_slices.is_preempted(fleet, name)]
     if not names:
         return []
     them = ", ".join(f"{name} ({unreachable[name]})" for name in names)

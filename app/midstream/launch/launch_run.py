@@ -21,7 +21,7 @@ from midstream.launch.engine_flags import engine_flags, named_run, without_id
 from midstream.launch.engine_secrets import read_secrets
 from midstream.launch.host_group_start import CONCURRENCY, prepare_target, start
 from midstream.launch.input_check import check_inputs, read_inputs
-from midstream.launch.launch_ownership import DamagedCopy, LaunchOwnership, judge_launch, sign_launch
+from midstream.launch.launch_ownership import DamagedCopy, LaunchOwnership, judge_launch, refuse_last, sign_launch
 from midstream.launch.start_attempt import Attempt, Launch
 from midstream.launch.trainer_config import TrainerStart
 from midstream.stores.host_identity import identity_problem
@@ -391,6 +391,7 @@ def _check_startable(
         return 1
     fence = known.fence
     owned.refuse_other_owner(host)
+    refuse_last(host, run_id, fence)
     if fence.owner != target:
         raise UsageError(
             f"run {run_id} belongs to {fence.owner} since step {fence.sealed_step}, not to {target}",

@@ -13,7 +13,7 @@ from midstream.ownership import memory, signed_chain
 from midstream.ownership.judgement import CLAIM, OWNER, UNSIGNED, Standing
 from midstream.stores.bucket_acceptance import acceptance
 from midstream_core import records
-from midstream_core.json_shapes import LARGEST
+from midstream_core.records.fence import LAST
 from midstream_host.runs import ownership
 from midstream_host.runs.record_repair import RunEvidence
 
@@ -129,7 +129,7 @@ def adoption(fleet: Fleet, gathered: FleetEvidence, host: str) -> RepairProposal
     if claimed:
         wrong = f"{url} shows ownership {in_bucket} without a signed record"
     evidence = [f"{host} shows {fence.owner}, ownership {fence.epoch}", *_unreachable(gathered)]
-    if standing.kind == UNSIGNED and fence.epoch + 1 < LARGEST:
+    if standing.kind == UNSIGNED and fence.epoch < LAST:
         value = _shown(fence, owner)
         return RepairProposal(host, gathered.run_id, FILE, wrong, value, tuple(evidence), "", fence, judgement.begun)
     if running := next((each.running for each in found.attempts if each.running), ""):
