@@ -6,9 +6,7 @@ import re
 from collections.abc import Sequence
 
 # Last part, or last two parts, of a flag's name whose value is a secret.
-_LAST = frozenset(
-    {"token", "apikey", "password", "passwd", "passphrase", "pwd", "secret", "credential", "credentials"}
-)
+_LAST = frozenset({"token", "apikey", "password", "passwd", "passphrase", "pwd", "secret", "credential", "credentials"})
 _LAST_TWO = frozenset(
     (kind, "key") for kind in ("api", "access", "secret", "auth", "private", "wandb", "hf", "openai", "comet")
 )

@@ -82,9 +82,7 @@ def test_damage_hides_no_signed_record(tmp_path: Path, made: Histories, command:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_damage_of_a_former_owner_blocks_nothing(
-    tmp_path: Path, made: Histories, command: Command, file: str
-) -> None:
+def test_damage_of_a_former_owner_blocks_nothing(tmp_path: Path, made: Histories, command: Command, file: str) -> None:
     """On the old code `--clean RUN` ended there, and removed nothing of the owner's host."""
     history = History(tmp_path / "history", random.Random(1), (("ann", "two", None),))
     partial = at(history, "two").checkpoint(20, 2, complete=False)

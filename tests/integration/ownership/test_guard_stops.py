@@ -95,9 +95,7 @@ def leads_out(config: dict[str, Any], root: Path) -> None:
     config["trainer"]["log_dir"] = f"{root}/elsewhere"
 
 
-def test_guard_of_an_engine_asks_nobody(
-    lab: Lab, runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_guard_of_an_engine_asks_nobody(lab: Lab, runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = lab.host("here", devices=1), lab.host("there", devices=1)
     fleet = lab.fleet_file(here=here.config, there=there.config)
     flags = (*SLOWER, "--trainer.num_train_steps", "100000", "--trainer.checkpointer.keep", "[{every: 5}]")

@@ -26,7 +26,7 @@ TARGETS = {
 }
 
 
-class Stopped(MidstreamError):
+class StoppedError(MidstreamError):
     """All checks of the launch have passed."""
 
 
@@ -35,7 +35,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     """A fleet with a run that stopped on "here"; no engine is started."""
 
     def prepare(*_: Any) -> None:
-        raise Stopped("it would start")
+        raise StoppedError("it would start")
 
     monkeypatch.setattr(launch_run, "prepare_target", prepare)
     monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path / "state"))
@@ -74,17 +74,13 @@ def test_tpu_that_its_provider_has_taken_back(fleet: Fleet, tpu_server: TpuServe
     assert "it would start" in launched(fleet)
 
 
-def test_silent_provider_is_no_evidence(
-    fleet: Fleet, tpu_server: TpuServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_provider_is_no_evidence(fleet: Fleet, tpu_server: TpuServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with_target(fleet, "tpu")
     monkeypatch.setenv("MIDSTREAM_TPU_ENDPOINT", "127.0.0.1:1")
     assert "does not answer: pod" in launched(fleet)
 
 
-def test_machine_that_its_provider_has_taken_back(
-    fleet: Fleet, compute_server: ComputeServer, tmp_path: Path
-) -> None:
+def test_machine_that_its_provider_has_taken_back(fleet: Fleet, compute_server: ComputeServer, tmp_path: Path) -> None:
     with_target(fleet, "gce")
     assert "it would start" in launched(fleet), "no such machine exists"
     target: Any = load_fleet(fleet.file).targets["pod"]

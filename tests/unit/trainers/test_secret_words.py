@@ -32,7 +32,14 @@ PLAIN = [
     ["t.py", "--max_tokens", "512", "--tokenizer", "gpt2", "--token_file", "tok.json"],
     ["t.py", "--pad_token", "<pad>", "--eos-token=</s>", "--use_auth_token", "true"],
     ["t.py", "--model", "/models/hf_converted_checkpoint_of_ours", "--data", "s3://bucket/sk-learn-datasets-of-2024"],
-    ["t.py", "--tokenizer", '{"pad_token": "<pad>", "max_tokens": 5}', "--note", "a basic run", "--use_auth_token=true"],
+    [
+        "t.py",
+        "--tokenizer",
+        '{"pad_token": "<pad>", "max_tokens": 5}',
+        "--note",
+        "a basic run",
+        "--use_auth_token=true",
+    ],
     ["t.py", "--lr", "1e-4", "--resume", "{checkpoint}", "--token", "$TOKEN", "--url", "https://host/x@y"],
 ]
 

@@ -54,9 +54,7 @@ def _beginning(entry: records.LineageEntry) -> tuple[Any, ...]:
     return entry.epoch, entry.target, entry.first_step, entry.checkpoint, entry.root_digest
 
 
-def _entry(
-    attempt: AttemptEvidence, fence: records.Fence | None, owners: Mapping[int, str]
-) -> records.LineageEntry:
+def _entry(attempt: AttemptEvidence, fence: records.Fence | None, owners: Mapping[int, str]) -> records.LineageEntry:
     """Return the entry of an attempt by its own records; ``owners``: the signed ones, by epoch."""
     number = attempt.attempt
     found = next((each.status for each in attempt.processes if each.status is not None), None)
