@@ -131,6 +131,6 @@ def lost_attempt(plan: Plan, facts: Facts, attempts: Collection[int]) -> str:
     if started is None or started in attempts:
         return ""
     return (
-        f"{plan.target_host} shows no attempt {started} of {plan.run_id}, which was started there: its copy is an older "
-        "one, restored perhaps, or its disk is not mounted, and a rollback discards the steps of that attempt"
+        f"{plan.target_host} shows no attempt {started} of {plan.run_id}, which was started there: its copy is an "
+        "older one, restored perhaps, or its disk is not mounted, and a rollback discards the steps of that attempt"
     )

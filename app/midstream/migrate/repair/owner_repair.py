@@ -124,7 +124,8 @@ def adoption(fleet: Fleet, gathered: FleetEvidence, host: str) -> RepairProposal
     claimed = standing.kind == OWNER and in_bucket > max(fence.epoch, head.epoch if head is not None else 0)
     if standing.kind not in (CLAIM, UNSIGNED) and not claimed and (head is None or host in judgement.owner_hosts):
         return None
-    owner = fence.owner if host in (fleet.hosts_of(fence.owner) if fence.owner in fleet.target_names else ()) else host
+    own = host in (fleet.hosts_of(fence.owner) if fence.owner in fleet.target_names else ())
+    owner = fence.owner if own else host
     wrong = standing.reason or "it has no signed record of its owner"
     if claimed:
         wrong = f"{url} shows ownership {in_bucket} without a signed record"
@@ -138,7 +139,7 @@ def adoption(fleet: Fleet, gathered: FleetEvidence, host: str) -> RepairProposal
     saved += [
         (epoch, step) for epoch, step, start in gathered.stored.get(url, ()) if accepted.accepts(epoch, step, start)
     ]
-    if standing.kind == UNSIGNED and fence.epoch < LAST:
+    if standing.kind == UNSIGNED and fence.epoch < LAST and (own or fence.sealed_step is None):
         value = _shown(fence, owner)
         return RepairProposal(
             host,
