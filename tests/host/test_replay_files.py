@@ -14,7 +14,7 @@ from support.run_directory import RunDirectory
 REPLAY = "replay.jsonl"
 
 
-def test_rows_of_a_suspended_standby_do_not_mix_with_those_of_the_next(run: RunDirectory) -> None:
+def test_rows_of_two_processes_of_a_standby_do_not_mix(run: RunDirectory) -> None:
     """On the old code both appended to one file: the losses of the one were compared as those of the other."""
     run.status(2, records.REPLAYING, 0)
     files = run.attempt(2)

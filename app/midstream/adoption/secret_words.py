@@ -35,7 +35,7 @@ def without_secrets(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return a command line with ``$NAME`` in the place of each secret, and the names.
 
     A value counts as a secret by the name of its flag or variable, or by its own form. A longer word that contains one
-    is a secret as a whole.
+    is replaced entirely.
     """
     found: list[str] = []
     values: dict[str, str] = {}  # secret -> its name
@@ -66,10 +66,13 @@ def without_secrets(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _form_of(value: str) -> str:
-    """Return the name for a value that has the form of a secret, or contains one; empty for any other."""
-    whole = next((name for name, pattern in _FORMS if re.fullmatch(pattern, value)), "")
-    if whole:
-        return whole
+    """Return the name of a variable for a value that is, or contains, a secret.
+
+    Empty for any other, by its form.
+    """
+    itself = next((name for name, pattern in _FORMS if re.fullmatch(pattern, value)), "")
+    if itself:
+        return itself
     if inner := next((name for name, pattern in _WITHIN if pattern.search(value)), ""):
         return inner
     if any(_names_secret(name) and _is_value(text) for name, text in _INNER.findall(value)):

@@ -168,7 +168,10 @@ def sign_launch(
 
 
 def refuse_last(host: str, run_id: str, fence: records.Fence) -> None:
-    """Raise UsageError for a fence after which no start can follow: no engine can use its numbers."""
+    """Raise UsageError for a fence after which no start can follow.
+
+    No engine can use its numbers.
+    """
     try:
         fence.refuse_last()
     except records.RecordError as error:
@@ -212,9 +215,9 @@ def _unreachable_owners(
 
 
 def _unreadable_owners(judgement: Judgement, damaged: Mapping[str, DamagedCopy]) -> list[str]:
-    """Return the hosts whose signed records cannot be read, where this machine has seen no owner.
+    """Return the hosts whose signed records cannot be read.
 
-    They may name a later one than those that can be read.
+    They may name a later owner than those that can be read. Where this machine has seen the owner, there are none.
     """
     if judgement.remembered is not None or judgement.chain is None:
         return []

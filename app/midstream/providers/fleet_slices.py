@@ -263,7 +263,10 @@ def target_slice_status(fleet: Fleet, name: str) -> tuple[SliceStatus, str]:
 
 
 def is_preempted(fleet: Fleet, name: str) -> bool:
-    """Return whether nothing runs on a host, or on a target whose hosts are unknown, by its provider's word."""
+    """Return whether the provider of a host or target says that nothing runs there.
+
+    The hosts of the target may be unknown.
+    """
     status = host_slice_status if name in fleet.hosts else target_slice_status
     return status(fleet, name)[0] == SliceStatus.PREEMPTED
 

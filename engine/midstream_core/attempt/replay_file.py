@@ -30,7 +30,10 @@ def create(files: AttemptPaths) -> str:
 
 
 def newest(files: AttemptPaths) -> Tuple[int, str]:
-    """Return number and path of the newest process's file; number 0 and the first one's path without any."""
+    """Return number and path of the newest process's file.
+
+    Number 0 and the first one's path without any.
+    """
     try:
         names = os.listdir(files.dir)
     except FileNotFoundError:

@@ -18,7 +18,7 @@ from support.trainers.script_trainer import write_script
 
 # Each is shown by the name of its flag, by its own form, or within a longer word.
 FLAGS = {
-    "--hf-token": "hf_" + "xY7" * 8, "--wandb_key": "0badc0de0badc0de", "--hub": '{"token": "inner-5ecret-value"}',
+    "--hf-token": "hf_" + "xY7" * 8, "--wandb_key": "0badc0de0badc0de", "--upload": '{"token": "inner-5ecret-value"}',
     "--url": "https://me:pa55word-of-url@registry/x",
 }  # fmt: skip
 VARIABLES = {"WANDB_API_KEY": "e5f6-in-the-environment", "MY_PASSWORD": "also-in-the-environment"}
@@ -60,7 +60,7 @@ def test_adopted_trainer_keeps_its_secrets(
         assert "secrets of the command line are replaced by" in made.read_text()
         assert stat.S_IMODE(made.stat().st_mode) == 0o600
         file.write_text(text)
-        adopted = midstream("--fleet", fleet, "--adopt", f"here:{directory}", "--run-id", "r", "--verbose")
+        adopted = midstream("--fleet", fleet, "--adopt", f"here:{directory}", "--run-id", "r")
         assert adopted.code == 0, adopted.stderr
         said = adopted.stdout + adopted.stderr
         assert_none(said, "--adopt")
@@ -79,7 +79,6 @@ def test_adopted_trainer_keeps_its_secrets(
     for path in [*here.root.rglob("*"), *state.rglob("*")]:
         if path.is_file() and not path.is_symlink() and "site-packages" not in path.parts:
             assert_none(path.read_bytes().decode(errors="replace"), str(path))
-    private = [Path(run.paths.config), *Path(run.paths.attempts).rglob("*.log")]
-    assert len(private) > 1
+    private = [Path(run.paths.config), Path(run.paths.attempt(1).log())]
     assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
     assert stat.S_IMODE(state.stat().st_mode) == stat.S_IMODE(os.stat(run.paths.attempts).st_mode) == 0o700

@@ -39,7 +39,8 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
         capsys.readouterr()
         with state(history.room / operator):
             code = cli.main(["--fleet", str(history.file), *flags])
-        return code, *capsys.readouterr()
+        out, err = capsys.readouterr()
+        return code, out, err
 
     return run
 

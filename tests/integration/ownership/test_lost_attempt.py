@@ -59,7 +59,7 @@ def launch(history: History, host: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("left", ["nothing", "the fence"])
-def test_rollback_needs_consent_where_the_target_has_lost_its_attempt(
+def test_rollback_needs_consent_where_the_attempt_is_lost(
     history: History, made: Histories, command: Command, left: str
 ) -> None:
     """Its disk was put back, or is not mounted, while its engine may train.
@@ -119,7 +119,7 @@ def test_two_adoptions_at_once_leave_one_owner(history: History, made: Histories
         assert made.starts == [("launch", "two", "two")]
 
 
-def test_owner_that_changes_during_the_installation_starts_nothing(
+def test_owner_that_changes_during_a_launch_starts_nothing(
     history: History, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another operator's migration seals the run after the launch was judged, and agreed to."""
@@ -127,8 +127,8 @@ def test_owner_that_changes_during_the_installation_starts_nothing(
     def prepare(*_: Any) -> dict[str, Prepared]:
         paths = history.paths("two")
         records.Fence.read(paths.fence).sealed(3, "three", 12).write(paths.fence)
-        engine, environment = (kind(*[sys.executable] * len(fields(kind))) for kind in (EngineInstall, Environment))
-        return {"two": Prepared(engine, environment)}
+        engine = EngineInstall(*[sys.executable] * len(fields(EngineInstall)))
+        return {"two": Prepared(engine, Environment(*[sys.executable] * len(fields(Environment))))}
 
     monkeypatch.setattr(launch_run, "prepare_target", prepare)
     code, said = command("ann", *launch(history, "two"), "--yes")

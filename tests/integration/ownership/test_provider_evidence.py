@@ -1,4 +1,4 @@
-"""A provider's word that a machine is gone lets a launch go on; any other answer of it does not."""
+"""A provider's word that a machine was preempted lets a launch go on; any other answer of it does not."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def test_tpu_that_its_provider_has_taken_back(fleet: Fleet, tpu_server: TpuServe
     assert "it would start" in launched(fleet)
 
 
-def test_silent_provider_is_no_evidence(fleet: Fleet, tpu_server: TpuServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_provider_is_no_evidence(
+    fleet: Fleet, tpu_server: TpuServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with_target(fleet, "tpu")
     monkeypatch.setenv("MIDSTREAM_TPU_ENDPOINT", "127.0.0.1:1")
     assert "does not answer: pod" in launched(fleet)

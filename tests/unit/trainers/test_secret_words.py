@@ -22,7 +22,7 @@ SECRET = [
     (["t.py", "--db", "postgres://me:pw@db/x"], ["t.py", "--db", "$SERVICE_URL"]),
     (["t.py", "--aws_secret_access_key", "q/w"], ["t.py", "--aws_secret_access_key", "$AWS_SECRET_ACCESS_KEY"]),
     (["t.py", "--wandb_key", "0a1b"], ["t.py", "--wandb_key", "$WANDB_KEY"]),
-    (["t.py", "--hub", '{"id": "me/x", "token": "abc123"}'], ["t.py", "--hub", "$SECRET_WORD"]),
+    (["t.py", "--upload", '{"id": "me/x", "token": "abc123"}'], ["t.py", "--upload", "$SECRET_WORD"]),
     (["t.py", f"--kwargs=dict(use={TOKEN!r})"], ["t.py", "--kwargs=$HF_TOKEN"]),
     (["t.py", "--data", "https://host/x?api_key=abc&y=1"], ["t.py", "--data", "$SECRET_WORD"]),
     (["t.py", "--header", "Authorization: Bearer abcd.efgh"], ["t.py", "--header", "$SECRET_HEADER"]),

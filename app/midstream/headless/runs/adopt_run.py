@@ -65,5 +65,8 @@ def init_run(fleet: Fleet | None, options: argparse.Namespace, output: Output) -
 
 
 def _private(path: str, flags: int) -> int:
-    """Open a new file that only its owner can read: not every secret of a command line looks like one."""
+    """Open a new file that only its owner can read.
+
+    Not every secret of a command line looks like one.
+    """
     return os.open(path, flags, 0o600)

@@ -174,7 +174,10 @@ class MigrationFiles:
     # ------------------------------------------------------------------------------------------ requests
 
     def request_rollback(self, *, agreed: bool = False) -> None:
-        """Request a rollback; ``agreed``: also where the target has lost the attempt that was started there."""
+        """Request a rollback.
+
+        ``agreed``: also where the target has lost the attempt that was started there.
+        """
         damaged_files.set_aside(self.request_file)
         text = damaged_files.ROLLBACK_AGREED if agreed else damaged_files.ROLLBACK
         records.write_bytes(str(self.request_file), f"{text}\n".encode())
@@ -184,7 +187,7 @@ class MigrationFiles:
         return damaged_files.request(self.request_file) in (damaged_files.ROLLBACK, damaged_files.ROLLBACK_AGREED)
 
     def lost_attempts_agreed(self) -> bool:
-        """Return whether the user agreed to give up an attempt that the target does not show."""
+        """Return whether the user gives up an attempt that the target has lost."""
         return damaged_files.request(self.request_file) == damaged_files.ROLLBACK_AGREED
 
     def request_warm_mode(self) -> None:

@@ -123,9 +123,10 @@ class MigrationView:
 
 
 def lost_attempt(plan: Plan, facts: Facts, attempts: Collection[int]) -> str:
-    """Return what a rollback gives up where the target does not show the attempt that was started there.
+    """Return what a rollback gives up where the target has lost its attempt.
 
-    Its copy was put back, or its disk is not mounted: the attempt may train. Empty where it shows it, or none began.
+    Its copy was put back, or its disk is not mounted: the attempt may train. Empty where the target shows the attempt
+    that was started there, or none was.
     """
     started = facts.target_attempt
     if started is None or started in attempts:

@@ -55,7 +55,10 @@ def _beginning(entry: records.LineageEntry) -> tuple[Any, ...]:
 
 
 def _entry(attempt: AttemptEvidence, fence: records.Fence | None, owners: Mapping[int, str]) -> records.LineageEntry:
-    """Return the entry of an attempt by its own records; ``owners``: the signed ones, by epoch."""
+    """Return the entry of an attempt by its own records.
+
+    ``owners``: the signed ones, by epoch.
+    """
     number = attempt.attempt
     found = next((each.status for each in attempt.processes if each.status is not None), None)
     if found is None:
