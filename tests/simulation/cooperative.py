@@ -12,6 +12,8 @@ import heapq
 import itertools
 import queue
 import random
+import secrets
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -63,7 +65,8 @@ class Hub:
 
     def __init__(self) -> None:
         self.now = 0.0  # seconds since the beginning
-        self.random = random.Random(0)
+        self.random = random.Random(0)  # draws which task runs next
+        self.names = random.Random(0)  # draws what programs draw: ids and tokens
         self.greenlet = getcurrent()
         self.current: Task | None = None
         self._ready: list[Task] = []
@@ -71,6 +74,12 @@ class Hub:
         self._numbers = itertools.count()
         self._entered: Owner | None = None
         self.leave: Callable[[], None] = lambda: None  # restores the simulation's own environment
+
+    def reset(self, seed: int) -> None:
+        """Forget all tasks, and begin again with another seed."""
+        self.now, self.current, self._entered = 0.0, None, None
+        self.random, self.names = random.Random(f"tasks {seed}"), random.Random(f"names {seed}")
+        self._ready, self._deadlines = [], []
 
     def start(self, run: Callable[[], object], owner: Owner | None, name: str) -> Task:
         """Make a task ready to run."""
@@ -428,6 +437,13 @@ def install() -> None:
     time.monotonic_ns = lambda: int(_monotonic() * 1e9) * 1000 + next(_NANOSECONDS) % 1000
     time.time_ns = lambda: int(_wall() * 1e9)
     queue.time = _monotonic  # type: ignore[attr-defined]
+    gmtime, localtime, strftime = time.gmtime, time.localtime, time.strftime
+    time.gmtime = lambda seconds=None: gmtime(_wall() if seconds is None else seconds)
+    time.localtime = lambda seconds=None: localtime(_wall() if seconds is None else seconds)
+    time.strftime = lambda form, at=None: strftime(form, localtime(_wall()) if at is None else at)
+    secrets.token_bytes = lambda count=32: HUB.names.randbytes(count or 32)
+    secrets.token_hex = lambda count=32: HUB.names.randbytes(count or 32).hex()
+    tempfile._name_sequence = (f"{HUB.names.getrandbits(40):010x}" for _ in itertools.count())  # type: ignore[attr-defined]
 
 
 _NANOSECONDS = itertools.count()  # two names that were made at one moment of virtual time differ

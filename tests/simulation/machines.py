@@ -21,6 +21,7 @@ from typing import Any
 
 from simulation.cooperative import BEGIN, HUB, Event, Task
 
+REAL_EXIT = os._exit
 _real_flock, _real_read, _real_select, _real_kill = fcntl.flock, os.read, select.select, os.kill
 LOCK_POLL = 0.01  # virtual seconds between two tries to lock a file
 
