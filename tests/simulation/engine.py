@@ -36,8 +36,8 @@ from midstream_engine.trainer.runtime.attempt_record import Attempt
 from simulation.cooperative import HUB
 from simulation.machines import SimulatedProcess, present
 
-STEP = 2.0  # seconds of an update
-SAVE_INTERVAL = 20.0  # seconds
+STEP = 5.0  # seconds of an update
+SAVE_INTERVAL = 60.0  # seconds
 STEPS = 100_000
 DATA = hashlib.sha256(b"data").hexdigest()
 

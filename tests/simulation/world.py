@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import shlex
+import subprocess
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +24,11 @@ machines.install()
 from midstream.fleet import fleet as fleets  # noqa: E402
 from midstream.hosts import host_pool  # noqa: E402
 from midstream.install import bundle  # noqa: E402
+from midstream.launch import input_check  # noqa: E402
 from midstream.migrate.execution import migration_process  # noqa: E402
 from midstream.transfer import copy_tree, send_files  # noqa: E402
 from midstream_core import records  # noqa: E402
+from midstream_core.attempt import status_file  # noqa: E402
 from midstream_host.machine import accelerators, checks, environments, gauges, inventory  # noqa: E402
 from midstream_host.runs import process_start, slurm  # noqa: E402
 from simulation import copies, engine, links  # noqa: E402
@@ -118,7 +121,7 @@ class World:
 
     def trains(self) -> list[str]:
         """Return the machines on which an engine trains."""
-        return [name for name, _ in engine.LEDGER.training]
+        return [name for name, pid in engine.LEDGER.training if pid in self.machines[name].processes]
 
     def run_until(self, reached: Callable[[], bool]) -> None:
         """Let the world go on until the condition holds."""
@@ -228,15 +231,23 @@ def install() -> None:
     replace_everywhere(copy_tree.copy_tree, copies.copy_tree)
     replace_everywhere(send_files.send_files, copies.send_files)
     replace_everywhere(environments.run_command, functools.wraps(environments.run_command)(_run_command))
+    replace_everywhere(input_check._read, _read_config)
     replace_everywhere(inventory.collect, dict)
     replace_everywhere(slurm.query_in_background, lambda: None)
     stub = Path(__file__).parent / "package"
     replace_everywhere(bundle.packages_directory, lambda: stub)
     links.ALL = frozenset(sys.modules) | {"midstream_host", "midstream_core"}
     migration_process.WATCH_INTERVAL = WATCH_INTERVAL  # type: ignore[misc]
+    status_file.HEARTBEAT = engine.STEP  # type: ignore[misc]
 
 
 __all__ = ["World", "accelerators", "checks", "fleets", "gauges", "install", "json", "types"]
+
+
+def _read_config(*_: object) -> subprocess.CompletedProcess[str]:
+    """Answer as the engine's check of a config does."""
+    found = {"tokenizer": "gpt2", "eos_token": None, "cache_dir": None, "texts": [], "packages": []}
+    return subprocess.CompletedProcess([], 0, json.dumps(found), "")
 
 
 def _run_command(argv: Sequence[str], *_: Any, **__: Any) -> environments.CommandResult:
