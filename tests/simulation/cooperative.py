@@ -27,6 +27,9 @@ BEGIN = 1_700_000_000.0  # UTC seconds at which each simulation begins
 LONGEST = 40 * 86400.0  # virtual seconds after which a simulation that is not at its end counts as a wait without one
 
 
+QUANTUM = 0.25  # seconds that a short sleep or wait takes at least: polls of a file need no better clock
+
+
 class EndlessWaitError(AssertionError):
     """Every task waits for another one, or the simulation takes longer than `LONGEST`."""
 
@@ -184,7 +187,7 @@ class Event:
         self._set = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        end = None if timeout is None else HUB.now + timeout
+        end = None if timeout is None else HUB.now + (max(timeout, QUANTUM) if timeout > 0 else timeout)
         while not self._set:
             left = None if end is None else end - HUB.now
             if left is not None and left <= 0:
@@ -284,7 +287,7 @@ class Condition:
         depth, self._lock._depth = self._lock._depth, 1
         self._waiting.append(task)
         self._lock.release()
-        woken = HUB.park(timeout)
+        woken = HUB.park(timeout if timeout is None else max(timeout, QUANTUM))
         if task in self._waiting:
             self._waiting.remove(task)
         self._lock.acquire()
@@ -422,7 +425,7 @@ def _monotonic() -> float:
 
 
 def _sleep(seconds: float) -> None:
-    HUB.park(seconds)
+    HUB.park(max(seconds, QUANTUM) if seconds else 0.0)
 
 
 def install() -> None:

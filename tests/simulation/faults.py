@@ -11,12 +11,13 @@ from typing import Any
 
 from simulation.cooperative import HUB
 from simulation.links import Call
-from simulation.machines import Machine, SimulatedProcess
+from simulation.machines import Machine, SimulatedProcess, present
 from simulation.world import World
 
 LINK = ("request lost", "answer lost")
-KINDS = (*LINK, "kill mover", "kill mover after", "crash source", "crash target", "cut source", "cut target", "cut both",
-         "kill engine", "restore state", "freeze mover")  # fmt: skip
+LINES = ("kill before line", "kill after line")  # of a journal; their ``call`` is the number of the line
+KINDS = (*LINES, *LINK, "kill mover", "kill mover after", "crash source", "crash target", "cut source", "cut target", "cut both",
+         "kill engine", "keep state", "restore state", "freeze mover")  # fmt: skip
 OUTAGES = (5.0, 60.0, 700.0, 4000.0)  # seconds until a machine or link works again
 
 
@@ -63,11 +64,13 @@ class Strikes:
         self.struck: list[str] = []
         self._after: list[Callable[[], None]] = []
         world.network.fault, world.network.after = self.before, self.after
+        world.journal_lines = 0
+        world.at_line = self.at_line
 
     def before(self, call: Call) -> str:
         """Strike before a call; return what happens to the call itself."""
         number, answer = call.number - self._first, ""
-        for fault in [fault for fault in self._faults if fault.call == number]:
+        for fault in [fault for fault in self._faults if fault.call == number and fault.kind not in LINES]:
             self._faults.remove(fault)
             self.struck.append(f"{HUB.now:.1f} {fault.story()} ({call.host}: {call.function})")
             if fault.kind in LINK:
@@ -77,6 +80,16 @@ class Strikes:
             else:
                 self._strike(fault, call)
         return answer
+
+    def at_line(self, number: int, after: bool) -> None:
+        """Strike before or after a line of a journal is written."""
+        kind = LINES[after]
+        for fault in [fault for fault in self._faults if fault.call == number and fault.kind == kind]:
+            self._faults.remove(fault)
+            self.struck.append(f"{HUB.now:.1f} line {number}: {kind}")
+            process = present()
+            if process is not None:
+                process.kill()
 
     def after(self, call: Call) -> None:
         """Strike after a call has taken effect."""
@@ -101,8 +114,18 @@ class Strikes:
         elif kind == "kill engine":
             for engine in [p for m in world.machines.values() for p in m.processes.values() if p.name.startswith("engine")]:
                 engine.kill()
+        elif kind == "keep state":
+            keep_state(world)
         elif kind == "restore state":
             restore_state(world)
+
+
+def keep_state(world: World) -> None:
+    """Copy the operator's state directory, as a backup does."""
+    kept, state = Path(world.directory, "state.kept"), Path(world.directory, "state")
+    shutil.rmtree(kept, ignore_errors=True)
+    if state.is_dir():
+        shutil.copytree(state, kept)
 
 
 def restore_state(world: World) -> None:

@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -308,6 +309,13 @@ def _signal(number: int, handler: Any) -> Any:
     return before
 
 
+class _NoProgram:
+    """``subprocess.Popen`` of a machine without programs."""
+
+    def __init__(self, argv: Any, *_: Any, **__: Any) -> None:
+        raise FileNotFoundError(2, "No such file or directory", argv if isinstance(argv, str) else argv[0])
+
+
 def _node_name() -> str:
     process = present()
     return process.machine.name if process is not None else "simulation"
@@ -327,6 +335,7 @@ def install() -> None:
     os.kill, os._exit, os.uname = _kill, _exit, _uname  # type: ignore[assignment]
     signal.signal = _signal  # type: ignore[assignment]
     socket.gethostname = _node_name
+    subprocess.Popen = _NoProgram  # type: ignore[assignment, misc]
     os.getpid = lambda: process.pid if (process := present()) is not None else 1
     own = {"PATH": "/usr/bin:/bin", "HOME": "/nowhere"}
     standard = sys.stdout, sys.stderr, sys.argv

@@ -18,8 +18,10 @@ import sys
 import tempfile
 import time
 import traceback
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from signal import SIGINT
 from typing import Any
 
 if __name__ == "__main__" and sys.flags.hash_randomization:  # sets would have another order in each process
@@ -30,7 +32,8 @@ CLOCK = time.perf_counter
 from simulation import world as worlds  # noqa: E402  (first: it replaces threads and clocks)
 from simulation import engine, faults, invariants  # noqa: E402
 from simulation.cooperative import HUB, EndlessWaitError  # noqa: E402
-from simulation.world import RUN, World  # noqa: E402
+from simulation.invariants import ANY  # noqa: E402
+from simulation.world import RUN, World, records  # noqa: E402
 
 MODES = ("cold", "warm")
 CALLS = {"cold": 80, "warm": 95}  # of a migration without faults, about
@@ -63,12 +66,17 @@ def run_seed(seed: int, directory: str, chosen: list[faults.Fault] | None = None
     try:
         world.begin_run("one", 15)
         drawn = faults.draw(dice, CALLS[mode]) if chosen is None else chosen
-        outcome.story.append(f"mode {mode}; " + "; ".join(fault.story() for fault in drawn))
+        scenario = dice.choice(SCENARIOS) if chosen is None else "migrate"
+        outcome.story.append(f"{scenario}, mode {mode}; " + "; ".join(fault.story() for fault in drawn))
         strikes = faults.Strikes(world, drawn, "one", "two")
         consents: list[int] = []
-        _operate(world, mode, dice, outcome, consents)
-        outcome.story += strikes.struck
-        _settle(world, dice, outcome, consents)
+        try:
+            _operate(world, mode, dice, consents, scenario)
+            _settle(world, dice)
+        finally:
+            outcome.story += strikes.struck
+        if any(name == "three" for name in world.trains()) or any(c.machine == "three" for c in engine.LEDGER.commits):
+            raise invariants.BrokenError("an engine was started on a machine that nobody has named")
         invariants.check_commits(engine.LEDGER.commits, consents)
         invariants.check_certificates(world)
     except (invariants.BrokenError, EndlessWaitError) as error:
@@ -95,17 +103,59 @@ def _give(world: World, *words: str) -> tuple[int, str]:
     return code, text
 
 
-def _operate(world: World, mode: str, dice: random.Random, outcome: Outcome, consents: list[int]) -> None:
-    """Migrate, and give the commands that the program prints until the migration has ended."""
-    _give(world, "--migrate", RUN, "--to", "two", "--mode", mode, *SHORT)
+SCENARIOS = ("migrate", "migrate", "roll back", "two at once", "copied state", "guard", "liar", "and back")
 
 
-def _open_migrations(world: World) -> list[str]:
-    found = Path(world.directory, "state", "migrations")
+def _operate(world: World, mode: str, dice: random.Random, consents: list[int], scenario: str) -> None:
+    """Give the commands of a scenario."""
+    migrate = ("--migrate", RUN, "--to", "two", "--mode", mode, *SHORT)
+    if scenario == "guard":
+        guard = world.command("--guard", RUN, "--to", "two", "--yes")
+        world.run_for(dice.choice([100.0, 1000.0, 6000.0]))
+        guard.deliver(SIGINT)
+        world.run_until(lambda: guard.exit_code is not None)
+        return
+    if scenario == "liar":
+        _lie(world, "three")
+    first = world.command(*migrate)
+    if scenario in ("roll back", "two at once", "copied state"):
+        world.run_for(dice.uniform(1.0, 90.0))
+        state = "state"
+        if scenario == "copied state":
+            state = "state.copied"
+            if Path(world.directory, "state").is_dir():
+                shutil.copytree(Path(world.directory, "state"), Path(world.directory, state))
+        if migrations := _open_migrations(world, state):
+            flag = dice.choice(["--rollback", "--continue"]) if scenario != "roll back" else "--rollback"
+            words = (flag, migrations[-1], *(["--yes"] if flag == "--rollback" else []))
+            if flag == "--rollback":
+                consents.append(ANY)
+            second = world.command(*words, state=state)
+            world.run_until(lambda: second.exit_code is not None)
+    world.run_until(lambda: first.exit_code is not None)
+    if scenario == "and back" and not _is_open(world):
+        _give(world, "--migrate", RUN, "--to", "one", "--mode", mode, *SHORT)
+
+
+def _lie(world: World, name: str) -> None:
+    """Have a machine show the run as its own, under a later epoch than anybody's."""
+    paths = world.paths(name)
+    os.makedirs(paths.attempt(9).dir)
+    for source, target in ((world.paths("one").config, paths.config), (world.paths("one").lineage, paths.lineage)):
+        shutil.copy(source, target)
+    shutil.copytree(world.paths("one").checkpoints, paths.checkpoints)
+    records.Fence(9, name, sealed_step=1).write(paths.fence)
+    status = world.status("one")
+    assert status is not None
+    replace(status, attempt=9, epoch=9, host=name, step=10**6).write(paths.attempt(9).status(0))
+
+
+def _open_migrations(world: World, state: str = "state") -> list[str]:
+    found = Path(world.directory, state, "migrations")
     return sorted(path.name for path in found.iterdir() if path.is_dir()) if found.is_dir() else []
 
 
-def _settle(world: World, dice: random.Random, outcome: Outcome, consents: list[int]) -> None:
+def _settle(world: World, dice: random.Random) -> None:
     """Continue what is open until the run trains on one machine, by the commands that the program offers."""
     for trial in range(ATTEMPTS):
         world.run_for(dice.choice([1.0, 30.0, 200.0]) if trial < 3 else max(faults.OUTAGES))
@@ -144,7 +194,16 @@ def _relaunch(world: World) -> None:
     _give(world, "--launch", world.paths(newest).config, "--run-id", RUN, "--on", newest, "--yes")
 
 
-def fork_seed(seed: int, directory: str) -> Outcome:
+def single_faults(kinds: Sequence[str]) -> Iterator[tuple[int, list[faults.Fault], str]]:
+    """Yield every schedule with one fault."""
+    for mode in MODES:
+        for call in range(CALLS[mode]):
+            for kind in kinds:
+                lasting = kind.startswith(("crash", "cut", "freeze"))
+                yield 0, [faults.Fault(call, kind, 60.0 if lasting else 0.0)], mode
+
+
+def fork_seed(seed: int, directory: str, chosen: list[faults.Fault] | None = None, mode: str = "") -> Outcome:
     """Run a seed in a child of this process, in an empty directory."""
     shutil.rmtree(directory, ignore_errors=True)
     os.makedirs(directory)
@@ -153,7 +212,7 @@ def fork_seed(seed: int, directory: str) -> Outcome:
     if not child:
         os.close(reading)
         gc.disable()
-        outcome = run_seed(seed, directory)
+        outcome = run_seed(seed, directory, chosen, mode)
         with os.fdopen(writing, "wb") as pipe:
             pipe.write(json.dumps(vars(outcome)).encode())
         REAL_EXIT(0)
@@ -195,6 +254,7 @@ def main() -> int:
     flags.add_argument("--seeds", default="0:20", help="FIRST:END")
     flags.add_argument("--seconds", type=float, default=0.0)
     flags.add_argument("--show", action="store_true")
+    flags.add_argument("--each", nargs="*", metavar="KIND", help="every call of each mode with one fault of these kinds")
     flags.add_argument("--profile", action="store_true", help="run the seeds in this process, and print where time goes")
     options = flags.parse_args()
     first, end = map(int, options.seeds.split(":"))
@@ -204,10 +264,13 @@ def main() -> int:
     if options.profile:
         return _profile(range(first, end), directory)
     began, done, broken = CLOCK(), 0, 0
-    for seed in range(first, end):
+    schedules = [(seed, None, "") for seed in range(first, end)]
+    if options.each is not None:
+        schedules = list(single_faults(options.each or faults.KINDS))
+    for seed, chosen, mode in schedules:
         if options.seconds and CLOCK() - began > options.seconds:
             break
-        outcome: Any = fork_seed(seed, directory)
+        outcome: Any = fork_seed(seed, directory, chosen, mode)
         done += 1
         if outcome.broken or options.show:
             broken += bool(outcome.broken)

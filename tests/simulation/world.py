@@ -26,6 +26,7 @@ from midstream.hosts import host_pool  # noqa: E402
 from midstream.install import bundle  # noqa: E402
 from midstream.launch import input_check  # noqa: E402
 from midstream.migrate.execution import migration_process  # noqa: E402
+from midstream.migrate.journal import journal  # noqa: E402
 from midstream.transfer import copy_tree, send_files  # noqa: E402
 from midstream_core import records  # noqa: E402
 from midstream_core.attempt import status_file  # noqa: E402
@@ -37,7 +38,7 @@ from simulation.machines import Machine, SimulatedProcess, present, replace_ever
 
 RUN = "r"
 EPOCH = 1
-WATCH_INTERVAL = 2.0  # seconds between two polls of a host
+WATCH_INTERVAL = 5.0  # seconds between two polls of a host
 
 
 @dataclass
@@ -48,6 +49,8 @@ class World:
     network: links.Network = field(init=False)
     machines: dict[str, Machine] = field(default_factory=dict)
     said: list[tuple[str, int, str]] = field(default_factory=list)  # command, exit code, output
+    journal_lines: int = 0
+    at_line: Callable[[int, bool], None] = lambda number, after: None
 
     def __post_init__(self) -> None:
         self.network = links.Network(self.machines)
@@ -210,6 +213,19 @@ def _open_host(name: str, entry: Any) -> links.SimulatedHost:
     return links.SimulatedHost(name, entry, _WORLD[-1].network)
 
 
+_write_line = journal.Journal.write
+
+
+def _counted_line(self: journal.Journal, event: str, **fields: Any) -> Any:
+    """Write a line of a journal, with the faults that strike at it."""
+    world = _WORLD[-1]
+    number, world.journal_lines = world.journal_lines, world.journal_lines + 1
+    world.at_line(number, False)
+    written = _write_line(self, event, **fields)
+    world.at_line(number, True)
+    return written
+
+
 def config(root: str) -> dict[str, Any]:
     """Return a run's config, as far as the app reads it."""
     return {
@@ -237,6 +253,7 @@ def install() -> None:
     stub = Path(__file__).parent / "package"
     replace_everywhere(bundle.packages_directory, lambda: stub)
     links.ALL = frozenset(sys.modules) | {"midstream_host", "midstream_core"}
+    journal.Journal.write = _counted_line  # type: ignore[method-assign, assignment]
     migration_process.WATCH_INTERVAL = WATCH_INTERVAL  # type: ignore[misc]
     status_file.HEARTBEAT = engine.STEP  # type: ignore[misc]
 
