@@ -255,12 +255,17 @@ def main() -> int:
     flags.add_argument("--seconds", type=float, default=0.0)
     flags.add_argument("--show", action="store_true")
     flags.add_argument("--each", nargs="*", metavar="KIND", help="every call of each mode with one fault of these kinds")
+    flags.add_argument("--known", metavar="NAME", help="put a fault of the project's history back (known_faults.py)")
     flags.add_argument("--profile", action="store_true", help="run the seeds in this process, and print where time goes")
     options = flags.parse_args()
     first, end = map(int, options.seeds.split(":"))
     directory = tempfile.mkdtemp(prefix="midstream-simulation-", dir="/dev/shm") + "/world"
     worlds.install()
     warm(directory)
+    if options.known:
+        from simulation.known_faults import KNOWN
+
+        KNOWN[options.known]()
     if options.profile:
         return _profile(range(first, end), directory)
     began, done, broken = CLOCK(), 0, 0
@@ -275,7 +280,9 @@ def main() -> int:
         if outcome.broken or options.show:
             broken += bool(outcome.broken)
             print(f"\nseed {seed}: {outcome.broken}")
-            print("\n".join(outcome.story))
+            print("\n".join(outcome.story), flush=True)
+            if options.known:
+                break
     spent, used = CLOCK() - began, os.times().children_user + os.times().children_system
     print(f"\n{done} schedules in {spent:.1f} s, {used / done:.3f} s of a core each ({60 * done / used:.0f} a minute of it), "
           f"{broken} broke an invariant")  # fmt: skip
