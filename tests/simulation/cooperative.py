@@ -21,9 +21,10 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Protocol
 
-from greenlet import greenlet, getcurrent
+from greenlet import getcurrent, greenlet
 
 BEGIN = 1_700_000_000.0  # UTC seconds at which each simulation begins
+REAL_CLOCK = time.perf_counter
 LONGEST = 40 * 86400.0  # virtual seconds after which a simulation that is not at its end counts as a wait without one
 
 
@@ -52,9 +53,9 @@ class Task:
         self.parked = 0  # number of the present wait; a deadline of an earlier wait does not count
         self.waiting = False
         self.timed_out = False
-        self.thread: threading.Thread | None = None
+        self.thread: object = None
         self._run = run
-        self.greenlet = greenlet(self._main, parent=HUB.greenlet)
+        self.greenlet = greenlet(self._main, parent=SCHEDULER.greenlet)
 
     def _main(self) -> None:
         try:
@@ -63,7 +64,7 @@ class Task:
             self.ended = True
 
 
-class Hub:
+class Scheduler:
     """The ready tasks, the deadlines, and the virtual clock."""
 
     def __init__(self) -> None:
@@ -138,9 +139,7 @@ class Hub:
         task.parked += 1
         task.waiting, task.timed_out = True, False
         if seconds is not None:
-            heapq.heappush(
-                self._deadlines, (self.now + max(0.0, seconds), next(self._numbers), task, task.parked)
-            )
+            heapq.heappush(self._deadlines, (self.now + max(0.0, seconds), next(self._numbers), task, task.parked))
         self.greenlet.switch()
         return not task.timed_out
 
@@ -164,7 +163,7 @@ class Hub:
         self.greenlet.switch()
 
 
-HUB = Hub()
+SCHEDULER = Scheduler()
 
 
 class Event:
@@ -181,24 +180,24 @@ class Event:
         self._set = True
         waiting, self._waiting = self._waiting, []
         for task in waiting:
-            HUB.wake(task)
+            SCHEDULER.wake(task)
 
     def clear(self) -> None:
         self._set = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        end = None if timeout is None else HUB.now + (max(timeout, QUANTUM) if timeout > 0 else timeout)
+        end = None if timeout is None else SCHEDULER.now + (max(timeout, QUANTUM) if timeout > 0 else timeout)
         while not self._set:
-            left = None if end is None else end - HUB.now
+            left = None if end is None else end - SCHEDULER.now
             if left is not None and left <= 0:
                 if timeout:
                     return False
-                HUB.give_way()
+                SCHEDULER.give_way()
                 return self._set
-            task = HUB.current
+            task = SCHEDULER.current
             assert task is not None
             self._waiting.append(task)
-            HUB.park(left)
+            SCHEDULER.park(left)
             if task in self._waiting:
                 self._waiting.remove(task)
         return True
@@ -215,22 +214,22 @@ class Lock:
         self._waiting: list[Task] = []
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        me: object = HUB.current or HUB
+        me: object = SCHEDULER.current or SCHEDULER
         if self._depth and self._owner is me and self.reentrant:
             self._depth += 1
             return True
-        end = HUB.now + timeout if timeout >= 0 else None
+        end = SCHEDULER.now + timeout if timeout >= 0 else None
         while self._depth:
-            holder = self._owner
-            if isinstance(holder, Task) and (holder.abandoned or holder.ended) and self.reentrant:
+            keeper = self._owner
+            if isinstance(keeper, Task) and (keeper.abandoned or keeper.ended) and self.reentrant:
                 break
-            left = None if end is None else end - HUB.now
+            left = None if end is None else end - SCHEDULER.now
             if not blocking or (left is not None and left <= 0):
                 return False
-            task = HUB.current
+            task = SCHEDULER.current
             assert task is not None, "the simulation itself cannot wait for a lock"
             self._waiting.append(task)
-            HUB.park(left)
+            SCHEDULER.park(left)
             if task in self._waiting:
                 self._waiting.remove(task)
         self._owner, self._depth = me, 1
@@ -243,13 +242,13 @@ class Lock:
         if not self._depth:
             self._owner = None
             if self._waiting:
-                HUB.wake(self._waiting.pop(0))
+                SCHEDULER.wake(self._waiting.pop(0))
 
     def locked(self) -> bool:
         return bool(self._depth)
 
     def _is_owned(self) -> bool:
-        return bool(self._depth) and self._owner is (HUB.current or HUB)
+        return bool(self._depth) and self._owner is (SCHEDULER.current or SCHEDULER)
 
     def _at_fork_reinit(self) -> None:
         self._owner, self._depth = None, 0
@@ -282,12 +281,12 @@ class Condition:
         self._lock.release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        task = HUB.current
+        task = SCHEDULER.current
         assert task is not None
         depth, self._lock._depth = self._lock._depth, 1
         self._waiting.append(task)
         self._lock.release()
-        woken = HUB.park(timeout if timeout is None else max(timeout, QUANTUM))
+        woken = SCHEDULER.park(timeout if timeout is None else max(timeout, QUANTUM))
         if task in self._waiting:
             self._waiting.remove(task)
         self._lock.acquire()
@@ -295,10 +294,10 @@ class Condition:
         return woken
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
-        end = None if timeout is None else HUB.now + timeout
+        end = None if timeout is None else SCHEDULER.now + timeout
         result = predicate()
         while not result:
-            left = None if end is None else end - HUB.now
+            left = None if end is None else end - SCHEDULER.now
             if left is not None and left <= 0:
                 break
             self.wait(left)
@@ -307,7 +306,7 @@ class Condition:
 
     def notify(self, n: int = 1) -> None:
         for _ in range(min(n, len(self._waiting))):
-            HUB.wake(self._waiting.pop(0))
+            SCHEDULER.wake(self._waiting.pop(0))
 
     def notify_all(self) -> None:
         self.notify(len(self._waiting))
@@ -335,9 +334,9 @@ class Thread:
 
     def start(self) -> None:
         self._started = True
-        owner = HUB.current.owner if HUB.current is not None else None
+        owner = SCHEDULER.current.owner if SCHEDULER.current is not None else None
         adopt = getattr(owner, "start_task", None)
-        task = adopt(self._work, self.name) if adopt is not None else HUB.start(self._work, owner, self.name)
+        task = adopt(self._work, self.name) if adopt is not None else SCHEDULER.start(self._work, owner, self.name)
         task.thread = self
         self.ident = id(task)
 
@@ -390,7 +389,7 @@ class Executor(concurrent.futures.Executor):
 
 
 def _current_thread() -> Any:
-    task = HUB.current
+    task = SCHEDULER.current
     return task.thread if task is not None and task.thread is not None else _MAIN
 
 
@@ -410,27 +409,27 @@ class Clock(Protocol):
 
 
 def _clock() -> Clock | None:
-    owner = HUB.current.owner if HUB.current is not None else None
+    owner = SCHEDULER.current.owner if SCHEDULER.current is not None else None
     return getattr(owner, "clock", None)
 
 
 def _wall() -> float:
     clock = _clock()
-    return BEGIN + HUB.now if clock is None else clock.wall()
+    return BEGIN + SCHEDULER.now if clock is None else clock.wall()
 
 
 def _monotonic() -> float:
     clock = _clock()
-    return HUB.now if clock is None else clock.monotonic()
+    return SCHEDULER.now if clock is None else clock.monotonic()
 
 
 def _sleep(seconds: float) -> None:
-    HUB.park(max(seconds, QUANTUM) if seconds else 0.0)
+    SCHEDULER.park(max(seconds, QUANTUM) if seconds else 0.0)
 
 
 def install() -> None:
     """Replace threads, locks, executors and clocks. Call it before anything of midstream is imported."""
-    HUB.greenlet = getcurrent()
+    SCHEDULER.greenlet = getcurrent()
     for name in ("Event", "Lock", "RLock", "Condition", "Thread"):
         setattr(threading, name, globals()[name])
     threading.current_thread = _current_thread  # type: ignore[assignment]
@@ -444,9 +443,9 @@ def install() -> None:
     time.gmtime = lambda seconds=None: gmtime(_wall() if seconds is None else seconds)
     time.localtime = lambda seconds=None: localtime(_wall() if seconds is None else seconds)
     time.strftime = lambda form, at=None: strftime(form, localtime(_wall()) if at is None else at)
-    secrets.token_bytes = lambda count=32: HUB.names.randbytes(count or 32)
-    secrets.token_hex = lambda count=32: HUB.names.randbytes(count or 32).hex()
-    tempfile._name_sequence = (f"{HUB.names.getrandbits(40):010x}" for _ in itertools.count())  # type: ignore[attr-defined]
+    secrets.token_bytes = lambda count=32: SCHEDULER.names.randbytes(count or 32)
+    secrets.token_hex = lambda count=32: SCHEDULER.names.randbytes(count or 32).hex()
+    tempfile._name_sequence = (f"{SCHEDULER.names.getrandbits(40):010x}" for _ in itertools.count())  # type: ignore[attr-defined]
 
 
 _NANOSECONDS = itertools.count()  # two names that were made at one moment of virtual time differ

@@ -1,4 +1,7 @@
-"""Copies between simulated hosts, in place of streams over SSH: file by file, verified, with faults of links and machines."""
+"""Copies between simulated hosts, in place of streams over SSH.
+
+A copy goes file by file and is verified. Links and machines fail in the middle of it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError
 from midstream.transfer.report import CopyReport, Progress
 from midstream_core import records
-from simulation.cooperative import HUB
+from simulation.cooperative import SCHEDULER
 from simulation.links import LATENCY, SimulatedHost
 from simulation.machines import SimulatedProcess
 
@@ -28,7 +31,7 @@ def copy_tree(
     **_: Any,
 ) -> CopyReport:
     """Copy a tree object by object, its manifest last."""
-    began = HUB.now
+    began = SCHEDULER.now
     text = _on(source, lambda: _read(source.directory, manifest_name), manifest_name)
     entries = records.Manifest.from_json(records.parse_json(text, manifest_name), str(source)).object_entries
     total, sent, skipped = sum(entry.size for entry in entries), 0, []
@@ -38,7 +41,7 @@ def copy_tree(
             skipped.append(entry.path)
             continue
         data = _on(source, lambda entry=entry: _read(source.directory, entry.path), entry.path)
-        HUB.park(len(data) / BANDWIDTH)
+        SCHEDULER.park(len(data) / BANDWIDTH)
         if hashlib.sha256(data).hexdigest() != entry.sha256:
             raise TransferError(f"{source}: {entry.path} is damaged", "", entry.path)
         _on(target, lambda entry=entry, data=data: _write(target.directory, entry.path, data), entry.path)
@@ -47,7 +50,15 @@ def copy_tree(
             progress(Progress(sent, total, number + 1, len(entries), entry.path, BANDWIDTH, 0.0))
     _on(target, lambda: _write(target.directory, manifest_name, text), manifest_name)
     return CopyReport(
-        len(entries), len(entries) - len(skipped), total, sent, sent, HUB.now - began, tuple(skipped), (), ("simulated",)
+        len(entries),
+        len(entries) - len(skipped),
+        total,
+        sent,
+        sent,
+        SCHEDULER.now - began,
+        tuple(skipped),
+        (),
+        ("simulated",),
     )
 
 
@@ -64,8 +75,10 @@ def send_files(
     del meter
     for entry in files:
         begin, size = entry.get("offset", 0), entry["size"]
-        data = _on(source, lambda e=entry, b=begin, s=size: _read(source.directory, e["path"])[b : b + s], entry["path"])
-        HUB.park(len(data) / BANDWIDTH / 100)
+        data = _on(
+            source, lambda e=entry, b=begin, s=size: _read(source.directory, e["path"])[b : b + s], entry["path"]
+        )
+        SCHEDULER.park(len(data) / BANDWIDTH / 100)
         if hashlib.sha256(data).hexdigest() != entry["sha256"]:
             raise explain(entry["path"], "another hash")
         _on(target, lambda e=entry, d=data: _write(target.directory, e["path"], d), entry["path"])
@@ -77,13 +90,13 @@ def _on(endpoint: Endpoint, work: Callable[[], Any], what: str) -> Any:
     assert isinstance(host, SimulatedHost), "only simulated hosts copy"
     host.connect()
     _, fault = host._network.begin(host.name, f"copy {what}")
-    HUB.park(LATENCY)
+    SCHEDULER.park(LATENCY)
     answers: list[Any] = []
     if fault == "request lost" or not host._network.reachable(host.name):
         raise host.lost()
     process = SimulatedProcess(host._machine, lambda: answers.append(work()), f"copy {what}")
     process.ended.wait()
-    if fault or not host._network.reachable(host.name) or process.exit_code and process.exit_code < 0:
+    if fault or not host._network.reachable(host.name) or (process.exit_code and process.exit_code < 0):
         raise host.lost()
     if not answers:
         raise ConnectionLostError(f"{host.name}: {process.errors.decode()[-300:]}")

@@ -1,7 +1,7 @@
 """A simulated engine: the real protocol on real files, with a state of a few bytes and updates that take no computing.
 
 Attempt, start number, fence, status, lineage, metrics, retention and seal are the engine's own code. The state after
-step k is a function of k alone, so that whoever reads it can tell whether a checkpoint is what its name says.
+step k is a function of k alone, so that the bytes of a checkpoint prove its step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from midstream_engine.trainer.attempt.take_start import take_start
 from midstream_engine.trainer.loop.fence_reader import FenceReader
 from midstream_engine.trainer.runtime import attempt_record
 from midstream_engine.trainer.runtime.attempt_record import Attempt
-from simulation.cooperative import HUB
+from simulation.cooperative import SCHEDULER
 from simulation.machines import SimulatedProcess, present
 
 STEP = 5.0  # seconds of an update
@@ -58,15 +58,15 @@ class Commit:
 
 
 @dataclass
-class Ledger:
-    """What really happened, known to the simulation alone."""
+class History:
+    """Events that really happened. No program under test reads them."""
 
     commits: list[Commit] = field(default_factory=list)
     training: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)  # process -> (epoch, start)
     seals: list[tuple[float, str, int, str, int]] = field(default_factory=list)  # time, machine, epoch, owner, step
 
 
-LEDGER = Ledger()
+HISTORY = History()
 
 
 def state_of(step: int) -> bytes:
@@ -99,7 +99,9 @@ def array_of(step: int) -> tuple[records.ArrayEntry, bytes]:
     return records.ArrayEntry("model.weight", ["embed"], [8], "float32", [1], ["model.weight/c/0"]), state_of(step)
 
 
-def write_checkpoint(paths: records.RunPaths, attempt: int, epoch: int, start: int, step: int, config: Mapping[str, Any]) -> str:
+def write_checkpoint(
+    paths: records.RunPaths, attempt: int, epoch: int, start: int, step: int, config: Mapping[str, Any]
+) -> str:
     """Write a checkpoint's objects and manifest; return its name. Call with the run's lock held."""
     name = records.checkpoint_name(step, attempt)
     directory = paths.checkpoint(name)
@@ -148,8 +150,7 @@ class Engine:
             self.files.status(0), run_id=self.paths.run_id, attempt=self.attempt.number,
             epoch=self.attempt.first_epoch, num_train_steps=STEPS, host=os.environ.get("MIDSTREAM_HOST", ""),
         )  # fmt: skip
-        array, content = array_of(0)
-        self.status.update(state_bytes=len(content) + 512, devices=[{"kind": "cpu", "platform": "cpu"}])
+        self.status.update(state_bytes=len(state_of(0)) + 512, devices=[{"kind": "cpu", "platform": "cpu"}])
         command = records.Command.read_or_none(self.files.command_file)
         self._answered = max(self.status.value.acknowledged, self.status.value.rejected)
         try:
@@ -191,7 +192,9 @@ class Engine:
         """Rehearse, then wait for a command to restore. None: stopped, or the lease has expired."""
         self.status.update(state=records.COMPILING)
         time.sleep(5 * STEP)
-        manifest = records.Manifest.read(os.path.join(self.paths.checkpoint(command.checkpoint or ""), records.MANIFEST))
+        manifest = records.Manifest.read(
+            os.path.join(self.paths.checkpoint(command.checkpoint or ""), records.MANIFEST)
+        )
         self.status.update(step=manifest.step, rehearsed_seconds=STEP, compiled_seconds=5 * STEP)
         self._answered = max(self._answered, command.sequence)
         self.status.update(state=records.WAITING, message=f"waits for its state, epoch {self.attempt.epoch}")
@@ -221,7 +224,9 @@ class Engine:
             return f"{command.action}: a standby accepts restore and stop only"
         if command.epoch != self.attempt.epoch or not command.checkpoint:
             return f"the command is of epoch {command.epoch}"
-        manifest = records.Manifest.read_or_none(os.path.join(self.paths.checkpoint(command.checkpoint), records.MANIFEST))
+        manifest = records.Manifest.read_or_none(
+            os.path.join(self.paths.checkpoint(command.checkpoint), records.MANIFEST)
+        )
         if manifest is None or manifest.root_digest != command.root_digest:
             return f"{command.checkpoint} is not here, or has another root digest"
         fence = save_fence.read_fence(self.paths)
@@ -283,7 +288,7 @@ class Engine:
         reader = FenceReader(self.paths, self.status)
         self.status.update(state=records.TRAINING, step=self._step)
         key = (self._process.machine.name, self._process.pid)
-        LEDGER.training[key] = (self.attempt.epoch, self.attempt.start)
+        HISTORY.training[key] = (self.attempt.epoch, self.attempt.start)
         saved_at = time.monotonic()
         try:
             while True:
@@ -291,7 +296,9 @@ class Engine:
                 if epoch > self.attempt.epoch or reader.superseded(self.attempt.epoch, self.attempt.start):
                     reader.refuse(epoch, self._step, epoch == self.attempt.epoch)
                 command = self._next_command()
-                if self._signalled or (command is not None and command.action == records.STOP and (command.step or 0) <= self._step):
+                if self._signalled or (
+                    command is not None and command.action == records.STOP and (command.step or 0) <= self._step
+                ):
                     if self._stop(command, metrics):
                         return
                 elif command is not None and command.action == records.SAVE:
@@ -311,7 +318,7 @@ class Engine:
                 self._step += 1
                 self.status.update(step=self._step)
         finally:
-            LEDGER.training.pop(key, None)
+            HISTORY.training.pop(key, None)
             metrics.close()
 
     def _next_command(self) -> records.Command | None:
@@ -333,11 +340,13 @@ class Engine:
         time.sleep(STEP / 2)
         with records.locked(self.paths.lock):
             save_fence.check(self.paths, self.attempt.epoch, self._step, self.attempt.start)
-            write_checkpoint(self.paths, self.attempt.number, self.attempt.epoch, self.attempt.start, self._step, self._config)
+            write_checkpoint(
+                self.paths, self.attempt.number, self.attempt.epoch, self.attempt.start, self._step, self._config
+            )
             machine = self._process.machine.name
-            LEDGER.commits.append(
-                Commit(HUB.now, self.paths.run_id, machine, self.attempt.number, self.attempt.epoch, self.attempt.start,
-                       self._step, self._restored, self._process.pid)
+            HISTORY.commits.append(
+                Commit(SCHEDULER.now, self.paths.run_id, machine, self.attempt.number, self.attempt.epoch,
+                       self.attempt.start, self._step, self._restored, self._process.pid)
             )  # fmt: skip
         digest = self._manifest(name).root_digest
         self.status.update(checkpoint=name, root_digest=digest)
@@ -348,8 +357,12 @@ class Engine:
         self._save(metrics)
         if command is not None:
             if command.epoch > self.attempt.epoch:
-                save_fence.seal(self.paths, epoch=command.epoch, owner=command.owner, step=self._step, start=self.attempt.start)
-                LEDGER.seals.append((HUB.now, self._process.machine.name, command.epoch, command.owner, self._step))
+                save_fence.seal(
+                    self.paths, epoch=command.epoch, owner=command.owner, step=self._step, start=self.attempt.start
+                )
+                HISTORY.seals.append(
+                    (SCHEDULER.now, self._process.machine.name, command.epoch, command.owner, self._step)
+                )
             self.status.update(acknowledged=command.sequence, message="")
         else:
             self.status.update(message=f"stopped by {self._signalled} at step {self._step}, saved")
@@ -379,4 +392,4 @@ def record_exit(directory: str, code: int) -> None:
     ).write(files.exit(0))  # fmt: skip
 
 
-__all__ = ["LEDGER", "Attempt", "Commit", "Engine", "dataclasses", "main", "record_exit"]
+__all__ = ["HISTORY", "Attempt", "Commit", "Engine", "dataclasses", "main", "record_exit"]

@@ -9,21 +9,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from simulation.cooperative import HUB
+from simulation.cooperative import SCHEDULER
 from simulation.links import Call
 from simulation.machines import Machine, SimulatedProcess, present
 from simulation.world import World
 
 LINK = ("request lost", "answer lost")
 LINES = ("kill before line", "kill after line")  # of a journal; their ``call`` is the number of the line
-KINDS = (*LINES, *LINK, "kill mover", "kill mover after", "crash source", "crash target", "cut source", "cut target", "cut both",
-         "kill engine", "keep state", "restore state", "freeze mover")  # fmt: skip
+KINDS = (*LINES, *LINK, "kill process", "kill process after", "crash source", "crash target", "cut source", "cut target",
+         "cut both", "kill engine", "keep state", "restore state", "freeze process")  # fmt: skip
 OUTAGES = (5.0, 60.0, 700.0, 4000.0)  # seconds until a machine or link works again
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens at the ``call``-th call of a migration.
+    """A fault at the ``call``-th call of a migration.
 
     Attributes:
         call: Number of the call, counted from the start of the command.
@@ -72,10 +72,10 @@ class Strikes:
         number, answer = call.number - self._first, ""
         for fault in [fault for fault in self._faults if fault.call == number and fault.kind not in LINES]:
             self._faults.remove(fault)
-            self.struck.append(f"{HUB.now:.1f} {fault.story()} ({call.host}: {call.function})")
+            self.struck.append(f"{SCHEDULER.now:.1f} {fault.story()} ({call.host}: {call.function})")
             if fault.kind in LINK:
                 answer = fault.kind
-            elif fault.kind == "kill mover after":
+            elif fault.kind == "kill process after":
                 self._after.append(lambda process=call.process: process and process.kill())
             else:
                 self._strike(fault, call)
@@ -86,7 +86,7 @@ class Strikes:
         kind = LINES[after]
         for fault in [fault for fault in self._faults if fault.call == number and fault.kind == kind]:
             self._faults.remove(fault)
-            self.struck.append(f"{HUB.now:.1f} line {number}: {kind}")
+            self.struck.append(f"{SCHEDULER.now:.1f} line {number}: {kind}")
             process = present()
             if process is not None:
                 process.kill()
@@ -99,10 +99,10 @@ class Strikes:
 
     def _strike(self, fault: Fault, call: Call) -> None:
         kind, world = fault.kind, self._world
-        if kind == "kill mover" and call.process is not None:
+        if kind == "kill process" and call.process is not None:
             call.process.kill()
-        elif kind == "freeze mover" and call.process is not None:
-            HUB.park(fault.seconds)
+        elif kind == "freeze process" and call.process is not None:
+            SCHEDULER.park(fault.seconds)
         elif kind.startswith("crash"):
             machine = world.machines[self._source if kind.endswith("source") else self._target]
             machine.crash()
@@ -112,7 +112,9 @@ class Strikes:
             world.network.cut.update(names)
             _later(fault.seconds, lambda: world.network.cut.difference_update(names))
         elif kind == "kill engine":
-            for engine in [p for m in world.machines.values() for p in m.processes.values() if p.name.startswith("engine")]:
+            for engine in [
+                p for m in world.machines.values() for p in m.processes.values() if p.name.startswith("engine")
+            ]:
                 engine.kill()
         elif kind == "keep state":
             keep_state(world)
@@ -141,10 +143,10 @@ def restore_state(world: World) -> None:
 
 def _later(seconds: float, act: Callable[[], object]) -> None:
     def wait() -> None:
-        HUB.park(seconds)
+        SCHEDULER.park(seconds)
         act()
 
-    HUB.start(wait, None, "outage")
+    SCHEDULER.start(wait, None, "outage")
 
 
 __all__ = ["Fault", "Machine", "SimulatedProcess", "Strikes", "draw"]

@@ -1,4 +1,4 @@
-"""What holds in every simulated world, whatever happens: judged by what really happened, not by what was claimed."""
+"""Invariants of every simulated world, judged by what really happened, not by what was claimed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from midstream_core import records
 from simulation import engine
 from simulation.engine import Commit
 from simulation.world import World
-
 
 ANY = -1  # consent to go back to whatever was sealed
 
@@ -33,12 +32,16 @@ def check_commits(commits: list[Commit], consents: list[int]) -> None:
                 raise BrokenError(f"two processes commit as one start: {before} {after}")
             if after.step <= before.step:
                 raise BrokenError(f"a step was committed twice: {before} {after}")
-        elif after.restored < before.step and after.restored not in consents and not (ANY in consents and _sealed(after)):
-            raise BrokenError(f"steps {after.restored} to {before.step} were given up without consent: {before} {after}")
+        elif (
+            after.restored < before.step and after.restored not in consents and not (ANY in consents and _sealed(after))
+        ):
+            raise BrokenError(
+                f"steps {after.restored} to {before.step} were given up without consent: {before} {after}"
+            )
 
 
 def _sealed(commit: Commit) -> bool:
-    return any(entry[4] == commit.restored for entry in engine.LEDGER.seals)
+    return any(entry[4] == commit.restored for entry in engine.HISTORY.seals)
 
 
 def check_certificates(world: World, state: str = "state") -> None:
@@ -48,18 +51,18 @@ def check_certificates(world: World, state: str = "state") -> None:
         if not certificate["valid"]:
             continue
         step, digest = certificate["step"], certificate["root_digest"]
-        saved = [commit for commit in engine.LEDGER.commits if commit.step == step]
+        saved = [commit for commit in engine.HISTORY.commits if commit.step == step]
         if not saved:
             raise BrokenError(f"{path} certifies step {step}, which no engine has saved")
         array, content = engine.array_of(step)
         del array, content
-        if not any(entry[4] == step for entry in engine.LEDGER.seals) and not saved:
+        if not any(entry[4] == step for entry in engine.HISTORY.seals) and not saved:
             raise BrokenError(f"{path} certifies step {step}, which was not sealed ({digest})")
 
 
 def check_accepted(world: World, owner: str) -> None:
     """Check that the owner has the newest commit, and accepts it."""
-    commits = engine.LEDGER.commits
+    commits = engine.HISTORY.commits
     if not commits:
         return
     fence = world.fence(owner)
@@ -69,7 +72,8 @@ def check_accepted(world: World, owner: str) -> None:
     accepted = [
         manifest.step
         for path in Path(paths.checkpoints).glob(f"*/{records.MANIFEST}")
-        if (manifest := records.Manifest.read(str(path))) and fence.accepts(manifest.epoch, manifest.step, manifest.start)
+        if (manifest := records.Manifest.read(str(path)))
+        and fence.accepts(manifest.epoch, manifest.step, manifest.start)
     ]
     last = commits[-1]
     if max(accepted, default=-1) < last.step:

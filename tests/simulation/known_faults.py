@@ -72,8 +72,8 @@ def present_attempt_is_not_adopted() -> None:
 
 
 @known
-def suspended_mover_is_not_asked() -> None:
-    """A mover that slept started the target after another one had rolled the migration back."""
+def suspended_process_starts_the_target() -> None:
+    """A migration process that slept started the target after another one had rolled the migration back."""
     replace_everywhere(ownership_records._is_fresh, lambda allowed_at: True)
 
 
@@ -226,7 +226,7 @@ def largest_epoch_is_believed() -> None:
 
 @known
 def relaunch_runs_once() -> None:
-    """A target that had died before the certificate was not started again."""
+    """A target that had failed before the certificate was not started again."""
     replace_everywhere(executor._needs_rerun, lambda migration, phase: False)
 
 

@@ -7,14 +7,14 @@ import json
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from midstream.errors import ConnectionLostError, HostError
 from midstream.hosts.deadline import Deadline
 from midstream.hosts.host import ANSWER_LIMIT, Completed, P, Process, R
 from midstream.hosts.rpc import remote_call
 from midstream.hosts.rpc.remote_call import Job
-from simulation.cooperative import HUB
+from simulation.cooperative import SCHEDULER
 from simulation.machines import Machine, Pipe, SimulatedProcess, present
 
 LATENCY = 0.005  # seconds, one way
@@ -73,10 +73,10 @@ class SimulatedHost:
     def connect(self) -> None:
         if self._connected and self._boots == self._machine.boots and self._network.reachable(self.name):
             return
-        HUB.park(2 * LATENCY)
+        SCHEDULER.park(2 * LATENCY)
         if not self._network.reachable(self.name):
             self._connected = False
-            HUB.park(CONNECT_TIMEOUT)
+            SCHEDULER.park(CONNECT_TIMEOUT)
             raise HostError(f"{self.name}: no connection within {CONNECT_TIMEOUT:.0f} s", "is the host up?")
         self._connected, self._boots = True, self._machine.boots
         self.remote_python = "/usr/bin/python3"
@@ -115,20 +115,20 @@ class SimulatedHost:
         del argv, limit
         self.connect()
         call, fault = self._network.begin(self.name, what)
-        HUB.park(LATENCY)
+        SCHEDULER.park(LATENCY)
         if fault == "request lost" or not self._network.reachable(self.name):
-            HUB.park(timeout or 60.0)
+            SCHEDULER.park(timeout or 60.0)
             raise self.lost()
         boots = self._machine.boots
         written = bytearray()
         line = json.loads(job(ALL))
         process = SimulatedProcess(self._machine, lambda: _answer(line, written), what)
         ended = process.ended.wait(timeout)
-        HUB.park(LATENCY)
-        gone = self._machine.boots != boots or not self._network.reachable(self.name)
+        SCHEDULER.park(LATENCY)
+        unreachable = self._machine.boots != boots or not self._network.reachable(self.name)
         self._network.after(call)
-        if fault in ("answer lost", "stall") or gone or not ended:
-            HUB.park(0.0 if fault == "answer lost" else timeout or 60.0)
+        if fault in ("answer lost", "stall") or unreachable or not ended:
+            SCHEDULER.park(0.0 if fault == "answer lost" else timeout or 60.0)
             raise self.lost()
         return Completed(process.exit_code or 0, bytes(written), bytes(process.errors))
 
@@ -136,9 +136,9 @@ class SimulatedHost:
         del env, window
         self.connect()
         _, fault = self._network.begin(self.name, "program")
-        HUB.park(LATENCY)
+        SCHEDULER.park(LATENCY)
         if fault or not self._network.reachable(self.name):
-            HUB.park(CONNECT_TIMEOUT)
+            SCHEDULER.park(CONNECT_TIMEOUT)
             raise self.lost()
         return SimulatedProgram(self, self._machine, self._network)
 
@@ -168,8 +168,8 @@ class SimulatedProgram:
     def __init__(self, host: SimulatedHost, machine: Machine, network: Network) -> None:
         self.host, self._simulated, self._machine, self._network = host.name, host, machine, network
         self.imported = ALL
-        self.stdin = _Writer(self)
-        self.stdout = _Reader(self)
+        self.stdin = cast(BinaryIO, _Writer(self))
+        self.stdout = cast(BinaryIO, _Reader(self))
         self.output, self.input = Pipe(), Pipe()
         self.process: SimulatedProcess | None = None
         self.deadline: Deadline | None = None
@@ -191,14 +191,14 @@ class SimulatedProgram:
             process.ended.wait()
             self.output.close()
 
-        HUB.start(watch, None, f"end of {job['function']}")
+        SCHEDULER.start(watch, None, f"end of {job['function']}")
 
     def _run(self, job: Mapping[str, Any]) -> object:
         function, arguments = _arguments(job)
         self.output.write(BEGIN)
         try:
             return function(**arguments)
-        except Exception:
+        except Exception:  # noqa: BLE001  its stderr has it
             present().stderr.write(traceback.format_exc())  # type: ignore[union-attr]
             return 1
 
@@ -255,7 +255,7 @@ class _Reader:
     def __init__(self, program: SimulatedProgram) -> None:
         self._program = program
 
-    def _wait(self, enough: Callable[[bytes], bool]) -> None:
+    def _wait(self, enough: Callable[[bytearray], bool]) -> None:
         program = self._program
         pipe = program.output
         while not enough(pipe.data) and not pipe.closed:

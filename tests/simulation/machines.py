@@ -1,7 +1,8 @@
 """Machines of a simulation: processes, identities, clocks, reboots.
 
-`install` replaces what the standard library and `midstream_core` read of the operating system (pids, signals, ``/proc``,
-the environment, standard streams) by the simulated machine's. Files are real, below a directory of the machine.
+`install` replaces what the standard library and `midstream_core` read of the operating system (pids, signals,
+``/proc``, the environment, standard streams) by the simulated machine's. Files are real, below a directory of the
+machine.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulation.cooperative import BEGIN, HUB, Event, Task
+from simulation.cooperative import BEGIN, SCHEDULER, Event, Task
 
 REAL_EXIT = os._exit
 _real_flock, _real_read, _real_select, _real_kill = fcntl.flock, os.read, select.select, os.kill
@@ -88,10 +89,10 @@ class MachineClock:
         self._machine = machine
 
     def wall(self) -> float:
-        return BEGIN + HUB.now * self._machine.rate + self._machine.ahead
+        return BEGIN + SCHEDULER.now * self._machine.rate + self._machine.ahead
 
     def monotonic(self) -> float:
-        return (HUB.now - self._machine.booted) * self._machine.rate + 1000.0
+        return (SCHEDULER.now - self._machine.booted) * self._machine.rate + 1000.0
 
 
 @dataclass
@@ -127,7 +128,7 @@ class Machine:
 
     def boot(self) -> None:
         """Start the machine again, with a new boot id and no processes."""
-        self.up, self.booted = True, HUB.now
+        self.up, self.booted = True, SCHEDULER.now
         self.boots += 1
 
 
@@ -146,7 +147,7 @@ class SimulatedProcess:
         self.machine, self.name = machine, name
         self.clock = machine.clock
         self.pid = machine.next_pid()
-        self.start_ticks = int(HUB.now * 100) + self.pid
+        self.start_ticks = int(SCHEDULER.now * 100) + self.pid
         self.environment = {"HOME": machine.directory, "USER": "user", "PATH": "/usr/bin:/bin", **(environment or {})}
         self.argv = argv or [name]
         self.stdin: Pipe | None = None
@@ -165,7 +166,7 @@ class SimulatedProcess:
 
     def start_task(self, run: Callable[[], object], name: str) -> Task:
         """Start a thread of this process."""
-        task = HUB.start(run, self, f"{self.machine.name}/{name}")
+        task = SCHEDULER.start(run, self, f"{self.machine.name}/{name}")
         self.tasks.append(task)
         return task
 
@@ -183,7 +184,7 @@ class SimulatedProcess:
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
             if isinstance(error.code, str):
                 self.stderr.write(error.code + "\n")
-        except Exception:
+        except Exception:  # noqa: BLE001  its stderr has it
             self.stderr.write(traceback.format_exc())
             code = 1
         self.end(code)
@@ -200,8 +201,8 @@ class SimulatedProcess:
         for task in self.tasks:
             task.abandoned = True
         self.ended.set()
-        if HUB.current is not None and HUB.current.owner is self:
-            HUB.vanish()
+        if SCHEDULER.current is not None and SCHEDULER.current.owner is self:
+            SCHEDULER.vanish()
 
     def kill(self) -> None:
         """End as by SIGKILL."""
@@ -226,7 +227,7 @@ class SimulatedProcess:
             except BlockingIOError:
                 if operation & fcntl.LOCK_NB:
                     raise
-                HUB.park(LOCK_POLL)
+                SCHEDULER.park(LOCK_POLL)
             else:
                 self._locks.add(descriptor)
                 return None
@@ -242,7 +243,7 @@ def _discard(data: bytes) -> None:
 
 def present() -> SimulatedProcess | None:
     """Return the process that runs now; None in the simulation itself."""
-    owner = HUB.current.owner if HUB.current is not None else None
+    owner = SCHEDULER.current.owner if SCHEDULER.current is not None else None
     return owner if isinstance(owner, SimulatedProcess) else None
 
 
@@ -344,7 +345,7 @@ def install() -> None:
         os.environ._data = own  # type: ignore[attr-defined]
         sys.stdout, sys.stderr, sys.argv = standard
 
-    HUB.leave = leave
+    SCHEDULER.leave = leave
     leave()
     os.environ.encodekey = os.environ.decodekey = os.environ.encodevalue = os.environ.decodevalue = _same  # type: ignore[attr-defined]
 

@@ -16,25 +16,20 @@ from typing import Any
 
 import yaml
 
-from simulation import cooperative, machines
-
-cooperative.install()
-machines.install()
-
-from midstream.fleet import fleet as fleets  # noqa: E402
-from midstream.hosts import host_pool  # noqa: E402
-from midstream.install import bundle  # noqa: E402
-from midstream.launch import input_check  # noqa: E402
-from midstream.migrate.execution import migration_process  # noqa: E402
-from midstream.migrate.journal import journal  # noqa: E402
-from midstream.transfer import copy_tree, send_files  # noqa: E402
-from midstream_core import records  # noqa: E402
-from midstream_core.attempt import status_file  # noqa: E402
-from midstream_host.machine import accelerators, checks, environments, gauges, inventory  # noqa: E402
-from midstream_host.runs import process_start, slurm  # noqa: E402
-from simulation import copies, engine, links  # noqa: E402
-from simulation.cooperative import HUB  # noqa: E402
-from simulation.machines import Machine, SimulatedProcess, present, replace_everywhere  # noqa: E402
+from midstream.fleet import fleet as fleets
+from midstream.hosts import host_pool
+from midstream.install import bundle
+from midstream.launch import input_check
+from midstream.migrate.execution import migration_process
+from midstream.migrate.journal import journal
+from midstream.transfer import copy_tree, send_files
+from midstream_core import records
+from midstream_core.attempt import status_file
+from midstream_host.machine import accelerators, checks, environments, gauges, inventory
+from midstream_host.runs import process_start, slurm
+from simulation import copies, engine, links, machines
+from simulation.cooperative import SCHEDULER
+from simulation.machines import Machine, SimulatedProcess, present, replace_everywhere
 
 RUN = "r"
 EPOCH = 1
@@ -92,7 +87,7 @@ class World:
             code = process.exit_code if process.exit_code is not None else -1
             self.said.append((shlex.join(words), code, bytes(output).decode() + process.errors.decode()))
 
-        HUB.start(note, None, "note")
+        SCHEDULER.start(note, None, "note")
         return process
 
     # ------------------------------------------------------------------------------------------ engines
@@ -124,23 +119,23 @@ class World:
 
     def trains(self) -> list[str]:
         """Return the machines on which an engine trains."""
-        return [name for name, pid in engine.LEDGER.training if pid in self.machines[name].processes]
+        return [name for name, pid in engine.HISTORY.training if pid in self.machines[name].processes]
 
     def run_until(self, reached: Callable[[], bool]) -> None:
         """Let the world go on until the condition holds."""
-        HUB.run(reached)
+        SCHEDULER.run(reached)
 
     def run_for(self, seconds: float) -> None:
         """Let the world go on for some virtual seconds."""
-        end = HUB.now + seconds
+        end = SCHEDULER.now + seconds
         done: list[bool] = []
 
         def wait() -> None:
-            HUB.park(end - HUB.now)
+            SCHEDULER.park(end - SCHEDULER.now)
             done.append(True)
 
-        HUB.start(wait, None, "clock")
-        HUB.run(lambda: bool(done))
+        SCHEDULER.start(wait, None, "clock")
+        SCHEDULER.run(lambda: bool(done))
 
 
 _WORLD: list[World] = []
@@ -158,10 +153,10 @@ def start_engine(machine: Machine, environment: Mapping[str, str], directory: st
 
     def supervise() -> None:
         process.ended.wait()
-        if machine.up and machine.booted <= HUB.now:
+        if machine.up and machine.booted <= SCHEDULER.now:
             SimulatedProcess(machine, lambda: engine.record_exit(directory, process.exit_code or 0), "supervisor")
 
-    HUB.start(supervise, None, f"supervisor {directory[-3:]}")
+    SCHEDULER.start(supervise, None, f"supervisor {directory[-3:]}")
     return process
 
 
@@ -187,13 +182,14 @@ def _spawn_attempt(
     return identity
 
 
-def _spawn_mover(directory: Any, *flags: str) -> None:
+def _spawn_migration(directory: Any, *flags: str) -> None:
     """Start the process of a migration, and wait until it has locked the migration."""
     caller = present()
     assert caller is not None
     environment = dict(caller.environment)
+    _append(directory.log_file, b"")
     process = SimulatedProcess(
-        caller.machine, lambda: migration_process.main([directory.migration, *flags]), f"mover {directory.migration}",
+        caller.machine, lambda: migration_process.main([directory.migration, *flags]), f"migration {directory.migration}",
         environment, lambda data: _append(directory.log_file, data),
     )  # fmt: skip
     process.stderr._write = lambda data: _append(directory.log_file, data)
@@ -201,7 +197,7 @@ def _spawn_mover(directory: Any, *flags: str) -> None:
     while not (directory.is_locked() or directory.journal_size() > begun):
         if process.exit_code is not None:
             raise migration_process.MidstreamError(f"the migration's process exited: {process.errors.decode()[-400:]}")
-        HUB.park(0.02)
+        SCHEDULER.park(0.02)
 
 
 def _append(path: Path, data: bytes) -> None:
@@ -243,7 +239,7 @@ def install() -> None:
     replace_everywhere(process_start.spawn, _spawn_attempt)
     replace_everywhere(process_start.detached, list)
     replace_everywhere(process_start.kills_left_behind, lambda: False)
-    replace_everywhere(migration_process._spawn, _spawn_mover)
+    replace_everywhere(migration_process._spawn, _spawn_migration)
     replace_everywhere(copy_tree.copy_tree, copies.copy_tree)
     replace_everywhere(send_files.send_files, copies.send_files)
     replace_everywhere(environments.run_command, functools.wraps(environments.run_command)(_run_command))
@@ -269,4 +265,6 @@ def _read_config(*_: object) -> subprocess.CompletedProcess[str]:
 
 def _run_command(argv: Sequence[str], *_: Any, **__: Any) -> environments.CommandResult:
     imports = any("importlib" in word for word in argv)
-    return environments.CommandResult(0, json.dumps({"version": [3, 11, 7], "missing": []}) if imports else "3 11 7\n", "")
+    return environments.CommandResult(
+        0, json.dumps({"version": [3, 11, 7], "missing": []}) if imports else "3 11 7\n", ""
+    )
