@@ -16,8 +16,8 @@ from simulation.world import World
 
 LINK = ("request lost", "answer lost")
 LINES = ("kill before line", "kill after line")  # of a journal; their ``call`` is the number of the line
-KINDS = (*LINES, *LINK, "kill process", "kill process after", "crash source", "crash target", "cut source", "cut target",
-         "cut both", "kill engine", "keep state", "restore state", "freeze process")  # fmt: skip
+KINDS = (*LINES, *LINK, "kill process", "kill process after", "crash source", "crash target", "cut source",
+         "cut target", "cut both", "kill engine", "keep state", "restore state", "freeze process")  # fmt: skip
 OUTAGES = (5.0, 60.0, 700.0, 4000.0)  # seconds until a machine or link works again
 
 

@@ -189,8 +189,8 @@ def _spawn_migration(directory: Any, *flags: str) -> None:
     environment = dict(caller.environment)
     _append(directory.log_file, b"")
     process = SimulatedProcess(
-        caller.machine, lambda: migration_process.main([directory.migration, *flags]), f"migration {directory.migration}",
-        environment, lambda data: _append(directory.log_file, data),
+        caller.machine, lambda: migration_process.main([directory.migration, *flags]),
+        f"migration {directory.migration}", environment, lambda data: _append(directory.log_file, data),
     )  # fmt: skip
     process.stderr._write = lambda data: _append(directory.log_file, data)
     begun = directory.journal_size()
