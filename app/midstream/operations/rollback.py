@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from midstream.counts import count
+from midstream.migrate.journal.migration_view import lost_attempt
 
 if TYPE_CHECKING:
     from midstream.migrate.journal.migration_view import MigrationView
@@ -15,6 +17,7 @@ def discarded(
     view: MigrationView,
     status: records.Status | None,
     fence: records.Fence | None,
+    attempts: Collection[int] = (),
     *,
     unreadable: str = "",
     unreachable: str = "",
@@ -28,6 +31,7 @@ def discarded(
         view: The migration.
         status: Status of the newest attempt on the target.
         fence: The run's fence there.
+        attempts: Numbers of the attempts there.
         unreadable: Why the records of the target cannot be read.
         unreachable: Why the target does not answer.
     """
@@ -38,6 +42,8 @@ def discarded(
     if unreachable:
         words = f"a rollback discards the steps of {plan.target}, which is unreachable: {unreachable}"
         return words if may_train else ""
+    if lost := lost_attempt(plan, view.facts, attempts):
+        return lost
     if not may_train and (status is None or status.epoch != plan.epoch):
         return ""  # a standby at most; with one run directory, the source's own attempt
     steps = view.steps_given_up(status.step if status else None, fence)

@@ -211,10 +211,11 @@ class Actions:
 
         return migration_process.start(self._fleet, plan)
 
-    def rollback(self, migration: str) -> None:
+    def rollback(self, migration: str, *, agreed: bool) -> None:
+        """Roll a migration back; ``agreed``: to the loss that was named."""
         from midstream.migrate.execution import migration_process
 
-        migration_process.rollback(migration)
+        migration_process.rollback(migration, agreed=agreed)
         migration_process.refuse_late_rollback(migration)
 
     def continue_(self, migration: str) -> None:

@@ -174,8 +174,8 @@ class PreparedActions(Actions):
         return plan.migration
 
     @override
-    def rollback(self, migration: str) -> None:
-        self.calls.append(("rollback", migration))
+    def rollback(self, migration: str, *, agreed: bool) -> None:
+        self.calls.append(("rollback", migration, *(["agreed"] if agreed else [])))
 
     @override
     def continue_(self, migration: str) -> None:

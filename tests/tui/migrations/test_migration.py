@@ -189,7 +189,7 @@ async def test_migration_rollback_losing_steps_requires_run_name() -> None:
         assert actions.calls == []
         await pilot.press("backspace", *"nano", "enter")
         await settle(pilot)
-        assert actions.calls == [("rollback", prepared_migrations.PLAN.migration)]
+        assert actions.calls == [("rollback", prepared_migrations.PLAN.migration, "agreed")]
 
 
 @pytest.mark.parametrize(
@@ -335,6 +335,22 @@ async def test_rollback_names_a_target_that_does_not_answer() -> None:
         await pilot.press("y", "enter")
         await settle(pilot)
     assert actions.calls == [], "its loss needs the run's name"
+
+
+async def test_rollback_names_an_attempt_that_the_target_has_lost() -> None:
+    """The target's copy is older than the attempt that was started there: that may train."""
+    view = prepared_migrations.certified()
+    started = Event("fact", 0.0, detail={"target_attempt": 3})
+    actions = PreparedActions(replace(view, events=(*view.events, started)))
+    app = app_over(prepared_migrations.moved_fleet(), actions)
+    async with app.run_test(size=(120, 30)) as pilot:
+        await open_migration(pilot, app)
+        await pilot.press("r")
+        await settle(pilot)
+        assert "large shows no attempt 3 of nano, which was started there" in screen_text(app)
+        await pilot.press(*"nano", "enter")
+        await settle(pilot)
+    assert actions.calls == [("rollback", prepared_migrations.PLAN.migration, "agreed")]
 
 
 async def test_rollback_before_the_seal_says_that_the_run_stays() -> None:

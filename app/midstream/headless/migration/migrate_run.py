@@ -119,7 +119,7 @@ def resume(options: argparse.Namespace, output: Output) -> int:
         if discarded:
             raise MidstreamError(discarded, "--yes accepts it", Exit.REFUSED)
     offset = found.journal_size()
-    migration_process.rollback(view.migration)
+    migration_process.rollback(view.migration, agreed=options.yes)
     code = follow(view.migration, output, offset)
     migration_process.refuse_finished(found)  # completed before its process read the request
     return code
@@ -141,7 +141,7 @@ def _discarded_steps(view: MigrationView) -> str:
         return discarded(view, None, None, unreachable=error.message)
     finally:
         hosts.close()
-    return discarded(view, described.status, described.fence)
+    return discarded(view, described.status, described.fence, described.attempts)
 
 
 def follow(migration: str, output: Output, offset: int = 0, on_interrupt: str = "") -> int:

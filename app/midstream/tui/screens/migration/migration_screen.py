@@ -6,6 +6,7 @@ Closing it does not stop the migration.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import partial
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -260,7 +261,7 @@ class MigrationScreen(MidstreamScreen):
                 self.action_rollback()
                 return
             self.notify(f"returning to {plan.source}", markup=False)
-            self._act(self.midstream.actions.rollback, view.migration)
+            self._act(partial(self.midstream.actions.rollback, agreed=bool(lost)), view.migration)
 
         title = f"Roll back {plan.run_id}"
         self.app.push_screen(ConfirmScreen(title, lines, word=plan.run_id if lost else ""), answered)
@@ -279,7 +280,8 @@ class MigrationScreen(MidstreamScreen):
         )
         down = "" if host is not None and host.link == LIVE else (host.error if host is not None else "") or "no answer"
         status, fence = (run.status, run.fence) if run is not None else (None, None)
-        return rollback.discarded(view, status, fence, unreachable=down)
+        attempts = range(1, run.attempt + 1) if run is not None else ()
+        return rollback.discarded(view, status, fence, attempts, unreachable=down)
 
     def action_continue(self) -> None:
         view = self.migration_view
