@@ -35,7 +35,7 @@ from midstream_core import records
 FLAG = "--data.tokenizer"
 VOCAB = "vocab"  # the axis of an array with the tokens of the vocabulary
 BY_SIZE = ("bytes", "ids:")  # tokenizers that are no file
-LARGEST_TOKENIZER = 256 << 20  # bytes
+MAX_TOKENIZER = 256 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def vocabulary_of_file(name: str, config: Path) -> int:
     if not path.is_file():
         raise UsageError(f"{config}: data.tokenizer: {name} is not on this machine", hint)
     try:
-        if path.stat().st_size > LARGEST_TOKENIZER:
+        if path.stat().st_size > MAX_TOKENIZER:
             raise ValueError("too large")
         content = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
         vocabulary: Any = content["model"]["vocab"]

@@ -20,7 +20,7 @@ from midstream.watch.runs.metric_columns import MetricColumns
 from midstream_core import records
 
 Row = Mapping[str, Any]
-MOST_INSERTED = 64  # rows of one report that are inserted between others; each takes the time of the rows after it
+MAX_INSERTED = 64  # rows of one report that are inserted between others; each takes the time of the rows after it
 
 
 class _Splice:
@@ -283,7 +283,7 @@ class LossCurve:
             known = self._spliced.steps
             if not known or step > known[-1]:
                 self._spliced.append(step, attempt, index)
-            elif newest and inserted < MOST_INSERTED:
+            elif newest and inserted < MAX_INSERTED:
                 inserted += self._place(attempt, step, index)
             else:  # late rows of an older attempt, or many in no order: rare
                 self._splice()
