@@ -125,7 +125,7 @@ def test_rollback_after_the_last_look_is_no_success(
 
 def answer_of_screen(migration: MigrationDirectory) -> None:
     fleet = migration.fleet()
-    Actions(fleet, HostPool(fleet)).rollback("m")
+    Actions(fleet, HostPool(fleet)).rollback("m", agreed=False)
 
 
 def answer_of_demo(migration: MigrationDirectory) -> None:
