@@ -45,7 +45,7 @@ from midstream.migrate.execution import executor
 from midstream.migrate.journal import migration_directory, migration_state, phase_names
 from midstream.migrate.journal.facts import Facts, Sealed, required
 from midstream.migrate.journal.journal import Journal, read_events
-from midstream.migrate.journal.modes import COLD, WARM
+from midstream.migrate.modes.registry import COLD, WARM
 from midstream.migrate.phases import prepare
 from midstream.migrate.steps import preemption
 from midstream.migrate.steps.migration import Migration

@@ -31,9 +31,9 @@ from midstream.migrate.journal.event import Event
 from midstream.migrate.journal.journal import JournalReader
 from midstream.migrate.journal.migration_directory import MigrationDirectory, migration_ids
 from midstream.migrate.journal.migration_state import COMPLETED
-from midstream.migrate.journal.modes import COLD, LIVE, WARM
 from midstream.migrate.journal.phase_names import PROGRESS
 from midstream.migrate.journal.request import Request
+from midstream.migrate.modes.registry import COLD, LIVE, WARM
 from midstream.migrate.planning import planner as planning
 from midstream.migrate.planning import preflight
 from midstream.operations.fleet_snapshot import fleet_snapshot

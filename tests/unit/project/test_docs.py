@@ -16,7 +16,7 @@ import yaml
 
 from midstream.flags import parser
 from midstream.fleet.fleet_file import load_fleet
-from midstream.migrate.journal.modes import MODES
+from midstream.migrate.modes.registry import MODES
 from support.doc_pages import LANGUAGES, Block, blocks, pages
 from support.paths import REPOSITORY
 

@@ -99,7 +99,7 @@ def resume(options: argparse.Namespace, output: Output) -> int:
     from midstream.migrate.execution import migration_process
     from midstream.migrate.journal import migration_directory
     from midstream.migrate.journal.migration_state import ROLLED_BACK
-    from midstream.migrate.journal.modes import WARM
+    from midstream.migrate.modes.registry import WARM
 
     if options.continue_:
         found = migration_directory.MigrationDirectory.find(options.continue_)

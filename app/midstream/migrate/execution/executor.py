@@ -12,7 +12,8 @@ from typing import Any
 
 from midstream.errors import ConnectionLostError, Exit, HostError, MidstreamError
 from midstream.hosts.deadline import RECONNECT_STEP, Deadline
-from midstream.migrate.journal import migration_state, phase_names, stage_times, stages
+from midstream.migrate import stages
+from midstream.migrate.journal import migration_state, phase_names, stage_times
 from midstream.migrate.journal.facts import required
 from midstream.migrate.journal.journal import JournalError, outcome, read_events
 from midstream.migrate.phases import phases

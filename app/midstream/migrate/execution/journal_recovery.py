@@ -20,9 +20,9 @@ from midstream.launch.host_group_start import CONCURRENCY
 from midstream.migrate.journal.facts import Facts, StartingPoint
 from midstream.migrate.journal.journal import read_events
 from midstream.migrate.journal.migration_directory import MigrationDirectory
-from midstream.migrate.journal.modes import LIVE
 from midstream.migrate.journal.phase_names import CUTOVER, DONE, PREPARE, ROLLBACK, STARTED
 from midstream.migrate.journal.plan import Plan
+from midstream.migrate.modes.registry import mode_of
 from midstream.migrate.phases.seal import sealed_already
 from midstream.migrate.source_and_target.host_group import HostGroup
 from midstream.migrate.steps.migration import Migration, MovedOnError
@@ -90,7 +90,7 @@ def reestablish(migration: Migration, *, rollback: bool, why: str = DAMAGED) -> 
     lost = found.without(facts)
     known = facts.updated(lost)
     crosses = known.takeover_step or known.rehearsal
-    if plan.mode == LIVE and sealed is None and not crosses:
+    if mode_of(plan.mode).replays and sealed is None and not crosses:
         lost = replace(lost, fallback_reason=why)
     _journal_evident_phases(migration, sealed is not None, known.target_attempt is not None)
     if ours and fence.epoch > plan.epoch and not _has_phase_event(migration, ROLLBACK, STARTED):

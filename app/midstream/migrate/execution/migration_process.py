@@ -38,8 +38,8 @@ from midstream.migrate.journal.journal import (
 )
 from midstream.migrate.journal.migration_directory import MigrationDirectory
 from midstream.migrate.journal.migration_view import MigrationView
-from midstream.migrate.journal.modes import LIVE
 from midstream.migrate.journal.plan import Plan
+from midstream.migrate.modes.registry import mode_of
 from midstream.migrate.steps.migration import Migration, MovedOnError
 from midstream.migrate.steps.ownership_records import refuse_later_owner
 from midstream.state_directory import state_directory
@@ -80,7 +80,7 @@ def switch_to_warm(migration: str) -> None:
     directory = MigrationDirectory.find(migration)
     refuse_newer(directory.journal_file)
     view = directory.view()
-    if view.plan.mode != LIVE or not view.open:
+    if not mode_of(view.plan.mode).fallback or not view.open:
         what = view.state if not view.open else f"a {view.plan.mode}"
         raise UsageError(
             f"migration {directory.migration} is {what}", "only a running live migration can become a warm one"

@@ -46,9 +46,9 @@ from midstream.migrate.journal import migration_state
 from midstream.migrate.journal.event import Event
 from midstream.migrate.journal.migration_directory import open_migrations
 from midstream.migrate.journal.migration_view import MigrationView
-from midstream.migrate.journal.modes import COLD, WARM
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
+from midstream.migrate.modes.registry import COLD, WARM
 from midstream.migrate.planning.source_run import shares_root
 from midstream.ownership.owner_judge import CLAIM, OWNER
 from midstream.providers import fleet_slices

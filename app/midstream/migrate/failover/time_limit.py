@@ -17,11 +17,11 @@ from midstream.hosts.host_pool import HostPool
 from midstream.launch.slurm_allocation import query_allocation
 from midstream.launch.slurm_job import seconds_to_save
 from midstream.migrate.failover import job_restart
-from midstream.migrate.journal.modes import COLD, WARM
 from midstream.migrate.journal.request import Request
-from midstream.migrate.journal.stages import Durations, known_seconds, total_text, unknown_stages
+from midstream.migrate.modes.registry import COLD, WARM
 from midstream.migrate.planning import planner
 from midstream.migrate.planning.source_run import shares_root
+from midstream.migrate.stages import Durations, known_seconds, total_text, unknown_stages
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_host.runs.slurm import JobState
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self, cast
 
 from midstream.migrate.journal.cost import Cost
 from midstream.migrate.journal.json_values import fields_of
-from midstream.migrate.journal.modes import COLD, MODES
+from midstream.migrate.modes.registry import COLD, MODES
 from midstream_core import records
 from midstream_core.json_shapes import Long
 from midstream_host.driver.run_file import RunFile
@@ -223,7 +223,7 @@ class Plan:
     @property
     def has_standby(self) -> bool:
         """Whether a standby is started on the target before the source is sealed."""
-        return self.mode != COLD
+        return MODES[self.mode].has_standby
 
     @property
     def target_flags(self) -> tuple[str, ...]:

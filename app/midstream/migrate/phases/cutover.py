@@ -7,7 +7,7 @@ import time
 
 from midstream.counts import agree, count
 from midstream.errors import MidstreamError
-from midstream.migrate.journal import stages
+from midstream.migrate import stages
 from midstream.migrate.journal.facts import Copied, Facts, required
 from midstream.migrate.journal.phase_names import CUTOVER
 from midstream.migrate.phases.seal import seal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from midstream.migrate.journal import stages
+from midstream.migrate import stages
 from midstream.migrate.journal.facts import Facts, Sealed, StartingPoint, required
 from midstream.migrate.journal.phase_names import RELAUNCH
 from midstream.migrate.phases.cutover import copy_run_history, copy_state

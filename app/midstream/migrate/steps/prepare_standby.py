@@ -12,7 +12,7 @@ import time
 from midstream.errors import ConnectionLostError, HostError, MidstreamError
 from midstream.hosts.deadline import RECONNECT_STEP, Deadline
 from midstream.install.errors import LaunchError
-from midstream.migrate.journal import stages
+from midstream.migrate import stages
 from midstream.migrate.journal.facts import Copied, Facts, Sealed, StartingPoint
 from midstream.migrate.source_and_target.source_config import agreed_config
 from midstream.migrate.steps import estimate_update

@@ -17,7 +17,7 @@ from midstream.hosts.host_pool import HostPool
 from midstream.migrate.execution.lease_renewal import LeaseRenewal
 from midstream.migrate.journal.facts import Copied, Facts
 from midstream.migrate.journal.journal import Journal
-from midstream.migrate.journal.modes import LIVE, WARM
+from midstream.migrate.modes.registry import LIVE, WARM
 from midstream.migrate.steps import estimate_update
 from midstream_core import records
 from midstream_host.runs import standby_state

@@ -1,4 +1,4 @@
-"""Stages of a migration: the estimated, measured and shown parts of its duration."""
+"""Stages of a migration and phases of its downtime: estimated, measured, shown."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ DOWNTIME = "downtime"  # neither side trains
 CERTIFY = "certify"
 HEALTHY = "healthy steps"  # until the source is retired
 STAGES = (IMPORT, INSTALL, DATA, CHECKPOINT, START, COMPILE, REHEARSE, REPLAY, DOWNTIME, CERTIFY, HEALTHY)
+
+# Phases of the downtime, in order: keys of the downtime report.
+DOWNTIME_PHASES = ("quiesce", "save", "copy", "verify", "provision", "install", "compile", "restore", "first_step")
 
 Durations = Mapping[str, float | None]  # seconds by stage, in the order of STAGES; None: unknown
 SHORT = 0.05  # seconds; shorter stages are left out of a list
