@@ -19,22 +19,12 @@ from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
 from midstream.state_directory import state_directory
-from midstream.trainers.registry import TRAINERS
+from midstream.trainers.registry import SCRIPT, TRAINERS
 from midstream_core.visible_devices import VISIBLE
 from midstream_host.trainers import processes
 from midstream_host.trainers.processes import TrainerDirectory, TrainingProcess
 
 RUN_FILE = "run.yaml"
-# Trainer by what its programs import; the first that is found.
-_IMPORTS = (
-    ("maxtext", "maxtext", "MaxText"),
-    ("levanter", "levanter"),
-    ("deepspeed", "deepspeed"),
-    ("lightning", "lightning", "pytorch_lightning"),
-    ("huggingface", "transformers"),
-    ("accelerate", "accelerate"),
-    ("torchrun", "torch.distributed.checkpoint"),
-)
 _PLACEHOLDERS = (
     (r"--nproc[-_]per[-_]node(=| )\S+", r"--nproc_per_node\1{devices}"),
     (r"--nnodes(=| )\S+", r"--nnodes\1{nodes}"),
@@ -43,9 +33,6 @@ _PLACEHOLDERS = (
     (r"--master[-_]port(=| )\S+", r"--master_port\1{port}"),
     (r"--num[-_]gpus(=| )\S+", r"--num_gpus\1{devices}"),
     (r"--num[-_]processes(=| )\S+", r"--num_processes\1{world}"),
-    # Launchers that start as many processes as they find GPUs.
-    (r"(accelerate launch|-m accelerate\.commands\.launch)(?!.*--num_processes)", r"\1 --num_processes {world}"),
-    (r"(^|/| )deepspeed (?!.*--num_gpus)", r"\1deepspeed --num_gpus {devices} "),
 )
 
 
@@ -165,13 +152,16 @@ def run_file_text(found: TrainerDirectory, launcher: TrainingProcess | None) -> 
 
 def _trainer_of(found: TrainerDirectory, launcher: TrainingProcess | None) -> str:
     words = " ".join(launcher.words) if launcher is not None else ""
-    for name in TRAINERS:
-        if re.search(rf"(^|/|\s|-m\s){name}(\s|$)", words) and name not in ("script", "torchrun"):
+    named = [name for name, trainer in TRAINERS.items() if trainer.named_in_commands]
+    matches = {name: re.search(rf"(^|/|\s|-m\s){name}(\s|$)", words) for name in named}
+    places = {match.start(): name for name, match in matches.items() if match is not None}
+    if places:
+        return places[min(places)]
+    for name, trainer in TRAINERS.items():
+        if any(each == module or each.startswith(f"{module}.") for module in trainer.imports for each in found.imports):
             return name
-    for name, *modules in _IMPORTS:
-        if any(each == module or each.startswith(f"{module}.") for module in modules for each in found.imports):
-            return name
-    return "torchrun" if "torchrun" in words or "torch.distributed" in words else "script"
+    shown = (name for name, trainer in TRAINERS.items() if any(part in words for part in trainer.commands))
+    return next(shown, SCRIPT.name)
 
 
 def _with_placeholders(launcher: TrainingProcess) -> str:
@@ -181,4 +171,8 @@ def _with_placeholders(launcher: TrainingProcess) -> str:
     line = " ".join(word if re.fullmatch(r"[\w@%+=:,./{}-]+", word) else shlex.quote(word) for word in words)
     for pattern, replacement in _PLACEHOLDERS:
         line = re.sub(pattern, replacement, line)
+    for each in (launcher for trainer in TRAINERS.values() for launcher in trainer.launchers):
+        # It starts as many processes as it finds GPUs.
+        program = rf"((?:^|/|\s){re.escape(' '.join(each.program))})(?=\s)(?!.*{each.flag})"
+        line = re.sub(program, rf"\1 {each.flag} {each.placeholder}", line)
     return line
