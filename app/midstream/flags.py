@@ -350,7 +350,7 @@ def _version(_: object) -> str:
 
 
 def _completion(shell: str) -> str:
-    from midstream.completion.scripts import script
+    from midstream.completion_scripts import script
 
     return script(parser(), shell)
 

@@ -24,7 +24,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
-from midstream.migrate.execution import migration_process
+from midstream.migrate import migration_process
 from midstream.migrate.modes.registry import WARM
 from midstream_core import records
 from simulators.sshd import SSHD

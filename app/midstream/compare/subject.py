@@ -22,12 +22,12 @@ from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.config_file import config_section, read_config
 from midstream.launch.engine_flags import engine_flags
+from midstream.migrate import host_files, source_config
+from midstream.migrate.checkpoint_store import checkpoint_store_of
 from midstream.migrate.journal.json_values import section
 from midstream.migrate.planning import downtime_estimate
 from midstream.migrate.planning.foreign_config import foreign_run
 from midstream.migrate.planning.import_plan import read_survey
-from midstream.migrate.source_and_target import host_files, source_config
-from midstream.migrate.source_and_target.checkpoint_store import checkpoint_store_of
 from midstream.watch.snapshot import RunView
 from midstream.watch.watcher import take_snapshot
 from midstream_core import records

@@ -24,8 +24,7 @@ from midstream.fleet.fleet_file import parse_fleet
 from midstream.fleet.fleet_yaml import load_yaml
 from midstream.fleet.machine_type import chips_of, machine_of
 from midstream.hosts.host_pool import HostPool
-from midstream.providers.gcp.gce.provider import ComputeProvider
-from midstream.providers.gcp.tpu.provider import TpuProvider
+from midstream.providers.gce.provider import ComputeProvider
 from midstream.providers.provider import (
     ErrorKind,
     Inventory,
@@ -36,6 +35,7 @@ from midstream.providers.provider import (
     Slice,
     SliceStatus,
 )
+from midstream.providers.tpu.provider import TpuProvider
 from midstream_core.accelerators import TPU_GENERATIONS
 
 MAX_CONCURRENT_REQUESTS = 32

@@ -151,18 +151,18 @@ class FleetActions:
         return preflight.run_checks(self._fleet, self._hosts, plan)
 
     def start(self, plan: Plan) -> str:
-        from midstream.migrate.execution import migration_process
+        from midstream.migrate import migration_process
 
         return migration_process.start(self._fleet, plan)
 
     def rollback(self, migration: str) -> None:
-        from midstream.migrate.execution import migration_process
+        from midstream.migrate import migration_process
 
         migration_process.rollback(migration)
         migration_process.refuse_late_rollback(migration)
 
     def continue_(self, migration: str) -> None:
-        from midstream.migrate.execution import migration_process
+        from midstream.migrate import migration_process
 
         migration_process.continue_(migration)
 
@@ -186,7 +186,7 @@ class FleetActions:
         return request.command(self._named_file)
 
     def launch(self, request: LaunchRequest, report: Reporter) -> str:
-        from midstream.adoption.launch_run_file import launch_any
+        from midstream.launch.launch_run_file import launch_any
 
         config, run_id, flags = request.config, request.run_id, request.overrides
         return launch_any(

@@ -12,7 +12,9 @@ import posixpath
 import time
 from typing import Iterator, List, Optional, Sequence, Set, Tuple
 
-from midstream_host.copy import local_reuse
+from midstream_host.copy import allowlist, local_reuse
+from midstream_host.copy.copy_items import CopyObject
+from midstream_host.copy.object_files import emit, inside, open_plain
 from midstream_host.copy.range_assembly import Assemblies
 from midstream_host.copy.staging import (
     SLACK,
@@ -27,9 +29,6 @@ from midstream_host.copy.staging import (
 )
 from midstream_host.copy.stdin_lines import IDLE_TIMEOUT, Lines
 from midstream_host.declarations import program
-from midstream_host.files import allowlist
-from midstream_host.files.copy_items import CopyObject
-from midstream_host.files.object_files import emit, inside, open_plain
 from midstream_host.verify.objects import checked
 
 REPORT_OBJECTS = 512  # objects in one line

@@ -24,9 +24,8 @@ import time
 from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
-from midstream_host.copy.stdin_lines import IDLE_TIMEOUT
-from midstream_host.files.copy_items import CopyObject
-from midstream_host.files.object_files import (
+from midstream_host.copy.copy_items import CopyObject
+from midstream_host.copy.object_files import (
     INCOMING,
     LastFolder,
     NotPlainError,
@@ -35,6 +34,7 @@ from midstream_host.files.object_files import (
     open_parent,
     open_plain,
 )
+from midstream_host.copy.stdin_lines import IDLE_TIMEOUT
 
 LOCK = "lock"
 CHUNK = 8 << 20  # bytes; a stream that was cut sends at most so many again

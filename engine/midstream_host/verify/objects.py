@@ -13,10 +13,9 @@ import posixpath
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypedDict
 
-from midstream_host.declarations import MANIFEST_LIMIT, reads
-from midstream_host.files import allowlist
-from midstream_host.files.copy_items import CopyObject
-from midstream_host.files.object_files import (
+from midstream_host.copy import allowlist
+from midstream_host.copy.copy_items import CopyObject
+from midstream_host.copy.object_files import (
     HASHERS,
     NotPlainError,
     descriptor_sha256,
@@ -25,6 +24,7 @@ from midstream_host.files.object_files import (
     open_object,
     size_of,
 )
+from midstream_host.declarations import MANIFEST_LIMIT, reads
 from midstream_host.shapes import FileName, Text
 
 if TYPE_CHECKING:  # slow to import: functions that hash do it

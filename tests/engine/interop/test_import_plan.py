@@ -21,7 +21,7 @@ from midstream_engine.interop.huggingface.importer import described
 from midstream_engine.interop.levanter.importer import open_levanter
 from midstream_engine.interop.neox.architecture import Choices
 from midstream_engine.interop.neox.importer import open_neox
-from midstream_host.imports import checkpoint_survey, torch_shapes
+from midstream_host.trainers import checkpoint_survey, torch_shapes
 from support.paths import FIXTURES
 
 pytestmark = [
@@ -143,7 +143,7 @@ def test_pickle_of_a_checkpoint_runs_nothing(tmp_path: Path) -> None:
 def test_survey_needs_the_standard_library_alone() -> None:
     path = FIXTURES / "neox" / "pythia-fp32-z1-dp2"
     code = (
-        "import sys; from midstream_host.imports.checkpoint_survey import survey; "
+        "import sys; from midstream_host.trainers.checkpoint_survey import survey; "
         f"print(survey({str(path)!r}).step, any(name in sys.modules for name in ('numpy', 'yaml', 'jax', 'torch')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

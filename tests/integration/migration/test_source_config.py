@@ -19,7 +19,7 @@ from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
 from midstream.migrate.modes.registry import COLD
 from midstream.migrate.planning.planner import make_plan
-from midstream.migrate.source_and_target.source_config import LIMIT, agreed_config, check_config, parse_config
+from midstream.migrate.source_config import LIMIT, agreed_config, check_config, parse_config
 from midstream.ownership import signed_chain
 from midstream.watch.watcher import take_snapshot
 from midstream_core import records

@@ -23,8 +23,8 @@ from support.migrations.real_migrations import assert_one_lineage, kill_operator
 IMPATIENT = """
 import sys
 
-if "midstream.migrate.execution.migration_process" in sys.orig_argv:
-    from midstream.migrate.execution import executor
+if "midstream.migrate.migration_process" in sys.orig_argv:
+    from midstream.migrate import executor
 
     executor.RECONNECT_TIMEOUT = 1.0
 """

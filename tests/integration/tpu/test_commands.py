@@ -31,8 +31,7 @@ from midstream.headless.fleet.slice_creation import settle_unused_slice
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
 from midstream.output import Output
-from midstream.providers import fleet_slices
-from midstream.providers.gcp import os_login
+from midstream.providers import fleet_slices, os_login
 from midstream.providers.provider import ProviderError
 from midstream.tui.fleet_actions import FleetActions
 from midstream_core import records

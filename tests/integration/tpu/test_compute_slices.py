@@ -13,7 +13,7 @@ from midstream.errors import UsageError
 from midstream.fleet.fleet import ComputeTarget, Fleet
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.providers import fleet_slices
-from midstream.providers.gcp.gce.provider import ComputeProvider
+from midstream.providers.gce.provider import ComputeProvider
 from midstream.providers.provider import ErrorKind, ProviderError, SliceStatus
 from simulators.google.compute_api import ComputeServer, Fault, compute_server
 from simulators.google.tpu_api import fast_polling

@@ -11,11 +11,11 @@ from google.cloud import tpu_v2
 
 from midstream.fleet.fleet import Fleet, TpuTarget
 from midstream.providers import creation, fleet_slices
-from midstream.providers.gcp.tpu import access as worker_access
-from midstream.providers.gcp.tpu import lookup as slice_lookup
-from midstream.providers.gcp.tpu import service as tpu_service
-from midstream.providers.gcp.tpu.provider import TpuProvider
 from midstream.providers.provider import ErrorKind, ProviderError, Slice, SliceStatus
+from midstream.providers.tpu import access as worker_access
+from midstream.providers.tpu import lookup as slice_lookup
+from midstream.providers.tpu import service as tpu_service
+from midstream.providers.tpu.provider import TpuProvider
 from simulators.google import tpu_nodes
 from simulators.google.tpu_api import Fault, TpuServer, fast_polling, tpu_server
 from simulators.google.tpu_nodes import QUOTA, Outcome, State

@@ -43,7 +43,7 @@ SAMPLES: Mapping[str, Any] = {
     "bucket.tree.describe": {"manifest": "{}", "problems": [["arrays/a", "missing"]]},
     "bucket.tree.digests": ["ab" * 32, None],
     "bucket.tree.missing": [["arrays/a", "missing"]],
-    "imports.checkpoint_survey.sizes": [4096, None],
+    "trainers.checkpoint_survey.sizes": [4096, None],
     "machine.checks.rehearse": {"code": 0, "output": '{"event": "rehearsal"}', "error": ""},
     "machine.environments.find": {
         "uv": None, "python": "/usr/bin/python3.11", "version": "3.11.7", "machine": "x86_64", "newest": "3.11.7",

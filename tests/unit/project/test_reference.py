@@ -21,7 +21,7 @@ from midstream.fleet import fleet
 from midstream.headless.fleet.show_costs import DEFAULT_PERIOD
 from midstream.json_events import BY_NAME, EVENTS
 from midstream.json_events.notifications import NOTIFICATION_FIELDS, NOTIFICATIONS
-from midstream.migrate.execution import notify
+from midstream.migrate import notify
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
 from midstream.migrate.repair.repair_proposal import RepairProposal

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from midstream.errors import MidstreamError
-from midstream.migrate.source_and_target.source_config import parse_config
+from midstream.migrate.source_config import parse_config
 from midstream.plain_yaml import load_plain
 from midstream.watch.runs import resolved_config
 

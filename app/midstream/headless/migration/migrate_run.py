@@ -44,7 +44,7 @@ def migrate(
     """
     from midstream.check.check_result import FAIL
     from midstream.hosts.host_pool import HostPool
-    from midstream.migrate.execution import migration_process
+    from midstream.migrate import migration_process
     from midstream.migrate.planning import planner as planning
     from midstream.migrate.planning import preflight
 
@@ -96,7 +96,7 @@ def migrate(
 
 def resume(options: argparse.Namespace, output: Output) -> int:
     """`--continue` and `--rollback`."""
-    from midstream.migrate.execution import migration_process
+    from midstream.migrate import migration_process
     from midstream.migrate.journal import migration_directory
     from midstream.migrate.journal.migration_state import ROLLED_BACK
     from midstream.migrate.modes.registry import WARM
@@ -163,7 +163,7 @@ def follow(migration: str, output: Output, offset: int = 0, on_interrupt: str = 
     Raises:
         MidstreamError: The migration's process exited without a result.
     """
-    from midstream.migrate.execution import migration_process
+    from midstream.migrate import migration_process
     from midstream.migrate.journal.migration_directory import MigrationDirectory
 
     code: int | None = None

@@ -61,7 +61,7 @@ def _start(
     output: Output,
 ) -> int:
     """Start a run, and print the first state of its engine."""
-    from midstream.adoption.launch_run_file import launch_any
+    from midstream.launch.launch_run_file import launch_any
     from midstream.launch.progress_line import reporter
 
     report = reporter(output, verbose=options.verbose)

@@ -26,7 +26,7 @@ from midstream.fleet.fleet import Fleet
 from midstream.hosts.deadline import Deadline
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.attempt_monitor import look_at_ranks, ranks_of
-from midstream.migrate.execution import migration_process, notify
+from midstream.migrate import migration_process, notify
 from midstream.migrate.failover import guard_plan, guard_pods, job_restart
 from midstream.migrate.failover.guard_consent import GuardConsent, NotAgreedError
 from midstream.migrate.failover.guard_plan import MigratedByAnotherError

@@ -13,6 +13,7 @@ from midstream.fleet.fleet import Fleet
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.engine_flags import engine_flags, keep_name
+from midstream.migrate.checkpoint_store import checkpoint_store_of
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
 from midstream.migrate.modes.registry import mode_of
@@ -20,7 +21,6 @@ from midstream.migrate.planning.batch_shape import check_axes
 from midstream.migrate.planning.foreign_config import NAMES, ForeignRun, foreign_run, with_parameters
 from midstream.migrate.planning.plan_inputs import Contents, Ends, Imported
 from midstream.migrate.planning.plan_parts import assemble
-from midstream.migrate.source_and_target.checkpoint_store import checkpoint_store_of
 from midstream.stores.bucket import app_errors
 from midstream.stores.bucket_access import access_for
 from midstream.watch.snapshot import CheckpointView, RunView, Snapshot
@@ -28,8 +28,8 @@ from midstream_core import records
 from midstream_core.object_store.open_bucket import open_bucket
 from midstream_core.object_store.urls import in_bucket, split_url
 from midstream_host.bucket.checkpoint_files import BucketFiles
-from midstream_host.imports import checkpoint_survey
-from midstream_host.imports.checkpoint_survey import CheckpointSurvey
+from midstream_host.trainers import checkpoint_survey
+from midstream_host.trainers.checkpoint_survey import CheckpointSurvey
 
 IMPORTABLE = "docs/how-to/import.md says what can be imported"  # a hint
 SURVEY_TIMEOUT = 300.0  # seconds: a checkpoint may have many files on a slow disk

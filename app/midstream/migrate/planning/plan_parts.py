@@ -17,6 +17,7 @@ from midstream.hosts.host import Host
 from midstream.install.environment import EnvironmentNeeds, environment_needs
 from midstream.launch.engine_flags import engine_flags
 from midstream.migrate import stages
+from midstream.migrate.checkpoint_store import CheckpointStore, copy_route, same_store
 from midstream.migrate.journal import cost, migration_directory
 from midstream.migrate.journal.json_values import section
 from midstream.migrate.journal.plan import NO_ROUTE, Change, Estimate, Identity, Plan, Policy, Route, Shape
@@ -40,7 +41,6 @@ from midstream.migrate.planning.consent import (
 from midstream.migrate.planning.plan_inputs import Contents, Ends
 from midstream.migrate.planning.precision_changes import before_and_after, precision_changes
 from midstream.migrate.planning.source_run import ownership_consent, steps_done
-from midstream.migrate.source_and_target.checkpoint_store import CheckpointStore, copy_route, same_store
 from midstream.watch.snapshot import Accelerator, HostView, RunView, Snapshot
 
 UNKNOWN = "unknown"

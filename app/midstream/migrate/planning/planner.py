@@ -14,6 +14,9 @@ from midstream.hosts.host_pool import HostPool
 from midstream.launch.engine_flags import engine_flags, keep_name
 from midstream.launch.input_check import check_flags
 from midstream.launch.slurm_allocation import device_kind, query_allocation, requested_devices
+from midstream.migrate import host_files, source_config
+from midstream.migrate.checkpoint_store import CheckpointStore, checkpoint_store_of
+from midstream.migrate.host_group import hosts_of_run
 from midstream.migrate.journal.json_values import section
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
@@ -21,9 +24,6 @@ from midstream.migrate.modes.registry import mode_of
 from midstream.migrate.planning import batch_shape, schedule_change, source_run, trainer_plan
 from midstream.migrate.planning.plan_inputs import Allocated, Contents, Ends
 from midstream.migrate.planning.plan_parts import assemble
-from midstream.migrate.source_and_target import host_files, source_config
-from midstream.migrate.source_and_target.checkpoint_store import CheckpointStore, checkpoint_store_of
-from midstream.migrate.source_and_target.host_group import hosts_of_run
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_host.driver.run_file import is_run_file
 

@@ -11,12 +11,12 @@ from dataclasses import replace
 from midstream.errors import Exit, HostError, MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet, SlurmTarget
 from midstream.hosts.host import Host
-from midstream.migrate.journal.request import Request
-from midstream.migrate.source_and_target.checkpoint_store import (
+from midstream.migrate.checkpoint_store import (
     BucketStore,
     CheckpointStore,
     checkpoint_store_of,
 )
+from midstream.migrate.journal.request import Request
 from midstream.ownership.judgement import FOREIGN_HINT, OWNER, Judgement
 from midstream.suggestions import nearest_run
 from midstream.watch.runs.damaged_runs import refuse_damaged

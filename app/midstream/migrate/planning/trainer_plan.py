@@ -11,7 +11,7 @@ from midstream.counts import count
 from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet
 from midstream.format import duration
-from midstream.migrate import stages
+from midstream.migrate import host_files, stages
 from midstream.migrate.journal.plan import Estimate, Plan, Policy, Shape, TrainerPlan
 from midstream.migrate.journal.request import Request
 from midstream.migrate.modes.registry import COLD, mode_of
@@ -27,15 +27,14 @@ from midstream.migrate.planning.trainer_world import (
     world_changes,
     world_of_source,
 )
-from midstream.migrate.source_and_target import host_files
 from midstream.trainers import conda_lock
 from midstream.trainers.continuation import changes_of, processes_text, stored_for
 from midstream.trainers.run_file_parser import as_text, from_value
 from midstream.trainers.world import check_group, check_world, world_of
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_core import records
+from midstream_host.copy.allowlist import shown
 from midstream_host.driver.run_file import NO, UNKNOWN, RunFile, Stored
-from midstream_host.files.allowlist import shown
 
 
 def plan_trainer(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends, config: Mapping[str, Any]) -> Plan:

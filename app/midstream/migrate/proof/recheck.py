@@ -10,13 +10,13 @@ from midstream.errors import HostError, MidstreamError
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.rpc.answer_limits import decode_file
+from midstream.migrate.checkpoint_store import checkpoint_store_of
 from midstream.migrate.journal.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate
 from midstream.migrate.journal.facts import Sealed, required
 from midstream.migrate.journal.migration_view import MigrationView
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.modes.registry import mode_of, present_mode
 from midstream.migrate.proof import copy_certificate, live_certificate, restore_evidence, trainer_certificate
-from midstream.migrate.source_and_target.checkpoint_store import checkpoint_store_of
 from midstream.transfer.verify_tree import verify_objects
 from midstream_core import records
 from midstream_host.runs import run_state
