@@ -164,7 +164,7 @@ def contents(path: Path) -> Any:
     from midstream.transfer.endpoint import Endpoint
     from midstream.transfer.tree_contents import contents_of
     from midstream_core import records
-    from midstream_host.copy.allowlist import CHECKPOINT
+    from midstream_host.allowlist import CHECKPOINT
 
     first: Any = Answering("host-0")
     return contents_of(

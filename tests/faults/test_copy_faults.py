@@ -30,7 +30,7 @@ from midstream.transfer.stream_pool import StreamPool
 from midstream.transfer.verify_tree import verify_objects
 from midstream_core import records
 from midstream_host.copy import staging
-from midstream_host.copy.object_files import INCOMING
+from midstream_host.object_files import INCOMING
 from simulators.disks import small_disk
 from simulators.sshd import Lab, SshServer
 from support.checkpoints.trees import (

@@ -30,8 +30,8 @@ from typing import Any
 
 import pytest
 
-from midstream_host.copy.copy_items import CopyObject
-from midstream_host.copy.object_files import INCOMING
+from midstream_host.copy_items import CopyObject
+from midstream_host.object_files import INCOMING
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 

@@ -23,7 +23,7 @@ from midstream.state_directory import state_directory
 from midstream.trainers.run_file_parser import names_run_file, read_run_file
 from midstream.transfer.copy_tree import copy_tree
 from midstream.transfer.endpoint import Endpoint
-from midstream_host.copy.allowlist import DATA
+from midstream_host.allowlist import DATA
 from midstream_host.driver.run_file import RunFile
 from midstream_host.trainers import travelling_files
 

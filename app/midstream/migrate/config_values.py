@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from midstream.errors import MidstreamError
 from midstream.migrate.journal.json_values import section
-from midstream_host.copy.allowlist import shown
+from midstream_host.allowlist import shown
 
 LARGEST = 1 << 31  # examples of a batch, steps, lengths of axes
 _INTEGERS = {

@@ -13,7 +13,7 @@ from midstream.hosts.host import Host
 from midstream.migrate import source_config
 from midstream.watch.snapshot import RunView
 from midstream_core import records
-from midstream_host.copy import allowlist
+from midstream_host import allowlist
 from midstream_host.runs import run_state
 from midstream_host.runs.standby_state import NewestState
 

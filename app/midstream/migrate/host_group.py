@@ -30,7 +30,7 @@ from midstream.transfer.multi_host_copy import fan_out
 from midstream.transfer.report import Progress
 from midstream.watch.snapshot import RunView
 from midstream_core import records
-from midstream_host.copy.allowlist import CHECKPOINT
+from midstream_host.allowlist import CHECKPOINT
 from midstream_host.driver.run_file import RunFile
 from midstream_host.runs import attempt_secrets, attempt_view, ownership, run_state, standby_state
 from midstream_host.runs.run_state import MigrationAttempt, RunDescription

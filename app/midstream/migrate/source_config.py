@@ -25,7 +25,7 @@ from midstream.migrate.journal.json_values import section
 from midstream.migrate.journal.plan import Plan
 from midstream.plain_yaml import load_plain
 from midstream_core import records
-from midstream_host.copy.allowlist import shown
+from midstream_host.allowlist import shown
 from midstream_host.driver.run_file import is_run_file
 from midstream_host.runs import run_state
 

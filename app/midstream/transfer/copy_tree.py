@@ -40,8 +40,8 @@ from midstream.transfer.target_session import TargetSession, new_generation
 from midstream.transfer.tree_contents import HASH_TIMEOUT, Contents, malformed, read_contents
 from midstream.transfer.waiting_interpreters import waiting_interpreters
 from midstream_core import records
-from midstream_host.copy.allowlist import CHECKPOINT
-from midstream_host.copy.copy_items import CopyItem, CopyObject
+from midstream_host.allowlist import CHECKPOINT
+from midstream_host.copy_items import CopyItem, CopyObject
 from midstream_host.verify import objects as remote_objects
 
 Chunk = tuple[int, int, str]  # offset, length, SHA-256
@@ -70,7 +70,7 @@ def copy_tree(
         progress: Called with the progress, from this thread.
         cancel: Ends the copy when it is set.
         settings: By default those of the fleet file.
-        kind: What the tree has to be (`midstream_host.copy.allowlist`). A manifest that names anything else is
+        kind: What the tree has to be (`midstream_host.allowlist`). A manifest that names anything else is
             rejected.
 
     Raises:

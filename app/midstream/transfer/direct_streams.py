@@ -94,7 +94,7 @@ def direct_streams(
         source: Endpoint that sends.
         target: Endpoint that receives.
         settings: Those of the copy.
-        kind: What the copy may contain (`midstream_host.copy.allowlist`).
+        kind: What the copy may contain (`midstream_host.allowlist`).
         generation: Name of the staging directory.
         bytes_total: Bytes of the copy.
         link: The link over SSH, as soon as it is probed.

@@ -24,9 +24,9 @@ from midstream.transfer.send_queue import SendQueue
 from midstream.transfer.stream import Events
 from midstream.transfer.stream_pool import StreamPool
 from midstream.transfer.target_session import new_generation
-from midstream_host.copy import allowlist
-from midstream_host.copy.allowlist import CHECKPOINTS
-from midstream_host.copy.copy_items import CopyObject
+from midstream_host import allowlist
+from midstream_host.allowlist import CHECKPOINTS
+from midstream_host.copy_items import CopyObject
 
 SHUTDOWN_TIMEOUT = 30.0  # seconds that the thread may take to end the streams
 

@@ -39,7 +39,7 @@ class Route:
             target: Endpoint that receives.
             link: The link between them.
             settings: Those of the copy.
-            kind: What the copy may contain (`midstream_host.copy.allowlist`).
+            kind: What the copy may contain (`midstream_host.allowlist`).
             direct: Streams over TLS between this machine and a host, used where the host's port can be reached.
         """
         self._direct = direct

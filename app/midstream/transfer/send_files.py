@@ -21,8 +21,8 @@ from midstream.transfer.send_queue import SendQueue, ranges
 from midstream.transfer.stream import Events
 from midstream.transfer.stream_pool import StreamPool
 from midstream.transfer.target_session import TargetSession
-from midstream_host.copy.allowlist import HISTORY
-from midstream_host.copy.copy_items import HistoryObject
+from midstream_host.allowlist import HISTORY
+from midstream_host.copy_items import HistoryObject
 
 
 def send_files(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from midstream.transfer.early_stream import EarlyStream
 from midstream.transfer.route import Route
 from midstream.transfer.stream import MAX_QUEUED_BYTES, Stream
-from midstream_host.copy.copy_items import CopyItem, CopyObject, HistoryObject
+from midstream_host.copy_items import CopyItem, CopyObject, HistoryObject
 
 MIN_STREAM_BYTES = 16 << 20  # that a further stream should move on a link of high latency
 CHUNK = 8 << 20  # bytes of a range: as `midstream_host.copy.staging.CHUNK`

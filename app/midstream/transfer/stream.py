@@ -19,8 +19,8 @@ from midstream.hosts.rpc.report_types import CopyLine, CopyProblem, Done
 from midstream.transfer.copy_reports import checked_reports
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import RESUME_HINT
-from midstream_host.copy.copy_items import CopyItem
 from midstream_host.copy.requested_items import RequestedItems
+from midstream_host.copy_items import CopyItem
 
 READ_SIZE = 1 << 18  # bytes of one read, if the kernel cannot splice the pipes
 PIPE_SIZE = 1 << 20  # bytes

@@ -21,7 +21,7 @@ from midstream.transfer.errors import TransferError
 from midstream.transfer.progress import Meter
 from midstream.transfer.send_queue import MIN_STREAM_BYTES, SendQueue, split, stream_count
 from midstream.transfer.stream import Ended, Events, Reported, Reporter, Stream
-from midstream_host.copy.copy_items import CopyItem, CopyObject
+from midstream_host.copy_items import CopyItem, CopyObject
 
 MIN_CORE_BYTES = 128 << 20  # and on other links, where it adds a core: a stream costs two logins and two interpreters
 SMALL_COPY = 4 << 20  # bytes below which a copy opens no connection of its own

@@ -12,13 +12,13 @@ from typing import Any, Callable, Dict
 from midstream_core.object_store.errors import StoreError
 from midstream_host.bucket.access_problem import report_problem
 from midstream_host.bucket.writes import Work
-from midstream_host.copy.copy_items import CopyItem
 from midstream_host.copy.frames import ProblemError
-from midstream_host.copy.object_files import emit
 from midstream_host.copy.progress_reports import ProgressReports
 from midstream_host.copy.requested_items import RequestedItems
 from midstream_host.copy.sender import Pace
 from midstream_host.copy.stdin_lines import Lines
+from midstream_host.copy_items import CopyItem
+from midstream_host.object_files import emit
 
 POLL_INTERVAL = 0.1  # seconds between two looks for an error of another thread
 

@@ -16,10 +16,10 @@ from midstream_core.object_store.errors import StoreError
 from midstream_core.object_store.open_bucket import open_bucket
 from midstream_host.bucket import disk_copy
 from midstream_host.bucket.writes import ONE_REQUEST
-from midstream_host.copy.copy_items import CopyItem
 from midstream_host.copy.disk_receiver import SYNC_SIZE, refuse_complete
 from midstream_host.copy.frames import ProblemError
 from midstream_host.copy.staging import CHUNK, Stage, problem
+from midstream_host.copy_items import CopyItem
 from midstream_host.declarations import program
 
 PIECE = 2 * CHUNK  # bytes of one request for a large object

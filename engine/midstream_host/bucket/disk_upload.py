@@ -12,10 +12,10 @@ from midstream_core.object_store.open_bucket import open_bucket
 from midstream_host.bucket import disk_copy
 from midstream_host.bucket.access_problem import report_problem
 from midstream_host.bucket.writes import Parts, Writes
-from midstream_host.copy.copy_items import CopyItem
 from midstream_host.copy.frames import ProblemError
-from midstream_host.copy.object_files import LastFolder, emit, open_plain
+from midstream_host.copy_items import CopyItem
 from midstream_host.declarations import program
+from midstream_host.object_files import LastFolder, emit, open_plain
 
 LARGE_PART = 4 * CHUNK  # bytes
 

@@ -11,10 +11,10 @@ from midstream_core.object_store.open_bucket import open_bucket
 from midstream_host.bucket.access_problem import report_problem
 from midstream_host.bucket.writes import Parts, Work, Writes
 from midstream_host.copy import receiver
-from midstream_host.copy.copy_items import CopyItem
 from midstream_host.copy.frames import Incoming
-from midstream_host.copy.object_files import emit, inside
+from midstream_host.copy_items import CopyItem
 from midstream_host.declarations import program
+from midstream_host.object_files import emit, inside
 
 
 class _Arriving(receiver.Arriving):

@@ -15,9 +15,10 @@ import re
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 from midstream_core import records
-from midstream_host.copy import allowlist
-from midstream_host.copy.allowlist import LOG_TAIL
-from midstream_host.copy.object_files import (
+from midstream_host import allowlist
+from midstream_host.allowlist import LOG_TAIL
+from midstream_host.declarations import PAGE_LIMIT, reads, repeatable
+from midstream_host.object_files import (
     NotPlainError,
     descriptor_sha256,
     inside,
@@ -26,7 +27,6 @@ from midstream_host.copy.object_files import (
     open_parent,
     size_of,
 )
-from midstream_host.declarations import PAGE_LIMIT, reads, repeatable
 from midstream_host.shapes import FileName
 
 LOGS = 16 << 20  # bytes of all logs together, newest attempts first

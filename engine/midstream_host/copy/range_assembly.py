@@ -8,9 +8,9 @@ import os
 import threading
 from typing import Any, Dict
 
-from midstream_host.copy.copy_items import CopyObject
-from midstream_host.copy.object_files import BLOCK, HASHERS, emit, open_plain
 from midstream_host.copy.staging import Stage, problem
+from midstream_host.copy_items import CopyObject
+from midstream_host.object_files import BLOCK, HASHERS, emit, open_plain
 
 
 class Assembly:

@@ -24,8 +24,9 @@ import time
 from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
-from midstream_host.copy.copy_items import CopyObject
-from midstream_host.copy.object_files import (
+from midstream_host.copy.stdin_lines import IDLE_TIMEOUT
+from midstream_host.copy_items import CopyObject
+from midstream_host.object_files import (
     INCOMING,
     LastFolder,
     NotPlainError,
@@ -34,7 +35,6 @@ from midstream_host.copy.object_files import (
     open_parent,
     open_plain,
 )
-from midstream_host.copy.stdin_lines import IDLE_TIMEOUT
 
 LOCK = "lock"
 CHUNK = 8 << 20  # bytes; a stream that was cut sends at most so many again

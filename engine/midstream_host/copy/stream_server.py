@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence,
 from midstream_host.copy import tls_peer as tls
 from midstream_host.copy.disk_receiver import receive_into
 from midstream_host.copy.frames import Bytes, Incoming
-from midstream_host.copy.object_files import emit
 from midstream_host.copy.receiver import received
 from midstream_host.copy.sender import Sender, SocketOut, feed, take_from_disk
 from midstream_host.copy.stdin_lines import IDLE_TIMEOUT, Lines
 from midstream_host.copy.tls_listener import ACCEPT_TIMEOUT, Callers, listen
 from midstream_host.copy.writing_process import WritingProcess, processors
 from midstream_host.declarations import program
+from midstream_host.object_files import emit
 
 if TYPE_CHECKING:  # its import takes longer than all others together
     import ssl

@@ -13,8 +13,8 @@ import subprocess
 import sys
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from midstream_host.copy.object_files import emit, end_with_operator
 from midstream_host.declarations import program
+from midstream_host.object_files import emit, end_with_operator
 from midstream_host.verify import decode
 
 ENGINE = "midstream_engine.checkpoint"

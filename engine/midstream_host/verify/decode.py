@@ -17,8 +17,8 @@ from typing import Any, Dict, List, Tuple, cast
 
 from midstream_core import records
 from midstream_core.safetensors_header import make_header, read_header
-from midstream_host.copy.copy_items import CopyObject
-from midstream_host.copy.object_files import emit
+from midstream_host.copy_items import CopyObject
+from midstream_host.object_files import emit
 from midstream_host.verify import tree
 from midstream_host.verify.objects import checked
 

@@ -13,9 +13,10 @@ import posixpath
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypedDict
 
-from midstream_host.copy import allowlist
-from midstream_host.copy.copy_items import CopyObject
-from midstream_host.copy.object_files import (
+from midstream_host import allowlist
+from midstream_host.copy_items import CopyObject
+from midstream_host.declarations import MANIFEST_LIMIT, reads
+from midstream_host.object_files import (
     HASHERS,
     NotPlainError,
     descriptor_sha256,
@@ -24,7 +25,6 @@ from midstream_host.copy.object_files import (
     open_object,
     size_of,
 )
-from midstream_host.declarations import MANIFEST_LIMIT, reads
 from midstream_host.shapes import FileName, Text
 
 if TYPE_CHECKING:  # slow to import: functions that hash do it

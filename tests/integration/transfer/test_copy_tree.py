@@ -34,8 +34,8 @@ from midstream.transfer.tls_certificates import make_peers
 from midstream.transfer.verify_tree import verify_objects
 from midstream_core import records
 from midstream_host.copy import tls_peer
-from midstream_host.copy.copy_items import HistoryObject
-from midstream_host.copy.object_files import INCOMING
+from midstream_host.copy_items import HistoryObject
+from midstream_host.object_files import INCOMING
 from support.checkpoints.trees import (
     assert_same_tree,
     assert_unfinished,

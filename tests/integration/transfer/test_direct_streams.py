@@ -31,7 +31,7 @@ from midstream.transfer.link import probe
 from midstream.transfer.report import Progress
 from midstream.transfer.tls_certificates import make_peers
 from midstream_host.copy import tls_context
-from midstream_host.copy.object_files import INCOMING
+from midstream_host.object_files import INCOMING
 from simulators.link import FAR, Link, through
 from simulators.sshd import Lab
 from support.checkpoints.trees import assert_same_tree, random_contents, write_tree

@@ -333,7 +333,7 @@ def test_manifest_with_foreign_paths_is_refused(pair: Pair) -> None:
     honest = json.loads((checkpoint / records.MANIFEST).read_text())
     # The source's honest programs would refuse such a manifest, too; the receiver checks it again.
     checks = "\ndef check_all(kind, entries):\n    return entries\n"
-    pair.be_hostile("copy.allowlist", checks)
+    pair.be_hostile("allowlist", checks)
     for name, evil in MANIFESTS.items():
         (checkpoint / records.MANIFEST).write_text(json.dumps({**honest, "objects": evil(honest["objects"])}))
         line = pair.copied("checkpoint")

@@ -27,8 +27,8 @@ from midstream.transfer.errors import TransferError
 from midstream.transfer.route import Route
 from midstream.transfer.stream import Stream
 from midstream.transfer.tls_certificates import make_peers
+from midstream_host.allowlist import CHECKPOINT
 from midstream_host.copy import stream_server, tls_context
-from midstream_host.copy.allowlist import CHECKPOINT
 from midstream_host.copy.requested_items import new_key
 from midstream_host.copy.tls_peer import NUMBER
 from simulators.sshd import Lab

@@ -27,7 +27,7 @@ from midstream.transfer.report import Progress
 from midstream.transfer.tls_certificates import make_peers
 from midstream.transfer.tree_contents import read_contents
 from midstream_host.copy import staging, tls_peer
-from midstream_host.copy.object_files import INCOMING
+from midstream_host.object_files import INCOMING
 from simulators.link import Link, through
 from simulators.sshd import Lab, SshServer
 from support.checkpoints.trees import assert_same_tree, cell, random_contents, write_tree

@@ -22,8 +22,8 @@ from midstream.transfer.errors import TransferError
 from midstream.transfer.tree_contents import read_contents
 from midstream_core.object_store.bucket_client import CHUNK
 from midstream_core.object_store.open_bucket import open_bucket
+from midstream_host.allowlist import CHECKPOINT
 from midstream_host.bucket.session import part_path
-from midstream_host.copy.allowlist import CHECKPOINT
 from simulators.object_stores.bucket import BucketServer
 from simulators.object_stores.s3_server import S3Server
 from simulators.planted_faults import Fault

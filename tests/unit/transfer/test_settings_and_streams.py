@@ -28,7 +28,7 @@ from midstream.transfer.send_queue import (
     split,
     stream_count,
 )
-from midstream_host.copy.copy_items import CopyObject
+from midstream_host.copy_items import CopyObject
 
 MIB = 1 << 20
 

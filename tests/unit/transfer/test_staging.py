@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from midstream_host.copy import staging
-from midstream_host.copy.copy_items import CopyObject
-from midstream_host.copy.object_files import LastFolder
 from midstream_host.copy.staging import Stage
+from midstream_host.copy_items import CopyObject
+from midstream_host.object_files import LastFolder
 
 ENTRY: CopyObject = {"path": "object", "size": 1, "sha256": "0" * 64}
 

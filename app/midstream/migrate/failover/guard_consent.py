@@ -25,7 +25,7 @@ from midstream.ownership import memory, signed_chain
 from midstream.trainers.run_file_parser import from_value
 from midstream.watch.snapshot import LIVE, RunView, Snapshot
 from midstream_core import records
-from midstream_host.copy.allowlist import shown
+from midstream_host.allowlist import shown
 from midstream_host.driver.run_file import is_run_file
 from midstream_host.runs import ownership
 from midstream_host.verify import tree

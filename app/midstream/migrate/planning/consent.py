@@ -10,7 +10,7 @@ from midstream.migrate.journal.json_values import section
 from midstream.migrate.journal.plan import COMPILE_CACHE, Change
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_core import records
-from midstream_host.copy.allowlist import shown
+from midstream_host.allowlist import shown
 
 
 def warnings_of(run: RunView, snapshot: Snapshot, lost: int, unsaved: bool) -> tuple[str, ...]:

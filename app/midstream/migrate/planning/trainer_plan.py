@@ -33,7 +33,7 @@ from midstream.trainers.run_file_parser import as_text, from_value
 from midstream.trainers.world import check_group, check_world, world_of
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_core import records
-from midstream_host.copy.allowlist import shown
+from midstream_host.allowlist import shown
 from midstream_host.driver.run_file import NO, UNKNOWN, RunFile, Stored
 
 

@@ -10,7 +10,7 @@ from midstream.migrate import host_files
 from midstream.migrate.steps.migration import Migration
 from midstream.transfer.copy_tree import copy_tree
 from midstream.transfer.endpoint import Endpoint
-from midstream_host.copy.allowlist import DATA
+from midstream_host.allowlist import DATA
 
 
 def copy_token_caches(migration: Migration, digests: Iterable[str]) -> None:

@@ -31,9 +31,9 @@ from midstream.transfer.incremental_copy import IncrementalCopy
 from midstream.transfer.multi_host_copy import collect_objects
 from midstream.transfer.tree_contents import contents_of
 from midstream_core import records
+from midstream_host.allowlist import CHECKPOINT, shown
 from midstream_host.copy import growing_checkpoint
-from midstream_host.copy.allowlist import CHECKPOINT, shown
-from midstream_host.copy.copy_items import CopyObject
+from midstream_host.copy_items import CopyObject
 from midstream_host.runs import standby_state
 from midstream_host.runs.run_state import RunDescription
 

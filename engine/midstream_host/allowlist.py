@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, Iterable, List, Pattern, Set, Tuple, cast
 
-from midstream_host.copy.copy_items import HistoryObject
+from midstream_host.copy_items import HistoryObject
 
 CHECKPOINT = "checkpoint"  # the objects of one checkpoint: docs/reference/checkpoint-format.md
 CHECKPOINTS = "checkpoints"  # the same of checkpoints that are being saved; paths begin with the checkpoint's name
