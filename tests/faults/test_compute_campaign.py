@@ -23,7 +23,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
-from midstream.fleet.fleet import ComputeTarget
+from midstream.fleet.gce_target import ComputeTarget
 from midstream.providers import provider, slice_service
 from midstream.providers.gce import client as compute_client
 from midstream.providers.gce import creation as machine_creation

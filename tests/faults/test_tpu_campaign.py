@@ -29,7 +29,7 @@ from google.cloud import tpu_v2
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
-from midstream.fleet.fleet import TpuTarget
+from midstream.fleet.tpu_target import TpuTarget
 from midstream.providers import provider, slice_service
 from midstream.providers.provider import ProviderError, SliceStatus
 from midstream.providers.tpu import client as tpu_client

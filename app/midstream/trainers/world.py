@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from midstream.counts import count
 from midstream.errors import Exit, MidstreamError
-from midstream.fleet.fleet import Target, TpuTarget
+from midstream.fleet.fleet import Target
 from midstream.trainers.registry import TRAINERS
 from midstream_host.driver.checkpoints.checkpoint_finder import rule_of
 from midstream_host.driver.run_file import BY_COMMAND, BY_DEVICE, FIXED, RunFile, World
@@ -90,7 +90,7 @@ def check_group(run: RunFile, target: Target) -> None:
             Exit.REFUSED,
         )
     joined = any(run.uses(each) for each in ("nodes", "rank", "master"))
-    if run.launcher and not joined and not isinstance(target.slice, TpuTarget):  # a slice describes itself
+    if run.launcher and not joined and not target.describes_itself:  # a slice describes itself
         raise MidstreamError(
             f"the command of {run.trainer} is the same on each host of {target.name}: each would train alone",
             "{nodes}, {rank}, {master} and {port} in command and resume, or a target of one host",

@@ -54,16 +54,13 @@ class FleetActions:
 
         A worker of a slice is no target: a run there would wait for the devices of the others.
         """
-        from midstream.fleet.fleet import SlurmTarget
         from midstream.providers import fleet_slices
 
         fleet = self._fleet
         names = [
             name for name in fleet.target_names if name in fleet.targets or not fleet_slices.target_of_host(fleet, name)
         ]
-        return tuple(
-            Target(name, fleet.hosts_of(name), isinstance(fleet.targets.get(name), SlurmTarget)) for name in names
-        )
+        return tuple(Target(name, fleet.hosts_of(name), fleet.slurm_of(name) is not None) for name in names)
 
     def make_plan(self, snapshot: Snapshot, request: Request) -> Plan:
         from midstream.hosts.pod_job import missing_pods
@@ -71,10 +68,10 @@ class FleetActions:
         from midstream.providers import fleet_slices
 
         fleet, name = self._fleet, request.target
-        tpu_target, missing = fleet_slices.slice_targets(fleet).get(name), fleet.unavailable.get(name)
+        tpu_target, missing = fleet.slices.get(name), fleet.unavailable.get(name)
         if tpu_target is not None and tpu_target.create and isinstance(missing, fleet_slices.SliceMissingError):
             store = fleet.store_of_target(name)
-            planner.check_ahead(fleet, self._hosts, snapshot, request, store, fleet_slices.device_count(tpu_target))
+            planner.check_ahead(fleet, self._hosts, snapshot, request, store, tpu_target.device_count)
             raise TargetMissingError(missing.message, fleet_slices.price_text(tpu_target))
         job = missing_pods(fleet, name)
         if job is not None:
@@ -125,7 +122,7 @@ class FleetActions:
         from midstream.providers import fleet_slices
         from midstream.providers.provider import SliceStatus
 
-        targets = fleet_slices.slice_targets(self._fleet)
+        targets = self._fleet.slices
         names = {fleet_slices.slice_path(name, target): name for name, target in targets.items()}
         if not names and not self._fleet.google.projects:
             return SliceListing(configured=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.fleet.fleet import TpuTarget
+from midstream.fleet.tpu_target import TpuTarget
 from midstream.launch.start_attempt import ProcessPosition
 from midstream_core import records
 from midstream_core.clouds import google_metadata

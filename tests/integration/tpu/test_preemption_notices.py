@@ -55,7 +55,7 @@ def created(lab: Lab, tpu_server: TpuServer, node: Slice) -> HostPool:
     """Create the slice; return the hosts of its fleet."""
     tpu_server.workers["n"] = node.workers
     fleet = fleet_of(lab, node)
-    target = fleet_slices.slice_targets(fleet)["pod"]
+    target = fleet.slices["pod"]
     fleet_slices.provider_of(target).create("pod", target, print)
     return HostPool(fleet_slices.with_slices(fleet, print))
 

@@ -7,8 +7,9 @@ import pytest
 from google.cloud import tpu_v2
 
 from midstream.errors import UsageError
-from midstream.fleet.fleet import Fleet, GoogleConfig, TpuTarget
+from midstream.fleet.fleet import Fleet, GoogleConfig
 from midstream.fleet.fleet_file import parse_fleet
+from midstream.fleet.tpu_target import TpuTarget
 from midstream.providers import fleet_slices
 from midstream.providers.provider import ErrorKind, SliceStatus
 from midstream.providers.tpu import client as tpu_client

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from midstream.errors import Exit, HostError, MidstreamError, UsageError
-from midstream.fleet.fleet import Fleet, SlurmTarget
+from midstream.fleet.fleet import Fleet
 from midstream.hosts.host import Host
 from midstream.migrate.checkpoint_store import (
     BucketStore,
@@ -135,8 +135,8 @@ def shares_root(fleet: Fleet, run: RunView, target: str) -> bool:
 
     Source and target then have one run directory.
     """
-    config = fleet.targets.get(target)
-    return isinstance(config, SlurmTarget) and config.host == run.host
+    slurm = fleet.slurm_of(target)
+    return slurm is not None and slurm.host == run.host
 
 
 def _owned(fleet: Fleet, copies: Sequence[RunView]) -> RunView:

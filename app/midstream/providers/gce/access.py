@@ -6,7 +6,7 @@ import getpass
 import time
 
 from midstream.errors import UsageError
-from midstream.fleet.fleet import ComputeTarget
+from midstream.fleet.gce_target import ComputeTarget
 from midstream.providers import os_login
 from midstream.providers.gce.client import ComputeClients, call
 from midstream.providers.gce.errors import explained

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from midstream.fleet.fleet import ComputeTarget
+from midstream.fleet.gce_target import ComputeTarget
 from midstream.fleet.machine_type import machine_of
 from midstream.fleet.quantities import parse_duration
 from midstream.fleet.reservation import reservation_parts

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from threading import Event
 from typing import Any
 
-from midstream.fleet.fleet import ComputeTarget, SliceTarget
+from midstream.fleet.gce_target import ComputeTarget
 from midstream.fleet.quantities import parse_duration
+from midstream.fleet.slice_target import SliceTarget
 from midstream.providers import creation, deletion, slice_service
 from midstream.providers.gce import access as machine_access
 from midstream.providers.gce import lookup as machine_lookup

@@ -6,7 +6,7 @@ import getpass
 import time
 from typing import TYPE_CHECKING, Any
 
-from midstream.fleet.fleet import SliceTarget
+from midstream.fleet.slice_target import SliceTarget
 from midstream.providers import os_login
 from midstream.providers.google_errors import explained
 from midstream.providers.google_rest import CALL_TIMEOUT

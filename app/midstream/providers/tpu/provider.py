@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from midstream.fleet.fleet import SliceTarget, TpuTarget
 from midstream.fleet.quantities import parse_duration
+from midstream.fleet.slice_target import SliceTarget
+from midstream.fleet.tpu_target import TpuTarget
 from midstream.providers import creation, deletion
 from midstream.providers.google_errors import explained
 from midstream.providers.google_rest import loopback

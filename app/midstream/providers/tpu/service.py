@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from midstream.fleet.fleet import TpuTarget
 from midstream.fleet.quantities import parse_duration
 from midstream.fleet.reservation import reservation_parts
+from midstream.fleet.tpu_target import TpuTarget
 from midstream.providers.google_errors import explained, translate
 from midstream.providers.google_rest import CALL_TIMEOUT, post
 from midstream.providers.provider import ErrorKind, ProviderError, Slice
