@@ -11,14 +11,15 @@ import functools
 import json
 import os
 import re
-from typing import Any, Dict, List, Literal, Optional, Sequence, Tuple, cast
+from typing import Any, BinaryIO, Dict, List, Literal, Optional, Sequence, Tuple, cast
 
 from midstream_core import levanter_checkpoints
 from midstream_core.latest_file import named_folder
 from midstream_core.safetensors_header import load_header
 from midstream_host.declarations import reads
+from midstream_host.formats.errors import FormatError
+from midstream_host.formats.torch_archive import Tensor, saved_value
 from midstream_host.shapes import FileName, Text
-from midstream_host.trainers import torch_shapes
 from midstream_host.trainers.checkpoint_files import CheckpointFiles, DiskFiles
 
 NEOX, LEVANTER, HUGGING_FACE = "neox", "levanter", "huggingface"
@@ -106,7 +107,27 @@ def _text(files: CheckpointFiles, path: str) -> str:
 
 def _torch(files: CheckpointFiles, path: str) -> Dict[str, Any]:
     with files.open(path) as file:
-        return torch_shapes.read(file, path)
+        return training_state(file, path)
+
+
+def training_state(file: BinaryIO, name: str) -> Dict[str, Any]:
+    """Return the mapping in a file of torch, each tensor as `Tensor`; nothing of it is executed.
+
+    Args:
+        file: Open for reading, seekable.
+        name: Its name in messages.
+
+    Raises:
+        ValueError: It is no such file.
+        OSError: It cannot be read.
+    """
+    try:
+        value = saved_value(file)
+    except FormatError as error:
+        raise ValueError("{}: not a file of torch: it {}".format(name, error)) from None
+    if not isinstance(value, dict):
+        raise ValueError("{}: has no training state".format(name))
+    return cast("Dict[str, Any]", value)
 
 
 # ------------------------------------------------------------------------------------------ GPT-NeoX
@@ -158,7 +179,7 @@ def _neox_shapes(
 
     def add(rank_state: Dict[str, Any], layer: Optional[int]) -> None:
         for name, value in rank_state.items():
-            if not isinstance(value, torch_shapes.TensorShape):
+            if not isinstance(value, Tensor):
                 continue
             matched = _NEOX_NAME.fullmatch(name)
             number = 0 if name == _TIED else layer if layer is not None else int(matched.group(1)) if matched else -1

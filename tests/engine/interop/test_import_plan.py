@@ -21,7 +21,7 @@ from midstream_engine.interop.huggingface.importer import described
 from midstream_engine.interop.levanter.importer import open_levanter
 from midstream_engine.interop.neox.architecture import Choices
 from midstream_engine.interop.neox.importer import open_neox
-from midstream_host.trainers import checkpoint_survey, torch_shapes
+from midstream_host.trainers import checkpoint_survey
 from support.paths import FIXTURES
 
 pytestmark = [
@@ -133,10 +133,10 @@ def test_pickle_of_a_checkpoint_runs_nothing(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", attack)
     with path.open("rb") as file, pytest.raises(ValueError, match="no training state"):
-        torch_shapes.read(file, "x.pt")
+        checkpoint_survey.training_state(file, "x.pt")
     path.write_bytes(b"no pickle at all")
     with path.open("rb") as file, pytest.raises(ValueError, match=r"x\.pt: not a file of torch"):
-        torch_shapes.read(file, "x.pt")
+        checkpoint_survey.training_state(file, "x.pt")
     assert not marker.exists()
 
 

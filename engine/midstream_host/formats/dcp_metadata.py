@@ -6,8 +6,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, cast
 
 from midstream_core import records, restricted_pickle
 from midstream_core.restricted_pickle import Record
-from midstream_host.driver.formats.errors import FormatError
-from midstream_host.driver.formats.torch_archive import PlainValues, TorchArchive
+from midstream_host.formats.errors import FormatError
+from midstream_host.formats.torch_archive import PlainValues, TorchArchive
 
 METADATA_LIMIT = 32 << 20  # bytes
 SMALLEST = 1 << 16  # bytes of a stored number, with the archive around it, or less

@@ -8,8 +8,8 @@ from __future__ import annotations
 import struct
 
 from midstream_core import records
-from midstream_host.driver.formats.crc32c import crc32c
-from midstream_host.driver.formats.errors import FormatError
+from midstream_core.crc32c import crc32c
+from midstream_host.formats.errors import FormatError
 
 MANIFEST = "manifest.ocdbt"
 MANIFEST_LIMIT = 4 << 20  # bytes; it has some hundred, and it grows with the logarithm of the number of versions

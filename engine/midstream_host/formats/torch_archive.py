@@ -12,14 +12,15 @@ import io
 import os
 import struct
 import zipfile
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, cast
+import zlib
+from typing import Any, BinaryIO, Dict, List, NamedTuple, Optional, Tuple, cast
 
 from midstream_core import records, restricted_pickle
 from midstream_core.restricted_pickle import SCALARS, Global, Record, Vocabulary
-from midstream_host.driver.formats.errors import FormatError
+from midstream_host.formats.errors import FormatError
 
 DIRECTORY_LIMIT = 64 << 20  # bytes of an archive's directory: about half a million members
-PICKLE_LIMIT = 32 << 20  # bytes of the pickle, which has no tensor's numbers
+PICKLE_LIMIT = 64 << 20  # bytes of the pickle, which has no tensor's numbers
 _LOCAL = struct.Struct("<4s5H3I2H")
 _NUMBERS = {
     "FloatStorage": "<f", "DoubleStorage": "<d", "LongStorage": "<q", "IntStorage": "<i", "ShortStorage": "<h",
@@ -151,10 +152,7 @@ class TorchArchive:
         if size > PICKLE_LIMIT:
             raise FormatError("its pickle has {} bytes, and at most {} are read".format(size, PICKLE_LIMIT))
         self._file.seek(start)
-        try:
-            return restricted_pickle.load(self._file.read(size), PlainValues())
-        except restricted_pickle.PickleError as error:
-            raise FormatError("its pickle cannot be read: {}".format(error)) from None
+        return _plain(self._file.read(size))
 
     def number(self, value: Any) -> Optional[float]:
         """Return a plain number, or that of a one-element tensor; None for neither."""
@@ -206,6 +204,41 @@ class TorchArchive:
         if not members:
             raise FormatError("is an archive without members")
         return members
+
+
+def saved_value(file: BinaryIO) -> Any:
+    """Return what a file of ``torch.save`` has, as `TorchArchive.load`.
+
+    The members are not checked: of a file in a bucket each look at one is a request.
+
+    Raises:
+        FormatError: The file is no such archive, or its pickle is damaged or too large.
+        OSError: It cannot be read.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            entry = next((each for each in archive.infolist() if each.filename.rpartition("/")[2] == "data.pkl"), None)
+            if entry is None:
+                raise FormatError("has no data.pkl: it was not written by torch.save")
+            if entry.file_size > PICKLE_LIMIT:
+                raise FormatError(
+                    "its pickle has {} bytes, and at most {} are read".format(entry.file_size, PICKLE_LIMIT)
+                )
+            with archive.open(entry) as pickled:
+                data = pickled.read(PICKLE_LIMIT)
+    except FormatError:
+        raise
+    except (zipfile.BadZipFile, RuntimeError, ValueError, struct.error, OverflowError, EOFError, zlib.error):
+        raise FormatError("is no zip archive of torch since 1.6, or damaged") from None
+    return _plain(data)
+
+
+def _plain(data: bytes) -> Any:
+    """Return the plain values of a pickle. Raises FormatError."""
+    try:
+        return restricted_pickle.load(data, PlainValues())
+    except restricted_pickle.PickleError as error:
+        raise FormatError("its pickle cannot be read: {}".format(error)) from None
 
 
 class _LimitedReads(io.RawIOBase):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, cast
 
-from midstream_host.driver.formats.errors import FormatError
+from midstream_host.formats.errors import FormatError
 
 _CHUNK = re.compile(r"\d+(?:[./]\d+)*")
 _CHUNK_3 = re.compile(r"c(?:[./]\d+)*")
