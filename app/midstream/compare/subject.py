@@ -49,7 +49,6 @@ class PresentRun:
     step: int
     steps: int  # of the complete run
     step_seconds: float  # 0: not measured
-    first_step_seconds: float  # with its compilation
     price: float | None  # an hour of what it trains on
     checkpoint_bytes: int
     kinds: tuple[str, ...]  # of its devices
@@ -134,12 +133,12 @@ def of_run(fleet: Fleet, hosts: HostPool, run: RunView, overrides: Sequence[str]
                 f"-- {FLAG} ids:SIZE gives it",
             )
         more = (FLAG, f"ids:{max(sizes)}")
-    step, first = downtime_estimate.step_seconds(run.curve)
+    step, _ = downtime_estimate.step_seconds(run.curve)
     owner = run.fence.owner if run.fence is not None else ""
     target = owner if owner in fleet.target_names else run.host
     kinds = tuple(str(device.get("kind", "")) for device in run.status.devices)
     present = PresentRun(
-        run.run_id, run.host, target, run.status.step, run.status.num_train_steps, step, first,
+        run.run_id, run.host, target, run.status.step, run.status.num_train_steps, step,
         price_of_target(fleet, target), size or run.status.state_bytes, kinds, run.curve,
     )  # fmt: skip
     return Subject(run.run_id, text, (*overrides, *more), present)

@@ -50,7 +50,7 @@ SAMPLES: Mapping[str, Any] = {
     },
     "machine.environments.ready": {"python": "/envs/a/bin/python", "how": "pip", "base": "/usr/bin/python3.11"},
     "machine.google_identity.own": {"account": "a@b.iam.gserviceaccount.com", "source": "its metadata server"},
-    "machine.preemption_notices.read": {"kind": "shutdown", "message": "shutdown at 12:00", "when": 1.5},
+    "machine.preemption_notices.read": {"kind": "shutdown", "message": "shutdown at 12:00"},
     "machine.preemption_notices.worker": 0,
     "runs.engine_archive.install": "/root/engines/a",
     "runs.engine_archive.installed": "/root/engines/a",

@@ -53,7 +53,7 @@ def migrate(
         raise UsageError(f"{flags}: {options.migrate} is a run, not the PATH of a checkpoint to import")
     hosts = HostPool(fleet)
     run_id, source = options.migrate, ""
-    imported = adopting = False
+    imported = False
     try:
         if is_path(run_id):
             asks = can_ask(output) and not options.yes
@@ -80,7 +80,7 @@ def migrate(
             failed = failed or (check if check.state == FAIL else None)
     except MidstreamError as error:
         # Nothing was changed: an unreachable host or an impossible plan is a refusal, not a failure.
-        if error.code == Exit.FAILED and not adopting:
+        if error.code == Exit.FAILED:
             error.code = Exit.REFUSED
         raise
     finally:

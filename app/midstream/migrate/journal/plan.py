@@ -84,7 +84,6 @@ class Route:
     """Both ends: hosts, checkpoint stores, data, and the route between them."""
 
     source: str  # host
-    source_attempt: int
     source_state: str
     source_step: int
     target: str  # name of the target
@@ -304,5 +303,5 @@ class Plan:
         return cls(
             identity=Identity(migration, run_id, COLD, source_epoch=0, epoch=0),
             shape=Shape(0, 0, 0, 0, 0),
-            route=Route(UNKNOWN, 0, "", 0, UNKNOWN, UNKNOWN),
+            route=Route(UNKNOWN, "", 0, UNKNOWN, UNKNOWN),
         )

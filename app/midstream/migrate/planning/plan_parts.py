@@ -125,7 +125,6 @@ def plan_route(ends: Ends, contents: Contents) -> Route:
     run, target, data = ends.run, ends.target, contents.data_digests
     return Route(
         source=run.host,
-        source_attempt=run.attempt,
         source_state=run.state,
         source_step=steps_done(ends.run),
         target=target.name,

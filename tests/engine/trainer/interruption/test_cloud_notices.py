@@ -128,7 +128,7 @@ def test_host_reports_notice_to_guard(tmp_path: Path, monkeypatch: pytest.Monkey
         assert read() is None
         azure.event("Redeploy", "vm_3")
         assert read() == host_notices.Notice(
-            "preempted", "the provider ends this machine: redeploy not before Wed, 25 Nov 2026 18:29:47 GMT", None
+            "preempted", "the provider ends this machine: redeploy not before Wed, 25 Nov 2026 18:29:47 GMT"
         )
         azure.events.clear()
         aws.action = TERMINATE
