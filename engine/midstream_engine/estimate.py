@@ -24,8 +24,8 @@ from typing import Any
 from midstream_core import records
 from midstream_core.accelerator_types import EXAMPLES, GPU, TPU, AcceleratorType, parse
 from midstream_core.accelerators import find_accelerator
-from midstream_core.arithmetic.mesh_division import divisors
 from midstream_core.attempt.errors import EngineError
+from midstream_core.mesh_division import divisors
 from midstream_engine.config import ConfigError, TrainLmConfig, load_config
 from midstream_engine.interruption import interruptible
 

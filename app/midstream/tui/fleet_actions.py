@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from midstream.migrate.journal.plan import Plan
     from midstream.migrate.journal.request import Request
     from midstream.operations.examine_checkpoint import CheckpointLocation
-    from midstream.watch.runs.host_log import LogLines
-    from midstream.watch.runs.log_query import LogQuery
+    from midstream.watch.host_log import LogLines
+    from midstream.watch.log_query import LogQuery
     from midstream.watch.snapshot import RunView, Snapshot
     from midstream_host.runs.log_pages import LogMatches
 
@@ -228,17 +228,17 @@ class FleetActions:
         return [describe_difference(entry) for entry in diff_manifests(*manifests)]
 
     def config(self, run: RunView, attempt: int) -> str:
-        from midstream.watch.runs import resolved_config
+        from midstream.watch import resolved_config
 
         return resolved_config.read(self._hosts, run, attempt)
 
     def read_log(self, run: RunView, process: int, begin: int, end: int) -> LogLines:
-        from midstream.watch.runs.host_log import read_page
+        from midstream.watch.host_log import read_page
 
         return read_page(self._hosts.get(run.host), self._log(run, process), begin, end)
 
     def search_log(self, run: RunView, process: int, query: LogQuery, place: int) -> LogMatches:
-        from midstream.watch.runs.host_log import search
+        from midstream.watch.host_log import search
 
         return search(self._hosts.get(run.host), self._log(run, process), query, place)
 

@@ -11,7 +11,7 @@ import numpy as np
 from haliax import Axis, NamedArray
 from jax.sharding import NamedSharding, PartitionSpec
 
-from midstream_core.arithmetic.mesh_division import divisors, examples_at_once
+from midstream_core.mesh_division import divisors, examples_at_once
 from midstream_engine.config.batch_schedule import BatchSchedule
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.data.batches import Batch, TrainingBatches

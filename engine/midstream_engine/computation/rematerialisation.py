@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from midstream_core.accelerators import find_accelerator
-from midstream_core.arithmetic.stored_activations import stored_width
+from midstream_core.stored_activations import stored_width
 from midstream_engine.config.model import LmConfig
 
 RICHEST_FIRST = ("qkv+attention+mlp", "qkv+attention", "attention")

@@ -14,7 +14,7 @@ import numpy as np
 from haliax import NamedArray
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from midstream_core.arithmetic.mesh_division import (
+from midstream_core.mesh_division import (
     DATA,
     MODEL,
     AxisMapping,

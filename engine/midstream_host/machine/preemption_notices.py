@@ -11,8 +11,8 @@ import dataclasses
 import time
 from typing import Optional
 
-from midstream_core.clouds.cloud_notices import sources
-from midstream_core.clouds.google_metadata import HOST, PRODUCT, metadata_server, read_metadata
+from midstream_core.cloud_notices import sources
+from midstream_core.google_metadata import HOST, PRODUCT, metadata_server, read_metadata
 from midstream_host.declarations import reads
 
 SCHEDULED = "/run/systemd/shutdown/scheduled"

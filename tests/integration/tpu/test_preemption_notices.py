@@ -19,8 +19,7 @@ from midstream.migrate.failover.guard import HEALTHY, LOST, TERMINATING, UNREACH
 from midstream.providers import fleet_slices, provider
 from midstream.providers.provider import SliceStatus
 from midstream.watch.snapshot import DOWN, LIVE, HostView, RunView, Snapshot
-from midstream_core import records
-from midstream_core.clouds import google_metadata
+from midstream_core import google_metadata, records
 from midstream_host.machine import preemption_notices
 from simulators.google.metadata import MetadataServer
 from simulators.google.slice import Slice, target_text

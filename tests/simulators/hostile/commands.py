@@ -29,7 +29,7 @@ PRELOADED = (
     "midstream.transfer",
     "midstream.migrate.planning.planner", "midstream.migrate.planning.preflight",
     "midstream.migrate.migration_process", "midstream.check.target_checks",
-    "midstream.watch.runs.resolved_config", "midstream.operations.examine_checkpoint",
+    "midstream.watch.resolved_config", "midstream.operations.examine_checkpoint",
     "midstream.launch.attempt_monitor",
     "midstream.launch.launch_run",
     "midstream.migrate.journal.migration_directory", "yaml", "paramiko", "cryptography.x509",

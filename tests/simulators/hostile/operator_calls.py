@@ -24,8 +24,8 @@ from midstream.install.install_progress import InstallProgress
 from midstream.install.reporter import reporter_of
 from midstream.launch import host_links
 from midstream.launch.input_check import RunInputs, check_inputs
-from midstream.watch.runs import host_log
-from midstream.watch.runs.log_query import LogQuery
+from midstream.watch import host_log
+from midstream.watch.log_query import LogQuery
 from midstream_core import accelerator_types, records
 from support.remote_functions import function_of
 

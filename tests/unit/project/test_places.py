@@ -35,7 +35,7 @@ CHANGES = (
     ),
     Change(
         "The learning-rate schedule gets a new shape, in the engine and the app: where is its formula?",
-        "engine/midstream_core/arithmetic/learning_rate.py",
+        "engine/midstream_core/learning_rate.py",
         "",
     ),
     Change(

@@ -28,8 +28,8 @@ from midstream.migrate.repair.repair_proposal import RepairProposal
 from midstream.providers.provider import Slice
 from midstream.tui import commands
 from midstream.tui.screens.dialogs.form import FormScreen
-from midstream.watch.runs import symptoms
-from midstream.watch.runs.resolved_config import Change
+from midstream.watch import symptoms
+from midstream.watch.resolved_config import Change
 from midstream.watch.snapshot import CheckpointView, HostView
 from midstream_core import records
 from midstream_host import supervise

@@ -54,8 +54,8 @@ from midstream.ownership.owner_judge import CLAIM, OWNER
 from midstream.providers import fleet_slices
 from midstream.providers.provider import SliceStatus
 from midstream.watch.known_owners import remember_owners
-from midstream.watch.runs.symptoms import symptoms
 from midstream.watch.snapshot import CONNECTING, LIVE, RunView, Snapshot
+from midstream.watch.symptoms import symptoms
 from midstream.watch.watcher import Watcher
 from midstream_host.machine import preemption_notices
 from midstream_host.runs import slurm

@@ -19,7 +19,7 @@ from midstream.migrate.checkpoint_store import (
 from midstream.migrate.journal.request import Request
 from midstream.ownership.judgement import FOREIGN_HINT, OWNER, Judgement
 from midstream.suggestions import nearest_run
-from midstream.watch.runs.damaged_runs import refuse_damaged
+from midstream.watch.damaged_runs import refuse_damaged
 from midstream.watch.snapshot import CheckpointView, RunView, Snapshot
 from midstream_host.runs import run_state
 from midstream_host.verify import tree

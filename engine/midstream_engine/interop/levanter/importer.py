@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from midstream_core.arithmetic.learning_rate import LEVANTER_0_2, LEVANTER_1_2
+from midstream_core.learning_rate import LEVANTER_0_2, LEVANTER_1_2
 from midstream_engine.checkpoint.array_names import LogicalArray
 from midstream_engine.checkpoint.boxes import full_box
 from midstream_engine.config.load import from_mapping

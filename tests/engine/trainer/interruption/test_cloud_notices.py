@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream_core import records
-from midstream_core.clouds import aws_metadata, azure_metadata, cloud_notices, google_metadata
+from midstream_core import aws_metadata, azure_metadata, cloud_notices, google_metadata, records
 from midstream_host import preemption_watch as preemption_notices
 from midstream_host.machine import preemption_notices as host_notices
 from simulators.cloud_metadata import AwsMetadata, AzureMetadata

@@ -32,8 +32,8 @@ from midstream.migrate.journal.request import Request
 from midstream.migrate.notify import notify
 from midstream.migrate.planning import preflight
 from midstream.providers.provider import SliceStatus
-from midstream.watch.runs.symptoms import DIVERGING, NOT_A_NUMBER, STALLED, symptoms
 from midstream.watch.snapshot import HostView, RunView, Snapshot
+from midstream.watch.symptoms import DIVERGING, NOT_A_NUMBER, STALLED, symptoms
 from midstream_core import records
 from midstream_host.machine import preemption_notices
 from midstream_host.runs import ownership

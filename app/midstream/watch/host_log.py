@@ -10,7 +10,7 @@ from midstream.counts import count
 from midstream.errors import RemoteError
 from midstream.hosts.host import Host
 from midstream.hosts.rpc.result_checks import HINT
-from midstream.watch.runs.log_query import LogQuery
+from midstream.watch.log_query import LogQuery
 from midstream_host.runs import log_pages, run_state
 
 PART_SIZE = 1 << 20  # bytes of a log in one answer

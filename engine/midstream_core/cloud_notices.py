@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from midstream_core.clouds import aws_metadata, azure_metadata, google_metadata
+from midstream_core import aws_metadata, azure_metadata, google_metadata
 
 Source = Callable[[], list[str] | None]
 

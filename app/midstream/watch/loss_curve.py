@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, overload
 
 from midstream.counts import count
-from midstream.watch.runs.metric_columns import MetricColumns
+from midstream.watch.metric_columns import MetricColumns
 from midstream_core import records
 
 Row = Mapping[str, Any]

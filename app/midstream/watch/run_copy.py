@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from midstream.watch.log_tail import LogTail
+from midstream.watch.loss_curve import LossCurve
 from midstream.watch.reported_values import reported
-from midstream.watch.runs.log_tail import LogTail
-from midstream.watch.runs.loss_curve import LossCurve
 from midstream.watch.snapshot import CheckpointView, RunView
 from midstream_core import records
 
