@@ -1,9 +1,6 @@
 """Archives of ``torch.save``: whether one is complete, and its plain values.
 
 Nothing in an archive is executed.
-
-The archive is a zip of stored members whose directory is written last, so a file that is still being written has none.
-A member's own header is looked at too: bytes that are missing in the middle of a file shift the ones after them.
 """
 
 from __future__ import annotations
@@ -17,11 +14,11 @@ from typing import Any, BinaryIO, Dict, List, NamedTuple, Optional, Tuple, cast
 
 from midstream_core import records, restricted_pickle
 from midstream_core.restricted_pickle import SCALARS, Global, Record, Vocabulary
+from midstream_core.torch_members import members_of
 from midstream_host.formats.errors import FormatError
 
 DIRECTORY_LIMIT = 64 << 20  # bytes of an archive's directory: about half a million members
 PICKLE_LIMIT = 64 << 20  # bytes of the pickle, which has no tensor's numbers
-_LOCAL = struct.Struct("<4s5H3I2H")
 _NUMBERS = {
     "FloatStorage": "<f", "DoubleStorage": "<d", "LongStorage": "<q", "IntStorage": "<i", "ShortStorage": "<h",
     "ByteStorage": "<B", "BoolStorage": "<?", "HalfStorage": "<e",
@@ -124,7 +121,10 @@ class TorchArchive:
         """
         self._file = _LimitedReads(path, begin, size)
         try:
-            self._members = self._directory()
+            self._members = members_of(cast("BinaryIO", self._file), self._file.size)
+        except ValueError as error:
+            self._file.close()
+            raise FormatError(str(error)) from None
         except BaseException:
             self._file.close()
             raise
@@ -148,7 +148,7 @@ class TorchArchive:
         name = next((name for name in self._members if name.rpartition("/")[2] == "data.pkl"), None)
         if name is None:
             raise FormatError("has no data.pkl: it was not written by torch.save")
-        start, size = self._members[name]
+        start, size, _ = self._members[name]
         if size > PICKLE_LIMIT:
             raise FormatError("its pickle has {} bytes, and at most {} are read".format(size, PICKLE_LIMIT))
         self._file.seek(start)
@@ -164,46 +164,11 @@ class TorchArchive:
         name = next((name for name in self._members if name.endswith("/data/" + value.storage.key)), None)
         if code is None or name is None:
             return None
-        (start, size), width = self._members[name], struct.calcsize(code)
+        (start, size, _), width = self._members[name], struct.calcsize(code)
         if value.offset < 0 or (value.offset + 1) * width > size:
             return None
         self._file.seek(start + value.offset * width)
         return float(struct.unpack(code, self._file.read(width))[0])
-
-    def _read(self, start: int, size: int) -> bytes:
-        """Bytes of the file; none where the position makes no sense."""
-        if not 0 <= start <= self._file.size:
-            return b""
-        self._file.seek(start)
-        return self._file.read(size)
-
-    def _directory(self) -> Dict[str, Tuple[int, int]]:
-        """Members by name: (offset of the data, bytes)."""
-        total = self._file.size
-        if not total:
-            raise FormatError("is empty")
-        try:
-            with zipfile.ZipFile(self._file) as archive:
-                infos = archive.infolist()
-        except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OverflowError, EOFError):
-            raise FormatError(
-                "is no complete zip archive of torch: the end of the file is missing or damaged"
-            ) from None
-        members: Dict[str, Tuple[int, int]] = {}
-        for info in infos:
-            header = self._read(info.header_offset, _LOCAL.size)
-            if len(header) != _LOCAL.size or header[:4] != b"PK\x03\x04":
-                raise FormatError("its member {!r} is not where the directory has it".format(info.filename[:80]))
-            fields = _LOCAL.unpack(header)
-            start = info.header_offset + _LOCAL.size + fields[9] + fields[10]
-            if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
-                raise FormatError("its member {!r} is compressed, which torch never does".format(info.filename[:80]))
-            if start + info.file_size > total:
-                raise FormatError("its member {!r} exceeds the file".format(info.filename[:80]))
-            members[info.filename] = start, info.file_size
-        if not members:
-            raise FormatError("is an archive without members")
-        return members
 
 
 def saved_value(file: BinaryIO) -> Any:
