@@ -82,9 +82,9 @@ def read_header(raw: memoryview) -> dict[str, TensorEntry]:
 
 
 def check_size(file: BinaryIO, size: int) -> None:
-    """Check that an open file has all the bytes that its header names, from its first on.
+    """Check that an open file has all the bytes that its header names.
 
-    ``size``: of the file. Element types need not be known.
+    The file is read from its first byte on. ``size``: of the file. Element types need not be known.
 
     Raises:
         ValueError: The file is partial, or not of safetensors.

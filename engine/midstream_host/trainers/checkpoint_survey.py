@@ -111,7 +111,7 @@ def _torch(files: CheckpointFiles, path: str) -> Dict[str, Any]:
 
 
 def training_state(file: BinaryIO, name: str) -> Dict[str, Any]:
-    """Return the mapping in a file of torch, each tensor as `Tensor`; nothing of it is executed.
+    """Return the mapping in a file of torch, with tensors as `Tensor`.
 
     Args:
         file: Open for reading, seekable.

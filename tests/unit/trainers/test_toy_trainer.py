@@ -51,7 +51,7 @@ TOY = TrainerDefaults(
     checkpoints=Checkpoints("toy", reshards=True),
     metrics=Metrics("jsonl", "{out}/losses.jsonl"),
     stored=Stored(YES, YES),
-    elsewhere=OtherProcesses(NO, YES, changes=("toys are shared out anew",)),
+    elsewhere=OtherProcesses(NO, YES, changes=("toys are shared out again",)),
     imports=("toybox",),
     launchers=(Launcher(("toyrun",), "--toys", "{world}"),),
     one_process=True,
@@ -76,7 +76,7 @@ def test_run_file_has_the_defaults_of_the_trainer() -> None:
     assert not process_per_device(run), "it has one process on each node"
 
 
-def test_launcher_of_the_trainer_has_to_be_told_the_processes() -> None:
+def test_launcher_of_the_trainer_needs_the_number_of_processes() -> None:
     with pytest.raises(UsageError, match="toyrun starts as many processes as it finds GPUs") as raised:
         run_of("toyrun train.py")
     assert "--toys {world}" in raised.value.hint
@@ -107,4 +107,4 @@ def test_another_number_of_processes_follows_the_trainer() -> None:
     assert stored_for(run, 2, 4).random_state == NO
     found = StoredState("/out", 3, 4096, True, True, True, 1, "stored", True, [], "", [])
     shown = {check.detail: check.state for check in stored_checks(run, found, 2, 4)}
-    assert shown["2 processes -> 4: toys are shared out anew"] == WARN
+    assert shown["2 processes -> 4: toys are shared out again"] == WARN

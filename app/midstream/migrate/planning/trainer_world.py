@@ -63,7 +63,7 @@ def hidden_devices(run: RunFile, target: str, after: World, devices: int) -> tup
 
 
 def check_data_iterator(source: Host, run_id: str, run: RunFile, before: World, after: World) -> None:
-    """Check that the trainer restores the position of its data on another number of processes.
+    """Check that another number of processes restores the position of the data.
 
     Raises:
         MidstreamError: It would refuse the checkpoint.

@@ -68,9 +68,9 @@ def saved_state(tree: CheckpointTree) -> SavedState:
 
 
 def other_place(words: Sequence[str], directory: str, environment: Mapping[str, str]) -> OtherPlace:
-    """Return where ``temporary_base_path`` has the checkpoints that Levanter saves by time.
+    """Return where Levanter writes the checkpoints that it saves by time.
 
-    These are newer than the ones that it keeps.
+    ``temporary_base_path`` has checkpoints that are newer than the ones that Levanter keeps.
 
     Args:
         words: Its command.

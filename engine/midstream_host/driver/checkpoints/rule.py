@@ -1,4 +1,4 @@
-"""A trainer's rule of completeness, and what else its checkpoints have of their own."""
+"""A trainer's rule of completeness, and other properties of its checkpoints."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _always(found: Checkpoint) -> bool:  # noqa: ARG001 (of `Rule.shows_end`)
 
 
 class Rule(NamedTuple):
-    """A rule of checkpoints. Each module of this folder that is listed in `RULES` has one.
+    """A rule of checkpoints. Each module that is listed in `RULES` has one.
 
     Attributes:
         pattern: Pattern of the paths of checkpoints below a run's directory.
