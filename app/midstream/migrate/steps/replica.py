@@ -194,7 +194,11 @@ def _follow(migration: Migration) -> int:
         migration.check_requests()
         if migration.directory.mode_file.exists():
             raise ReplicaUnfitError("the user ended the wait")
-        agreement.add_rows(source.more(first), replica.more(first))
+        before, seen = replica.start, (source.more(first), replica.more(first))
+        if before not in (0, replica.start):  # another process of the attempt replays from the beginning
+            agreement = Agreement(agreement.tolerance)
+            seen = (source.again(first), seen[1])
+        agreement.add_rows(*seen)
         progress = ReplicaProgress(
             source.step or first,
             replica.step or first,
@@ -241,7 +245,7 @@ class _Rows:
 
     def __init__(self, migration: Migration, host: Host, attempt: int, name: str) -> None:
         self._host, self._run, self._attempt, self._name = host, migration.plan.run_id, attempt, name
-        self._offset = 0
+        self._offset = self.start = 0
         self.rows: list[Mapping[str, Any]] = []
 
     @property
@@ -262,11 +266,20 @@ class _Rows:
             name=self._name,
             offset=self._offset,
             first=first,
+            start=self.start,
         )
-        self._offset = new.offset
+        if new.start != self.start:
+            self.rows.clear()
+        self._offset, self.start = new.offset, new.start
         self.rows = [*self.rows[-RATE_SAMPLE:], *new.rows]
         status = new.status
         if not new.running or (status and status.state in records.ENDED):
             why = (status.message or status.state) if status else "no status"
             raise ReplicaUnfitError(f"attempt {self._attempt} on {self._host.name} has ended ({why})")
         return new.rows
+
+    def again(self, first: int) -> Sequence[Mapping[str, Any]]:
+        """Return all rows from step ``first`` on; errors as of `more`."""
+        self._offset = 0
+        self.rows.clear()
+        return self.more(first)
