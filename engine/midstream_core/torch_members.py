@@ -1,4 +1,4 @@
-"""Members of an archive of ``torch.save``: where each is in the file, and its CRC-32.
+"""Members of an archive of ``torch.save``: their places in the file, and CRC-32.
 
 The archive is a zip of stored members whose directory is written last, so a file that is still being written has none.
 A member's own header is looked at too: bytes that are missing in the middle of a file shift the ones after them.

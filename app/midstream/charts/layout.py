@@ -33,7 +33,7 @@ class Segments:
 
 @dataclass(frozen=True)
 class Dot:
-    """A point without neighbours. ``hollow``: a larger circle, which others show through."""
+    """A point without neighbours. ``hollow``: a larger circle without a filling."""
 
     at: Point
     colour: str

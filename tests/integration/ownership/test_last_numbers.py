@@ -12,7 +12,7 @@ import pytest
 
 from midstream_core import records
 from midstream_core.records.fence import LAST
-from midstream_host.files.allowlist import CHECKPOINTS, largest
+from midstream_host.allowlist import CHECKPOINTS, largest
 from simulators.object_stores.bucket import BucketServer
 from simulators.sshd import Lab
 from support.command_line import SLOWER, TINY, Run, midstream, refused, step_of
