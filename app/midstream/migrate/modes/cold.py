@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from midstream.migrate import stages
+from midstream.migrate.modes.assumptions import COMMAND_SECONDS, DEFAULT_COPY_SPEED, ENGINE_START_SECONDS
 from midstream.migrate.modes.mode import Mode
-from midstream.migrate.modes.work import (
-    COMMAND_SECONDS,
-    DEFAULT_COPY_SPEED,
-    ENGINE_START_SECONDS,
-    DowntimeSeconds,
-    Rates,
-    Work,
-)
+
+if TYPE_CHECKING:
+    from midstream.migrate.modes.work import DowntimeSeconds, Rates, Work
 
 COLD = "cold"
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from midstream.counts import count
 from midstream.errors import UsageError
 from midstream.migrate import stages
+from midstream.migrate.modes.assumptions import CERTIFY_SECONDS
 from midstream.migrate.modes.mode import Mode
 from midstream.migrate.modes.warm import WARM
-from midstream.migrate.modes.work import CERTIFY_SECONDS, DowntimeSeconds, Rates, Source, Work
-from midstream_core.precision import precision_of, rounds_products
+
+if TYPE_CHECKING:
+    from midstream.migrate.modes.work import DowntimeSeconds, Rates, Source, Work
 
 LIVE = "live"
 LONG_REPLAY = 1000  # steps after which small differences may have grown
@@ -53,6 +56,8 @@ class Live(Mode):
 
     def consent(self, source: Source) -> tuple[str, ...]:
         """The recomputed state is close to the source's, not equal."""
+        from midstream_core.precision import precision_of, rounds_products
+
         lines: list[str] = []
         if reduced := [policy for policy, _ in source.precisions if precision_of(policy).reduced]:
             lines.append(f"the run computes in {reduced[0]}: losses are compared within 2e-2, and the states diverge")

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from midstream.errors import UsageError
 from midstream.migrate import stages
-from midstream.migrate.modes.work import (
+from midstream.migrate.modes.assumptions import (
     CERTIFY_SECONDS,
     DEFAULT_COPY_SPEED,
     DEFAULT_DISK_SPEED,
     ENGINE_START_SECONDS,
     REHEARSED_STEPS,
-    DowntimeSeconds,
-    Rates,
-    Source,
-    Work,
 )
+
+if TYPE_CHECKING:
+    from midstream.migrate.modes.work import DowntimeSeconds, Rates, Source, Work
 
 
 class Mode:

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# Assumptions until the run or an earlier migration has measured better values.
-DEFAULT_COPY_SPEED = 200e6  # bytes a second of a verified copy
-DEFAULT_DISK_SPEED = 400e6  # bytes a second of a save with hashing
-ENGINE_START_SECONDS = 6.0  # to start an interpreter with jax
-COMMAND_SECONDS = 1.0  # until the engine has read the stop command
-REHEARSED_STEPS = 3  # `midstream_engine.attempt.standby`
-CERTIFY_SECONDS = 1.0  # without waiting for further steps
+from midstream.migrate.modes.assumptions import DEFAULT_COPY_SPEED
 
 
 @dataclass(frozen=True)

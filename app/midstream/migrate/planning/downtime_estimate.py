@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from midstream.migrate.modes.assumptions import DEFAULT_COPY_SPEED, DEFAULT_DISK_SPEED
 from midstream.migrate.modes.registry import COLD, mode_of
-from midstream.migrate.modes.work import DEFAULT_COPY_SPEED, DEFAULT_DISK_SPEED, DowntimeSeconds, Rates
+from midstream.migrate.modes.work import DowntimeSeconds, Rates
 
 
 def predict(

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from midstream.migrate import stages
+from midstream.migrate.modes.assumptions import DEFAULT_COPY_SPEED
 from midstream.migrate.modes.registry import mode_of
-from midstream.migrate.modes.work import DEFAULT_COPY_SPEED, Rates, Work
+from midstream.migrate.modes.work import Rates, Work
 from midstream.migrate.planning import downtime_estimate
 from midstream.migrate.planning.measured_rates import MIN_COPY_BYTES
 

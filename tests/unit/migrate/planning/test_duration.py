@@ -21,8 +21,9 @@ from midstream.migrate.journal.stage_times import (
     report_lines,
     stage_times,
 )
+from midstream.migrate.modes.assumptions import ENGINE_START_SECONDS
 from midstream.migrate.modes.registry import COLD, LIVE, WARM
-from midstream.migrate.modes.work import ENGINE_START_SECONDS, Rates, Work
+from midstream.migrate.modes.work import Rates, Work
 from midstream.migrate.planning import downtime_estimate, plan_estimate
 from midstream.migrate.planning.measured_rates import PastMigration, rates_between
 from midstream.migrate.planning.plan_description import describe
