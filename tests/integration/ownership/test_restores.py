@@ -150,7 +150,8 @@ def test_restored_disk_of_a_former_source_starts_nothing(hosts: Hosts, tmp_path:
 
 
 def launch(hosts: Hosts) -> Ended:
-    return midstream("--fleet", hosts.fleet, "--launch", TINY, "--on", "one", "--run-id", "r", "--json")
+    config = hosts.runs["one"].paths.config  # its own: another one is refused before its owner is looked at
+    return midstream("--fleet", hosts.fleet, "--launch", config, "--on", "one", "--run-id", "r", "--json")
 
 
 @pytest.mark.slow
