@@ -16,7 +16,7 @@ import pytest
 from midstream.migrate.journal.journal import read_events
 from midstream.migrate.journal.migration_directory import MigrationDirectory, migration_ids
 from simulators.sshd import Lab, SshServer
-from support.command_line import TINY, Ended, Run, ended, midstream, start_midstream
+from support.command_line import Ended, Run, ended, midstream, start_midstream
 from support.migrations.real_migrations import assert_one_lineage, kill_operator, launched, newest_migration
 
 # Loaded by the interpreter of a migration's process, which waits minutes for a lost connection otherwise.
