@@ -33,7 +33,7 @@ OPERATIONS = (
     ),
     Operation("start it again", "--restart", "fleet:start_again run:start_again", "operations.launch:restart_target"),
     Operation("stop", "--stop", "fleet:stop run:stop", "operations.stop:stop"),
-    Operation("adopt", "--adopt", ":adopt", "adoption.adopt_process:adopt_process"),
+    Operation("adopt", "--adopt", ":adopt", "launch.adopt_process:adopt_process"),
     Operation(
         "migrate", "--migrate --to --mode --checkpoint --certify-steps --healthy-steps --dry-run",
         "fleet:migrate run:migrate compare:migrate wizard:next wizard:previous wizard:mode wizard:checkpoint "
@@ -41,7 +41,7 @@ OPERATIONS = (
         "operations.plan_migration:losses",
     ),
     Operation("create a target", "--launch --migrate", "slices:create", "operations.create_target:create_target"),
-    Operation("continue", "--continue", "migration:continue", "migrate.execution.migration_process:continue_"),
+    Operation("continue", "--continue", "migration:continue", "migrate.migration_process:continue_"),
     Operation("roll back", "--rollback", "migration:rollback", "operations.rollback:discarded"),
     Operation("repair", "--repair", ":repair", "operations.repair:repair"),
     Operation("clean", "--clean", "fleet:leftovers leftovers:remove leftovers:again", "operations.clean:clean"),
@@ -49,7 +49,7 @@ OPERATIONS = (
     Operation("verify", "--verify", "fleet:verify run:verify", "operations.examine_checkpoint:verify"),
     Operation("verify a migration", "--verify", "fleet:verify", "migrate.proof.recheck:recheck"),
     Operation("compare checkpoints", "--diff", "run:diff", "operations.diff_checkpoints:diff_checkpoints"),
-    Operation("configuration", "--config --attempts", "run:diff :config", "watch.runs.resolved_config:read"),
+    Operation("configuration", "--config --attempts", "run:diff :config", "watch.resolved_config:read"),
     Operation("compare accelerators", "--compare --with", "wizard:compare", "operations.compare:compare"),
     Operation("check", "--check", ":check", "operations.check:check"),
     Operation("costs", "--cost --since", "fleet:costs costs:period costs:again :costs", "costs.collect:collect"),
@@ -61,7 +61,7 @@ OPERATIONS = (
     ),
     Operation("checkpoints", "--checkpoints", "run:view :checkpoints", "watch.snapshot:RunView"),
     Operation("log", "--log --process --search --follow", "fleet:log run:process run:full_log log:find log:only "
-              "log:follow :log", "watch.runs.host_log:"),
+              "log:follow :log", "watch.host_log:"),
     Operation(
         "curves", "--metrics --plot --metric --x-axis --x-range --y-range --log-x --log-y --smoothing",
         "curve:export run:metric run:metrics run:axis run:log_x run:log_y run:y_range run:smooth run:smoothing_factor "

@@ -174,6 +174,7 @@ class RepairEvent(JsonEvent, event="repair", of=("--repair",)):
     evidence: Annotated[Sequence[str], "what determines the value"]
     adopts: Annotated[object, "fence under which the host becomes the signed owner, once its user agrees; null: none"]
     begun: Annotated[float, "UTC seconds at which the signed records begin that an adoption replaces; 0: none"]
+    newest: Annotated[object, "epoch and step of the newest complete checkpoint of what is adopted; null: none"]
     missing: Annotated[str, "what would determine it; empty: it is determined"]
     written: Annotated[bool, "it was written now"]
     kept: Annotated[str, "new name of the damaged file"]

@@ -44,7 +44,7 @@ class CreatableTarget:
 
 def creatable_slice(fleet: Fleet, name: str) -> CreatableTarget | None:
     """Return a target whose slice midstream may create; None for another one."""
-    target = fleet_slices.slice_targets(fleet).get(name)
+    target = fleet.slices.get(name)
     if target is None or not target.create:
         return None
     path, price = fleet_slices.slice_path(name, target), fleet_slices.price_text(target)
@@ -97,7 +97,7 @@ def create_target(
             job.create(say)
         created()
         return fleet
-    target = fleet_slices.slice_targets(fleet)[name]
+    target = fleet.slices[name]
     fleet_slices.provider_of(target).create(name, target, say)
     created()
     try:

@@ -30,7 +30,7 @@ def launch(fleet: Fleet, hosts: HostPool, request: LaunchRequest, report: Report
     Raises:
         MidstreamError: It was refused, or could not be started.
     """
-    from midstream.adoption.launch_run_file import launch_any
+    from midstream.launch.launch_run_file import launch_any
 
     config, run_id, flags = request.config, request.run_id, request.overrides
     return launch_any(hosts, fleet, request.target, config, run_id, flags, report, request.agreed)

@@ -29,7 +29,7 @@ class SliceListing:
 
 def list_slices(fleet: Fleet) -> SliceListing:
     """Return the slices, and the targets whose slice is missing."""
-    names = {fleet_slices.slice_path(name, target): name for name, target in fleet_slices.slice_targets(fleet).items()}
+    names = {fleet_slices.slice_path(name, target): name for name, target in fleet.slices.items()}
     if not names and not fleet.google.projects:
         return SliceListing(configured=False)
     inventory = fleet_slices.list_slices(fleet)

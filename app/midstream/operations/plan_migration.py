@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from midstream.counts import count
 from midstream.migrate.planning import planner
-from midstream.providers import fleet_slices
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
@@ -22,8 +21,8 @@ def check_ahead(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Requ
     Raises:
         MidstreamError: It would be refused.
     """
-    target = fleet_slices.slice_targets(fleet).get(request.target)
-    devices = fleet_slices.device_count(target) if target is not None else None
+    target = fleet.slices.get(request.target)
+    devices = target.device_count if target is not None else None
     planner.check_ahead(fleet, hosts, snapshot, request, fleet.store_of_target(request.target), devices)
 
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from midstream.operations.examine_checkpoint import CheckpointLocation
     from midstream.operations.list_slices import SliceListing
     from midstream.operations.repair import Repair
-    from midstream.watch.runs.host_log import LogLines
-    from midstream.watch.runs.log_query import LogQuery
+    from midstream.watch.host_log import LogLines
+    from midstream.watch.log_query import LogQuery
     from midstream.watch.snapshot import RunView, Snapshot
     from midstream_host.runs.log_pages import LogMatches
 
@@ -87,16 +87,13 @@ class Actions:
 
         A worker of a slice is no target: a run there would wait for the devices of the others.
         """
-        from midstream.fleet.fleet import SlurmTarget
         from midstream.providers import fleet_slices
 
         fleet = self._fleet
         names = [
             name for name in fleet.target_names if name in fleet.targets or not fleet_slices.target_of_host(fleet, name)
         ]
-        return tuple(
-            Target(name, fleet.hosts_of(name), isinstance(fleet.targets.get(name), SlurmTarget)) for name in names
-        )
+        return tuple(Target(name, fleet.hosts_of(name), fleet.slurm_of(name) is not None) for name in names)
 
     def make_plan(self, snapshot: Snapshot, request: Request) -> Plan:
         """Plan a migration, without side effects.
@@ -183,7 +180,7 @@ class Actions:
 
     def adopt(self, place: str) -> str:
         """Adopt the trainer that runs in a directory ``HOST:DIR``. Return the outcome."""
-        from midstream.adoption.adopt_process import adopt_process, adopted_words
+        from midstream.launch.adopt_process import adopt_process, adopted_words
 
         return adopted_words(adopt_process(self._hosts, self._fleet, place))
 
@@ -207,19 +204,19 @@ class Actions:
 
         The process outlives the screen.
         """
-        from midstream.migrate.execution import migration_process
+        from midstream.migrate import migration_process
 
         return migration_process.start(self._fleet, plan)
 
     def rollback(self, migration: str, *, agreed: bool) -> None:
         """Roll a migration back; ``agreed``: to the loss that was named."""
-        from midstream.migrate.execution import migration_process
+        from midstream.migrate import migration_process
 
         migration_process.rollback(migration, agreed=agreed)
         migration_process.refuse_late_rollback(migration)
 
     def continue_(self, migration: str) -> None:
-        from midstream.migrate.execution import migration_process
+        from midstream.migrate import migration_process
 
         migration_process.continue_(migration)
 
@@ -296,7 +293,7 @@ class Actions:
 
     def config(self, run: RunView, attempt: int) -> str:
         """Return the resolved configuration of an attempt, as YAML."""
-        from midstream.watch.runs import resolved_config
+        from midstream.watch import resolved_config
 
         return resolved_config.read(self._hosts, run, attempt)
 
@@ -305,13 +302,13 @@ class Actions:
 
         A negative ``begin`` counts from the end of the log.
         """
-        from midstream.watch.runs.host_log import read_page
+        from midstream.watch.host_log import read_page
 
         return read_page(self._hosts.get(run.host), self._log(run, process), begin, end)
 
     def search_log(self, run: RunView, process: int, query: LogQuery, place: int) -> LogMatches:
         """Count the matching lines of a process's log; find those next to byte ``place``."""
-        from midstream.watch.runs.host_log import search
+        from midstream.watch.host_log import search
 
         return search(self._hosts.get(run.host), self._log(run, process), query, place)
 

@@ -35,7 +35,7 @@ from midstream.migrate.journal.request import Request
 from midstream.operations.create_target import creatable_target, create_target
 from midstream.output import Output
 from midstream.providers import fleet_slices
-from midstream.transfer.streams.link import probe
+from midstream.transfer.link import probe
 from midstream.tui.actions import Actions, TargetMissingError
 from midstream.watch.snapshot import DOWN, LIVE, HostView, RunView, Snapshot
 from midstream.watch.watcher import take_snapshot

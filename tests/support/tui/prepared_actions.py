@@ -29,8 +29,8 @@ from midstream.operations.list_slices import SliceListing
 from midstream.operations.repair import Repair
 from midstream.providers.provider import OWNER_LABEL, TARGET_LABEL, Slice, SliceStatus, Worker
 from midstream.tui.actions import Actions, Target
-from midstream.watch.runs.host_log import LogLines
-from midstream.watch.runs.log_query import LogQuery
+from midstream.watch.host_log import LogLines
+from midstream.watch.log_query import LogQuery
 from midstream.watch.snapshot import (
     RunView,
     Snapshot,

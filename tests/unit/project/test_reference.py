@@ -17,11 +17,11 @@ from midstream.headless.fleet.show_costs import DEFAULT_PERIOD
 from midstream.json_events.json_event import JsonEvent
 from midstream.json_events.notifications import NOTIFICATION_FIELDS, NOTIFICATIONS
 from midstream.json_events.result_event import MigrationResult, ResultEvent
-from midstream.migrate.execution import notify
+from midstream.migrate import notify
 from midstream.migrate.journal.request import Request
 from midstream.tui import commands
 from midstream.tui.screens.dialogs.form import FormScreen
-from midstream.watch.runs import symptoms
+from midstream.watch import symptoms
 from midstream_core import records
 from midstream_host import supervise
 from pages import fleet_page, man_page

@@ -32,7 +32,7 @@ def delete(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         return _delete(
             fleet, options.delete, PodJob(options.delete, pods).path, "what runs in its pods", options, output
         )
-    known = fleet_slices.slice_targets(fleet)
+    known = fleet.slices
     paths = {fleet_slices.slice_path(name, target): name for name, target in known.items()}
     if options.delete in known:
         name, place = options.delete, fleet_slices.slice_path(options.delete, known[options.delete])

@@ -10,7 +10,7 @@ from midstream.errors import Exit, RemoteError
 from midstream.hosts.reconnect import FOLLOWED_LOG, Reconnect
 from midstream.json_events.result_event import FollowResult
 from midstream.json_events.run_events import LogEvent
-from midstream.watch.runs.host_log import LogFollower
+from midstream.watch.host_log import LogFollower
 from midstream_host.runs import run_state
 
 if TYPE_CHECKING:

@@ -73,7 +73,7 @@ def stop(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     from midstream.hosts.host_pool import HostPool
     from midstream.migrate.journal.migration_directory import list_migrations
     from midstream.operations import stop as operation
-    from midstream.watch.runs.damaged_runs import refuse_damaged
+    from midstream.watch.damaged_runs import refuse_damaged
 
     hosts = HostPool(fleet)
     try:

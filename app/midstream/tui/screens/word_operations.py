@@ -11,7 +11,7 @@ from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 from midstream.tui.screens.dialogs.document import DocumentScreen
 from midstream.tui.state.selection import Selection
-from midstream.watch.runs import resolved_config
+from midstream.watch import resolved_config
 
 
 def show_config(screen: MidstreamScreen, run_id: str) -> None:
