@@ -25,14 +25,14 @@ from midstream_core.attempt.earlier_process import running_earlier
 from midstream_core.attempt.errors import CheckpointError, FencedError
 from midstream_core.attempt.standby_lease import Lease
 from midstream_core.attempt.status_file import StatusFile
+from midstream_engine.attempt.take_start import take_start
 from midstream_engine.checkpoint.loading.checkpoint_list import newest_complete
 from midstream_engine.checkpoint.saving.retention import Retention
 from midstream_engine.config.keep_policy import KeepEvery, KeepPolicy
+from midstream_engine.loop.fence_reader import FenceReader
+from midstream_engine.runtime import attempt_record
+from midstream_engine.runtime.attempt_record import Attempt
 from midstream_engine.tracking.metrics_file import MetricsFile
-from midstream_engine.trainer.attempt.take_start import take_start
-from midstream_engine.trainer.loop.fence_reader import FenceReader
-from midstream_engine.trainer.runtime import attempt_record
-from midstream_engine.trainer.runtime.attempt_record import Attempt
 from simulation.cooperative import SCHEDULER
 from simulation.machines import SimulatedProcess, present
 

@@ -20,7 +20,7 @@ from midstream.fleet import fleet as fleets
 from midstream.hosts import host_pool
 from midstream.install import bundle
 from midstream.launch import input_check
-from midstream.migrate.execution import migration_process
+from midstream.migrate import migration_process
 from midstream.migrate.journal import journal
 from midstream.transfer import copy_tree, send_files
 from midstream_core import records

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
-from midstream.watch.runs.loss_curve import CurveRows
+from midstream.watch.loss_curve import CurveRows
 
 STEP, TOKENS, TIME = "step", "tokens", "time"
 AXES = (STEP, TOKENS, TIME)  # of runs

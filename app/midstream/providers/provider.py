@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from midstream.counts import count
 from midstream.errors import HostError
-from midstream.fleet.fleet import SliceTarget
+from midstream.fleet.slice_target import SliceTarget
 
 Progress = Callable[[str], None]  # gets one line of text at a time
 

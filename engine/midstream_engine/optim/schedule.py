@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from midstream_core.arithmetic.learning_rate import Functions, ScheduleError, rate_parts, rate_settings
+from midstream_core.learning_rate import Functions, ScheduleError, rate_parts, rate_settings
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.optimizer import OptimizerConfig
 

@@ -15,10 +15,10 @@ import re
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 from midstream_core import records
+from midstream_host import allowlist
+from midstream_host.allowlist import LOG_TAIL
 from midstream_host.declarations import PAGE_LIMIT, reads, repeatable
-from midstream_host.files import allowlist
-from midstream_host.files.allowlist import LOG_TAIL
-from midstream_host.files.object_files import (
+from midstream_host.object_files import (
     NotPlainError,
     descriptor_sha256,
     inside,

@@ -10,7 +10,7 @@ import contextlib
 import threading
 from typing import Any, Callable, List, Sequence
 
-from midstream_host.files.object_files import emit
+from midstream_host.object_files import emit
 
 REPORT_INTERVAL = 0.05  # seconds
 

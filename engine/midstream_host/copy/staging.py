@@ -25,8 +25,8 @@ from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from midstream_host.copy.stdin_lines import IDLE_TIMEOUT
-from midstream_host.files.copy_items import CopyObject
-from midstream_host.files.object_files import (
+from midstream_host.copy_items import CopyObject
+from midstream_host.object_files import (
     INCOMING,
     LastFolder,
     NotPlainError,

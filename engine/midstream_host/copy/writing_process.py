@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Sequence
 from midstream_host.copy.frames import Incoming
 from midstream_host.copy.shared_blocks import SharedBlocks
 from midstream_host.copy.stdin_lines import IDLE_TIMEOUT
-from midstream_host.files.object_files import emit_line, line_of
+from midstream_host.object_files import emit_line, line_of
 
 if TYPE_CHECKING:  # its import takes longer than all others together
     import ssl

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set
 
 from midstream_core import records
 from midstream_host.driver.checkpoints.search import GIVEN_UP
-from midstream_host.driver.recorded_checkpoints import FILES, digest_of, place
+from midstream_host.driver.recorded_checkpoints import FILES, digest_of, place, write_newest_file
 
 WORK = "work"  # below the run's directory
 
@@ -97,9 +97,7 @@ def place_checkpoint(paths: records.RunPaths, name: str, directory: str) -> Rest
         os.makedirs(posixpath.dirname(target), exist_ok=True)
         place(posixpath.join(source, FILES, path), target, link=False)
         measured[path] = digest_of(target)[0]
-    if state.get("rule") == "deepspeed":  # it finds its newest checkpoint by this file beside it
-        tag = posixpath.join(directory, posixpath.dirname(state["path"]), "latest")
-        records.write_bytes(tag, posixpath.basename(state["path"]).encode())
+    write_newest_file(str(state.get("rule", "")), directory, state["path"])
     digest = records.root_digest([], {}, {**state, "files": measured})
     path = posixpath.join(directory, state["path"])
     return Restored(path, manifest.step, digest, manifest.root_digest, directory, sorted(measured))

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from midstream.counts import count
 from midstream.errors import MidstreamError
-from midstream_core.arithmetic.mesh_division import (
+from midstream_core.mesh_division import (
     DATA,
     MODEL,
     axis_mappings,

@@ -19,7 +19,7 @@ from midstream.migrate.journal.json_values import section
 from midstream.migrate.planning import model_arrays
 from midstream_core.precision import levanter_products, precision_of
 from midstream_core.records import ArrayEntry
-from midstream_host.imports.checkpoint_survey import HUGGING_FACE, LEVANTER, NEOX, CheckpointSurvey
+from midstream_host.trainers.checkpoint_survey import HUGGING_FACE, LEVANTER, NEOX, CheckpointSurvey
 
 NAMES = {NEOX: "GPT-NeoX", LEVANTER: "Levanter", HUGGING_FACE: "Hugging Face"}
 # Defaults of Levanter's code that differ from the engine's, as the converter applies them.

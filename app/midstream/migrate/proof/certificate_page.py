@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from midstream.migrate.journal.certificate import CLAIM_FAILED, COMPARED, NOT_CHECKED, VERIFIED, Certificate
-from midstream.migrate.journal.downtime_report import DOWNTIME_PHASES, DowntimeReport, shown_phase
+from midstream.migrate.journal.downtime_report import DowntimeReport, shown_phase
+from midstream.migrate.stages import DOWNTIME_PHASES
 from midstream.printable import printable
 
 VOID = "**Void**: the migration was rolled back, and the run continues on its source."

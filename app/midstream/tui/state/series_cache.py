@@ -9,7 +9,7 @@ from typing import Any
 from midstream.charts import points
 from midstream.charts.points import AXES, CLOCK, COLUMN_OF_AXIS, STEP, TIME, TOKENS
 from midstream.tui.state.series import Series
-from midstream.watch.runs.loss_curve import CurveRows
+from midstream.watch.loss_curve import CurveRows
 
 __all__ = ["AXES", "CLOCK", "STEP", "TIME", "TOKENS", "SeriesCache", "x_of_step"]
 

@@ -8,9 +8,9 @@ from typing import Any, Dict, List, Optional, cast
 from midstream_host.driver.checkpoints import deepspeed
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree, number_in
+from midstream_host.driver.checkpoints.rule import Rule
 from midstream_host.driver.checkpoints.sharded_files import METADATA, check_distributed
 
-PATTERN = "**/*.ckpt"
 META = "meta.pt"  # of a sharded checkpoint: everything but tensors
 _NAME = re.compile(r"step=(\d+)")
 _ENGINE = "checkpoint"  # folder of DeepSpeed's state
@@ -79,3 +79,11 @@ def _loader_states(value: Dict[Any, Any]) -> bool:
     for name in ("loops", "fit_loop", "state_dict", "combined_loader"):
         place = cast("Dict[Any, Any]", place).get(name) if isinstance(place, dict) else None
     return isinstance(place, list) and any(bool(one) for one in cast("List[Any]", place))
+
+
+RULE = Rule(
+    "**/*.ckpt",
+    named_step,
+    check,
+    saved_state,
+)

@@ -10,9 +10,9 @@ from typing import Any, Dict, Iterable, List, Optional, cast
 from midstream_host.driver.checkpoints.array_files import check_arrays
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
+from midstream_host.driver.checkpoints.rule import Rule
 from midstream_host.driver.checkpoints.step_names import step_in
 
-PATTERN = "*[0-9]*"
 METADATA = "_CHECKPOINT_METADATA"
 TREE = "_METADATA"  # of an item that is a tree of arrays
 MARKER = "commit_success.txt"
@@ -157,3 +157,12 @@ def saved_state(tree: CheckpointTree) -> SavedState:
         reshards=True,
         advice=cast("List[Any]", advice),
     )
+
+
+RULE = Rule(
+    "*[0-9]*",
+    named_step,
+    check,
+    saved_state,
+    one_process=True,
+)
