@@ -94,7 +94,8 @@ def _plain(value: Any) -> Any:
         return {key: _plain(item) for key, item in cast("Dict[Any, Any]", value).items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in cast("Tuple[Any, ...]", value)]
-    return {name: _plain(getattr(value, name)) for name in _field_names(type(value))}
+    kind = cast(Type[Any], type(value))
+    return {name: _plain(getattr(value, name)) for name in _field_names(kind)}
 
 
 @functools.lru_cache(maxsize=None)
