@@ -12,7 +12,9 @@ import json
 import posixpath
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
+
+from midstream_core.json_types import JsonValue, object_or_empty
 
 METADATA = "metadata.json"
 OCDBT = "manifest.ocdbt"  # of the releases after 1.2
@@ -92,28 +94,29 @@ def described(path: str, metadata: str, *, by_time: bool) -> Found | None:
     Raises ValueError where it is not JSON, or its step is no number: that is no evidence of an older checkpoint.
     """
     try:
-        value: Any = json.loads(metadata)
+        value: JsonValue = json.loads(metadata)
     except ValueError as error:
         raise ValueError(f"{posixpath.join(path, METADATA)}: not JSON, perhaps truncated ({error})") from None
-    fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    fields = object_or_empty(value)
     if "step" not in fields:
         return None
-    if type(fields["step"]) is not int:
-        raise ValueError(f"{posixpath.join(path, METADATA)} has step {fields['step']!r}, which is no whole number")
+    step = fields["step"]
+    if type(step) is not int:
+        raise ValueError(f"{posixpath.join(path, METADATA)} has step {step!r}, which is no whole number")
     try:
         timestamp: datetime.datetime | None = datetime.datetime.fromisoformat(str(fields.get("timestamp")))
     except ValueError:
         timestamp = None
     if timestamp is not None and timestamp.tzinfo is not None:
         timestamp = timestamp.astimezone().replace(tzinfo=None)
-    return Found(path, fields["step"], timestamp, by_time)
+    return Found(path, step, timestamp, by_time)
 
 
 def newest(found: list[Found]) -> Found | None:
     """Return the checkpoint that the release which wrote the last one continues from."""
     if not found:
         return None
-    by_time = max(found, key=lambda one: (one.timestamp or datetime.datetime.min, one.step))
+    by_time = max(found, key=lambda checkpoint: (checkpoint.timestamp or datetime.datetime.min, checkpoint.step))
     return by_time if by_time.by_time else max(
         found, key=lambda one: (one.step, one.timestamp or datetime.datetime.min, one.path)
     )  # fmt: skip

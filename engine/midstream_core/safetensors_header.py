@@ -10,8 +10,9 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
+from midstream_core.json_types import JsonValue, optional_list, optional_object
 from midstream_core.records import RecordError, canonical_json, parse_json
 
 HEADER_LIMIT = 64 << 20  # bytes
@@ -37,7 +38,7 @@ class TensorEntry(NamedTuple):
     stop: int
 
 
-def load_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
+def load_header(file: BinaryIO) -> tuple[dict[str, JsonValue], int]:
     """Read the header of an open file, from its first byte on.
 
     Returns the JSON value of each tensor by name, and the offset of the data.
@@ -81,18 +82,18 @@ def read_header(raw: memoryview) -> dict[str, TensorEntry]:
     return found
 
 
-def _entry(name: str, value: object, start: int, size: int) -> TensorEntry:
+def _entry(name: str, value: JsonValue, start: int, size: int) -> TensorEntry:
     try:
-        short, shape = value["dtype"], value["shape"]  # type: ignore[index]
-        first, last = value["data_offsets"]  # type: ignore[index]
-        dtype = _DTYPES[short]
-        sound = all(type(number) is int and number >= 0 for number in (*shape, first, last))
-        length = math.prod(shape) * SIZES[dtype] if sound else 0
+        fields = optional_object(value)
+        dtype, lengths = _DTYPES[str(fields["dtype"])], optional_list(fields["shape"])
+        first, last = optional_list(fields["data_offsets"])
+        numbers = [number for number in (*lengths, first, last) if type(number) is int and number >= 0]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"element type or field {error} of {name} is not understood") from None
-    if not sound or not first <= last <= size - start or last - first != length:
+    *shape, begin, end = numbers if len(numbers) == len(lengths) + 2 else (-1, -1)
+    if not 0 <= begin <= end <= size - start or end - begin != math.prod(shape) * SIZES[dtype]:
         raise ValueError(f"the offsets of {name} do not fit its shape or the file")
-    return TensorEntry(dtype, list(shape), start + first, start + last)
+    return TensorEntry(dtype, shape, start + begin, start + end)
 
 
 def make_header(tensors: Iterable[tuple[str, str, Iterable[int]]], metadata: Mapping[str, str] | None = None) -> bytes:
@@ -102,7 +103,7 @@ def make_header(tensors: Iterable[tuple[str, str, Iterable[int]]], metadata: Map
 
     ``tensors``: name, numpy's name of the dtype, and shape of each, in the order of their data.
     """
-    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    header: dict[str, JsonValue] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0
     for name, dtype, shape in tensors:
         lengths = list(shape)

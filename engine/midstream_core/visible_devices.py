@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Any
+
+from midstream_core.json_types import JsonObject, JsonValue, list_or_empty, object_or_empty
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
@@ -31,7 +32,7 @@ def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
     return entries
 
 
-def select_visible(gpus: Sequence[Mapping[str, Any]], entries: Sequence[str] | None) -> list[dict[str, Any]]:
+def select_visible(gpus: Sequence[JsonObject], entries: Sequence[str] | None) -> list[dict[str, JsonValue]]:
     """Return the GPUs that a process sees, in its order.
 
     Args:
@@ -40,20 +41,20 @@ def select_visible(gpus: Sequence[Mapping[str, Any]], entries: Sequence[str] | N
         entries: Of `visible_devices`; None: it sees all.
     """
     if entries is None:
-        return [dict(each) for each in gpus]
-    parts = [dict(part) for each in gpus for part in each.get("parts", ())]
-    found: list[dict[str, Any]] = []
+        return [dict(gpu) for gpu in gpus]
+    slices = [object_or_empty(part) for gpu in gpus for part in list_or_empty(gpu.get("parts"))]
+    visible: list[dict[str, JsonValue]] = []
     for entry in entries:
         if entry.startswith("MIG-"):
-            named = [each for each in parts if each["uuid"].lower() == entry.lower()]
+            named = [part for part in slices if str(part["uuid"]).lower() == entry.lower()]
         elif entry.startswith("GPU-"):
-            named = [dict(each) for each in gpus if each.get("uuid", "").lower().startswith(entry.lower())]
+            named = [dict(gpu) for gpu in gpus if str(gpu.get("uuid", "")).lower().startswith(entry.lower())]
         else:
-            named = [dict(each) for each in gpus if each["index"] == int(entry)]
-        if len(named) != 1 or named[0] in found:
+            named = [dict(gpu) for gpu in gpus if gpu["index"] == int(entry)]
+        if len(named) != 1 or named[0] in visible:
             break
-        found += named
-    return found
+        visible += named
+    return visible
 
 
 def limit_devices(environment: MutableMapping[str, str], count: int) -> None:

@@ -12,6 +12,7 @@ import yaml
 
 from midstream.bundled_files import config_path
 from midstream.errors import UsageError
+from midstream_core.json_types import object_or_empty
 from midstream_core.yaml_includes import YamlError, compose_file
 
 
@@ -64,4 +65,4 @@ def config_section(text: str, name: str) -> dict[str, Any]:
         UsageError: The text is no mapping.
     """
     section = config_values(text).get(name)
-    return cast(dict[str, Any], section) if isinstance(section, dict) else {}
+    return object_or_empty(section)

@@ -19,6 +19,7 @@ from midstream.counts import count
 from midstream.errors import UsageError
 from midstream.plain_yaml import load_plain_quickly
 from midstream.printable import printable
+from midstream_core.json_types import object_or_empty
 from midstream_host.driver.run_file import LARGEST_LOCK
 
 LARGEST_FILE = 16 << 20  # bytes of a lock file
@@ -179,7 +180,7 @@ def _unified(text: str) -> list[CondaList]:
         value = load_plain_quickly(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(" ".join(str(error).split())) from None
-    version: Any = cast("dict[str, Any]", value).get("version") if isinstance(value, dict) else None
+    version: Any = object_or_empty(value).get("version")
     if version != 1:
         raise UsageError(f"is of version {_shown(version)}, known is 1", "conda-lock lock, of a release from 1 to 4")
     rows: Any = cast("dict[str, Any]", value).get("package")
@@ -194,7 +195,7 @@ def _unified(text: str) -> list[CondaList]:
         if platform.startswith("win-"):
             continue
         digests: Any = row.get("hash")
-        digests = cast("dict[str, Any]", digests) if isinstance(digests, dict) else {}
+        digests = object_or_empty(digests)
         packages.setdefault(platform, {})
         if manager == "conda":
             found = _package(_text(row, "url"), str(digests.get("sha256") or digests.get("md5") or ""))

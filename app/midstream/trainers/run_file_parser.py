@@ -22,6 +22,7 @@ from midstream.trainers.command_problem import DEVICES_OF_HOST, command_problem
 from midstream.trainers.environment_files import packages_of
 from midstream.trainers.registry import TRAINERS, TrainerDefaults
 from midstream_core import records
+from midstream_core.json_types import object_or_empty
 from midstream_core.visible_devices import VISIBLE
 from midstream_host.driver.run_file import (
     BATCHES,
@@ -287,7 +288,7 @@ class _Parser:
 
     def _environment(self, defaults: TrainerDefaults) -> Environment:
         value: Any = self._value.get("environment", {})
-        given = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+        given = object_or_empty(value)
         found = self._part("environment", Environment, Environment(packages=list(defaults.packages)), _REQUIREMENTS)
         named = [key for key in _REQUIREMENTS if key in given]
         if not named:

@@ -11,8 +11,9 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from midstream_core.json_types import JsonValue
 from midstream_core.object_store.errors import StoreError
 
 VARIABLE = "MIDSTREAM_STORES"
@@ -48,7 +49,7 @@ class Access:
     region: str = ""
     public: bool = False
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, JsonValue]:
         return asdict(self)
 
 

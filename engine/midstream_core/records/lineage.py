@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Dict, List, Optional
+from typing import ClassVar, Dict, List, Optional
 
+from midstream_core.json_types import JsonValue
 from midstream_core.records.field_forms import CHECKPOINT_NAME, NAME, RUN_ID, RUN_ID_OR_EMPTY
 from midstream_core.records.record import JsonRecord
 
@@ -35,7 +36,9 @@ class Lineage(JsonRecord):
     LIMIT: ClassVar[int] = 1 << 24
 
     run_id: str = dataclasses.field(metadata={"form": RUN_ID})
-    attempts: List[Dict[str, Any]] = dataclasses.field(default_factory=lambda: [], metadata={"items": LineageEntry})
+    attempts: List[Dict[str, JsonValue]] = dataclasses.field(
+        default_factory=lambda: [], metadata={"items": LineageEntry}
+    )
 
     @property
     def entries(self) -> List[LineageEntry]:
@@ -47,5 +50,6 @@ class Lineage(JsonRecord):
 
         An entry with the same attempt number is replaced.
         """
-        others = [old for old in self.attempts if old["attempt"] != entry.attempt]
-        return Lineage(self.run_id, sorted([*others, entry.to_json()], key=lambda old: old["attempt"]))
+        entries = {old.attempt: old for old in self.entries}
+        entries[entry.attempt] = entry
+        return Lineage(self.run_id, [entries[attempt].to_json() for attempt in sorted(entries)])

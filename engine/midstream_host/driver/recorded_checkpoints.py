@@ -18,7 +18,7 @@ import os
 import posixpath
 import shutil
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, Generator, List, NamedTuple, Optional, Set, Tuple
 
 from midstream_core import records
 from midstream_core.attempt import save_fence
@@ -159,7 +159,7 @@ def _is_still(run: RunFile, found: Found, directory: str, world: int) -> bool:
 
 
 @contextlib.contextmanager
-def _finished(run: RunFile, found: Found, directory: str) -> Iterator[None]:
+def _finished(run: RunFile, found: Found, directory: str) -> Generator[None, None, None]:
     """Put the mark of a finished checkpoint beside its copy, if the rule needs one.
 
     DeepSpeed's file ``latest`` is no part of a checkpoint: it was read when the checkpoint was found, and it is

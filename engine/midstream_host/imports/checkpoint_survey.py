@@ -14,6 +14,7 @@ import re
 from typing import Any, Dict, List, Literal, Optional, Sequence, Tuple, cast
 
 from midstream_core import levanter_checkpoints
+from midstream_core.json_types import int_of, object_or_empty, optional_list
 from midstream_core.latest_file import named_folder
 from midstream_core.safetensors_header import load_header
 from midstream_host.declarations import reads
@@ -207,7 +208,7 @@ def _levanter(files: CheckpointFiles, path: str, config: str) -> CheckpointSurve
         metadata = json.loads(_text(files, os.path.join(path, "metadata.json")))
     except ValueError as error:
         raise ValueError("{}/metadata.json: not JSON, perhaps truncated ({})".format(path, error)) from None
-    step = cast(Dict[str, Any], metadata).get("step") if isinstance(metadata, dict) else None
+    step = object_or_empty(metadata).get("step")
     if not isinstance(step, int):
         raise ValueError("{}: metadata.json has no step".format(path))
     found = next((each for each in candidates if files.is_file(each)), None)
@@ -249,4 +250,7 @@ def _safetensors(files: CheckpointFiles, path: str) -> Dict[str, List[int]]:
             entries, _ = load_header(file)
         except ValueError as error:
             raise ValueError("{}: {}".format(path, error)) from None
-    return {name: [int(size) for size in entry["shape"]] for name, entry in entries.items()}
+    return {
+        name: [int_of(size) for size in optional_list(object_or_empty(entry)["shape"])]
+        for name, entry in entries.items()
+    }

@@ -14,6 +14,7 @@ import time
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Type, TypeVar, cast
 
 from midstream_core import records
+from midstream_core.json_types import object_or_empty
 from midstream_host.declarations import once, reads
 from midstream_host.runs import damaged_records, leftovers, run_checkpoints, run_state, unknown_process
 from midstream_host.runs.damaged_records import names_in
@@ -183,7 +184,7 @@ def _process(files: records.AttemptPaths, process: int) -> ProcessEvidence:
     launched: Any = None
     with contextlib.suppress(records.RecordError, OSError):
         launched = records.read_json(files.launched(process), 1 << 20)
-    group = cast("Dict[str, Any]", launched).get("group") if isinstance(launched, dict) else None
+    group = object_or_empty(launched).get("group")
     return ProcessEvidence(
         process=process,
         status=_read(records.Status, files.status(process)),
@@ -257,10 +258,11 @@ def _rows(path: str) -> Tuple[Optional[int], Optional[int]]:
         for line in file:
             with contextlib.suppress(ValueError, RecursionError):
                 for row in records.parse_metrics([line.decode()]):
-                    if "global_step" in row:
-                        first = row["global_step"] if first is None else first
+                    step = row.get("global_step")
+                    if isinstance(step, int):
+                        first = step if first is None else first
                         start = records.start_of(row) or 0
-                        last, newest = (row["global_step"], start) if start >= newest else (last, newest)
+                        last, newest = (step, start) if start >= newest else (last, newest)
     return first, last
 
 

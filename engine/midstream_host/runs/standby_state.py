@@ -13,6 +13,7 @@ import time
 from typing import Any, Dict, List, Literal, Mapping, Optional
 
 from midstream_core import records
+from midstream_core.json_types import int_of, object_or_empty
 from midstream_host.declarations import MANIFEST_LIMIT, reads, repeatable
 from midstream_host.runs import losses, ownership, run_checkpoints, run_state
 from midstream_host.runs.run_checkpoints import CheckpointName, CheckpointSummary
@@ -88,7 +89,7 @@ def newest_state(root: str, run_id: str) -> Optional[NewestState]:
         directory = paths.checkpoint(checkpoint.name)
         manifest = posixpath.join(directory, records.MANIFEST)
         try:
-            train = records.read_json(posixpath.join(directory, records.TRAIN))
+            train = object_or_empty(records.read_json(posixpath.join(directory, records.TRAIN)))
             return NewestState(checkpoint.name, records.Manifest.read(manifest), train)
         except FileNotFoundError as error:
             if os.path.exists(manifest):  # nothing has removed the checkpoint
@@ -253,7 +254,7 @@ def rows(root: str, run_id: str, attempt: int, name: str, offset: int, first: in
     kept = [
         losses.reduced(row)
         for row in records.parse_metrics(complete.decode().splitlines())
-        if "train/loss" in row and row.get("global_step", -1) >= first and counts(row)
+        if "train/loss" in row and int_of(row.get("global_step", -1)) >= first and counts(row)
     ]
     return NewRows(found.status, found.running, kept, offset + len(complete))
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import posixpath
-from typing import Any, Dict, Optional, cast
+from typing import Optional
 
 from midstream_core import records
+from midstream_core.json_types import object_or_empty
 from midstream_host.declarations import reads
 from midstream_host.driver.recorded_checkpoints import FILES
 
@@ -37,17 +38,16 @@ def recorded_epoch(root: str, run_id: str, checkpoint: str) -> Optional[Recorded
     Raises RecordError, OSError.
     """
     place = records.RunPaths(root, records.check_run_id(run_id)).checkpoint(checkpoint)
-    path = posixpath.join(place, records.TRAIN)
-    state: Any = records.read_json(path).get("state", {})
-    if not isinstance(state, dict) or cast("Dict[str, Any]", state).get("rule") != "huggingface":
+    state = object_or_empty(object_or_empty(records.read_json(posixpath.join(place, records.TRAIN))).get("state"))
+    if state.get("rule") != "huggingface":
         return None
-    file = posixpath.join(place, FILES, str(cast("Dict[str, Any]", state).get("path", "")), STATE)
+    file = posixpath.join(place, FILES, str(state.get("path", "")), STATE)
     try:
-        value: Any = records.read_json(file, LARGEST)
+        value = records.read_json(file, LARGEST)
     except FileNotFoundError:
         return None
-    found = cast("Dict[str, Any]", value) if isinstance(value, dict) else {}
-    epochs, step = found.get("num_train_epochs"), found.get("global_step")
+    trainer_state = object_or_empty(value)
+    epochs, step = trainer_state.get("num_train_epochs"), trainer_state.get("global_step")
     if type(epochs) is not int or type(step) is not int or step < 0:
         return None
     return RecordedEpoch(step, epochs < WITHOUT_LENGTH)

@@ -71,11 +71,11 @@ def verify(directory: str, manifest: str) -> int:
 def _root_digest(directory: str, manifest: records.Manifest, wrong: Set[str]) -> str:
     """Compute the root digest from the measured hashes, without ``wrong`` objects."""
     sha256 = {entry.path: entry.sha256 for entry in manifest.object_entries if entry.path not in wrong}
-    train = records.read_json(posixpath.join(directory, records.TRAIN))
+    state = records.checkpoint_state(directory)
     lost = sorted({path for array in manifest.array_entries for path in array.objects} - set(sha256))
     if lost:
         raise records.RecordError("{} is missing or corrupt".format(lost[0]))
-    return records.root_digest(manifest.array_entries, sha256, train["state"])
+    return records.root_digest(manifest.array_entries, sha256, state)
 
 
 def files_below(directory: str) -> Iterator[str]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import functools
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from midstream.errors import DamagedError, RemoteError
 from midstream.hosts.rpc.answer_limits import decode
 from midstream.hosts.rpc.reporting_program import Events, Report, ReportingProgram
 from midstream.hosts.rpc.result_builder import build
 from midstream_core import json_shapes, records
+from midstream_core.json_types import object_or_empty
 
 Printed = TypeVar("Printed")  # a dataclass
 
@@ -35,7 +36,7 @@ def result_of(host: str, function: Callable[..., Any], arguments: Mapping[str, A
         RemoteError: The function raised (``kind``: its exception), or, of kind "Answer", its result has another shape.
     """
     name = name_of(function)
-    fields = cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
+    fields = object_or_empty(answer)
     if not ("value" in fields or "error" in fields):
         raise _rejected(host, name, "neither a value nor an error")
     if "error" in fields:
@@ -101,7 +102,7 @@ def line_of(host: str, name: str, events: Mapping[str, Any], line: Any) -> dict[
 
     Raises as `event_of`.
     """
-    fields = cast("dict[str, Any]", line) if isinstance(line, dict) else {}
+    fields = object_or_empty(line)
     event: Any = fields.get("event")
     kind = events.get(event) if isinstance(event, str) else None
     if kind is None:

@@ -16,6 +16,7 @@ from midstream.errors import UsageError
 from midstream.migrate.journal.json_values import section
 from midstream.migrate.journal.plan import Change
 from midstream_core.arithmetic.learning_rate import RatePart, ScheduleError, rate_at, rate_parts, rate_settings
+from midstream_core.json_types import list_or_empty
 
 BATCH, STEPS = "trainer.train_batch_size", "trainer.num_train_steps"
 _ONE_CYCLE: Mapping[str, Sequence[Any]] = {"cycles": (None, 1), "cycle_length": (None,), "cooldown": (None, 0)}
@@ -118,7 +119,7 @@ def _value(name: str, text: str) -> Any:
 
 def _is_schedule(value: Any) -> bool:
     """Return whether a value is a list of ``{start, value}``."""
-    entries = cast("list[Any]", value) if isinstance(value, list) else []
+    entries = list_or_empty(value)
     return bool(entries) and all(
         isinstance(e, dict) and {"start", "value"} == {*cast("dict[Any, Any]", e)} for e in entries
     )

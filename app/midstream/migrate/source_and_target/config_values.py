@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from midstream.errors import MidstreamError
 from midstream.migrate.journal.json_values import section
+from midstream_core.json_types import object_or_empty
 from midstream_host.files.allowlist import shown
 
 LARGEST = 1 << 31  # examples of a batch, steps, lengths of axes
@@ -81,10 +82,7 @@ def _is_positive(value: Any) -> bool:
 def _is_batch(value: Any) -> bool:
     if not isinstance(value, list):
         return _is_positive(value)
-    entries = [
-        cast("dict[str, Any]", each) if isinstance(each, dict) else dict[str, Any]()
-        for each in cast("list[Any]", value)
-    ]
+    entries = [object_or_empty(each) for each in cast("list[Any]", value)]
     return bool(entries) and all(_is_integer(e.get("start"), 0) and _is_positive(e.get("value")) for e in entries)
 
 

@@ -25,6 +25,7 @@ from midstream.migrate.journal.plan import Plan
 from midstream.migrate.source_and_target.config_values import check_values
 from midstream.plain_yaml import load_plain
 from midstream_core import records
+from midstream_core.json_types import object_or_empty
 from midstream_host.driver.run_file import is_run_file
 from midstream_host.files.allowlist import shown
 from midstream_host.runs import run_state
@@ -113,7 +114,7 @@ def check_config(
             f"remove it there: {source} must not choose the processes that {target} connects to",
         )
     checkpointer = trainer.get("checkpointer")
-    base_path = cast("dict[str, Any]", checkpointer).get("base_path") if isinstance(checkpointer, dict) else None
+    base_path = object_or_empty(checkpointer).get("base_path")
     bucket = str(base_path or "").rstrip("/")
     if bucket and bucket not in stores and "trainer.checkpointer.base_path" not in given:
         raise MidstreamError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Optional, cast
 
+from midstream_core.json_types import object_or_empty
 from midstream_host.driver.checkpoints import deepspeed
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
@@ -84,7 +85,7 @@ def _optimizer_step(tree: CheckpointTree) -> Optional[int]:
         return None
     with tree.archive("optimizer.bin") as archive:
         value = tree.checked("optimizer.bin", archive.load)
-        states: Any = cast("Dict[Any, Any]", value).get("state") if isinstance(value, dict) else None
+        states: Any = object_or_empty(value).get("state")
         if not isinstance(states, dict):
             return None
         steps: List[float] = []

@@ -11,6 +11,7 @@ import re
 from typing import Any, Dict, List, Optional, Set, Tuple, cast
 
 from midstream_core import records
+from midstream_core.json_types import list_or_empty, object_or_empty
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
 from midstream_host.driver.checkpoints.step_names import step_in
@@ -156,8 +157,8 @@ def _check_layers(tree: CheckpointTree, prefix: str, names: List[str], models: S
     needed: Set[int] = set()
     for rank in models:
         groups: Any = tree.torch_value("{}mp_rank_{:02d}_model_states.pt".format(prefix, rank)).get("param_shapes")
-        for group in cast("List[Any]", groups) if isinstance(groups, list) else []:
-            for parameter in cast("Dict[Any, Any]", group) if isinstance(group, dict) else ():
+        for group in list_or_empty(groups):
+            for parameter in object_or_empty(group):
                 head = str(parameter).split(".")[0]
                 if head.isdecimal():
                     needed.add(int(head))

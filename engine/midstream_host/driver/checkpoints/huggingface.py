@@ -6,6 +6,7 @@ import re
 import sys
 from typing import Any, Dict, List, Optional, cast
 
+from midstream_core.json_types import object_or_empty
 from midstream_core.restricted_pickle import Record
 from midstream_host.driver.checkpoints import deepspeed
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
@@ -132,7 +133,7 @@ def _argument(tree: CheckpointTree, name: str) -> Any:
     with tree.archive(ARGUMENTS) as archive:
         value = tree.checked(ARGUMENTS, archive.load)
     state: Any = value.state if type(value) is Record else None
-    return cast("Dict[Any, Any]", state).get(name) if isinstance(state, dict) else None
+    return object_or_empty(state).get(name)
 
 
 def _check_optimizer(tree: CheckpointTree) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Optional, cast
 
+from midstream_core.json_types import object_or_empty
 from midstream_host.driver.checkpoints import deepspeed
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree, number_in
@@ -77,5 +78,5 @@ def _loader_states(value: Dict[Any, Any]) -> bool:
     """Return whether a loader has stored its position, as StatefulDataLoader does."""
     place: Any = value
     for name in ("loops", "fit_loop", "state_dict", "combined_loader"):
-        place = cast("Dict[Any, Any]", place).get(name) if isinstance(place, dict) else None
+        place = object_or_empty(place).get(name)
     return isinstance(place, list) and any(bool(one) for one in cast("List[Any]", place))

@@ -6,6 +6,7 @@ import os
 from typing import Any, Dict, List, Tuple, cast
 
 from midstream_core import records
+from midstream_core.json_types import object_or_empty
 from midstream_core.safetensors_header import load_header
 from midstream_host.driver.formats.errors import FormatError
 
@@ -32,7 +33,7 @@ def _end(entries: Dict[str, Any]) -> int:
     """Bytes of the tensors, which follow each other without a gap."""
     spans: List[Tuple[int, int]] = []
     for name, entry in entries.items():
-        span: Any = cast("Dict[str, Any]", entry).get("data_offsets") if isinstance(entry, dict) else None
+        span: Any = object_or_empty(entry).get("data_offsets")
         if not isinstance(span, list) or len(cast("List[Any]", span)) != 2:
             raise FormatError("its header has no offsets of {!r}".format(name[:80]))
         begin, end = cast("List[Any]", span)

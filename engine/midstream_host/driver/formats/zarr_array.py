@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, cast
 
+from midstream_core.json_types import object_or_empty
 from midstream_host.driver.formats.errors import FormatError
 
 _CHUNK = re.compile(r"\d+(?:[./]\d+)*")
@@ -45,7 +46,7 @@ def check_3(described: Dict[str, Any], files: Dict[str, int], *, every_chunk: bo
     if described.get("node_type") != "array":
         return
     grid: Any = described.get("chunk_grid")
-    settings: Any = cast("Dict[str, Any]", grid).get("configuration") if isinstance(grid, dict) else None
+    settings: Any = object_or_empty(grid).get("configuration")
     if not isinstance(settings, dict):
         raise FormatError("has no grid of chunks")
     shape = _sizes(described.get("shape"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 from typing import Any, Dict, List, cast
 
+from midstream_core.json_types import list_or_empty
 from midstream_host.driver.metrics.parser import Parsed
 from midstream_host.driver.metrics.rows import Columns, Point
 from midstream_host.driver.metrics.text_lines import LineSplitter
@@ -34,7 +35,7 @@ class CsvParser:
 
     def restore(self, state: Any) -> None:
         """Continue; see `Parser.restore`."""
-        parts = cast("List[Any]", state) if isinstance(state, list) else []
+        parts = list_or_empty(state)
         if len(parts) in (3, 4) and isinstance(parts[0], list) and type(parts[1]) is int and type(parts[2]) is int:
             self._header = [str(name) for name in cast("List[Any]", parts[0])]
             self._rows, self._skip = parts[1], parts[2]

@@ -11,6 +11,7 @@ import posixpath
 from typing import Any, BinaryIO, Callable, Dict, List, Mapping, Optional, Tuple, cast
 
 from midstream_core import records
+from midstream_core.json_types import object_or_empty
 from midstream_host.driver.checkpoints.search import search
 from midstream_host.driver.metrics.parser import Parser
 from midstream_host.driver.metrics.rows import Columns, Point, PointMerger, Row, RowsOfPart
@@ -38,7 +39,7 @@ class _Followed:
     @classmethod
     def from_json(cls, value: Any) -> Optional[_Followed]:
         """Decode; None where it has another shape."""
-        fields = cast("Dict[str, Any]", value) if isinstance(value, dict) else {}
+        fields = object_or_empty(value)
         numbers = {name: fields.get(name) for name in ("part", "device", "inode", "offset")}
         texts = {name: fields.get(name) for name in ("head", "tail")}
         if any(type(one) is not int or one < 0 for one in numbers.values()):
@@ -66,9 +67,9 @@ class FileReader:
         self._make, self._directory, self._pattern, self._columns = make, directory, pattern, columns
         self._files: Dict[str, _Followed] = {}
         self._parts = 0
-        given: Mapping[str, Any] = cast("Dict[str, Any]", state) if isinstance(state, dict) else {}
+        given: Mapping[str, Any] = object_or_empty(state)
         files: Any = given.get("files")
-        for path, value in (cast("Dict[str, Any]", files) if isinstance(files, dict) else {}).items():
+        for path, value in (object_or_empty(files)).items():
             followed = _Followed.from_json(value)
             if followed is not None:
                 self._files[path] = followed

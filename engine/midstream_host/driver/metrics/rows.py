@@ -6,6 +6,8 @@ import dataclasses
 import math
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, cast
 
+from midstream_core.json_types import list_or_empty
+
 Row = Dict[str, Any]  # global_step, train/loss, optim/learning_rate, time, and what else the source has
 
 MOST_NAMES = 256  # of a row
@@ -177,7 +179,7 @@ class PointMerger:
     def __init__(self, state: Any = None) -> None:
         """Continue with the point of ``state`` (see `state`), which was not complete."""
         self._open: Optional[Point] = None
-        parts = cast("List[Any]", state) if isinstance(state, list) else []
+        parts = list_or_empty(state)
         if len(parts) in (3, 4) and type(parts[0]) is int and isinstance(parts[2], dict):
             numbers = {key: number(value) for key, value in cast("Dict[str, Any]", parts[2]).items()}
             values = {key: value for key, value in numbers.items() if value is not None}

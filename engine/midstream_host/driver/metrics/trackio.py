@@ -13,6 +13,7 @@ import urllib.parse
 from typing import Any, Dict, List, Optional, Tuple, cast
 
 from midstream_core import records
+from midstream_core.json_types import object_or_empty
 from midstream_host.driver.checkpoints.search import search
 from midstream_host.driver.metrics.rows import COUNTER, Columns, Point, PointMerger, RowsOfPart
 
@@ -32,7 +33,7 @@ class TrackioReader:
     def __init__(self, directory: str, pattern: str, columns: Columns, state: Any = None) -> None:
         """Continue where ``state`` of an earlier reader was; see `FileReader`."""
         self._directory, self._pattern, self._columns = directory, pattern, columns
-        given = cast("Dict[str, Any]", state) if isinstance(state, dict) else {}
+        given = object_or_empty(state)
         self._last = _numbers(given.get("last"))  # by database: id of the last row
         self._parts = _numbers(given.get("parts"))  # by database, inode and run
 

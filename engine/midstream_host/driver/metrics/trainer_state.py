@@ -9,6 +9,7 @@ import posixpath
 from typing import Any, Dict, List, Optional, Tuple, cast
 
 from midstream_core import records
+from midstream_core.json_types import object_or_empty
 from midstream_host.driver.checkpoints.search import search
 from midstream_host.driver.metrics.rows import Columns, Point, PointMerger, RowsOfPart
 
@@ -27,7 +28,7 @@ class TrainerStateReader:
     def __init__(self, directory: str, pattern: str, columns: Columns, state: Any = None) -> None:
         """Continue where ``state`` of an earlier reader was; see `FileReader`."""
         self._directory, self._pattern, self._columns = directory, pattern, columns
-        given = cast("Dict[str, Any]", state) if isinstance(state, dict) else {}
+        given = object_or_empty(state)
         part, count, digest = given.get("part"), given.get("count"), given.get("digest")
         self._part = part if type(part) is int else 0
         self._count = count if type(count) is int and count >= 0 else 0
@@ -58,7 +59,7 @@ class TrainerStateReader:
             return []
         except (OSError, records.RecordError) as error:
             return [RowsOfPart(path, self._part, [], str(error)[:400])]
-        history: Any = cast("Dict[str, Any]", value).get("log_history") if isinstance(value, dict) else None
+        history: Any = object_or_empty(value).get("log_history")
         if not isinstance(history, list):
             return [RowsOfPart(path, self._part, [], "has no log_history")]
         entries = [cast("Dict[str, Any]", entry) for entry in cast("List[Any]", history) if isinstance(entry, dict)]
