@@ -21,7 +21,7 @@ OCDBT = "manifest.ocdbt"  # of the releases after 1.2
 _TEMPORARY = re.compile(r"""^\s+["']?temporary_base_path["']?\s*:\s*(["']?)([^"'#\s]+)\1\s*(?:#.*)?$""", re.MULTILINE)
 
 
-class Found(NamedTuple):
+class LevanterCheckpoint(NamedTuple):
     """A checkpoint that is finished. ``timestamp``: None where it has none."""
 
     path: str
@@ -74,9 +74,9 @@ def choose(places: Places, directory: str, config: str = "") -> Choice | None:
     return None if best is None else Choice(best.path, looked, unread)
 
 
-def checkpoints_in(places: Places, directory: str) -> list[Found]:
+def checkpoints_in(places: Places, directory: str) -> list[LevanterCheckpoint]:
     """Return the finished checkpoints of a directory."""
-    found: list[Found] = []
+    found: list[LevanterCheckpoint] = []
     for name in sorted(places.names(directory)):
         path = posixpath.join(directory, name)
         if name[:5] != "step-" or not name[5:].isdecimal() or not places.is_file(posixpath.join(path, METADATA)):
@@ -88,7 +88,7 @@ def checkpoints_in(places: Places, directory: str) -> list[Found]:
     return found
 
 
-def described(path: str, metadata: str, *, by_time: bool) -> Found | None:
+def described(path: str, metadata: str, *, by_time: bool) -> LevanterCheckpoint | None:
     """Return a checkpoint by its ``metadata.json``; None without a step.
 
     Raises ValueError where it is not JSON, or its step is no number: that is no evidence of an older checkpoint.
@@ -109,10 +109,10 @@ def described(path: str, metadata: str, *, by_time: bool) -> Found | None:
         timestamp = None
     if timestamp is not None and timestamp.tzinfo is not None:
         timestamp = timestamp.astimezone().replace(tzinfo=None)
-    return Found(path, step, timestamp, by_time)
+    return LevanterCheckpoint(path, step, timestamp, by_time)
 
 
-def newest(found: list[Found]) -> Found | None:
+def newest(found: list[LevanterCheckpoint]) -> LevanterCheckpoint | None:
     """Return the checkpoint that the release which wrote the last one continues from."""
     if not found:
         return None

@@ -50,9 +50,9 @@ class Global(NamedTuple):
 class Record:
     """An object of a class that is only named: its arguments and its state."""
 
-    def __init__(self, kind: Global, arguments: tuple[object, ...]) -> None:
+    def __init__(self, kind: Global, arguments: tuple[Any, ...]) -> None:
         self.kind, self.arguments = kind, arguments
-        self.state: object = None
+        self.state: Any = None
 
 
 class Vocabulary:

@@ -7,9 +7,9 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from midstream_core import records
+from midstream_core.json_types import JsonValue
 
 log = logging.getLogger(__name__)
 PASSING = frozenset(
@@ -62,7 +62,7 @@ class StatusFile:
         """The present status."""
         return self._status
 
-    def update(self, **changes: Any) -> None:
+    def update(self, **changes: JsonValue) -> None:
         """Change fields of the status.
 
         A new ``state`` is written immediately, the rest with the next heartbeat. OSError if one that waits for
@@ -89,7 +89,7 @@ class StatusFile:
         self._write_change(changed, changes)
         return True
 
-    def _change(self, changes: Mapping[str, Any]) -> bool:
+    def _change(self, changes: Mapping[str, JsonValue]) -> bool:
         """Change fields; return whether the state is another one. With the lock."""
         before = self._status
         self._status = dataclasses.replace(before, **changes)
@@ -97,7 +97,7 @@ class StatusFile:
             self._status = dataclasses.replace(self._status, progress=time.time())
         return self._status.state != before.state
 
-    def _write_change(self, changed: bool, changes: Mapping[str, Any]) -> None:
+    def _write_change(self, changed: bool, changes: Mapping[str, JsonValue]) -> None:
         if changed and changes["state"] in (*PASSING, records.FAILED):
             self._write_or_log(durable=True)
         elif changed:

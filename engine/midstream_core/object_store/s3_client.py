@@ -295,7 +295,7 @@ class S3Client(S3Requests):
 
         Its name has its range: another copy's object of that name has the same bytes.
         """
-        size = sum(each.size for each in parts)
+        size = sum(part.size for part in parts)
         path = f"{temporary}-{start}-{size}"
         with contextlib.suppress(FileNotFoundError):  # the response to its completion was lost
             self._composed(path, parts, {MARK: "part"}, {})

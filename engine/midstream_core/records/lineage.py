@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar, Dict, List, Optional
 
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonValue, int_of
 from midstream_core.records.field_forms import CHECKPOINT_NAME, NAME, RUN_ID, RUN_ID_OR_EMPTY
 from midstream_core.records.record import JsonRecord
 
@@ -50,6 +50,5 @@ class Lineage(JsonRecord):
 
         An entry with the same attempt number is replaced.
         """
-        entries = {old.attempt: old for old in self.entries}
-        entries[entry.attempt] = entry
-        return Lineage(self.run_id, [entries[attempt].to_json() for attempt in sorted(entries)])
+        others = [old for old in self.attempts if old["attempt"] != entry.attempt]
+        return Lineage(self.run_id, sorted([*others, entry.to_json()], key=lambda old: int_of(old["attempt"])))

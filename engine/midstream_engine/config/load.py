@@ -10,6 +10,7 @@ from typing import Any
 import draccus
 from draccus.utils import DecodingError, ParsingError
 
+from midstream_core.json_types import JsonValue
 from midstream_engine.config import keys, yaml_file
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.train import TrainLmConfig
@@ -35,7 +36,7 @@ def load_config(arguments: Sequence[str]) -> Loaded:
         ConfigError: The configuration is wrong; one line with file, line and key if they are known.
     """
     path, overrides = parse_arguments(arguments)
-    value: Any = {}
+    value: object = {}
     if path is not None:
         try:
             value = yaml_file.load(path)
@@ -52,7 +53,7 @@ def load_config(arguments: Sequence[str]) -> Loaded:
     return from_mapping(value)
 
 
-def from_mapping(value: dict[str, Any]) -> Loaded:
+def from_mapping(value: dict[str, JsonValue]) -> Loaded:
     """Load the configuration of nested mappings.
 
     Raises:
@@ -110,7 +111,7 @@ def _assign(value: dict[str, Any], flag: str, item: Any) -> None:
     value[last] = item
 
 
-def _one_line(error: Exception, value: Any) -> ConfigError:
+def _one_line(error: Exception, value: object) -> ConfigError:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ConfigError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import yaml
 
@@ -24,7 +23,7 @@ class Mapping(dict):
     ``places`` has file and line of each key: ``"file.yaml:12"``.
     """
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: object) -> None:
         super().__init__(*args)
         self.places: dict[str, str] = {}
 
@@ -37,7 +36,7 @@ class _Loader(yaml.SafeLoader):
     Raises ConfigError with the place of a value that has the wrong form for its tag.
     """
 
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         try:
             value = super().construct_object(node, deep)
         except (yaml.YAMLError, ConfigError):
@@ -107,7 +106,7 @@ _PYTHON = "tag:yaml.org,2002:python/object"
 _PACKAGES = ("levanter.", "haliax.")
 
 
-def _enumeration(loader: _Loader, name: str, node: yaml.Node) -> Any:
+def _enumeration(loader: _Loader, name: str, node: yaml.Node) -> object:
     """Return the value of an enumeration of Levanter's as a string.
 
     In YAML it is ``!!python/object/apply:CLASS [value]``.
@@ -133,7 +132,7 @@ for _package in _PACKAGES:
     _Loader.add_multi_constructor(f"{_PYTHON}:{_package}", _fields)
 
 
-def parse_value(text: str, name: str) -> Any:
+def parse_value(text: str, name: str) -> object:
     """Return the value of the flag ``name``.
 
     Raises:
@@ -145,7 +144,7 @@ def parse_value(text: str, name: str) -> Any:
         raise ConfigError(f"{error} (hint: quote it)") from None
 
 
-def load(path: str) -> Any:
+def load(path: str) -> object:
     """Return the value in the YAML file ``path``, its ``!include`` files inserted.
 
     Raises:
@@ -159,7 +158,7 @@ def load(path: str) -> Any:
     return _constructed(root)
 
 
-def _constructed(root: yaml.Node | None) -> Any:
+def _constructed(root: yaml.Node | None) -> object:
     if root is None:
         return None
     loader = _Loader("")

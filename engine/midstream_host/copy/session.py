@@ -25,7 +25,7 @@ from midstream_host.copy.staging import (
     sync_directory,
     sync_objects,
 )
-from midstream_host.copy.stdin_lines import IDLE_TIMEOUT, Lines
+from midstream_host.copy.stdin_lines import IDLE_TIMEOUT, StdinLines
 from midstream_host.declarations import program
 from midstream_host.files import allowlist
 from midstream_host.files.copy_items import CopyObject
@@ -64,7 +64,7 @@ def serve(
         kind: What the copy may contain (`allowlist`).
         survey: Whether to look for objects and parts that exist already.
     """
-    lines = Lines(idle_timeout=IDLE_TIMEOUT, last={"do": "end"})
+    lines = StdinLines(idle_timeout=IDLE_TIMEOUT, last={"do": "end"})
     stage = Stage(directory, generation)
     try:
         objects = allowlist.check_all(kind, objects)

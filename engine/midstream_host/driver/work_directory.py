@@ -22,7 +22,7 @@ class MismatchError(Exception):
     """A checkpoint's bytes are not those that were recorded."""
 
 
-class Restored(NamedTuple):
+class PlacedCheckpoint(NamedTuple):
     """A checkpoint that was placed where the trainer reads it.
 
     ``files``: relative to ``directory``.
@@ -78,7 +78,7 @@ def travelling(root: str, digest: str) -> Set[str]:
     return travelling_paths
 
 
-def place_checkpoint(paths: records.RunPaths, name: str, directory: str) -> Restored:
+def place_checkpoint(paths: records.RunPaths, name: str, directory: str) -> PlacedCheckpoint:
     """Place a recorded checkpoint below the trainer's directory of checkpoints.
 
     Call `set_aside` first: what is there belongs to steps that are given up, and a trainer that looks for its newest
@@ -104,10 +104,10 @@ def place_checkpoint(paths: records.RunPaths, name: str, directory: str) -> Rest
         records.write_bytes(tag, posixpath.basename(main_path).encode())
     digest = records.root_digest([], {}, {**state, "files": measured})
     path = posixpath.join(directory, main_path)
-    return Restored(path, manifest.step, digest, manifest.root_digest, directory, sorted(measured))
+    return PlacedCheckpoint(path, manifest.step, digest, manifest.root_digest, directory, sorted(measured))
 
 
-def placed_checkpoint(paths: records.RunPaths, name: str, directory: str) -> Restored:
+def placed_checkpoint(paths: records.RunPaths, name: str, directory: str) -> PlacedCheckpoint:
     """Return what `place_checkpoint` has placed on another node.
 
     Raises RecordError, MismatchError.
@@ -120,7 +120,7 @@ def placed_checkpoint(paths: records.RunPaths, name: str, directory: str) -> Res
         raise MismatchError("{}: {} leaves the directory".format(name, ascii(main_path)))
     path = posixpath.join(directory, main_path)
     digest = manifest.root_digest
-    return Restored(path, manifest.step, digest, digest, directory, sorted(files))
+    return PlacedCheckpoint(path, manifest.step, digest, digest, directory, sorted(files))
 
 
 def set_aside(directory: str, attempt: int, paths: Optional[Sequence[str]] = None) -> None:

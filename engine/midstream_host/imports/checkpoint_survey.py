@@ -157,7 +157,7 @@ def _neox_shapes(
     """Shapes of embedding, MLP and head, of all tensor-parallel ranks together."""
     shapes: Dict[str, List[int]] = {}
 
-    def add(rank_state: Dict[str, Any], layer: Optional[int]) -> None:
+    def add(rank_state: Dict[str, object], layer: Optional[int]) -> None:
         for name, value in rank_state.items():
             if not isinstance(value, torch_shapes.TensorShape):
                 continue
@@ -184,7 +184,7 @@ def _neox_shapes(
     return shapes
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
@@ -211,7 +211,7 @@ def _levanter(files: CheckpointFiles, path: str, config: str) -> CheckpointSurve
     step = object_or_empty(metadata).get("step")
     if not isinstance(step, int):
         raise ValueError("{}: metadata.json has no step".format(path))
-    found = next((each for each in candidates if files.is_file(each)), None)
+    found = next((candidate for candidate in candidates if files.is_file(candidate)), None)
     if found is None:
         raise ValueError("{}: the run's configuration is missing: name its YAML with --config".format(config or path))
     shapes: Dict[str, List[int]] = {}

@@ -11,6 +11,8 @@ import pickle
 import zipfile
 from typing import Any, BinaryIO, Dict, NamedTuple, Tuple, cast
 
+from midstream_core.json_types import JsonValue
+
 PICKLE_LIMIT = 64 << 20  # bytes of the pickle in an archive
 OLD_FORMAT_PICKLES = 3  # in a file of torch before 1.6: magic number, protocol, system
 
@@ -24,33 +26,33 @@ class TensorShape(NamedTuple):
 class _Inert:
     """Substitute for any object in a pickle: accepts every operation, does nothing."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_: JsonValue, **__: JsonValue) -> None:
         pass
 
-    def __call__(self, *_: Any, **__: Any) -> "_Inert":
+    def __call__(self, *_: JsonValue, **__: JsonValue) -> "_Inert":
         return self
 
-    def __setstate__(self, _: Any) -> None:
+    def __setstate__(self, _: JsonValue) -> None:
         pass
 
-    def __setitem__(self, _: Any, __: Any) -> None:
+    def __setitem__(self, _: JsonValue, __: JsonValue) -> None:
         pass
 
     def __hash__(self) -> int:
         return id(self)
 
-    def append(self, _: Any) -> None:
+    def append(self, _: JsonValue) -> None:
         pass
 
-    def extend(self, _: Any) -> None:
+    def extend(self, _: JsonValue) -> None:
         pass
 
 
-def _tensor(_storage: Any, _offset: Any, size: Any, *_: Any) -> TensorShape:
+def _tensor(_storage: JsonValue, _offset: JsonValue, size: Any, *_: JsonValue) -> TensorShape:
     return TensorShape(tuple(int(length) for length in size))
 
 
-def _parameter(data: Any, *_: Any) -> Any:
+def _parameter(data: JsonValue, *_: JsonValue) -> JsonValue:
     return data
 
 
@@ -64,10 +66,10 @@ _KNOWN = {
 
 
 class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         return _KNOWN.get((module, name), _Inert)
 
-    def persistent_load(self, _: Any) -> Any:
+    def persistent_load(self, _: JsonValue) -> object:
         return _Inert()
 
 
@@ -95,7 +97,7 @@ def read(file: BinaryIO, name: str) -> Dict[str, Any]:
     return cast(Dict[str, Any], value)
 
 
-def _from_archive(file: BinaryIO, name: str) -> Any:
+def _from_archive(file: BinaryIO, name: str) -> JsonValue:
     with zipfile.ZipFile(file) as archive:
         entry = next(each for each in archive.infolist() if each.filename.rpartition("/")[2] == "data.pkl")
         if entry.file_size > PICKLE_LIMIT:
@@ -104,7 +106,7 @@ def _from_archive(file: BinaryIO, name: str) -> Any:
             return _Unpickler(io.BytesIO(pickled.read(PICKLE_LIMIT))).load()
 
 
-def _from_pickles(file: BinaryIO) -> Any:
+def _from_pickles(file: BinaryIO) -> JsonValue:
     for _ in range(OLD_FORMAT_PICKLES):
         _Unpickler(file).load()
     return _Unpickler(file).load()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence
 
-from midstream_core.json_types import int_of, optional_list
+from midstream_core.json_types import JsonValue, int_of, optional_list
 from midstream_host.machine import inventory, nvidia, tpu, tpu_metrics
 
 POLL_INTERVAL = 5.0  # seconds
-Accelerator = Dict[str, Any]  # the fields of watch.model.Accelerator
+Accelerator = Dict[str, JsonValue]  # the fields of watch.model.Accelerator
 
 
 class Accelerators:
@@ -42,7 +42,7 @@ class Accelerators:
         self._every = every
         self._nvidia = smi or nvidia.Nvidia(visible=visible)
         self._found: List[Accelerator] = []
-        self._facts: Dict[str, Any] = {"driver": "", "cuda": "", "users": []}
+        self._facts: Dict[str, JsonValue] = {"driver": "", "cuda": "", "users": []}
         self._looked = threading.Event()
         if devices is None:
             threading.Thread(target=self._look, daemon=True).start()
@@ -54,7 +54,7 @@ class Accelerators:
         self._looked.wait(wait)
         return self._found
 
-    def facts(self) -> Dict[str, Any]:
+    def facts(self) -> Dict[str, JsonValue]:
         """Return the driver, the newest CUDA it supports, and the accelerators' processes."""
         return self._facts
 
@@ -98,5 +98,5 @@ def tpu_apps(found: List[Accelerator]) -> nvidia.Apps:
     The runtime reports memory by device.
     """
     pids = {int_of(pid) for device in found for pid in optional_list(device["pids"])}
-    used = [each["memory_used"] for each in found if each.get("memory_used") is not None]
+    used = [int_of(device["memory_used"]) for device in found if device.get("memory_used") is not None]
     return nvidia.Apps({}, {}, {pid: sum(used) for pid in pids} if len(pids) == 1 and used else {})

@@ -16,6 +16,7 @@ import subprocess
 import time
 from typing import Any, Dict, Iterable, List, Mapping, Optional
 
+from midstream_core.json_types import JsonValue
 from midstream_core.records import RUN_ID
 from midstream_host.machine.kernel_files import list_names, read_text
 from midstream_host.machine.nvidia import Apps
@@ -62,7 +63,7 @@ class AcceleratorUser:
     run: str = ""
 
 
-def collect() -> Dict[str, Any]:
+def collect() -> Dict[str, JsonValue]:
     """The facts of this machine, apart from its accelerators."""
     return {
         "system": parse_os_release(read_text("/etc/os-release")),
@@ -111,7 +112,7 @@ def parse_cpu_model(text: str) -> str:
 
 def parse_df(text: str) -> List[Dict[str, Any]]:
     """File systems for data from ``df -Pk``, each device once."""
-    found: Dict[str, Dict[str, Any]] = {}
+    found: Dict[str, Dict[str, JsonValue]] = {}
     for line in text.split("\n"):
         match = _DF.fullmatch(line.rstrip())
         if match is None:
@@ -195,7 +196,7 @@ def _elapsed(text: Optional[str]) -> Optional[int]:
 
 def _user_entry(
     pid: int, user: str, command: str, started: Optional[float], memory: Optional[Mapping[int, int]], run: str
-) -> Dict[str, Any]:
+) -> Dict[str, JsonValue]:
     """Return the fields of an `AcceleratorUser`."""
     used = (memory or {}).get(pid)
     return {"pid": pid, "user": user, "command": command, "started": started, "memory": used, "run": run}

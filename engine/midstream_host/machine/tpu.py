@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, Iterable, List, Mapping, Optional
+from typing import Dict, Iterable, List, Mapping, Optional
 
 from midstream_core.accelerators import ACCELERATORS, TPU_CHIPS
+from midstream_core.json_types import JsonValue
 from midstream_host.machine.kernel_files import list_names
 
 GOOGLE = "0x1ae0"
@@ -27,19 +28,21 @@ def chips(bus: str = "/sys/bus/pci/devices") -> List[str]:
     return found
 
 
-def devices(ids: Iterable[str], users: Iterable[int] = (), metrics: Optional[Metrics] = None) -> List[Dict[str, Any]]:
+def devices(
+    ids: Iterable[str], users: Iterable[int] = (), metrics: Optional[Metrics] = None
+) -> List[Dict[str, JsonValue]]:
     """Return one entry per JAX device; ids of other devices are left out.
 
     The chips of a VM share their processes. The runtime reports memory by device, and duty by device or by chip.
     """
     known = [TPU_CHIPS[each] for each in ids if each in TPU_CHIPS]
     pids = sorted(set(users))
-    found: List[Dict[str, Any]] = []
+    found: List[Dict[str, JsonValue]] = []
     for chip, (kind, count) in enumerate(known):
         size = ACCELERATORS[kind].memory if kind in ACCELERATORS else None
         for _ in range(count):
             index = len(found)
-            entry: Dict[str, Any] = {"index": index, "kind": kind, "memory_total": size, "pids": pids}
+            entry: Dict[str, JsonValue] = {"index": index, "kind": kind, "memory_total": size, "pids": pids}
             if metrics:
                 total, used = metrics.get(HBM_TOTAL, {}).get(index), metrics.get(HBM_USED, {}).get(index)
                 duty = metrics.get(DUTY, {})

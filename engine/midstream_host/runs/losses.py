@@ -62,7 +62,7 @@ def reduced(row: JsonObject) -> MetricsRow:
     return kept
 
 
-def _number(value: Any) -> Any:
+def _number(value: JsonValue) -> Any:
     return math.nan if value is None else value
 
 

@@ -13,10 +13,10 @@ import json
 import math
 import os
 import time
-from typing import Any, List, Optional, Tuple
+from typing import List, Optional, Tuple
 
 from midstream_core import records
-from midstream_core.json_types import object_or_empty
+from midstream_core.json_types import JsonValue, object_or_empty
 from midstream_host.declarations import PAGE_LIMIT, reads
 from midstream_host.runs import run_state, slurm
 from midstream_host.runs.run_state import RunId
@@ -161,7 +161,7 @@ def _row(line: bytes) -> Optional[Tuple[float, float]]:
     Return None for a partial line and for other rows.
     """
     try:
-        value: Any = json.loads(line)
+        value: JsonValue = json.loads(line)
     except (ValueError, RecursionError):
         return None
     row = object_or_empty(value)
@@ -169,7 +169,7 @@ def _row(line: bytes) -> Optional[Tuple[float, float]]:
     return None if "train/loss" not in row or at is None else (at, duration or 0.0)
 
 
-def _number(value: Any) -> Optional[float]:
+def _number(value: JsonValue) -> Optional[float]:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         return None
     return float(value)

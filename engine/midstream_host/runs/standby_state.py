@@ -13,7 +13,7 @@ import time
 from typing import Any, Dict, List, Literal, Mapping, Optional
 
 from midstream_core import records
-from midstream_core.json_types import int_of, object_or_empty
+from midstream_core.json_types import JsonObject, JsonValue, int_of, object_or_empty
 from midstream_host.declarations import MANIFEST_LIMIT, reads, repeatable
 from midstream_host.runs import losses, ownership, run_checkpoints, run_state
 from midstream_host.runs.run_checkpoints import CheckpointName, CheckpointSummary
@@ -166,10 +166,10 @@ def take_over(
     root: str,
     run_id: str,
     attempt: int,
-    fence: Mapping[str, Any],
-    command: Mapping[str, Any],
+    fence: Mapping[str, JsonValue],
+    command: JsonObject,
     patience: float,
-    chain: Optional[Mapping[str, Any]] = None,
+    chain: Optional[Mapping[str, JsonValue]] = None,
 ) -> Promotion:
     """Hand the run over to a standby attempt: write the fence, then the command.
 
@@ -196,7 +196,7 @@ def take_over(
     return Promotion(answer.status, answer.running, "sent", sequence)
 
 
-def _carries_out(root: str, run_id: str, attempt: int, status: records.Status, command: Mapping[str, Any]) -> bool:
+def _carries_out(root: str, run_id: str, attempt: int, status: records.Status, command: JsonObject) -> bool:
     """Return whether the attempt has acknowledged this command.
 
     A replica that is promoted has epoch 0 until the step of its promotion.

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import posixpath
-from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Dict, Iterator, List, Optional, Set, Tuple
 
 from midstream_core import records
+from midstream_core.json_types import JsonValue
 from midstream_host.declarations import MANIFEST_LIMIT, program, reads
 from midstream_host.files.copy_items import CopyObject
 from midstream_host.files.object_files import emit, end_with_operator
@@ -18,7 +19,7 @@ from midstream_host.verify import objects as objects_of
 from midstream_host.verify.objects import checked
 
 
-def read_manifest(directory: str, name: str) -> Tuple[str, Dict[str, Any], List[CopyObject]]:
+def read_manifest(directory: str, name: str) -> Tuple[str, Dict[str, JsonValue], List[CopyObject]]:
     """Return text, value and objects of a tree's manifest. Raises RecordError."""
     try:
         return objects_of.read_manifest(directory, name)
@@ -27,7 +28,7 @@ def read_manifest(directory: str, name: str) -> Tuple[str, Dict[str, Any], List[
 
 
 @reads(limit=MANIFEST_LIMIT)
-def manifest_value(directory: str, manifest: str) -> Dict[str, Any]:
+def manifest_value(directory: str, manifest: str) -> Dict[str, JsonValue]:
     """Read and check a manifest; return its value. Objects are not read."""
     return read_manifest(directory, manifest)[1]
 

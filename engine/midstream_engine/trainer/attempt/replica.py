@@ -16,6 +16,7 @@ from midstream_core import records
 from midstream_core.attempt.errors import EngineError
 from midstream_core.attempt.standby_lease import Lease
 from midstream_core.attempt.status_file import StatusFile
+from midstream_core.json_types import JsonValue, int_of
 from midstream_engine.checkpoint.saving.snapshot import HostArray
 from midstream_engine.data.prefetch import Prefetch
 from midstream_engine.tracking.metrics_file import MetricsFile
@@ -180,12 +181,12 @@ class Replay(Loop):
         if self._finite.reason:
             raise EngineError(f"the replica is not promoted: its state is not finite: {self._finite.reason}")
         self._recorder.settle()
-        rows: dict[int, dict[str, Any]] = {}
+        rows: dict[int, dict[str, JsonValue]] = {}
         if self._leads:
             with open(self._attempt.files.replay, encoding="utf-8") as file:
                 # By step: an attempt that was started before, as a requeued job is, has replayed some already, and
                 # may have been further than this state.
-                rows = {row["global_step"]: row for row in records.parse_metrics(file)}
+                rows = {int_of(row["global_step"]): row for row in records.parse_metrics(file)}
         since = tuple(row for step, row in sorted(rows.items()) if command.step <= step < self.step)
         kept = self._kept[1] if self._kept is not None and self._kept[0] == command.step else None
         self._status.update(message="")

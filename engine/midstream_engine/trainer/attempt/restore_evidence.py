@@ -6,10 +6,10 @@ import logging
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 from midstream_core import records
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
+from midstream_engine.checkpoint.train_document import TrainDocument
 from midstream_engine.models.lm import LmModel
 from midstream_engine.trainer.attempt.resume import Origin, Resumed
 from midstream_engine.trainer.computation.programs import CompiledRun
@@ -54,7 +54,7 @@ class ModelLosses:
 def prove(
     origin: Origin,
     resumed: Resumed,
-    train: dict[str, Any],
+    train: TrainDocument,
     devices: int,
     losses_of_model: ModelLosses,
     seconds: dict[str, float],

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
+from midstream_core.json_types import JsonValue
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.trainer.runtime.mesh import Layout
 
@@ -47,7 +47,7 @@ _ALIASES = {"TPU v5e": "TPU v5 lite", "TPU v5p": "TPU v5", "TPU v6e": "TPU v6 li
 _ONLY = {"tpu": "tpu", "jf": "tpu", "gpu": "gpu", "cpu": "cpu"}
 
 
-def compile_options(layout: Layout, given: Mapping[str, Any]) -> dict[str, str]:
+def compile_options(layout: Layout, given: Mapping[str, JsonValue]) -> dict[str, str]:
     """Return the options for programs of ``layout``.
 
     Args:
@@ -73,7 +73,7 @@ def compile_options(layout: Layout, given: Mapping[str, Any]) -> dict[str, str]:
     return options
 
 
-def unknown_option(error: Exception, given: Mapping[str, Any]) -> ConfigError | None:
+def unknown_option(error: Exception, given: Mapping[str, JsonValue]) -> ConfigError | None:
     """Return the error in ``trainer.compiler_options`` that ``error`` reports.
 
     ``error`` is a compiler's. None for an error of anything else.

@@ -11,11 +11,11 @@ import json
 import logging
 import os
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from midstream_core import records
+from midstream_engine.array_types import Leaf
 from midstream_engine.processes.rendezvous import ALONE, Processes
 from midstream_engine.signals import Signals
 
@@ -128,7 +128,7 @@ class Requests:
         self._done = np.array([0, 0, started], np.int32)
         self._answered = [0, 0]  # signals of this process that are in ``_done``
         self._sent = started  # newest command that this process has sent to the others
-        self._ahead: tuple[Any, list[int]] | None = None
+        self._ahead: tuple[Leaf, list[int]] | None = None
         self._consensus: Consensus | None = None
 
     @property
@@ -175,7 +175,7 @@ class Requests:
         """No boundary follows for some time: a signal to stop ends the process."""
         self._signals.answer_at_once()
 
-    def _submit(self, known: Known) -> tuple[Any, list[int]]:
+    def _submit(self, known: Known) -> tuple[Leaf, list[int]]:
         command = self._commands.poll()
         sequence = command.sequence if command else 0
         signals = [self._signals.saves, self._signals.stops]
@@ -231,7 +231,7 @@ class Consensus:
         compiled = jax.jit(lambda rows: rows.max(axis=0), out_shardings=everywhere).lower(vectors).compile()
         self._program = processes.consensus("requests", compiled)
 
-    def begin(self, mine: np.ndarray) -> Any:
+    def begin(self, mine: np.ndarray) -> Leaf:
         """Put this process's vector on its devices and start the program."""
         import jax
 
@@ -239,6 +239,6 @@ class Consensus:
         return self._program(rows)
 
     @staticmethod
-    def result(begun: Any) -> np.ndarray:
+    def result(begun: object) -> np.ndarray:
         """Wait for the maximum."""
         return np.asarray(begun)

@@ -6,7 +6,7 @@ import re
 import sys
 from typing import Any, Dict, List, Optional, cast
 
-from midstream_core.json_types import object_or_empty
+from midstream_core.json_types import JsonValue, object_or_empty
 from midstream_core.restricted_pickle import Record
 from midstream_host.driver.checkpoints import deepspeed
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
@@ -123,10 +123,10 @@ def _dispatches(tree: CheckpointTree) -> bool:
     """Return whether process 0 reads all batches (`dispatch_batches`)."""
     config = _argument(tree, "accelerator_config")
     settings: Any = config.state if type(config) is Record else config
-    return isinstance(settings, dict) and cast("Dict[Any, Any]", settings).get("dispatch_batches") is True
+    return isinstance(settings, dict) and cast("Dict[JsonValue, JsonValue]", settings).get("dispatch_batches") is True
 
 
-def _argument(tree: CheckpointTree, name: str) -> Any:
+def _argument(tree: CheckpointTree, name: str) -> object:
     """An argument of the training; None where it is not stored."""
     if not tree.has(ARGUMENTS):
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, List, Optional, cast
+from typing import List, Optional
 
 from midstream_host.driver.checkpoints.array_files import check_arrays
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
@@ -49,5 +49,5 @@ def saved_state(tree: CheckpointTree) -> SavedState:
         random_states=1,  # one key for all ranks
         data_position="recomputed",
         reshards=True,
-        advice=cast("List[Any]", advice),
+        advice=advice,
     )

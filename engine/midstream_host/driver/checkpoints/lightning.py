@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Optional, cast
 
-from midstream_core.json_types import object_or_empty
+from midstream_core.json_types import JsonValue, object_or_empty
 from midstream_host.driver.checkpoints import deepspeed
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree, number_in
@@ -57,11 +57,11 @@ def saved_state(tree: CheckpointTree) -> SavedState:
         random_states=0,
         data_position="stored" if stored else "none",
         reshards=tree.has("") or tree.has(METADATA),
-        advice=cast("List[Any]", advice),
+        advice=advice,
     )
 
 
-def _value(tree: CheckpointTree) -> Dict[Any, Any]:
+def _value(tree: CheckpointTree) -> Dict[JsonValue, JsonValue]:
     """Return what the checkpoint has beside tensors."""
     if tree.has(""):
         return tree.torch_value("")
@@ -74,9 +74,9 @@ def _value(tree: CheckpointTree) -> Dict[Any, Any]:
     raise IncompleteError("{} is missing, which has the step".format(META))
 
 
-def _loader_states(value: Dict[Any, Any]) -> bool:
+def _loader_states(value: Dict[JsonValue, JsonValue]) -> bool:
     """Return whether a loader has stored its position, as StatefulDataLoader does."""
     place: Any = value
     for name in ("loops", "fit_loop", "state_dict", "combined_loader"):
         place = object_or_empty(place).get(name)
-    return isinstance(place, list) and any(bool(one) for one in cast("List[Any]", place))
+    return isinstance(place, list) and any(bool(one) for one in cast("List[JsonValue]", place))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from typing import Any, Dict, Iterable, List, Optional, cast
+from typing import Dict, Iterable, List, Optional
 
-from midstream_core.json_types import JsonObject, int_of, object_or_empty, optional_list, str_of
+from midstream_core.json_types import JsonObject, JsonValue, int_of, object_or_empty, optional_list, str_of
 from midstream_host.driver.checkpoints.array_files import check_arrays
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
@@ -68,7 +68,7 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
     return None
 
 
-def _checked_item(tree: CheckpointTree, item: str, ranks: Optional[int]) -> Dict[str, Any]:
+def _checked_item(tree: CheckpointTree, item: str, ranks: Optional[int]) -> Dict[str, object]:
     """Check that a tree of arrays has its stores; return its metadata.
 
     Raises IncompleteError.
@@ -125,7 +125,7 @@ def _is_split(shardings: JsonObject) -> bool:
             continue
         if sharding.get("sharding_type") != "NamedSharding":
             continue
-        spec = {axis for part in optional_list(sharding.get("partition_spec")) for axis in _axes(part)}
+        spec = {str(axis) for part in optional_list(sharding.get("partition_spec")) for axis in _axes(part)}
         lengths = map(int_of, optional_list(sharding.get("shape")))
         sizes = dict(zip(map(str_of, optional_list(sharding.get("axis_names"))), lengths))
         if any(size > 1 for size in sizes.values()) and all(axis in spec for axis in sizes if sizes[axis] > 1):
@@ -133,14 +133,14 @@ def _is_split(shardings: JsonObject) -> bool:
     return False
 
 
-def _axes(part: Any) -> List[Any]:
-    return cast("List[Any]", part) if isinstance(part, list) else [part]
+def _axes(part: JsonValue) -> List[JsonValue]:
+    return part if isinstance(part, list) else [part]
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
     """Describe a checkpoint, by the names of the arrays; see `Rule.saved_state`."""
     names = " ".join(
-        " ".join(cast("Any", tree.json(path).get("tree_metadata") or {}))
+        " ".join(object_or_empty(tree.json(path).get("tree_metadata")))
         for path in sorted(tree.sizes)
         if posixpath.basename(path) == TREE
     )
@@ -155,5 +155,5 @@ def saved_state(tree: CheckpointTree) -> SavedState:
         random_states=int(bool(re.search(r"\b(?:rng|prng|key)s?\b", names))),
         data_position="stored" if loader else "none",
         reshards=True,
-        advice=cast("List[Any]", advice),
+        advice=advice,
     )

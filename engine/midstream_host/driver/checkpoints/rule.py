@@ -8,7 +8,7 @@ from midstream_host.driver.checkpoints.checkpoint import SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
 
 
-class Rule(Protocol):
+class CheckpointRule(Protocol):
     """A rule, which a module implements."""
 
     @property

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, Tuple, cast
+from typing import Dict, List, Tuple
 
 from midstream_core import records
-from midstream_core.json_types import object_or_empty
+from midstream_core.json_types import JsonValue, object_or_empty
 from midstream_core.safetensors_header import load_header
 from midstream_host.driver.formats.errors import FormatError
 
@@ -29,14 +29,14 @@ def check(path: str) -> None:
         raise FormatError("has {} bytes, and its header names {}".format(total, end))
 
 
-def _end(entries: Dict[str, Any]) -> int:
+def _end(entries: Dict[str, JsonValue]) -> int:
     """Bytes of the tensors, which follow each other without a gap."""
     spans: List[Tuple[int, int]] = []
     for name, entry in entries.items():
-        span: Any = object_or_empty(entry).get("data_offsets")
-        if not isinstance(span, list) or len(cast("List[Any]", span)) != 2:
+        span: JsonValue = object_or_empty(entry).get("data_offsets")
+        if not isinstance(span, list) or len(span) != 2:
             raise FormatError("its header has no offsets of {!r}".format(name[:80]))
-        begin, end = cast("List[Any]", span)
+        begin, end = span
         if type(begin) is not int or type(end) is not int or not 0 <= begin <= end:
             raise FormatError("its header has impossible offsets of {!r}".format(name[:80]))
         spans.append((begin, end))

@@ -28,17 +28,17 @@ _NUMBERS = {
 _MAPPINGS = {("collections", "OrderedDict"), ("collections", "defaultdict"), ("collections", "Counter")}
 
 
-class Storage(NamedTuple):
+class StorageName(NamedTuple):
     """The name of a tensor's numbers in the archive."""
 
     kind: str
     key: str
 
 
-class Tensor(NamedTuple):
+class TensorInArchive(NamedTuple):
     """Takes the place of a tensor. Offset in elements."""
 
-    storage: Optional[Storage]
+    storage: Optional[StorageName]
     offset: int
     shape: Tuple[int, ...]
 
@@ -74,7 +74,7 @@ class PlainValues(Vocabulary):
         parts = items_of(key, tuple) or ()
         if len(parts) < 3 or type(parts[1]) is not Global or type(parts[2]) is not str:
             return None
-        return Storage(parts[1].name, parts[2])
+        return StorageName(parts[1].name, parts[2])
 
     def key(self, value: object) -> object:
         """Allow records too (by identity), and tuples of scalars."""
@@ -99,13 +99,13 @@ class PlainValues(Vocabulary):
         return mapping
 
 
-def _tensor(arguments: Tuple[object, ...]) -> Tensor:
+def _tensor(arguments: Tuple[object, ...]) -> TensorInArchive:
     storage, offset, shape = arguments[:3]
     lengths = items_of(shape, tuple) or ()
     sizes = tuple(length for length in lengths if type(length) is int)
     if type(offset) is not int or len(sizes) < len(lengths):
         raise restricted_pickle.PickleError("broken pickle: a tensor that makes no sense")
-    return Tensor(storage if type(storage) is Storage else None, offset, sizes)
+    return TensorInArchive(storage if type(storage) is StorageName else None, offset, sizes)
 
 
 class TorchArchive:
@@ -138,7 +138,7 @@ class TorchArchive:
         self._file.close()
 
     def load(self) -> object:
-        """Return the saved object: plain values, `Tensor` and records.
+        """Return the saved object: plain values, `TensorInArchive` and records.
 
         Raises:
             FormatError: Its pickle is damaged or too large.
@@ -159,7 +159,7 @@ class TorchArchive:
         """Return a plain number, or that of a one-element tensor; None for neither."""
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return float(value)
-        if type(value) is not Tensor or value.storage is None or any(size != 1 for size in value.shape):
+        if type(value) is not TensorInArchive or value.storage is None or any(size != 1 for size in value.shape):
             return None
         code = _NUMBERS.get(value.storage.kind)
         name = next((name for name in self._members if name.endswith("/data/" + value.storage.key)), None)

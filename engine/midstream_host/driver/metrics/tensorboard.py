@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, Dict, List, Optional
+from typing import Dict, List, Optional
 
+from midstream_core.json_types import JsonValue
 from midstream_host.driver.formats import protobuf
 from midstream_host.driver.formats.errors import FormatError
 from midstream_host.driver.formats.framed_records import RECORD_LIMIT, LargeRecordError, tf_records
@@ -27,11 +28,11 @@ class TensorBoardParser(IndependentParts):
         self._left = 0  # bytes of a large record that are passed over
 
     @property
-    def state(self) -> Any:
+    def state(self) -> JsonValue:
         """Bytes that are passed over."""
         return self._left
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: JsonValue) -> None:
         """Continue; see `Parser.restore`."""
         self._left = state if type(state) is int and state >= 0 else 0
 

@@ -49,7 +49,7 @@ def _elements(value: Any) -> int:
     return int(value.size) if hasattr(value, "tobytes") and hasattr(value, "size") else 1
 
 
-def _items(value: Any) -> Optional[List[Tuple[str, object]]]:
+def _items(value: object) -> Optional[List[Tuple[str, object]]]:
     """Return the items of a mapping, sorted by name, or of a list, without names; None for another value."""
     if isinstance(value, dict):
         fields = cast("Dict[object, object]", value)
