@@ -16,6 +16,7 @@ from midstream.migrate.journal.cost import HOUR, Cost
 from midstream.migrate.journal.modes import WARM
 from midstream.migrate.planning import downtime_estimate
 from midstream.migrate.planning.measured_rates import PastMigration, rates_between
+from midstream_core.json_types import JsonValue
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Row:
     def to_json(self) -> dict[str, Any]:
         """Return the fields of the event ``candidate``."""
         estimate, migration = self.estimate, self.migration
-        found: dict[str, Any] = {
+        found: dict[str, JsonValue] = {
             "candidate": self.candidate.name,
             "accelerators": self.candidate.accelerators.name,
             "topology": self.candidate.accelerators.topology,

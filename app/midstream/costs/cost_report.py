@@ -22,6 +22,7 @@ from midstream.counts import agree, count
 from midstream.fleet.fleet import Fleet
 from midstream.format import age_since, money
 from midstream.migrate.journal.migration_view import MigrationView
+from midstream_core.json_types import JsonValue
 from midstream_host.runs.run_times import HostTimes, ProcessTimes
 
 HOUR = 3600.0
@@ -217,7 +218,7 @@ def shifted(times: HostTimes, now: float) -> HostTimes:
     return HostTimes(now, move(times.booted), processes, times.unreadable, times.omitted)
 
 
-def host_json(host: HostCost) -> dict[str, Any]:
+def host_json(host: HostCost) -> dict[str, JsonValue]:
     """Return a host's hours and money; accelerator hours where their number is known."""
     hours = {f"{name}_hours": getattr(host, name) / HOUR for name in TIMES}
     return {
@@ -232,13 +233,13 @@ def host_json(host: HostCost) -> dict[str, Any]:
     }
 
 
-def run_json(run: RunCost) -> dict[str, Any]:
+def run_json(run: RunCost) -> dict[str, JsonValue]:
     """Return a run's hours and money."""
     hours = {"process_hours": run.processes / HOUR, "training_hours": run.training / HOUR}
     return {"run": run.run_id, "hosts": list(run.hosts), **hours, "cost": run.cost}
 
 
-def migration_json(migration: MigrationCost) -> dict[str, Any]:
+def migration_json(migration: MigrationCost) -> dict[str, JsonValue]:
     """Return a migration's seconds and money."""
     value = asdict(migration)
     value["run"] = value.pop("run_id")

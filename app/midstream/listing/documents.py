@@ -14,17 +14,18 @@ from midstream.ownership.judgement import Judgement
 from midstream.providers.provider import Slice
 from midstream.watch.runs.run_failure import failure_of
 from midstream.watch.snapshot import HostView, RunView
+from midstream_core.json_types import JsonValue
 
 YAML, JSON = "YAML", "JSON"
 FORMATS = (YAML, JSON)
 
 
-def host_value(host: HostView) -> dict[str, Any]:
+def host_value(host: HostView) -> dict[str, JsonValue]:
     """Return a host as JSON."""
     return asdict(host)
 
 
-def run_value(run: RunView) -> dict[str, Any]:
+def run_value(run: RunView) -> dict[str, JsonValue]:
     """Return a run as JSON, without its curve and log."""
     failure = failure_of((run,))
     return {
@@ -48,7 +49,7 @@ def run_value(run: RunView) -> dict[str, Any]:
     }
 
 
-def ownership_value(judgement: Judgement) -> dict[str, Any]:
+def ownership_value(judgement: Judgement) -> dict[str, JsonValue]:
     """Return the proven owner of a run, and what each copy is, as JSON."""
     head = judgement.head
     return {
@@ -61,7 +62,7 @@ def ownership_value(judgement: Judgement) -> dict[str, Any]:
     }
 
 
-def migration_value(view: MigrationView) -> dict[str, Any]:
+def migration_value(view: MigrationView) -> dict[str, JsonValue]:
     """Return a migration as JSON, without its plan and journal."""
     return {
         "migration": view.migration,
@@ -80,7 +81,7 @@ def migration_value(view: MigrationView) -> dict[str, Any]:
     }
 
 
-def slice_value(each: Slice, target: str = "") -> dict[str, Any]:
+def slice_value(each: Slice, target: str = "") -> dict[str, JsonValue]:
     """Return a slice and its target as JSON, without metadata (others' SSH keys)."""
     fields = {key: value for key, value in vars(each).items() if key != "metadata"}
     fields["workers"] = [vars(worker) for worker in each.workers]

@@ -12,6 +12,7 @@ from midstream.stores.bucket_acceptance import acceptance
 from midstream.stores.bucket_access import Access
 from midstream.stores.bucket_writers import BucketWriters
 from midstream_core import records
+from midstream_core.json_types import JsonValue
 from midstream_core.object_store.bucket_client import StoredObject
 from midstream_host.runs.leftovers import ONLY_STATE
 
@@ -78,7 +79,7 @@ class BucketRun:
             key = records.parse_checkpoint_name(name)
             if key is None:
                 continue
-            value: dict[str, Any] = {
+            value: dict[str, JsonValue] = {
                 "name": name, "step": key[0], "attempt": key[1], "complete": False, "accepted": False,
             }  # fmt: skip
             try:

@@ -165,7 +165,7 @@ class _Parser:
         return value
 
     def _texts(self, key: str) -> list[str]:
-        value: Any = self._value.get(key, [])
+        value: object = self._value.get(key, [])
         if not isinstance(value, list) or not all(isinstance(each, str) for each in cast("list[Any]", value)):
             raise self._error(key, "expected a list of texts", f'{key}: ["*.py", "data/**"]')
         return cast("list[str]", value)
@@ -183,7 +183,7 @@ class _Parser:
         return value
 
     def _words(self, key: str) -> list[str]:
-        value: Any = self._value.get(key)
+        value: object = self._value.get(key)
         if value is None:
             return []
         if isinstance(value, str):
@@ -200,7 +200,7 @@ class _Parser:
 
         Keys in ``leave`` are read elsewhere.
         """
-        value: Any = self._value.get(key, {})
+        value: object = self._value.get(key, {})
         if not isinstance(value, dict):
             raise self._error(key, "expected keys and values")
         given = {name: item for name, item in cast("dict[str, Any]", value).items() if name not in leave}
@@ -240,7 +240,7 @@ class _Parser:
     def _metrics(self, defaults: TrainerDefaults) -> Metrics:
         if defaults.metrics is None and "metrics" not in self._value:
             raise self._error("metrics", "missing", "metrics: {source: jsonl, path: out/metrics.jsonl}")
-        given: Any = self._value.get("metrics", {})
+        given: object = self._value.get("metrics", {})
         default = defaults.metrics or Metrics("")
         source = cast("dict[str, Any]", given).get("source", default.source) if isinstance(given, dict) else ""
         found = self._part(

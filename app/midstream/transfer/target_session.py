@@ -21,6 +21,7 @@ from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import RESUME_HINT
 from midstream.transfer.streams.stream import Ended, Events, Reported
 from midstream.transfer.streams.stream_transport import start
+from midstream_core.json_types import JsonValue
 from midstream_host.copy import session
 from midstream_host.files.copy_items import CopyObject
 
@@ -87,7 +88,7 @@ class TargetSession:
         for thread in self._threads:
             thread.start()
 
-    def landed(self, ranges: Sequence[Sequence[Any]]) -> None:
+    def landed(self, ranges: Sequence[Sequence[JsonValue]]) -> None:
         """Report ranges ``[path, offset, length]`` that are in the staging directory."""
         self._write_line({"do": "landed", "ranges": list(ranges)})
 

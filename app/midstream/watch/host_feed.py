@@ -25,6 +25,7 @@ from midstream.watch import shell_probe
 from midstream.watch.report_limits import ReportLimits
 from midstream.watch.snapshot import DOWN, STALE
 from midstream.watch.snapshot_store import SnapshotStore
+from midstream_core.json_types import JsonValue
 from midstream_host.machine import probe
 
 FIRST_BEAT_TIMEOUT = 60.0  # seconds
@@ -161,7 +162,9 @@ class HostFeed:
                 return
             yield line
 
-    def _start(self, host: Host, config: HostConfig) -> tuple[Process, Callable[[bytes], Iterable[Mapping[str, Any]]]]:
+    def _start(
+        self, host: Host, config: HostConfig
+    ) -> tuple[Process, Callable[[bytes], Iterable[Mapping[str, object]]]]:
         """Start the probe. Returns it, and the parser of its lines."""
         if not host.remote_python:
             self._interval, self._speaks_json = max(shell_probe.MIN_INTERVAL, self._min_interval), False
@@ -178,7 +181,7 @@ class HostFeed:
         )
         return process, self._parse_json
 
-    def _parse_json(self, line: bytes) -> Iterable[Mapping[str, Any]]:
+    def _parse_json(self, line: bytes) -> Iterable[Mapping[str, JsonValue]]:
         return (line_of(self.name, name_of(probe.main), PROBE, decode(line)),)
 
     def set_interval(self, seconds: float) -> None:
@@ -214,7 +217,7 @@ class HostFeed:
         self._sent = {self._pings: time.time()}
         self._send(stdin, {"ping": self._pings})
 
-    def _send(self, stdin: BinaryIO, message: Mapping[str, Any]) -> None:
+    def _send(self, stdin: BinaryIO, message: Mapping[str, JsonValue]) -> None:
         with contextlib.suppress(
             OSError, ValueError
         ):  # the probe has exited: its reader is about to get the end of file

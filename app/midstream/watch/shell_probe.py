@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
+from midstream_core.json_types import JsonValue
 from midstream_host.machine import gauges, inventory, nvidia, rates, tpu
 
 MIN_INTERVAL = 5.0  # seconds; every poll starts a dozen programs on the host
@@ -52,7 +53,7 @@ class ShellProbeParser:
         self._counted: tuple[float, rates.Counters] | None = None  # the host's clock, and its counters
         self._greeted = False
         self._cuda = ""
-        self._users: list[dict[str, Any]] = []
+        self._users: list[dict[str, JsonValue]] = []
 
     def parse(self, data: bytes) -> Iterator[Mapping[str, Any]]:
         """Parse one line, and yield its events."""
@@ -83,7 +84,7 @@ class ShellProbeParser:
     def _text(self, name: str) -> str:
         return "\n".join(self._sections.get(name, ("", []))[1])
 
-    def _look(self, began: float) -> Iterator[Mapping[str, Any]]:
+    def _look(self, began: float) -> Iterator[Mapping[str, JsonValue]]:
         if "name" in self._sections:
             if not self._greeted:
                 self._greeted = True
@@ -129,7 +130,7 @@ class ShellProbeParser:
             "users": self._users,
         }
 
-    def _beat(self, began: float) -> Mapping[str, Any]:
+    def _beat(self, began: float) -> Mapping[str, JsonValue]:
         ticks, before = gauges.parse_ticks(self._text("stat")), self._ticks
         self._ticks = ticks
         memory = gauges.parse_memory(self._text("memory"))

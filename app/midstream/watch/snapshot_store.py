@@ -19,6 +19,7 @@ from midstream.watch.runs.run_copy import RunCopy
 from midstream.watch.shared_values import SharedValues
 from midstream.watch.snapshot import CONNECTING, DOWN, LIVE, STALE, Accelerator, HostView, Machine, RunView, Snapshot
 from midstream.watch.system_series import SystemSeries
+from midstream_core.json_types import JsonValue
 
 if TYPE_CHECKING:
     from midstream.ownership.owner_judge import OwnerJudge
@@ -60,7 +61,7 @@ class SnapshotStore:
         self._system = {name: SystemSeries() for name in hosts}
         self._skew: dict[str, float] = {}
         self._bucket_checkpoints: dict[
-            tuple[str, str], tuple[Sequence[Mapping[str, Any]], str]
+            tuple[str, str], tuple[Sequence[Mapping[str, JsonValue]], str]
         ] = {}  # by (prefix, run)
         self._numbers = {name: number for number, name in enumerate(sorted(hosts))}
         self._runs_shown = RunsByHost[RunView](self._numbers, ((),) * len(hosts))  # in the last snapshot
@@ -149,7 +150,7 @@ class SnapshotStore:
             self._changed()
 
     def set_bucket_checkpoints(
-        self, url: str, run_id: str, checkpoints: Sequence[Mapping[str, Any]], error: str = ""
+        self, url: str, run_id: str, checkpoints: Sequence[Mapping[str, JsonValue]], error: str = ""
     ) -> None:
         """Set the checkpoints of a run below ``url``.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from midstream.counts import count
 from midstream.errors import Exit
@@ -12,6 +12,7 @@ from midstream.headless.checkpoints.array_tree import tree, values
 from midstream.operations import examine_checkpoint
 from midstream.operations.examine_checkpoint import examine, find, read_manifest
 from midstream.output import Output
+from midstream_core.json_types import JsonValue
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
@@ -36,7 +37,7 @@ def verify(fleet: Fleet | None, options: argparse.Namespace, output: Output) -> 
                 output.value(value)
     finally:
         hosts.close()
-    value: dict[str, Any] = {
+    value: dict[str, JsonValue] = {
         "event": "result",
         "ok": found.ok,
         "checkpoint": str(location),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from midstream.counts import agree, count
 from midstream.errors import Exit, MidstreamError, RemoteError, UsageError
 from midstream.operations.fleet_snapshot import find_run, fleet_snapshot, run_of
 from midstream.output import Output, table
 from midstream_core import records
+from midstream_core.json_types import JsonValue
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -168,7 +169,7 @@ def _log_path(host: Host, run: RunView, process: int) -> str:
     )
 
 
-def _line_value(run: RunView, line: str) -> dict[str, Any]:
+def _line_value(run: RunView, line: str) -> dict[str, JsonValue]:
     return {"event": "log", "run": run.run_id, "attempt": run.attempt, "line": line}
 
 

@@ -79,7 +79,7 @@ class Hello(TypedDict):
 class RunLine(TypedDict):
     run: RunId
     fence: NotRequired[Any]
-    lineage: NotRequired[Any]
+    lineage: NotRequired[object]
     ownership: NotRequired[Text]
     store: NotRequired[Any]
     status: NotRequired[Any]
@@ -89,7 +89,7 @@ class RunLine(TypedDict):
     unproven: NotRequired[Text]
     job_remark: NotRequired[Text]
     ended_without_status: NotRequired[bool]
-    exit: NotRequired[Any]
+    exit: NotRequired[object]
     checkpoints: NotRequired[list[CheckpointEntry]]
     damaged: NotRequired[dict[str, Text]]
     problem: NotRequired[Text]

@@ -15,7 +15,7 @@ from midstream.hosts.rpc.answer_limits import decode
 from midstream.hosts.rpc.reporting_program import Events, Report, ReportingProgram
 from midstream.hosts.rpc.result_builder import build
 from midstream_core import json_shapes, records
-from midstream_core.json_types import object_or_empty
+from midstream_core.json_types import JsonValue, object_or_empty
 
 Printed = TypeVar("Printed")  # a dataclass
 
@@ -23,12 +23,12 @@ PACKAGE = "midstream_host."
 HINT = "is the host what it should be?"
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def name_of(function: Callable[..., object]) -> str:
     """Return the name of a function in messages: "runs.run_state.describe"."""
     return f"{function.__module__}.{function.__name__}".removeprefix(PACKAGE)
 
 
-def result_of(host: str, function: Callable[..., Any], arguments: Mapping[str, Any], answer: Any) -> Any:
+def result_of(host: str, function: Callable[..., object], arguments: Mapping[str, JsonValue], answer: Any) -> Any:
     """Return the result of a call of ``function`` from the JSON value of the answer.
 
     Raises:
@@ -56,12 +56,12 @@ def result_of(host: str, function: Callable[..., Any], arguments: Mapping[str, A
 
 
 @functools.cache
-def result_type(function: Callable[..., Any]) -> Any:
+def result_type(function: Callable[..., object]) -> object:
     """Return the annotation of a function's result."""
     return typing.get_type_hints(function, include_extras=True)["return"]
 
 
-def report_of(host: str, reporting: ReportingProgram[..., Report], line: Any) -> Report:
+def report_of(host: str, reporting: ReportingProgram[..., Report], line: object) -> Report:
     """Return a line of a program as the type of its event. Raises as `event_of`."""
     return event_of(host, name_of(reporting.program), reporting.events, line)
 
@@ -103,7 +103,7 @@ def line_of(host: str, name: str, events: Mapping[str, Any], line: Any) -> dict[
     Raises as `event_of`.
     """
     fields = object_or_empty(line)
-    event: Any = fields.get("event")
+    event: object = fields.get("event")
     kind = events.get(event) if isinstance(event, str) else None
     if kind is None:
         raise _rejected(host, name, "a line that is none of its events")

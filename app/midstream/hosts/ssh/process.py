@@ -227,8 +227,7 @@ class SshProcess:
                 raise TimeoutError(f"{self.host}: the command still runs after {timeout} s")
         code = self._channel.exit_status
         if code == -1:  # its exit status is unknown, and so is whether it has exited
-            transport = self._channel.get_transport()
-            active = transport is not None and transport.is_active()
+            active = self._channel.get_transport().is_active()
             what = "the channel was closed without an exit status" if active else "the connection is closed"
             raise connection_lost(self.host, what)
         return code

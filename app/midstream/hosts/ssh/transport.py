@@ -7,10 +7,10 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, ParamSpec, TypeVar, cast
+from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, cast
 
 import paramiko
-from paramiko.buffered_pipe import BufferedPipe, PipeTimeout
+from paramiko.buffered_pipe import PipeTimeout
 from paramiko.common import (
     MSG_CHANNEL_CLOSE,
     MSG_CHANNEL_DATA,
@@ -27,6 +27,7 @@ from paramiko.message import Message
 
 from midstream.hosts.ssh.host_certificate import SUFFIX
 from midstream.hosts.ssh.packetizer import CONNECT_TIMEOUT, BoundedPacketizer
+from midstream_core.json_types import JsonValue
 
 CHANNEL_TIMEOUT = 15.0
 WINDOW = 2 << 20  # bytes that a server may send ahead of the reader; they are buffered in memory
@@ -62,6 +63,12 @@ class UnsupportedAlgorithmsError(paramiko.SSHException):
         self.supported = tuple(supported)
 
 
+class ChannelBuffer(Protocol):
+    """Bytes of a channel that have arrived."""
+
+    def read(self, nbytes: int, timeout: float | None = None) -> bytes: ...
+
+
 class OrderedChannel(paramiko.Channel):
     """A channel that sends nothing after its CLOSE.
 
@@ -90,7 +97,7 @@ class OrderedChannel(paramiko.Channel):
     def recv_stderr(self, nbytes: int) -> bytes:
         return self._received(cast(Any, self).in_stderr_buffer, nbytes)
 
-    def _received(self, buffer: BufferedPipe, size: int) -> bytes:
+    def _received(self, buffer: ChannelBuffer, size: int) -> bytes:
         """Return what has arrived.
 
         paramiko drops it if the connection is lost while the window is adjusted.
@@ -254,7 +261,7 @@ class Transport(paramiko.Transport):
         """The lines that the server has sent before, or instead of, its version."""
         return " ".join(cast(BoundedPacketizer, self.packetizer).greeting)
 
-    def _really_parse_kex_init(self, m: Message, ignore_first_byte: bool = False) -> dict[str, Any]:
+    def _really_parse_kex_init(self, m: Message, ignore_first_byte: bool = False) -> dict[str, JsonValue]:
         """Return what the server offers.
 
         Raises UnsupportedAlgorithmsError, which names it, where nothing of a kind is common. paramiko's error has no
@@ -276,7 +283,7 @@ class Transport(paramiko.Transport):
                 )
         return parsed
 
-    def _answered(self, handle: Any) -> Any:
+    def _answered(self, handle: Any) -> object:
         def answered(message: Message) -> None:
             self._unanswered = 0
             handle(message)

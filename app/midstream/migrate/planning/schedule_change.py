@@ -16,10 +16,10 @@ from midstream.errors import UsageError
 from midstream.migrate.journal.json_values import section
 from midstream.migrate.journal.plan import Change
 from midstream_core.arithmetic.learning_rate import RatePart, ScheduleError, rate_at, rate_parts, rate_settings
-from midstream_core.json_types import list_or_empty
+from midstream_core.json_types import JsonValue, list_or_empty
 
 BATCH, STEPS = "trainer.train_batch_size", "trainer.num_train_steps"
-_ONE_CYCLE: Mapping[str, Sequence[Any]] = {"cycles": (None, 1), "cycle_length": (None,), "cooldown": (None, 0)}
+_ONE_CYCLE: Mapping[str, Sequence[JsonValue]] = {"cycles": (None, 1), "cycle_length": (None,), "cooldown": (None, 0)}
 REPORTED_STEPS = (0, 100, 1000)  # steps from now for which the learning rate is reported
 
 
@@ -90,7 +90,7 @@ def training_schedule(config: Mapping[str, Any], overrides: Mapping[str, str] | 
     for name, text in given.items():
         if name.startswith("optimizer."):
             optimizer[name.partition(".")[2]] = _value(name, text)
-    batch: Any = trainer.get("train_batch_size") or 1
+    batch: object = trainer.get("train_batch_size") or 1
     entries: Sequence[Any] = [{"start": 0, "value": batch}]
     if isinstance(batch, Sequence) and not isinstance(batch, str):
         entries = cast("Sequence[Any]", batch)

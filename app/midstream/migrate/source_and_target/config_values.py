@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from midstream.errors import MidstreamError
 from midstream.migrate.journal.json_values import section
-from midstream_core.json_types import object_or_empty
+from midstream_core.json_types import JsonValue, object_or_empty
 from midstream_host.files.allowlist import shown
 
 LARGEST = 1 << 31  # examples of a batch, steps, lengths of axes
@@ -37,7 +37,7 @@ _RATE = (
 _CYCLES = ("cycles", "cycle_length")
 
 
-def check_values(config: Mapping[str, Any], where: str) -> None:
+def check_values(config: Mapping[str, JsonValue], where: str) -> None:
     """Check the config values that the app reads: numbers, or names of axes.
 
     Absent values pass.

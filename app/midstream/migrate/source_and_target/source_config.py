@@ -25,7 +25,7 @@ from midstream.migrate.journal.plan import Plan
 from midstream.migrate.source_and_target.config_values import check_values
 from midstream.plain_yaml import load_plain
 from midstream_core import records
-from midstream_core.json_types import object_or_empty
+from midstream_core.json_types import JsonValue, object_or_empty
 from midstream_host.driver.run_file import is_run_file
 from midstream_host.files.allowlist import shown
 from midstream_host.runs import run_state
@@ -43,7 +43,7 @@ _SECTIONS = ("data", "model", "trainer", "optimizer")
 _RENDEZVOUS = ("coordinator_address", "num_processes", "process_id")
 
 
-def read_config(source: Host, run_id: str) -> tuple[str, dict[str, Any]]:
+def read_config(source: Host, run_id: str) -> tuple[str, dict[str, JsonValue]]:
     """Return text and value of ``run.yaml``.
 
     Raises:
@@ -58,7 +58,7 @@ def read_config(source: Host, run_id: str) -> tuple[str, dict[str, Any]]:
     return text, parse_config(text, where)
 
 
-def parse_config(text: str, where: str) -> dict[str, Any]:
+def parse_config(text: str, where: str) -> dict[str, JsonValue]:
     """Parse the text of a ``run.yaml``.
 
     Raises:
@@ -89,7 +89,7 @@ def parse_config(text: str, where: str) -> dict[str, Any]:
 
 
 def check_config(
-    config: Mapping[str, Any], source: str, target: str, stores: tuple[str, ...], given: Mapping[str, str]
+    config: Mapping[str, JsonValue], source: str, target: str, stores: tuple[str, ...], given: Mapping[str, str]
 ) -> tuple[str, ...]:
     """Return a line for each value of a config that needs the user's consent.
 
@@ -105,7 +105,7 @@ def check_config(
             ``stores``.
     """
     trainer = section(config, "trainer")
-    rendezvous: Any = trainer.get("distributed") or {}
+    rendezvous: object = trainer.get("distributed") or {}
     distributed = cast("dict[str, Any]", rendezvous) if isinstance(rendezvous, dict) else None
     named = [name for name in _RENDEZVOUS if distributed is not None and distributed.get(name) is not None]
     if named or distributed is None:

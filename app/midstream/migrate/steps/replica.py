@@ -23,6 +23,7 @@ from midstream.migrate.proof.copy_certificate import CONTINUITY_TOLERANCE, preci
 from midstream.migrate.steps import estimate_update, prepare_standby
 from midstream.migrate.steps.migration import Migration
 from midstream_core import records
+from midstream_core.json_types import JsonValue
 from midstream_host.runs import run_state, standby_state
 
 COMMAND_LEAD = 2.0  # seconds between a takeover command and its step: time for it to arrive
@@ -47,7 +48,7 @@ class Agreement:
     first: int | None = None
     last: int | None = None
     worst: float = 0.0
-    _unmatched: tuple[dict[int, Mapping[str, Any]], dict[int, Mapping[str, Any]]] = field(
+    _unmatched: tuple[dict[int, Mapping[str, JsonValue]], dict[int, Mapping[str, JsonValue]]] = field(
         default_factory=lambda: ({}, {}), repr=False
     )
 

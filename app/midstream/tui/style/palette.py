@@ -7,7 +7,6 @@ draw, as ``palette.GOOD``, so that a new theme applies to the next paint.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from textual.color import Color
 from textual.theme import Theme
@@ -112,7 +111,7 @@ DEFAULT = "midstream"
 _current = PALETTES[DEFAULT]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     return getattr(_current, name)
 
 

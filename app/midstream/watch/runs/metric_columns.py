@@ -11,6 +11,8 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+from midstream_core.json_types import JsonValue
+
 _ABSENT, _FLOAT, _INT, _NONE, _DIGEST, _OTHER = range(6)
 _DIGEST_BYTES = 32  # of a SHA-256, which a row has in hexadecimal
 MAX_COLUMNS = 1000  # of an attempt: a host could otherwise exhaust memory with a new name in each row
@@ -27,7 +29,7 @@ class _Column:
         self.kinds: bytearray | bytes = bytearray()  # bytes until it grows: those of other runs too
         self.values = array("d")
         self.digests: bytearray | None = None  # made with the first one: most columns have numbers alone
-        self.others: dict[int, Any] | None = None
+        self.others: dict[int, JsonValue] | None = None
 
     def put(self, index: int, value: Any) -> None:
         """Store the value of row ``index``, which is not below the current length.
@@ -156,7 +158,7 @@ class MetricColumns:
     def __len__(self) -> int:
         return self._length
 
-    def extend(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def extend(self, rows: Sequence[Mapping[str, JsonValue]]) -> None:
         """Append rows."""
         packed = None if self._length else _PackedColumns.of(rows)
         if packed is not None:

@@ -67,7 +67,7 @@ def read(hosts: HostPool, run: RunView, attempt: int) -> str:
     return text
 
 
-def value_of(text: str) -> Any:
+def value_of(text: str) -> object:
     """Parse a configuration. MidstreamError if it is malformed."""
     try:
         return load_plain(text)

@@ -56,7 +56,7 @@ class ComputeClients:
             opened[scope] = self._open(f"{scope.capitalize()}Operations")
         return opened[scope]
 
-    def _open(self, kind: str) -> Any:
+    def _open(self, kind: str) -> object:
         client = getattr(self._library, f"{kind}Client")
         if not self.address:
             return client()

@@ -31,6 +31,7 @@ from midstream.providers.provider import (
     SliceStatus,
 )
 from midstream.providers.slice_labels import label, labels_of, split_path
+from midstream_core.json_types import JsonValue
 
 MIN_MACHINE_WAIT = 90  # seconds, which Compute Engine demands
 SETTLE_TIMEOUT = 60.0  # seconds that a policy or a template may take
@@ -126,7 +127,7 @@ class ComputeService:
             {**place, "instance_group_manager": self._slice},
         )  # fmt: skip
 
-    def _group(self, target: ComputeTarget, description: str) -> Any:
+    def _group(self, target: ComputeTarget, description: str) -> object:
         from google.cloud import compute_v1
 
         machine = machine_of(target.machine_type)
@@ -152,11 +153,11 @@ class ComputeService:
     def _part(
         self,
         scope: str,
-        insert: Callable[..., Any],
+        insert: Callable[..., object],
         get: Callable[..., Any],
         token: str,
         request: dict[str, Any],
-        lookup: dict[str, Any],
+        lookup: dict[str, JsonValue],
     ) -> None:
         """Create one resource of a group, and wait until the next one can refer to it.
 
@@ -317,7 +318,7 @@ def machine_message(target: ComputeTarget, labels: dict[str, str], ssh_keys: str
     return instance
 
 
-def scheduling_message(target: ComputeTarget) -> Any:
+def scheduling_message(target: ComputeTarget) -> object:
     """Return how the machines are scheduled, and what becomes of them at the end.
 
     The end is that of their time or their capacity.
@@ -339,7 +340,7 @@ def scheduling_message(target: ComputeTarget) -> Any:
     return compute_v1.Scheduling(provisioning_model="STANDARD", on_host_maintenance="TERMINATE")
 
 
-def template_properties(instance: Any) -> Any:
+def template_properties(instance: Any) -> object:
     """Return an instance as the properties of a template."""
     from google.cloud import compute_v1
 

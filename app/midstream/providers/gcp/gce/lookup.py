@@ -16,6 +16,7 @@ from midstream.fleet.machine_type import machine_of
 from midstream.providers.gcp.gce.client import ComputeClients, call, region_of
 from midstream.providers.gcp.gce.errors import explained
 from midstream.providers.provider import PRICE_LABEL, TARGET_LABEL, Inventory, ProviderError, Slice, SliceStatus, Worker
+from midstream_core.json_types import JsonValue
 
 INCOMPLETE = "INCOMPLETE"  # state of a slice whose group does not exist, and whose policy or template does
 ZONE_LABEL = "midstream-zone"  # templates belong to no zone
@@ -93,7 +94,7 @@ def _listed(clients: ComputeClients, project: str, zone: str) -> list[Slice]:
         return found
 
 
-def _get(method: Any, **request: Any) -> Any:
+def _get(method: object, **request: object) -> Any:
     from google.api_core.exceptions import NotFound
 
     try:
@@ -102,7 +103,7 @@ def _get(method: Any, **request: Any) -> Any:
         return None
 
 
-def _machines_of(clients: ComputeClients, project: str, zone: str, name: str) -> list[tuple[Any, str, str]]:
+def _machines_of(clients: ComputeClients, project: str, zone: str, name: str) -> list[tuple[JsonValue, str, str]]:
     """Return the machines of a group, each with the error of its failed creation.
 
     A missing machine is None.
@@ -191,7 +192,7 @@ def _incomplete(project: str, zone: str, name: str, parts: Sequence[Any]) -> Sli
     )  # fmt: skip
 
 
-def _kind_of(part: Any) -> str:
+def _kind_of(part: object) -> str:
     return "policy" if type(part).__name__ == "ResourcePolicy" else "template"
 
 
@@ -230,7 +231,7 @@ def description_of(labels: Mapping[str, str]) -> str:
     return " ".join(f"{key}={value}" for key, value in labels.items())
 
 
-def group_of(instance: Any) -> str:
+def group_of(instance: object) -> str:
     """Return the name of the group that created a machine; empty for others."""
     match = _GROUP.search(_metadata(instance).get("created-by", ""))
     return match[1] if match else ""

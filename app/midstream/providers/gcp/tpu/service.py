@@ -17,6 +17,7 @@ from midstream.providers.gcp.tpu import lookup as slice_lookup
 from midstream.providers.gcp.tpu.client import REST_ENDPOINT
 from midstream.providers.provider import ErrorKind, ProviderError, Slice
 from midstream.providers.slice_labels import labels_of, split_path
+from midstream_core.json_types import JsonValue
 
 if TYPE_CHECKING:
     from google.cloud.tpu_v2 import TpuClient
@@ -69,7 +70,7 @@ class TpuService:
                 parent=self._parent, queued_resource_id=self._node, queued_resource=request, timeout=CALL_TIMEOUT
             )
 
-    def _start_alpha(self, request: Any, target: TpuTarget) -> None:
+    def _start_alpha(self, request: object, target: TpuTarget) -> None:
         body = alpha_body(request, target)
         path = f"/v2alpha1/{self._parent}/queuedResources?queuedResourceId={self._node}"
         post(REST_ENDPOINT, "tpu.googleapis.com", path, body)
@@ -102,7 +103,7 @@ class TpuService:
                 self._client.delete_node(name=f"{self._parent}/nodes/{found.name}", timeout=CALL_TIMEOUT)
 
 
-def request_message(target: TpuTarget, parent: str, name: str, node: Any) -> Any:
+def request_message(target: TpuTarget, parent: str, name: str, node: object) -> Any:
     """Return the queued resource that a creation requests, as far as API v2 has it."""
     from google.cloud import tpu_v2
 
@@ -125,7 +126,7 @@ def reservation_name(target: TpuTarget) -> str:
     return f"projects/{project or target.project}/locations/{target.zone}/reservations/{name}"
 
 
-def alpha_body(request: Any, target: TpuTarget) -> dict[str, Any]:
+def alpha_body(request: object, target: TpuTarget) -> dict[str, JsonValue]:
     """Return a queued resource as v2alpha1 JSON, with the fields that v2 lacks."""
     from google.cloud import tpu_v2
     from google.protobuf import json_format
