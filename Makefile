@@ -57,6 +57,11 @@ quick: $(STAMP)  ## tests of core and host, unit and terminal UI tests
 test-slow: $(STAMP)  ## the long fault campaigns, and all tests of which `make test` draws some
 	@$(BIN)/python -m pytest -m "slow or drawn" $(ARGS)
 
+# Each seed is one schedule; a seed that breaks an invariant is printed as a story, and the same seed repeats it.
+SECONDS ?= 60
+simulate: $(STAMP)  ## simulated migrations with faults: SECONDS=60, or SEED=N for one of them
+	@$(BIN)/python tests/simulation/simulate.py $(if $(SEED),--seed $(SEED),--seconds $(SECONDS)) $(ARGS)
+
 # An environment of its own: jax's packages for accelerators take 2 GB and more.
 ACCELERATOR ?= cuda12
 $(VENV)/accelerator/.$(ACCELERATOR): $(STAMP) locks/dev.txt locks/engine-$(ACCELERATOR).txt
@@ -148,4 +153,4 @@ lock: $(STAMP)  ## resolve the lock files (needs uv)
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) site .pytest_cache .ruff_cache .import_linter_cache
 
-.PHONY: help setup compilers test-compilers compilers-cuda kubectl demo lab quick test test-slow test-accelerator test-trainers test-levanter test-maxtext test-skypilot test-conda lint words docs pages bench format lock clean
+.PHONY: help setup compilers test-compilers compilers-cuda kubectl demo lab quick test test-slow simulate test-accelerator test-trainers test-levanter test-maxtext test-skypilot test-conda lint words docs pages bench format lock clean

@@ -73,7 +73,10 @@ def adopt_process(
         say(f"{{out}} is {found.directory}/out: out: in the run file names another directory")
     run = with_host_files(run, host, found.directory)
     chosen = run_id or parsed.run_id or f"{Path(found.directory).name}-{secrets.token_hex(3)}"
-    say(f"process {launcher.pid} on {host.name} is adopted: {' '.join(without_secrets(launcher.words)[0])[:200]}")
+    words, hidden = without_secrets(launcher.words)
+    say(f"process {launcher.pid} on {host.name} is adopted: {' '.join(words)[:200]}")
+    if hidden:
+        say(f"what looks like a secret is shown as {', '.join(f'${name}' for name in hidden)}, and is not stored")
     attach = ("--attach", str(launcher.pid), "--attach-started", str(launcher.started))
     devices = device_count(host, fleet.hosts[host.name])
     start = TrainerStart(run, (*world_flags(launcher, found.processes, devices, run.devices), *attach))

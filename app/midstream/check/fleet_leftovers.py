@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from midstream.errors import DamagedError, HostError
 from midstream.providers import fleet_slices
-from midstream.providers.provider import OWNER_LABEL, SliceStatus
+from midstream.providers.provider import OWNER_LABEL
 from midstream_host.runs import leftovers as remote_leftovers
 from midstream_host.runs import run_state, writers
 from midstream_host.runs.writers import Writer
@@ -121,10 +121,11 @@ def find_leftovers(
         agreed: The leftovers that were listed and agreed to; None: all that are found.
 
     Raises:
-        DamagedError: The records of ``run_id`` are damaged.
+        DamagedError: The records of ``run_id`` are damaged on a host that may own it.
     """
     known: dict[str, list[str]] = {}  # run -> hosts that show it
     stores: dict[tuple[str, str], None] = {}  # run, URL of its checkpoints
+    damaged: dict[str, DamagedError] = {}  # of the run that is named, by host
     unreachable = list(fleet.unavailable)
     for name in fleet.hosts:
         host = hosts.lookup(name)
@@ -146,17 +147,36 @@ def find_leftovers(
                 yield from _on_host(host, each, remove, agreed)
             except DamagedError as error:
                 if run_id:
-                    raise
+                    damaged[name] = error
                 yield Skipped(name, each, error)
-    unknown = [name for name in unreachable if not _is_preempted(fleet, name)] if stores else []
+    if damaged:
+        _refuse_owners_damage(fleet, hosts, run_id, known[run_id], damaged)
+    unknown = [name for name in unreachable if not fleet_slices.is_preempted(fleet, name)] if stores else []
     for each, store in stores:
         yield from _in_bucket(fleet, hosts, each, store, known[each], unknown, remove, agreed)
 
 
-def _is_preempted(fleet: Fleet, name: str) -> bool:
-    """Return whether the provider of a host or target has taken the machine back."""
-    status = fleet_slices.host_slice_status if name in fleet.hosts else fleet_slices.target_slice_status
-    return status(fleet, name)[0] == SliceStatus.PREEMPTED
+def _refuse_owners_damage(
+    fleet: Fleet, hosts: HostPool, run_id: str, names: Collection[str], damaged: Mapping[str, DamagedError]
+) -> None:
+    """Raise the error of a host whose damaged records may be those of the run's owner.
+
+    Where an owner is proven, damage on a host that it does not have says nothing about the run.
+    """
+    from midstream.ownership.owner_judge import HostCopy, OwnerJudge
+
+    copies: list[HostCopy] = []
+    for name in names:
+        host = hosts.lookup(name)
+        try:
+            found = host.call(run_state.owner_records)(root=host.root, run_id=run_id)
+        except HostError as error:
+            raise damaged.get(name, error) from None
+        copies.append(HostCopy(name, found.fence, found.ownership))
+    judgement = OwnerJudge(fleet).judge(run_id, copies)
+    for name, error in damaged.items():
+        if judgement.chain is None or name in judgement.owner_hosts:
+            raise error
 
 
 def kept_unless_agreed(found: Leftover | SliceLeftover, agreed: Collection[AnyLeftover] | None) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from midstream.counts import count
-from midstream.errors import Exit, MidstreamError, UsageError
+from midstream.errors import DamagedError, Exit, MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet, Target
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
@@ -14,13 +14,12 @@ from midstream.ownership import memory, signed_chain
 from midstream.ownership.judgement import CLAIM, FOREIGN_HINT, OWNER, Judgement, Standing
 from midstream.ownership.owner_judge import HostCopy, OwnerJudge
 from midstream.providers import fleet_slices
-from midstream.providers.provider import SliceStatus
 from midstream.stores.bucket_acceptance import acceptance, claim, owner_line
 from midstream.stores.bucket_access import access_for
 from midstream.stores.bucket_run import BucketRun
 from midstream_core import records
 from midstream_host.runs import ownership, run_state
-from midstream_host.runs.run_state import RunDescription
+from midstream_host.runs.run_state import OwnerRecords, RunDescription
 from midstream_host.verify import tree
 
 
@@ -39,6 +38,14 @@ class NewestCheckpoint:
 
 
 NO_CHECKPOINT = NewestCheckpoint()
+
+
+@dataclass(frozen=True)
+class DamagedCopy:
+    """A copy with damaged records, and the records of its owner that can be read."""
+
+    error: DamagedError
+    shown: OwnerRecords
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,7 @@ def judge_launch(
     run_id: str,
     copies: Sequence[tuple[str, RunDescription]],
     unreachable: Mapping[str, str],
+    damaged: Mapping[str, DamagedCopy] | None = None,
     store: str = "",
 ) -> LaunchOwnership:
     """Judge who owns a run that is to be started on ``target``.
@@ -108,6 +116,7 @@ def judge_launch(
         run_id: The run.
         copies: What each host that answers has of the run, where it can be read.
         unreachable: Hosts that do not answer, and why.
+        damaged: What hosts have of it that cannot be read.
         store: Bucket that the config or a flag names for checkpoints; empty: that of the fleet file.
     """
     shown = [
@@ -115,6 +124,8 @@ def judge_launch(
         for name, found in copies
         if found.attempts or found.fence is not None or found.ownership
     ]
+    damaged = damaged or {}
+    shown += [HostCopy(name, each.shown.fence, each.shown.ownership) for name, each in damaged.items()]
     judgement = OwnerJudge(fleet).judge(run_id, shown)
     here = [found for name, found in copies if name in target.hosts and found.attempts]
     newest = _newest(fleet, hosts.get(target.hosts[0]), judgement, here) if here else NO_CHECKPOINT
@@ -123,6 +134,7 @@ def judge_launch(
     lost = owner != target.name and bool(judgement.owner_hosts) and empty.issuperset(judgement.owner_hosts)
     reasons = [
         *_unreachable_owners(fleet, judgement, unreachable, continues=bool(here)),
+        *(_unreadable_owners(judgement, damaged) if here else ()),
         *_restored(target, judgement, here, newest),
         *([newest.claim] if newest.claim else ()),
         *_past_in_bucket(fleet, target, run_id, copies, store or fleet.store_of(target.hosts[0])),
@@ -155,6 +167,18 @@ def sign_launch(
     return chain
 
 
+def refuse_last(host: str, run_id: str, fence: records.Fence) -> None:
+    """Raise UsageError for a fence after which no start can follow.
+
+    No engine can use its numbers.
+    """
+    try:
+        fence.refuse_last()
+    except records.RecordError as error:
+        hint = f"move fence.json there away; midstream --repair {run_id} --on {host} writes another"
+        raise UsageError(f"{host}: {run_id}: {error}", hint) from None
+
+
 def sign_import(host: Host, run_id: str) -> None:
     """Sign the first record of a run that was imported on a host.
 
@@ -181,17 +205,28 @@ def _unreachable_owners(
     remembered = judgement.remembered is not None
     if not continues and not remembered:
         return []
-    names = [
-        name
-        for name in unreachable
-        if name not in fleet.hosts or fleet_slices.host_slice_status(fleet, name)[0] != SliceStatus.PREEMPTED
-    ]
+    names = [name for name in unreachable if not fleet_slices.is_preempted(fleet, name)]
     if not names:
         return []
     them = ", ".join(f"{name} ({unreachable[name]})" for name in names)
     what = "may train it further" if continues else "may have it"
     verb = "does" if len(names) == 1 else "do"
     return [f"{count(len(names), 'host')} of the fleet that {what} {verb} not answer: {them}"]
+
+
+def _unreadable_owners(judgement: Judgement, damaged: Mapping[str, DamagedCopy]) -> list[str]:
+    """Return the hosts whose signed records cannot be read.
+
+    They may name a later owner than those that can be read. Where this machine has seen the owner, there are none.
+    """
+    if judgement.remembered is not None or judgement.chain is None:
+        return []
+    return [
+        f"{name} has signed records of {judgement.run_id} that cannot be read, and this machine has not seen its owner "
+        f"before: they may name another one ({each.shown.problem})"
+        for name, each in damaged.items()
+        if each.shown.problem
+    ]
 
 
 def _restored(

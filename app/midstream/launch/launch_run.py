@@ -21,7 +21,7 @@ from midstream.launch.engine_flags import engine_flags, named_run, without_id
 from midstream.launch.engine_secrets import read_secrets
 from midstream.launch.host_group_start import CONCURRENCY, prepare_target, start
 from midstream.launch.input_check import check_inputs, read_inputs
-from midstream.launch.launch_ownership import LaunchOwnership, judge_launch, sign_launch
+from midstream.launch.launch_ownership import DamagedCopy, LaunchOwnership, judge_launch, refuse_last, sign_launch
 from midstream.launch.start_attempt import Attempt, Launch
 from midstream.launch.trainer_config import TrainerStart
 from midstream.stores.host_identity import identity_problem
@@ -161,10 +161,11 @@ def check_launch(
     members = [hosts.get(name) for name in chosen.hosts]
     known = tuple((host, host.call(run_state.describe)(root=host.root, run_id=run_id)) for host in members)
     others, unreachable = _others(hosts, fleet, chosen, run_id)
-    readable = [(name, found) for name, found in others.items() if not isinstance(found, DamagedError)]
+    readable = [(name, found) for name, found in others.items() if not isinstance(found, DamagedCopy)]
+    damaged = {name: found for name, found in others.items() if isinstance(found, DamagedCopy)}
     copies = [*((host.name, found) for host, found in known), *readable]
     store = named_bucket(text, overrides) if trainer is None and text is not None else ""
-    owned = judge_launch(hosts, fleet, chosen, run_id, copies, unreachable, store)
+    owned = judge_launch(hosts, fleet, chosen, run_id, copies, unreachable, damaged, store)
     epoch = max(_check_startable(host.name, chosen.name, run_id, found, owned) for host, found in known)
     _check_elsewhere(others, chosen, run_id, epoch, owned)
     for name, error in unreachable.items() if not owned.reasons else ():
@@ -288,35 +289,33 @@ def _started(attempt: Attempt) -> str:
 
 def _others(
     hosts: HostPool, fleet: Fleet, target: Target, run_id: str
-) -> tuple[dict[str, run_state.RunDescription | DamagedError], dict[str, str]]:
+) -> tuple[dict[str, run_state.RunDescription | DamagedCopy], dict[str, str]]:
     """Describe the run on the other hosts of the fleet.
 
-    Returns the descriptions by host, or the error where a record there is damaged, and the errors of the hosts that do
+    Returns the descriptions by host, or what can be read where a record is damaged, and the errors of the hosts that do
     not answer.
     """
 
-    def describe(name: str) -> tuple[str, run_state.RunDescription | HostError]:
+    def describe(name: str) -> tuple[str, run_state.RunDescription | DamagedCopy | HostError]:
         try:
             host = hosts.get(name)
-            return name, host.call(run_state.describe)(root=host.root, run_id=run_id)
+            try:
+                return name, host.call(run_state.describe)(root=host.root, run_id=run_id)
+            except DamagedError as error:
+                return name, DamagedCopy(error, host.call(run_state.owner_records)(root=host.root, run_id=run_id))
         except HostError as error:
             return name, error
 
     others = [name for name in fleet.hosts if name not in target.hosts]
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         answers = list(pool.map(describe, others))
-    unreachable = {
-        name: found.message
-        for name, found in answers
-        if isinstance(found, HostError) and not isinstance(found, DamagedError)
-    }
+    unreachable = {name: found.message for name, found in answers if isinstance(found, HostError)}
     unreachable.update({name: error.message for name, error in fleet.unavailable.items() if name not in target.hosts})
-    known = {name: found for name, found in answers if isinstance(found, run_state.RunDescription | DamagedError)}
-    return known, unreachable
+    return {name: found for name, found in answers if not isinstance(found, HostError)}, unreachable
 
 
 def _check_elsewhere(
-    others: Mapping[str, run_state.RunDescription | DamagedError],
+    others: Mapping[str, run_state.RunDescription | DamagedCopy],
     target: Target,
     run_id: str,
     epoch: int,
@@ -335,10 +334,10 @@ def _check_elsewhere(
     for name, found in others.items():
         if owned.judgement.signed and not owned.judgement.is_believed(name):
             continue
-        if isinstance(found, DamagedError):
+        if isinstance(found, DamagedCopy):
             if owned.judgement.head is not None:
                 continue  # the signed records say who owns it, whatever is damaged there
-            raise found
+            raise found.error
         fence = found.fence
         left_behind = owned.judgement.head is not None and fence is not None and fence.epoch < epoch
         if found.running and not left_behind:  # what a former owner still runs is in no lineage
@@ -392,6 +391,7 @@ def _check_startable(
         return 1
     fence = known.fence
     owned.refuse_other_owner(host)
+    refuse_last(host, run_id, fence)
     if fence.owner != target:
         raise UsageError(
             f"run {run_id} belongs to {fence.owner} since step {fence.sealed_step}, not to {target}",

@@ -263,6 +263,15 @@ def target_slice_status(fleet: Fleet, name: str) -> tuple[SliceStatus, str]:
     return found.status, f"{found.path} is {found.text()}, according to its provider"
 
 
+def is_preempted(fleet: Fleet, name: str) -> bool:
+    """Return whether the provider of a host or target says that nothing runs there.
+
+    The hosts of the target may be unknown.
+    """
+    status = host_slice_status if name in fleet.hosts else target_slice_status
+    return status(fleet, name)[0] == SliceStatus.PREEMPTED
+
+
 def target_of_host(fleet: Fleet, host: str) -> tuple[str, SliceTarget] | None:
     """Return the name and target of the slice that a host is a worker of."""
     return next(((name, target) for name, target in slice_targets(fleet).items() if host in target.hosts), None)

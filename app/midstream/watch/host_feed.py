@@ -25,7 +25,7 @@ from midstream.watch import shell_probe
 from midstream.watch.report_limits import ReportLimits
 from midstream.watch.snapshot import DOWN, STALE
 from midstream.watch.snapshot_store import SnapshotStore
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 from midstream_host.machine import probe
 
 FIRST_BEAT_TIMEOUT = 60.0  # seconds
@@ -181,7 +181,7 @@ class HostFeed:
         )
         return process, self._parse_json
 
-    def _parse_json(self, line: bytes) -> Iterable[Mapping[str, JsonValue]]:
+    def _parse_json(self, line: bytes) -> Iterable[JsonObject]:
         return (line_of(self.name, name_of(probe.main), PROBE, decode(line)),)
 
     def set_interval(self, seconds: float) -> None:
@@ -217,7 +217,7 @@ class HostFeed:
         self._sent = {self._pings: time.time()}
         self._send(stdin, {"ping": self._pings})
 
-    def _send(self, stdin: BinaryIO, message: Mapping[str, JsonValue]) -> None:
+    def _send(self, stdin: BinaryIO, message: JsonObject) -> None:
         with contextlib.suppress(
             OSError, ValueError
         ):  # the probe has exited: its reader is about to get the end of file

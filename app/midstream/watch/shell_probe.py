@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject, JsonValue
 from midstream_host.machine import gauges, inventory, nvidia, rates, tpu
 
 MIN_INTERVAL = 5.0  # seconds; every poll starts a dozen programs on the host
@@ -84,7 +84,7 @@ class ShellProbeParser:
     def _text(self, name: str) -> str:
         return "\n".join(self._sections.get(name, ("", []))[1])
 
-    def _look(self, began: float) -> Iterator[Mapping[str, JsonValue]]:
+    def _look(self, began: float) -> Iterator[JsonObject]:
         if "name" in self._sections:
             if not self._greeted:
                 self._greeted = True
@@ -130,7 +130,7 @@ class ShellProbeParser:
             "users": self._users,
         }
 
-    def _beat(self, began: float) -> Mapping[str, JsonValue]:
+    def _beat(self, began: float) -> JsonObject:
         ticks, before = gauges.parse_ticks(self._text("stat")), self._ticks
         self._ticks = ticks
         memory = gauges.parse_memory(self._text("memory"))

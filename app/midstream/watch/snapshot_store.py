@@ -19,7 +19,7 @@ from midstream.watch.runs.run_copy import RunCopy
 from midstream.watch.shared_values import SharedValues
 from midstream.watch.snapshot import CONNECTING, DOWN, LIVE, STALE, Accelerator, HostView, Machine, RunView, Snapshot
 from midstream.watch.system_series import SystemSeries
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 
 if TYPE_CHECKING:
     from midstream.ownership.owner_judge import OwnerJudge
@@ -60,9 +60,7 @@ class SnapshotStore:
         self._gauges: dict[str, dict[str, Any]] = {}  # of each host; a beat has the changed ones
         self._system = {name: SystemSeries() for name in hosts}
         self._skew: dict[str, float] = {}
-        self._bucket_checkpoints: dict[
-            tuple[str, str], tuple[Sequence[Mapping[str, JsonValue]], str]
-        ] = {}  # by (prefix, run)
+        self._bucket_checkpoints: dict[tuple[str, str], tuple[Sequence[JsonObject], str]] = {}  # by (prefix, run)
         self._numbers = {name: number for number, name in enumerate(sorted(hosts))}
         self._runs_shown = RunsByHost[RunView](self._numbers, ((),) * len(hosts))  # in the last snapshot
         self._order = RunOrder.of(self._runs_shown)
@@ -149,9 +147,7 @@ class SnapshotStore:
             self._hosts[host] = replace(view, link=link, error=error)
             self._changed()
 
-    def set_bucket_checkpoints(
-        self, url: str, run_id: str, checkpoints: Sequence[Mapping[str, JsonValue]], error: str = ""
-    ) -> None:
+    def set_bucket_checkpoints(self, url: str, run_id: str, checkpoints: Sequence[JsonObject], error: str = "") -> None:
         """Set the checkpoints of a run below ``url``.
 
         With an error, the last known checkpoints stay.

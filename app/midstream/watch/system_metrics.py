@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from midstream_core.json_types import JsonValue, object_or_empty
+from midstream_core.json_types import JsonObject, object_or_empty
 
 PREFIX = "system/"  # of their names beside a run's own metrics
 MAX_ACCELERATORS = 32  # of a host of which series are stored
@@ -73,7 +73,7 @@ _OF_ACCELERATOR = tuple(
 )
 
 
-def host_values(gauges: Mapping[str, JsonValue]) -> list[tuple[Key, float]]:
+def host_values(gauges: JsonObject) -> list[tuple[Key, float]]:
     """Return the plausible values of a host's own metrics. NaN is not plausible."""
     return [
         (key, value)

@@ -6,10 +6,9 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Mapping
 
 from midstream_core import records
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject, JsonValue
 
 log = logging.getLogger(__name__)
 PASSING = frozenset(
@@ -89,7 +88,7 @@ class StatusFile:
         self._write_change(changed, changes)
         return True
 
-    def _change(self, changes: Mapping[str, JsonValue]) -> bool:
+    def _change(self, changes: JsonObject) -> bool:
         """Change fields; return whether the state is another one. With the lock."""
         before = self._status
         self._status = dataclasses.replace(before, **changes)
@@ -97,7 +96,7 @@ class StatusFile:
             self._status = dataclasses.replace(self._status, progress=time.time())
         return self._status.state != before.state
 
-    def _write_change(self, changed: bool, changes: Mapping[str, JsonValue]) -> None:
+    def _write_change(self, changed: bool, changes: JsonObject) -> None:
         if changed and changes["state"] in (*PASSING, records.FAILED):
             self._write_or_log(durable=True)
         elif changed:

@@ -9,11 +9,13 @@ import dataclasses
 import math
 from typing import ClassVar, Dict, List, Optional, Tuple
 
-from midstream_core.json_shapes import LARGEST
 from midstream_core.json_types import JsonValue
 from midstream_core.records.errors import RecordError
 from midstream_core.records.field_forms import NAME
 from midstream_core.records.record import JsonRecord
+
+# Last epoch, and last start: checkpoints' names have 9 digits of a start, and engines agree on an epoch in 32 bits.
+LAST = 10**9 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +97,11 @@ class Fence(JsonRecord):
             return math.inf if epoch < self.epoch else -1
         return min(-1 if limit is None else limit for limit in limits)
 
+    def refuse_last(self) -> None:
+        """Raise RecordError where no epoch or no start can follow."""
+        _refuse_last(self.epoch, "epoch")
+        _refuse_last(self.start, "start")
+
     def continues(self, other: Fence) -> bool:
         """Return whether this is ``other``, perhaps after further starts."""
         same = dataclasses.replace(self, start=other.start, starts=other.starts) == other
@@ -145,8 +152,9 @@ class Fence(JsonRecord):
 
 def _refuse_last(number: int, what: str) -> None:
     """Raise RecordError for a number that none can follow: damaged, or false."""
-    if number >= LARGEST:
-        raise RecordError(f"{what} {number} is the last one: a fence with it is damaged, or false")
+    if number >= LAST:
+        place = "the last one" if number == LAST else f"past the last one ({LAST})"
+        raise RecordError(f"{what} {number} is {place}: a fence with it is damaged, or false")
 
 
 def first_fence(owner: str) -> Fence:

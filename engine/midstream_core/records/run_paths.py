@@ -130,7 +130,10 @@ class AttemptPaths:
 
     @property
     def replay(self) -> str:
-        """Rows of replayed steps, part of the run only if the replica is promoted."""
+        """Rows of replayed steps, part of the run only if the replica is promoted.
+
+        Those of the attempt's first process: see `midstream_core.attempt.replay_file`.
+        """
         return posixpath.join(self.dir, "replay.jsonl")
 
     @property

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 from midstream_core.precision import JAX_OPTION, counterpart
 from midstream_engine.config import yaml_file
 from midstream_engine.config.errors import ConfigError
 
 
-def with_counterpart(trainer: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
+def with_counterpart(trainer: JsonObject) -> JsonObject:
     """Return the section ``trainer`` with our key in the place of jax's option.
 
     A section without the option, or with one that has no counterpart, is returned unchanged.

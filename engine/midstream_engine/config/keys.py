@@ -11,7 +11,7 @@ from typing import Any
 
 import draccus
 
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 from midstream_core.object_store.urls import FORMS, SCHEMES
 from midstream_engine.config import jax_precision, levanter_dump, levanter_fields, mesh, yaml_file
 from midstream_engine.config.errors import ConfigError
@@ -106,7 +106,7 @@ def _is_local(full: str, item: object, where: str, notes: list[str]) -> bool:
     return True
 
 
-def _renamed(value: Mapping[str, JsonValue], path: str) -> tuple[yaml_file.Mapping, dict[str, str]]:
+def _renamed(value: JsonObject, path: str) -> tuple[yaml_file.Mapping, dict[str, str]]:
     """Return ``value`` with our keys, and the name by which each is given.
 
     A null beside another name counts as absent.
@@ -131,7 +131,7 @@ def _renamed(value: Mapping[str, JsonValue], path: str) -> tuple[yaml_file.Mappi
     return result, names
 
 
-def _spread(value: Mapping[str, JsonValue], notes: list[str], path: str) -> Mapping[str, JsonValue]:
+def _spread(value: JsonObject, notes: list[str], path: str) -> JsonObject:
     """Return ``value`` with nested spellings of flat fields flattened."""
     if path == "trainer":
         value = jax_precision.with_counterpart(value)
@@ -145,9 +145,7 @@ def _spread(value: Mapping[str, JsonValue], notes: list[str], path: str) -> Mapp
     return value
 
 
-def _flattened(
-    value: Mapping[str, JsonValue], name: str, nested: Mapping[str, JsonValue], notes: list[str]
-) -> Mapping[str, JsonValue]:
+def _flattened(value: JsonObject, name: str, nested: JsonObject, notes: list[str]) -> JsonObject:
     """Return ``value`` with the keys of ``nested``, its field ``name``, among its own."""
     path, _, outer = name.rpartition(".")
     places = getattr(value, "places", {})
@@ -172,7 +170,7 @@ def _flattened(
     return result
 
 
-def _choose(cls: type, value: Mapping[str, JsonValue], path: str) -> tuple[type, str | None]:
+def _choose(cls: type, value: JsonObject, path: str) -> tuple[type, str | None]:
     """Return the dataclass of ``value``, and its ``type`` if it is one of several."""
     if not issubclass(cls, draccus.ChoiceRegistry):
         return cls, None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 from midstream_engine.config import levanter_fields
 
 
-def kind_of(value: Mapping[str, JsonValue], choices: Mapping[str, type], default: str, path: str) -> str:
+def kind_of(value: JsonObject, choices: Mapping[str, type], default: str, path: str) -> str:
     """Return the ``type`` of a value without one.
 
     The type is ``default``, unless that lacks a field of the value and only one other type has all of them.
@@ -31,7 +31,7 @@ def same(one: object, other: object) -> bool:
     return {**one, "type": None} == {**other, "type": None}
 
 
-def gradient_checkpointing(policy: Mapping[str, JsonValue]) -> bool | str:
+def gradient_checkpointing(policy: JsonObject) -> bool | str:
     """Return the nearest value for the fields of Haliax's ``ScanCheckpointPolicy``.
 
     The fields select memory and speed.

@@ -11,10 +11,10 @@ import json
 import os
 import time
 from collections import deque
-from typing import Deque, Dict, List, Mapping, Optional, Tuple
+from typing import Deque, Dict, List, Optional, Tuple
 
 from midstream_core import records
-from midstream_core.json_types import JsonValue, int_of
+from midstream_core.json_types import JsonObject, JsonValue, int_of
 from midstream_host.driver.batch_tap import BatchTap
 from midstream_host.driver.metrics.metrics_reader import MetricsReader
 from midstream_host.driver.metrics.rows import COUNTED, LOSS, RowsOfPart
@@ -140,7 +140,7 @@ class MetricsTail:
             self.problem = "metrics cannot be read: {}".format(error)[:300]
             return []
 
-    def _write(self, part: RowsOfPart, found: Mapping[str, JsonValue], now: float, *, alone: bool) -> None:
+    def _write(self, part: RowsOfPart, found: JsonObject, now: float, *, alone: bool) -> None:
         """Write a row that was read at ``now``; ``alone``: no other loss was read with it."""
         row = self._row(self.since_start.step_of(part.part, found), found, now, alone=alone)
         if row:
@@ -168,7 +168,7 @@ class MetricsTail:
         self._settle()
         os.close(self._file)
 
-    def _row(self, step: int, found: Mapping[str, JsonValue], now: float, *, alone: bool) -> Dict[str, JsonValue]:
+    def _row(self, step: int, found: JsonObject, now: float, *, alone: bool) -> Dict[str, JsonValue]:
         # None is a number that is not finite: a diverged run has a row of each step, too.
         values = {name: value for name, value in found.items() if name not in APART}
         loss = LOSS in values
@@ -206,7 +206,7 @@ class MetricsTail:
         self.step, self._last = step + 1, (moment, timed)
         return row
 
-    def _compare(self, step: int, values: Mapping[str, JsonValue]) -> None:
+    def _compare(self, step: int, values: JsonObject) -> None:
         """Note a second row of a step with another loss.
 
         Which one is recorded is left to chance.
@@ -219,12 +219,12 @@ class MetricsTail:
             )
 
 
-def _own_time(row: Mapping[str, JsonValue]) -> Optional[float]:
+def _own_time(row: JsonObject) -> Optional[float]:
     found = row.get("time")
     return float(found) if isinstance(found, (int, float)) and found > 0 else None
 
 
-def _is_older(row: Mapping[str, JsonValue], started: float) -> bool:
+def _is_older(row: JsonObject, started: float) -> bool:
     own = _own_time(row)
     return own is not None and own < started
 

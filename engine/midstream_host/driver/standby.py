@@ -12,6 +12,7 @@ import time
 from typing import List, Optional, Tuple
 
 from midstream_core import records
+from midstream_core.attempt import replay_file
 from midstream_core.attempt.standby_lease import Lease
 from midstream_core.attempt.status_file import StatusFile
 from midstream_host.driver.attempt_origin import why_complete
@@ -72,7 +73,7 @@ class Standby:
                 "does not start the trainer)".format(complete)
             )
         self._status.update(state=records.COMPILING, step=restored.step)
-        tail = self._trainer.open_tail(setup, self._files.replay, restored.step)
+        tail = self._trainer.open_tail(setup, replay_file.create(self._files), restored.step)
         opened = OpenedFiles(restored.directory, restored.files)
         trainer = self._trainer.start(setup, restored.path)
         deadline = time.monotonic() + REHEARSAL_TIMEOUT

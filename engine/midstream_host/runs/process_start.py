@@ -12,7 +12,7 @@ import subprocess
 from typing import List, Mapping, Optional, Sequence
 
 from midstream_core import records
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 
 SETUP_FAILED = 78  # sysexits' EX_CONFIG
 
@@ -73,7 +73,7 @@ def spawn(
     directory: str,
     log: str,
     launched: str,
-    note: Optional[Mapping[str, JsonValue]] = None,
+    note: Optional[JsonObject] = None,
 ) -> records.ProcessIdentity:
     """Start ``argv`` as a grandchild in a session of its own and return its identity.
 

@@ -65,6 +65,18 @@ class RunDescription(ProcessState):
 
 
 @dataclasses.dataclass(frozen=True)
+class OwnerRecords:
+    """Records of a run's owner that can be read, whatever else of the run is damaged.
+
+    ``problem``: why those in ownership.json cannot be read; empty where they can, or where there are none.
+    """
+
+    fence: Optional[records.Fence]
+    ownership: Text = ""
+    problem: Text = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Lines:
     """Complete lines of a file, and the byte offset of the next one."""
 
@@ -136,6 +148,21 @@ def read_ownership(paths: records.RunPaths) -> str:
         return records.read_bytes(paths.ownership, records.OwnershipChain.LIMIT).decode(errors="replace")
     except FileNotFoundError:
         return ""
+
+
+@reads()
+def owner_records(root: str, run_id: str) -> OwnerRecords:
+    """Return the fence and the signed records of a run, each where it can be read."""
+    paths = records.RunPaths(root, records.check_run_id(run_id))
+    fence, text, problem = None, "", ""
+    with contextlib.suppress(OSError, records.RecordError):
+        fence = records.Fence.read_or_none(paths.fence)
+    try:
+        records.OwnershipChain.read_or_none(paths.ownership)
+        text = read_ownership(paths)
+    except (OSError, records.RecordError) as error:
+        problem = str(error)
+    return OwnerRecords(fence, text, problem)
 
 
 def make_attempts(paths: records.RunPaths) -> None:

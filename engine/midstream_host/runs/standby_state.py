@@ -10,10 +10,11 @@ import dataclasses
 import os
 import posixpath
 import time
-from typing import Any, Dict, List, Literal, Mapping, Optional
+from typing import Any, Dict, List, Literal, Optional
 
 from midstream_core import records
-from midstream_core.json_types import JsonObject, JsonValue, int_of, object_or_empty
+from midstream_core.attempt import replay_file
+from midstream_core.json_types import JsonObject, int_of, object_or_empty
 from midstream_host.declarations import MANIFEST_LIMIT, reads, repeatable
 from midstream_host.runs import losses, ownership, run_checkpoints, run_state
 from midstream_host.runs.run_checkpoints import CheckpointName, CheckpointSummary
@@ -54,10 +55,14 @@ class Promotion(run_state.ProcessState):
 
 @dataclasses.dataclass(frozen=True)
 class NewRows(run_state.ProcessState):
-    """New rows of an attempt's metrics, and the byte offset of the next one."""
+    """New rows of an attempt's metrics, and the byte offset of the next one.
+
+    ``start``: number of the process that replays, in the attempt; rows of an earlier one are left out.
+    """
 
     rows: List[losses.MetricsRow]
     offset: int
+    start: int = 0
 
 
 @repeatable("it writes the same file again")
@@ -166,10 +171,10 @@ def take_over(
     root: str,
     run_id: str,
     attempt: int,
-    fence: Mapping[str, JsonValue],
+    fence: JsonObject,
     command: JsonObject,
     patience: float,
-    chain: Optional[Mapping[str, JsonValue]] = None,
+    chain: Optional[JsonObject] = None,
 ) -> Promotion:
     """Hand the run over to a standby attempt: write the fence, then the command.
 
@@ -232,19 +237,24 @@ def await_answer(root: str, run_id: str, attempt: int, sequence: int, patience: 
 
 
 @reads(limit=MANIFEST_LIMIT)
-def rows(root: str, run_id: str, attempt: int, name: str, offset: int, first: int) -> NewRows:
+def rows(root: str, run_id: str, attempt: int, name: str, offset: int, first: int, start: int = 0) -> NewRows:
     """The complete rows of an attempt's ``name`` (metrics.jsonl or replay.jsonl).
 
     Args:
         root: Root of this host.
         run_id: The run.
         attempt: The attempt.
-        name: The file's name.
+        name: The file's name; replay.jsonl is that of the newest process of the attempt.
         offset: Byte to begin at.
         first: Step to begin at.
+        start: Process whose file the offset is of: that of a newer one is read from its beginning.
     """
     found = run_state.status(root, run_id, attempt)
-    path = posixpath.join(records.RunPaths(root, run_id).attempt(attempt).dir, name)
+    files, number = records.RunPaths(root, run_id).attempt(attempt), 0
+    path = posixpath.join(files.dir, name)
+    if name == posixpath.basename(files.replay):
+        number, path = replay_file.newest(files)
+        offset = offset if number == start else 0
     data = b""
     with contextlib.suppress(FileNotFoundError), records.open_regular(path) as file:
         file.seek(offset)
@@ -256,7 +266,7 @@ def rows(root: str, run_id: str, attempt: int, name: str, offset: int, first: in
         for row in records.parse_metrics(complete.decode().splitlines())
         if "train/loss" in row and int_of(row.get("global_step", -1)) >= first and counts(row)
     ]
-    return NewRows(found.status, found.running, kept, offset + len(complete))
+    return NewRows(found.status, found.running, kept, offset + len(complete), number)
 
 
 @reads()

@@ -14,6 +14,7 @@ from midstream.ownership import memory
 from midstream_core import records
 from midstream_core.attempt import start_number
 from midstream_core.attempt.save_fence import FenceRejectedError
+from midstream_core.records.fence import LAST
 from midstream_host.runs import run_state
 from simulators.object_stores.bucket import BucketServer
 from support.local_fleet import CONFIG, Fleet, stopped_run
@@ -142,13 +143,14 @@ def test_last_epoch_of_a_claim_damages_no_record(
         false.write(run.paths.fence)
     code, _, err = fleet("--repair", "solo", "--on", "here", "--yes")
     assert code == 3, err
-    assert "is the last one: a fence with it is damaged, or false; remove that record from" in err
+    assert "is past the last one (999999999): a fence with it is damaged, or false; remove that record from" in err
     found = memory.recall("solo")
     assert found is not None
     assert (found.chain.head.owner, found.chain.head.epoch) == ("here", 1)
     if shown == "fence":
         assert fleet("--status")[0] == 0
-        records.Fence(1, "here", start=last - 1).write(run.paths.fence)
-        with pytest.raises(FenceRejectedError, match="start 9223372036854775807 is the last one"):
-            start_number.take(run.paths, 1, lambda _: None)
-        assert records.Fence.read(run.paths.fence).start == last - 1
+        for start in (LAST - 1, last - 1):
+            records.Fence(1, "here", start=start).write(run.paths.fence)
+            with pytest.raises(FenceRejectedError, match=rf"start {start + 1} is (past )?the last one"):
+                start_number.take(run.paths, 1, lambda _: None)
+            assert records.Fence.read(run.paths.fence).start == start

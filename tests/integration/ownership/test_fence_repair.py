@@ -137,3 +137,19 @@ def test_claims_of_a_former_owner_enter_no_repair(
         kept = {(one["attempt"], one["epoch"], one["target"]) for one in after["attempts"]}
         assert {(one["attempt"], one["epoch"], one["target"]) for one in before["attempts"]} <= kept
         assert all(epoch < 9 for _, epoch, _ in kept), after
+
+
+def test_last_epoch_of_a_lineage_ends_no_repair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A host shows a lineage of an epoch that no run reaches; on the old code the repair counted up to it."""
+    monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path / "state"))
+    fleet = Fleet(tmp_path, capsys, "here", "there")
+    run, other = stopped_run(fleet.roots["here"]), stopped_run(fleet.roots["there"])
+    for lost in (run.paths.fence, run.paths.lineage):
+        Path(lost).write_bytes(b"{")
+    Path(other.paths.fence).unlink()
+    lineage = records.Lineage.read(other.paths.lineage)
+    entry = {**lineage.attempts[0], "attempt": 7, "epoch": 2**62}
+    lineage.with_entry(records.LineageEntry.from_json(entry)).write(other.paths.lineage)
+    assert "the step of its seal is not known" in fleet.refused("--repair", RUN, "--on", "here")

@@ -73,6 +73,7 @@ SAMPLES: Mapping[str, Any] = {
     "runs.record_repair.put": "fence.json.damaged",
     "runs.run_state.attempt_of_migration": {**STATE, "attempt": 2, "epoch": 2, "action": "restore"},
     "runs.run_state.claim_attempt": 2,
+    "runs.run_state.owner_records": {"fence": FENCE, "ownership": "{}", "problem": ""},
     "runs.run_state.signal": True,
     "runs.run_state.trainer_evidence": None,
     "runs.run_state.unpin": None,

@@ -21,10 +21,25 @@ SECRET = [
     (["t.py", "trainer.wandb.api_key=xyz"], ["t.py", "trainer.wandb.api_key=$TRAINER_WANDB_API_KEY"]),
     (["t.py", "--db", "postgres://me:pw@db/x"], ["t.py", "--db", "$SERVICE_URL"]),
     (["t.py", "--aws_secret_access_key", "q/w"], ["t.py", "--aws_secret_access_key", "$AWS_SECRET_ACCESS_KEY"]),
+    (["t.py", "--wandb_key", "0a1b"], ["t.py", "--wandb_key", "$WANDB_KEY"]),
+    (["t.py", "--upload", '{"id": "me/x", "token": "abc123"}'], ["t.py", "--upload", "$SECRET_WORD"]),
+    (["t.py", f"--kwargs=dict(use={TOKEN!r})"], ["t.py", "--kwargs=$HF_TOKEN"]),
+    (["t.py", "--data", "https://host/x?api_key=abc&y=1"], ["t.py", "--data", "$SECRET_WORD"]),
+    (["t.py", "--header", "Authorization: Bearer abcd.efgh"], ["t.py", "--header", "$SECRET_HEADER"]),
+    (["t.py", "-c", "import t; t.main(password='abc')"], ["t.py", "-c", "$SECRET_WORD"]),
 ]
 PLAIN = [
     ["t.py", "--max_tokens", "512", "--tokenizer", "gpt2", "--token_file", "tok.json"],
     ["t.py", "--pad_token", "<pad>", "--eos-token=</s>", "--use_auth_token", "true"],
+    ["t.py", "--model", "/models/hf_converted_checkpoint_of_ours", "--data", "s3://bucket/sk-learn-datasets-of-2024"],
+    [
+        "t.py",
+        "--tokenizer",
+        '{"pad_token": "<pad>", "max_tokens": 5}',
+        "--note",
+        "a basic run",
+        "--use_auth_token=true",
+    ],
     ["t.py", "--lr", "1e-4", "--resume", "{checkpoint}", "--token", "$TOKEN", "--url", "https://host/x@y"],
 ]
 

@@ -118,7 +118,7 @@ def resume(options: argparse.Namespace, output: Output) -> int:
         if discarded:
             raise MidstreamError(discarded, "--yes accepts it", Exit.REFUSED)
     offset = found.journal_size()
-    migration_process.rollback(view.migration)
+    migration_process.rollback(view.migration, agreed=options.yes)
     code = follow(view.migration, output, offset)
     migration_process.refuse_finished(found)  # completed before its process read the request
     return code
@@ -132,6 +132,7 @@ def _discarded_steps(view: MigrationView) -> str:
     """
     from midstream.hosts.host_pool import HostPool
     from midstream.migrate.journal.migration_directory import MigrationDirectory
+    from midstream.migrate.journal.migration_view import lost_attempt
 
     plan, fleet = view.plan, MigrationDirectory(view.migration).fleet()
     may_train = view.facts.relaunching or any(line.startswith("journal") for line in view.damage)
@@ -147,6 +148,8 @@ def _discarded_steps(view: MigrationView) -> str:
         return f"a rollback discards the steps of {plan.target}, which is unreachable: {error.message}"
     finally:
         hosts.close()
+    if lost := lost_attempt(plan, view.facts, described.attempts):
+        return lost
     if not may_train and (described.status is None or described.status.epoch != plan.epoch):
         return ""  # a standby at most; with one run directory, the source's own attempt
     steps = view.steps_given_up(described.status.step if described.status else None, described.fence)

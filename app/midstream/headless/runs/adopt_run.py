@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,7 +52,8 @@ def init_run(fleet: Fleet | None, options: argparse.Namespace, output: Output) -
     if path.exists():
         raise UsageError(f"{path} exists", "move it away: a run file is not overwritten")
     try:
-        path.write_text(run_file_text(found, launcher), encoding="utf-8")
+        with open(path, "x", encoding="utf-8", opener=_private) as file:
+            file.write(run_file_text(found, launcher))
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}", "a directory that you can write") from error
     shown = f"process {launcher.pid}" if launcher is not None else "the programs"
@@ -60,3 +62,11 @@ def init_run(fleet: Fleet | None, options: argparse.Namespace, output: Output) -
         f"{path} is written from {shown} in {found.directory}: check it, then midstream --launch {path} --on TARGET",
     )
     return Exit.DONE
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a new file that only its owner can read.
+
+    Not every secret of a command line looks like one.
+    """
+    return os.open(path, flags, 0o600)

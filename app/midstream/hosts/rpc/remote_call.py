@@ -14,7 +14,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
@@ -32,7 +32,7 @@ from midstream.hosts.rpc.answer_limits import (
 )
 from midstream.hosts.rpc.bootstrap import BOOTSTRAP, isolation
 from midstream.hosts.rpc.result_checks import PACKAGE, name_of, result_of
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 from midstream_host.declarations import Declaration, declaration_of
 
 P = ParamSpec("P")
@@ -150,7 +150,7 @@ def module_names(module: str) -> frozenset[str]:
 
 def job_line(
     function: Remote,
-    arguments: Mapping[str, JsonValue] | None,
+    arguments: JsonObject | None,
     *,
     program: bool,
     imported: frozenset[str] = frozenset(),
@@ -218,7 +218,7 @@ def _argv(python: str, function: str) -> list[str]:
     return [python, *isolation(function), "-c", BOOTSTRAP]
 
 
-def _line_for(function: Remote, arguments: Mapping[str, JsonValue], program: bool, imported: frozenset[str]) -> bytes:
+def _line_for(function: Remote, arguments: JsonObject, program: bool, imported: frozenset[str]) -> bytes:
     return job_line(function, arguments, program=program, imported=imported)
 
 

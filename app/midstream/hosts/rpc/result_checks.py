@@ -15,7 +15,7 @@ from midstream.hosts.rpc.answer_limits import decode
 from midstream.hosts.rpc.reporting_program import Events, Report, ReportingProgram
 from midstream.hosts.rpc.result_builder import build
 from midstream_core import json_shapes, records
-from midstream_core.json_types import JsonValue, object_or_empty
+from midstream_core.json_types import JsonObject, object_or_empty
 
 Printed = TypeVar("Printed")  # a dataclass
 
@@ -28,7 +28,7 @@ def name_of(function: Callable[..., object]) -> str:
     return f"{function.__module__}.{function.__name__}".removeprefix(PACKAGE)
 
 
-def result_of(host: str, function: Callable[..., object], arguments: Mapping[str, JsonValue], answer: Any) -> Any:
+def result_of(host: str, function: Callable[..., object], arguments: JsonObject, answer: Any) -> Any:
     """Return the result of a call of ``function`` from the JSON value of the answer.
 
     Raises:

@@ -104,8 +104,10 @@ def readable(directory: MigrationDirectory) -> MigrationView:
     return directory.view()
 
 
-def rollback(migration: str) -> None:
+def rollback(migration: str, *, agreed: bool = False) -> None:
     """Roll a migration back, in its running process or in a new one.
+
+    ``agreed``: also where the target has lost the attempt that was started there.
 
     Its process may complete the migration before it reads the request: `refuse_finished` says so afterwards.
 
@@ -123,7 +125,7 @@ def rollback(migration: str) -> None:
             f"migration {directory.migration} has nothing to roll back: a later migration has the run",
             "midstream --status shows where it is",
         )
-    directory.request_rollback()
+    directory.request_rollback(agreed=agreed)
     if not _executes(directory):
         refuse_finished(directory)
         _spawn(directory, "--rollback")

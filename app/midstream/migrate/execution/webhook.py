@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from midstream.fleet.notify_config import SLACK, NotifyConfig, is_address
 from midstream.printable import printable_values
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 
 REQUEST_TIMEOUT = 10.0  # seconds
 ATTEMPTS = 3  # while the receiver does not answer, or is busy
@@ -37,7 +37,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def send(receiver: NotifyConfig, event: Mapping[str, JsonValue]) -> bool:
+def send(receiver: NotifyConfig, event: JsonObject) -> bool:
     """Send an event; return whether the receiver accepted it.
 
     A failure is logged without the address, which may be a secret, and raises nothing: a notification must not stop a

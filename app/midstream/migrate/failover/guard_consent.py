@@ -25,7 +25,7 @@ from midstream.ownership import memory, signed_chain
 from midstream.trainers.run_file_parser import from_value
 from midstream.watch.snapshot import LIVE, RunView, Snapshot
 from midstream_core import records
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 from midstream_host.driver.run_file import is_run_file
 from midstream_host.files.allowlist import shown
 from midstream_host.runs import ownership
@@ -125,7 +125,7 @@ def propose(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, run: RunView, tar
     adopted = ownership_consent(fleet, snapshot, run)
     owner = run.fence.owner if run.fence is not None and run.fence.owner in fleet.target_names else run.host
     lines = list(adopted)
-    config: Mapping[str, JsonValue] | None = None
+    config: JsonObject | None = None
     text = ""
     try:
         source = hosts.get(run.host)

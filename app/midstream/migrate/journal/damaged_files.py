@@ -14,6 +14,7 @@ from midstream_core import records
 
 MAX_REQUEST_BYTES = 64  # read of a request file
 ROLLBACK = "rollback"  # content of a request file
+ROLLBACK_AGREED = "rollback without lost attempts"  # the same, also where the target has lost an attempt
 
 Value = TypeVar("Value")
 
@@ -81,5 +82,5 @@ def request(file: Path) -> str:
 
 def check_request(file: Path) -> None:
     """Raise RecordError if the file has no valid request."""
-    if request(file) != ROLLBACK:
+    if request(file) not in (ROLLBACK, ROLLBACK_AGREED):
         raise records.RecordError(f"{file.name} has no valid request and is ignored")

@@ -173,13 +173,22 @@ class MigrationFiles:
 
     # ------------------------------------------------------------------------------------------ requests
 
-    def request_rollback(self) -> None:
+    def request_rollback(self, *, agreed: bool = False) -> None:
+        """Request a rollback.
+
+        ``agreed``: also where the target has lost the attempt that was started there.
+        """
         damaged_files.set_aside(self.request_file)
-        records.write_bytes(str(self.request_file), b"rollback\n")
+        text = damaged_files.ROLLBACK_AGREED if agreed else damaged_files.ROLLBACK
+        records.write_bytes(str(self.request_file), f"{text}\n".encode())
 
     def rollback_requested(self) -> bool:
         """Return whether the user requested a rollback. Any other content is ignored."""
-        return damaged_files.request(self.request_file) == damaged_files.ROLLBACK
+        return damaged_files.request(self.request_file) in (damaged_files.ROLLBACK, damaged_files.ROLLBACK_AGREED)
+
+    def lost_attempts_agreed(self) -> bool:
+        """Return whether the user gives up an attempt that the target has lost."""
+        return damaged_files.request(self.request_file) == damaged_files.ROLLBACK_AGREED
 
     def request_warm_mode(self) -> None:
         damaged_files.set_aside(self.mode_file)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -120,3 +120,18 @@ class MigrationView:
         if sealed is None and fence is not None and fence.epoch == self.plan.epoch:
             sealed = fence.sealed_step or 0
         return 0 if sealed is None or target_step is None else max(0, target_step - sealed)
+
+
+def lost_attempt(plan: Plan, facts: Facts, attempts: Collection[int]) -> str:
+    """Return what a rollback gives up where the target has lost its attempt.
+
+    Its copy was put back, or its disk is not mounted: the attempt may train. Empty where the target shows the attempt
+    that was started there, or none was.
+    """
+    started = facts.target_attempt
+    if started is None or started in attempts:
+        return ""
+    return (
+        f"{plan.target_host} shows no attempt {started} of {plan.run_id}, which was started there: its copy is an "
+        "older one, restored perhaps, or its disk is not mounted, and a rollback discards the steps of that attempt"
+    )

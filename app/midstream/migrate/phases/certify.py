@@ -27,16 +27,16 @@ from midstream.migrate.steps.preemption import unless_preempted
 from midstream.migrate.steps.streamed_copy import StreamedCopy
 from midstream.watch.snapshot import RunView
 from midstream_core import records
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 from midstream_host.runs import run_state
 from midstream_host.runs.losses import MetricsRow
 
 EVIDENCE_TIMEOUT = 1800.0
 
 
-def _rows_since(run: RunView, step: int, attempt: int) -> list[Mapping[str, JsonValue]]:
+def _rows_since(run: RunView, step: int, attempt: int) -> list[JsonObject]:
     """Return the attempt's rows with a loss from ``step`` on, in order."""
-    found: list[Mapping[str, JsonValue]] = []
+    found: list[JsonObject] = []
     for row in reversed(run.curve):
         if row["global_step"] < step:
             break

@@ -15,7 +15,7 @@ from midstream.migrate.planning import downtime_estimate
 from midstream.migrate.planning.precision_changes import before_and_after
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_core import records
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 from midstream_core.precision import precision_of, rounds_products
 from midstream_host.files.allowlist import shown
 
@@ -62,7 +62,7 @@ def live_warning(request: Request, run: RunView, newest: str) -> tuple[str, ...]
     )
 
 
-def other_cache(config: Mapping[str, JsonValue], target: str, given: Mapping[str, str]) -> tuple[str, ...]:
+def other_cache(config: JsonObject, target: str, given: Mapping[str, str]) -> tuple[str, ...]:
     """Warn that the target does not use the config's compile cache.
 
     Programs read from it would be run.
@@ -76,7 +76,7 @@ def other_cache(config: Mapping[str, JsonValue], target: str, given: Mapping[str
     )
 
 
-def live_consent(request: Request, run: RunView, newest: str, trainer: Mapping[str, JsonValue]) -> tuple[str, ...]:
+def live_consent(request: Request, run: RunView, newest: str, trainer: JsonObject) -> tuple[str, ...]:
     """Return the consent that a live migration needs.
 
     The recomputed state is close to the source's, not equal.

@@ -9,7 +9,7 @@ from typing import Any
 from midstream.migrate.journal.downtime_report import DOWNTIME_PHASES
 from midstream.migrate.journal.modes import COLD, LIVE, WARM
 from midstream.migrate.planning.measured_rates import Rates
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 
 # Assumptions until the run or an earlier migration has measured better values.
 DEFAULT_COPY_SPEED = 200e6  # bytes a second of a verified copy
@@ -19,7 +19,7 @@ COMMAND_SECONDS = 1.0  # until the engine has read the stop command
 
 
 def predict(
-    curve: Sequence[Mapping[str, JsonValue]],
+    curve: Sequence[JsonObject],
     checkpoint_bytes: int,
     mode: str = COLD,
     rates: Rates | None = None,

@@ -17,21 +17,21 @@ from midstream.errors import Exit, MidstreamError
 from midstream.hosts.rpc.answer_limits import decode
 from midstream.migrate.journal.json_values import section
 from midstream.migrate.planning import model_arrays
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject, JsonValue
 from midstream_core.precision import levanter_products, precision_of
 from midstream_core.records import ArrayEntry
 from midstream_host.imports.checkpoint_survey import HUGGING_FACE, LEVANTER, NEOX, CheckpointSurvey
 
 NAMES = {NEOX: "GPT-NeoX", LEVANTER: "Levanter", HUGGING_FACE: "Hugging Face"}
 # Defaults of Levanter's code that differ from the engine's, as the converter applies them.
-_LEVANTER_MODELS: Mapping[str, Mapping[str, JsonValue]] = {
+_LEVANTER_MODELS: Mapping[str, JsonObject] = {
     "gpt2": {"seq_len": 1024, "hidden_dim": 768, "num_layers": 12, "num_heads": 12},
     "llama": {
         "seq_len": 2048, "hidden_dim": 4096, "num_layers": 32, "num_heads": 32, "num_kv_heads": 32,
         "intermediate_dim": 11008,
     },
 }  # fmt: skip
-_LEVANTER_TRAINER: Mapping[str, JsonValue] = {"train_batch_size": 512, "num_train_steps": 400_000}
+_LEVANTER_TRAINER: JsonObject = {"train_batch_size": 512, "num_train_steps": 400_000}
 _ENGINE_TRAINER: Mapping[str, Any] = {"train_batch_size": 32, "num_train_steps": 400_000}
 MOST_NODES = 100_000  # values of a YAML file
 LARGEST_YAML = 1 << 18  # characters; a value takes up to a kilobyte of memory while it is parsed
@@ -227,7 +227,7 @@ def _levanter(survey: CheckpointSurvey) -> ForeignRun:
     return ForeignRun(config, arrays, local, bool(caches), tuple(warnings))
 
 
-def _cache_directories(data: Mapping[str, JsonValue]) -> list[str]:
+def _cache_directories(data: JsonObject) -> list[str]:
     """Return the token caches that ``data`` names: one, or one per part of a mixture."""
     parts: list[JsonValue] = [data, *section(data, "components").values(), *section(data, "configs").values()]
     found = [cast("dict[str, Any]", part).get("cache_dir") for part in parts if isinstance(part, dict)]
@@ -279,7 +279,7 @@ def _hugging_face(survey: CheckpointSurvey, flags: Mapping[str, str]) -> Foreign
     return ForeignRun(config, tuple(model_arrays.state_arrays(config, rows)), (), False, warnings)
 
 
-def _config(model: Mapping[str, JsonValue], optimizer: str, trainer: Mapping[str, JsonValue]) -> dict[str, Any]:
+def _config(model: JsonObject, optimizer: str, trainer: JsonObject) -> dict[str, Any]:
     """Return the sections of a run.yaml.
 
     Numbers that determine only the learning rate are left out.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from midstream_core.accelerators import find_accelerator
 from midstream_core.arithmetic.logits import LARGEST_BLOCK
 from midstream_core.arithmetic.mesh_division import DATA, MODEL, axis_mappings, partition, shard_count
 from midstream_core.arithmetic.stored_activations import stored_width
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 from midstream_core.precision import Precision, precision_of
 from midstream_core.records import ArrayEntry
 
@@ -78,7 +78,7 @@ class Footprint:
 
 
 def footprint(
-    arrays: Sequence[ArrayEntry], config: Mapping[str, JsonValue], shape: BatchShape, devices: int, kind: str = ""
+    arrays: Sequence[ArrayEntry], config: JsonObject, shape: BatchShape, devices: int, kind: str = ""
 ) -> Footprint:
     """Estimate the memory of a device that trains ``arrays`` with a run's config.
 
@@ -144,7 +144,7 @@ def footprint(
 
 def fitting_shape(
     arrays: Sequence[ArrayEntry],
-    config: Mapping[str, JsonValue],
+    config: JsonObject,
     batch: int,
     devices: int,
     memory: int | None,
@@ -183,7 +183,7 @@ def fitting_shape(
 
 def fitting_division(
     arrays: Sequence[ArrayEntry],
-    config: Mapping[str, JsonValue],
+    config: JsonObject,
     sizes: Sequence[int],
     devices: int,
     memory: int | None,
@@ -220,7 +220,7 @@ def fitting_division(
 
 
 def _enough_devices(
-    arrays: Sequence[ArrayEntry], config: Mapping[str, JsonValue], batch: int, devices: int, memory: int, kind: str
+    arrays: Sequence[ArrayEntry], config: JsonObject, batch: int, devices: int, memory: int, kind: str
 ) -> str:
     """Describe how many devices of this kind the run fits."""
     trainer = section(config, "trainer")

@@ -12,7 +12,7 @@ from typing import Any
 
 from midstream.errors import MidstreamError
 from midstream.migrate.journal.json_values import section
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 from midstream_core.precision import precision_of
 from midstream_core.records import ArrayEntry
 
@@ -23,7 +23,7 @@ _Shape = Mapping[str, int]  # length by axis, in order
 _Parts = tuple[_Shape | None, _Shape | None]  # weight and bias; None: the model has none
 
 
-def state_arrays(config: Mapping[str, JsonValue], rows: int) -> list[ArrayEntry]:
+def state_arrays(config: JsonObject, rows: int) -> list[ArrayEntry]:
     """Return the large arrays of the state: parameters, moments, averages.
 
     Counts and the key are left out.
@@ -69,7 +69,7 @@ def size_of(array: ArrayEntry) -> int:
     return math.prod(array.shape) * ITEMSIZE[array.dtype]
 
 
-def without_embedding(config: Mapping[str, JsonValue]) -> tuple[int, int]:
+def without_embedding(config: JsonObject) -> tuple[int, int]:
     """Return the state's bytes without embedding and head rows, and bytes of one row.
 
     The row is counted in both embedding and head.

@@ -10,7 +10,7 @@ from midstream.migrate.journal.modes import COLD, LIVE
 from midstream.migrate.planning import downtime_estimate
 from midstream.migrate.planning.downtime_estimate import DEFAULT_COPY_SPEED, DEFAULT_DISK_SPEED, ENGINE_START_SECONDS
 from midstream.migrate.planning.measured_rates import MIN_COPY_BYTES, Rates
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 
 READY_INSTALL_SECONDS = 8.0  # to find that the engine's packages are installed and can be imported
 REHEARSED_STEPS = 3  # `midstream_engine.trainer.attempt.standby`
@@ -134,7 +134,7 @@ def _replay(work: Work, step: float | None) -> float | None:
     return work.replayed_steps / (1 / step - 1 / work.step)
 
 
-def compile_seconds(curve: Sequence[Mapping[str, JsonValue]], compiled: float = 0.0) -> float | None:
+def compile_seconds(curve: Sequence[JsonObject], compiled: float = 0.0) -> float | None:
     """Return the seconds that the source's newest attempt took to compile.
 
     None where nothing shows them.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ from midstream.migrate.planning.precision_changes import precision_changes
 from midstream.migrate.planning.source_run import ownership_consent, steps_done
 from midstream.migrate.source_and_target.checkpoint_store import CheckpointStore, copy_route, same_store
 from midstream.watch.snapshot import Accelerator, HostView, RunView, Snapshot
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 
 UNKNOWN = "unknown"
 LIMIT = "trainer.per_device_parallelism"
@@ -357,7 +357,7 @@ def _changes(
     after: batch_shape.BatchShape,
     source_devices: int,
     target_devices: int,
-    trainer: Mapping[str, JsonValue],
+    trainer: JsonObject,
     steps: int,
 ) -> tuple[Change, ...]:
     kind = run.status.devices[0].get("kind", "") if run.status and run.status.devices else ""

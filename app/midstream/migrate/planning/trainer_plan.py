@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import replace
 
 from midstream.counts import count
@@ -32,14 +31,12 @@ from midstream.trainers.run_file_parser import as_text, from_value
 from midstream.trainers.world import check_group, check_world, world_of
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_core import records
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 from midstream_host.driver.run_file import NO, UNKNOWN, RunFile, Stored
 from midstream_host.files.allowlist import shown
 
 
-def plan_trainer(
-    fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends, config: Mapping[str, JsonValue]
-) -> Plan:
+def plan_trainer(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends, config: JsonObject) -> Plan:
     """Plan the migration of another trainer's run.
 
     Errors as of `planner.make_plan`.

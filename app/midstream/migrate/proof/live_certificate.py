@@ -18,7 +18,7 @@ from midstream.migrate.journal.plan import Plan
 from midstream.migrate.proof import restore_evidence
 from midstream.migrate.proof.copy_certificate import CONTINUITY_TOLERANCE, precision, reference_losses
 from midstream_core import records
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 from midstream_host.runs import run_state, standby_state
 from midstream_host.runs.losses import MetricsRow
 
@@ -125,8 +125,8 @@ def _pairs(
 
 def _data(
     restore: records.Restore,
-    source_rows: Sequence[Mapping[str, JsonValue]],
-    replica_rows: Sequence[Mapping[str, JsonValue]],
+    source_rows: Sequence[JsonObject],
+    replica_rows: Sequence[JsonObject],
 ) -> Claim:
     pairs = _pairs(source_rows, replica_rows)
     other = [step for step, theirs, ours in pairs if theirs["batch_digest"] != ours["batch_digest"]]
@@ -145,8 +145,8 @@ def _data(
 
 def _continuity(
     plan: Plan,
-    source_rows: Sequence[Mapping[str, JsonValue]],
-    replica_rows: Sequence[Mapping[str, JsonValue]],
+    source_rows: Sequence[JsonObject],
+    replica_rows: Sequence[JsonObject],
     drift: records.ParameterDrift | None,
 ) -> Claim:
     pairs = [

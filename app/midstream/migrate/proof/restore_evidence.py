@@ -8,6 +8,8 @@ from midstream_core import records
 from midstream_host.runs import losses as remote_losses
 from midstream_host.runs import run_state
 
+LOOKED_AT = 50  # newest attempts that are read: a host may show any number
+
 
 def restored(target: Host, run_id: str, sealed: Sealed, newest: int) -> tuple[int, records.Restore] | None:
     """Return the attempt that restored the sealed checkpoint, and its evidence.
@@ -16,7 +18,7 @@ def restored(target: Host, run_id: str, sealed: Sealed, newest: int) -> tuple[in
     If none restored the sealed checkpoint, the evidence of the newest restore is returned; None where there is none.
     """
     found: tuple[int, records.Restore] | None = None
-    for attempt in range(newest, sealed.attempt, -1):
+    for attempt in range(newest, max(sealed.attempt, newest - LOOKED_AT), -1):
         restore = target.call(run_state.restore_evidence)(root=target.root, run_id=run_id, attempt=attempt)
         if restore is None:
             continue

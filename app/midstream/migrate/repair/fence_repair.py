@@ -136,7 +136,7 @@ def _from_lineage(gathered: FleetEvidence) -> Found:
     for number in sorted(entries):
         first.setdefault(entries[number].epoch, entries[number])
     newest = max(first)
-    if sorted(first) != list(range(1, newest + 1)):
+    if min(first) != 1 or len(first) != newest:
         raise UndeterminedError(
             f"the lineage has no attempt of some epoch below {newest}: the step of its seal is not known"
         )

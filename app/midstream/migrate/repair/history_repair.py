@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from midstream.migrate.repair.repair_proposal import UndeterminedError
 from midstream.migrate.repair.run_evidence import FleetEvidence
 from midstream_core import records
@@ -26,6 +28,8 @@ def lost_lineage(gathered: FleetEvidence, host: str, fence: records.Fence | None
                 lineage = lineage.with_entry(entry)
         evidence.append(f"{name}: lineage.json has attempts {', '.join(str(entry.attempt) for entry in other.entries)}")
     listed = {entry.attempt for entry in lineage.entries}
+    chain = gathered.judgement.chain
+    owners = {record.epoch: record.owner for record in chain.entries} if chain is not None else {}
     for attempt in gathered.hosts[host].attempts:
         number = attempt.attempt
         checkpoints = [checkpoint for checkpoint in gathered.hosts[host].checkpoints if checkpoint.attempt == number]
@@ -34,7 +38,7 @@ def lost_lineage(gathered: FleetEvidence, host: str, fence: records.Fence | None
         if attempt.last_row is None and not checkpoints:
             evidence.append(f"attempt {number} has done no step: it is left out")
             continue
-        entry = _entry(attempt, fence)
+        entry = _entry(attempt, fence, owners)
         lineage = lineage.with_entry(entry)
         begun = f"restored {entry.checkpoint}" if entry.checkpoint else "began at step 0"
         ended = "runs" if entry.last_step is None else f"ended at step {entry.last_step}"
@@ -50,14 +54,19 @@ def _beginning(entry: records.LineageEntry) -> tuple[JsonValue, ...]:
     return entry.epoch, entry.target, entry.first_step, entry.checkpoint, entry.root_digest
 
 
-def _entry(attempt: AttemptEvidence, fence: records.Fence | None) -> records.LineageEntry:
+def _entry(attempt: AttemptEvidence, fence: records.Fence | None, owners: Mapping[int, str]) -> records.LineageEntry:
+    """Return the entry of an attempt by its own records.
+
+    ``owners``: the signed ones, by epoch.
+    """
     number = attempt.attempt
     found = next((each.status for each in attempt.processes if each.status is not None), None)
     if found is None:
         raise UndeterminedError(f"attempt {number} has no status that can be read: its epoch and devices are not known")
     if fence is None:
         raise UndeterminedError("the fence, which has the owner of the attempts, is not known: repair it first")
-    if found.epoch != fence.epoch:
+    target = fence.owner if found.epoch == fence.epoch else owners.get(found.epoch, "")
+    if not target:
         raise UndeterminedError(f"attempt {number} is of epoch {found.epoch}: its target is not known")
     restore = attempt.restore
     if restore is None and attempt.first_row not in (0, None):
@@ -68,7 +77,7 @@ def _entry(attempt: AttemptEvidence, fence: records.Fence | None) -> records.Lin
     return records.LineageEntry(
         attempt=number,
         epoch=found.epoch,
-        target=fence.owner,
+        target=target,
         devices=len(devices),
         device_kind=str(devices[0].get("kind", "")) if devices else "",
         first_step=restore.step if restore else 0,

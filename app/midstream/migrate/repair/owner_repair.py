@@ -13,8 +13,8 @@ from midstream.ownership import memory, signed_chain
 from midstream.ownership.judgement import CLAIM, OWNER, UNSIGNED, Standing
 from midstream.stores.bucket_acceptance import acceptance
 from midstream_core import records
-from midstream_core.json_shapes import LARGEST
 from midstream_core.json_types import int_of
+from midstream_core.records.fence import LAST
 from midstream_host.runs import ownership
 from midstream_host.runs.record_repair import RunEvidence
 
@@ -47,6 +47,8 @@ def believed(gathered: FleetEvidence, host: str) -> FleetEvidence:
         former = [name for name in hosts if name != host and name not in judgement.owner_hosts]
         # The owner's records come last: where two differ, they count.
         hosts = {name: _before(hosts.pop(name), head.epoch) for name in former} | hosts
+    if head is not None:  # the signed records say what the owner's fence is, whatever is damaged elsewhere
+        names = {name for name in names if name == host or name in judgement.owner_hosts}
     damaged = [name for name in gathered.damaged_fences if name in names or name not in gathered.hosts]
     return replace(gathered, hosts=hosts, fences=fences, damaged_fences=damaged)
 
@@ -123,35 +125,52 @@ def adoption(fleet: Fleet, gathered: FleetEvidence, host: str) -> RepairProposal
     claimed = standing.kind == OWNER and in_bucket > max(fence.epoch, head.epoch if head is not None else 0)
     if standing.kind not in (CLAIM, UNSIGNED) and not claimed and (head is None or host in judgement.owner_hosts):
         return None
-    owner = fence.owner if host in (fleet.hosts_of(fence.owner) if fence.owner in fleet.target_names else ()) else host
+    own = host in (fleet.hosts_of(fence.owner) if fence.owner in fleet.target_names else ())
+    owner = fence.owner if own else host
     wrong = standing.reason or "it has no signed record of its owner"
     if claimed:
         wrong = f"{url} shows ownership {in_bucket} without a signed record"
     evidence = [f"{host} shows {fence.owner}, ownership {fence.epoch}", *_unreachable(gathered)]
-    if standing.kind == UNSIGNED and fence.epoch + 1 < LARGEST:
-        value = _shown(fence, owner)
-        return RepairProposal(host, gathered.run_id, FILE, wrong, value, tuple(evidence), "", fence, judgement.begun)
-    if running := next((each.running for each in found.attempts if each.running), ""):
-        missing = f"{running}; stop it first: what it does is in no lineage"
-        return RepairProposal(host, gathered.run_id, FILE, wrong, missing=missing)
-    steps = [
-        entry.step
+    saved = [
+        (entry.epoch, entry.step)
         for entry in found.checkpoints
         if entry.complete and fence.accepts(entry.epoch, entry.step, entry.start)
     ]
     accepted = acceptance(fence, gathered.fences.get(f"{url}: fence.json"), 0)
-    steps += [step for epoch, step, start in gathered.stored.get(url, ()) if accepted.accepts(epoch, step, start)]
-    if not steps:
+    saved += [
+        (epoch, step) for epoch, step, start in gathered.stored.get(url, ()) if accepted.accepts(epoch, step, start)
+    ]
+    if standing.kind == UNSIGNED and fence.epoch < LAST and (own or fence.sealed_step is None):
+        value = _shown(fence, owner)
+        return RepairProposal(
+            host,
+            gathered.run_id,
+            FILE,
+            wrong,
+            value,
+            tuple(evidence),
+            "",
+            fence,
+            judgement.begun,
+            max(saved, default=None),
+        )
+    if running := next((each.running for each in found.attempts if each.running), ""):
+        missing = f"{running}; stop it first: what it does is in no lineage"
+        return RepairProposal(host, gathered.run_id, FILE, wrong, missing=missing)
+    if not saved:
         return RepairProposal(host, gathered.run_id, FILE, wrong, missing=f"{host} has no complete checkpoint of it")
+    last = max(step for _, step in saved)
     seen = [fence.epoch, *([head.epoch] if head is not None else []), *_other_epochs(gathered), in_bucket]
     try:
-        new = fence.sealed(max(seen) + 1, owner, max(steps))
+        new = fence.sealed(max(seen) + 1, owner, last)
     except records.RecordError as error:
         where = f"the bucket {url}" if in_bucket == max(seen) else host
         return RepairProposal(host, gathered.run_id, FILE, wrong, missing=f"{error}; remove that record from {where}")
-    evidence.append(f"its newest complete checkpoint is of step {max(steps)}: later steps of other hosts are given up")
+    evidence.append(f"its newest complete checkpoint is of step {last}: later steps of other hosts are given up")
     value = _shown(new, owner)
-    return RepairProposal(host, gathered.run_id, FILE, wrong, value, tuple(evidence), "", new, judgement.begun)
+    return RepairProposal(
+        host, gathered.run_id, FILE, wrong, value, tuple(evidence), "", new, judgement.begun, max(saved)
+    )
 
 
 def adopt(hosts: HostPool, proposal: RepairProposal) -> str:
@@ -169,7 +188,8 @@ def adopt(hosts: HostPool, proposal: RepairProposal) -> str:
     owner = str(proposal.value["owner"])
     consent = f"adopted by name: {proposal.wrong}"
     chain = signed_chain.first_chain(proposal.run_id, owner, fence, consent=consent, begun=proposal.begun)
-    memory.remember(chain, step=fence.sealed_step, epoch=fence.epoch, host=proposal.host)
+    epoch, step = proposal.newest or (0, None)
+    memory.remember(chain, step=step, epoch=epoch, host=proposal.host)
     return host.call(ownership.adopt)(
         root=host.root, run_id=proposal.run_id, fence=fence.to_json(), chain=chain.to_json()
     )

@@ -6,12 +6,11 @@ The file is of a host, which may be damaged or hostile. The engine checks all of
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, cast
 
 from midstream.errors import MidstreamError
 from midstream.migrate.journal.json_values import section
-from midstream_core.json_types import JsonValue, object_or_empty
+from midstream_core.json_types import JsonObject, object_or_empty
 from midstream_host.files.allowlist import shown
 
 LARGEST = 1 << 31  # examples of a batch, steps, lengths of axes
@@ -37,7 +36,7 @@ _RATE = (
 _CYCLES = ("cycles", "cycle_length")
 
 
-def check_values(config: Mapping[str, JsonValue], where: str) -> None:
+def check_values(config: JsonObject, where: str) -> None:
     """Check the config values that the app reads: numbers, or names of axes.
 
     Absent values pass.

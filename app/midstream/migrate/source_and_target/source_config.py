@@ -25,7 +25,7 @@ from midstream.migrate.journal.plan import Plan
 from midstream.migrate.source_and_target.config_values import check_values
 from midstream.plain_yaml import load_plain
 from midstream_core import records
-from midstream_core.json_types import JsonValue, object_or_empty
+from midstream_core.json_types import JsonObject, JsonValue, object_or_empty
 from midstream_host.driver.run_file import is_run_file
 from midstream_host.files.allowlist import shown
 from midstream_host.runs import run_state
@@ -89,7 +89,7 @@ def parse_config(text: str, where: str) -> dict[str, JsonValue]:
 
 
 def check_config(
-    config: Mapping[str, JsonValue], source: str, target: str, stores: tuple[str, ...], given: Mapping[str, str]
+    config: JsonObject, source: str, target: str, stores: tuple[str, ...], given: Mapping[str, str]
 ) -> tuple[str, ...]:
     """Return a line for each value of a config that needs the user's consent.
 

@@ -139,7 +139,7 @@ def refuse_later_owner(migration: Migration, *, returning: bool = False) -> None
     def shown(name: str) -> str:
         try:
             host = migration.hosts.get(name)
-            return host.call(run_state.describe)(root=host.root, run_id=plan.run_id).ownership
+            return host.call(run_state.owner_records)(root=host.root, run_id=plan.run_id).ownership
         except HostError:
             return ""
 
@@ -225,8 +225,9 @@ def _known_chain(migration: Migration) -> records.OwnershipChain | None:
 
 
 def _shown(group: HostGroup) -> str:
-    """Return the text of a group's chain; empty where it does not answer."""
+    """Return the text of a group's chain; empty where it does not answer, or has none."""
     try:
-        return group.describe().ownership
+        host = group.first
+        return host.call(run_state.owner_records)(root=host.root, run_id=group.run_id).ownership
     except HostError:
         return ""

@@ -23,7 +23,7 @@ from midstream.migrate.proof.copy_certificate import CONTINUITY_TOLERANCE, preci
 from midstream.migrate.steps import estimate_update, prepare_standby
 from midstream.migrate.steps.migration import Migration
 from midstream_core import records
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 from midstream_host.runs import run_state, standby_state
 
 COMMAND_LEAD = 2.0  # seconds between a takeover command and its step: time for it to arrive
@@ -48,7 +48,7 @@ class Agreement:
     first: int | None = None
     last: int | None = None
     worst: float = 0.0
-    _unmatched: tuple[dict[int, Mapping[str, JsonValue]], dict[int, Mapping[str, JsonValue]]] = field(
+    _unmatched: tuple[dict[int, JsonObject], dict[int, JsonObject]] = field(
         default_factory=lambda: ({}, {}), repr=False
     )
 
@@ -195,7 +195,11 @@ def _follow(migration: Migration) -> int:
         migration.check_requests()
         if migration.directory.mode_file.exists():
             raise ReplicaUnfitError("the user ended the wait")
-        agreement.add_rows(source.more(first), replica.more(first))
+        before, seen = replica.start, (source.more(first), replica.more(first))
+        if before not in (0, replica.start):  # another process of the attempt replays from the beginning
+            agreement = Agreement(agreement.tolerance)
+            seen = (source.again(first), seen[1])
+        agreement.add_rows(*seen)
         progress = ReplicaProgress(
             source.step or first,
             replica.step or first,
@@ -242,7 +246,7 @@ class _Rows:
 
     def __init__(self, migration: Migration, host: Host, attempt: int, name: str) -> None:
         self._host, self._run, self._attempt, self._name = host, migration.plan.run_id, attempt, name
-        self._offset = 0
+        self._offset = self.start = 0
         self.rows: list[Mapping[str, Any]] = []
 
     @property
@@ -263,11 +267,20 @@ class _Rows:
             name=self._name,
             offset=self._offset,
             first=first,
+            start=self.start,
         )
-        self._offset = new.offset
+        if new.start != self.start:
+            self.rows.clear()
+        self._offset, self.start = new.offset, new.start
         self.rows = [*self.rows[-RATE_SAMPLE:], *new.rows]
         status = new.status
         if not new.running or (status and status.state in records.ENDED):
             why = (status.message or status.state) if status else "no status"
             raise ReplicaUnfitError(f"attempt {self._attempt} on {self._host.name} has ended ({why})")
         return new.rows
+
+    def again(self, first: int) -> Sequence[Mapping[str, Any]]:
+        """Return all rows from step ``first`` on; errors as of `more`."""
+        self._offset = 0
+        self.rows.clear()
+        return self.more(first)

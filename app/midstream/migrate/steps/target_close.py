@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from midstream.errors import HostError
+from midstream.errors import HostError, MidstreamError
 from midstream.install.errors import LaunchError
 from midstream.migrate.journal.facts import Facts
+from midstream.migrate.journal.migration_view import lost_attempt
 from midstream.migrate.steps.migration import Migration, MovedOnError
 from midstream.migrate.steps.ownership_records import may_have_started
 from midstream.migrate.steps.preemption import preempted
@@ -44,6 +45,9 @@ def _stop_target(migration: Migration, back: records.Fence, *, started: bool) ->
     described = migration.target_group.describe()
     if described.fence is None and not described.attempts and not started:
         return  # the target has no copy of the run
+    lost = lost_attempt(plan, migration.journal.facts, described.attempts)
+    if lost and not migration.directory.lost_attempts_agreed():
+        raise MidstreamError(lost, f"midstream --rollback {plan.migration} --yes accepts it")
     there = described.fence or records.first_fence("")
     if there.epoch > plan.epoch and not back.continues(there):
         raise MovedOnError(

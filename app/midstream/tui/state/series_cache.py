@@ -10,7 +10,7 @@ from midstream.charts import points
 from midstream.charts.points import AXES, CLOCK, COLUMN_OF_AXIS, STEP, TIME, TOKENS
 from midstream.tui.state.series import Series
 from midstream.watch.runs.loss_curve import CurveRows
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 
 __all__ = ["AXES", "CLOCK", "STEP", "TIME", "TOKENS", "SeriesCache", "x_of_step"]
 
@@ -39,9 +39,7 @@ class SeriesCache:
         """Start a step. After it ``behind`` is True if a requested series is incomplete."""
         self._left, self.behind = self._at_once, False
 
-    def series(
-        self, key: Hashable, rows: Sequence[Mapping[str, JsonValue]], metric: str, axis: str = STEP
-    ) -> tuple[Series, bool]:
+    def series(self, key: Hashable, rows: Sequence[JsonObject], metric: str, axis: str = STEP) -> tuple[Series, bool]:
         """Return the series of a metric over an axis, and whether it was rebuilt.
 
         The second value is True if it was rebuilt instead of extended.
@@ -80,9 +78,7 @@ def x_of_step(rows: Sequence[Mapping[str, Any]], step: int, axis: str) -> float 
     return None if value is None else value - (rows[0].get("time") or 0.0 if axis == TIME else 0.0)
 
 
-def _extend(
-    series: Series, rows: Sequence[Mapping[str, JsonValue]], start: int, stop: int, metric: str, axis: str
-) -> None:
+def _extend(series: Series, rows: Sequence[JsonObject], start: int, stop: int, metric: str, axis: str) -> None:
     last = series.x[-1] if len(series) else 0.0
     for attempt, x, y in points.blocks(rows, start, stop, metric, axis, last):
         series.extend(x, y, attempt)

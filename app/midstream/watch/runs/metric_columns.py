@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject, JsonValue
 
 _ABSENT, _FLOAT, _INT, _NONE, _DIGEST, _OTHER = range(6)
 _DIGEST_BYTES = 32  # of a SHA-256, which a row has in hexadecimal
@@ -158,7 +158,7 @@ class MetricColumns:
     def __len__(self) -> int:
         return self._length
 
-    def extend(self, rows: Sequence[Mapping[str, JsonValue]]) -> None:
+    def extend(self, rows: Sequence[JsonObject]) -> None:
         """Append rows."""
         packed = None if self._length else _PackedColumns.of(rows)
         if packed is not None:

@@ -12,7 +12,7 @@ from midstream.watch.runs.log_tail import LogTail
 from midstream.watch.runs.loss_curve import LossCurve
 from midstream.watch.snapshot import CheckpointView, RunView
 from midstream_core import records
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 
 RECORDS = ("fence", "lineage", "status", "store")  # that a run's line may hold
 
@@ -49,7 +49,7 @@ class RunCopy:
     def store(self) -> str:
         return self._view.store
 
-    def set_bucket_checkpoints(self, checkpoints: Sequence[Mapping[str, JsonValue]], error: str) -> None:
+    def set_bucket_checkpoints(self, checkpoints: Sequence[JsonObject], error: str) -> None:
         """Set the checkpoints in its bucket, which replace those on its host."""
         views = tuple(reported(CheckpointView, each) for each in checkpoints)
         self._misread["bucket"] = f"its checkpoints in {self.store} are unknown: {error}" if error else ""
@@ -69,7 +69,7 @@ class RunCopy:
     def _problem(self) -> str:
         return "; ".join(filter(None, self._misread.values()))
 
-    def take(self, event: str, line: Mapping[str, JsonValue], rows: Sequence[Mapping[str, JsonValue]] = ()) -> None:
+    def take(self, event: str, line: JsonObject, rows: Sequence[JsonObject] = ()) -> None:
         """Merge an event; ``rows`` are those of a metrics event."""
         if event == "run":
             self._change(line)

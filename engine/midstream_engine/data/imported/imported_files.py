@@ -19,7 +19,7 @@ import google_crc32c
 import numpy as np
 
 from midstream_core import records
-from midstream_core.json_types import JsonValue, object_or_empty, optional_list, str_of
+from midstream_core.json_types import JsonObject, JsonValue, object_or_empty, optional_list, str_of
 from midstream_engine.base_directory import resolved_path
 from midstream_engine.data.cache.token_cache import building, commit
 from midstream_engine.data.errors import DataError
@@ -32,7 +32,7 @@ _BLOCK = 16 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-def write_imported(data_root: str, files: Mapping[str, str | bytes], about: Mapping[str, JsonValue]) -> str:
+def write_imported(data_root: str, files: Mapping[str, str | bytes], about: JsonObject) -> str:
     """Make a directory of ``files`` under ``data_root``; return its path.
 
     ``files``: name -> path, which is linked or copied, or contents. ``about``: kind, tokenizer, tokens, documents,

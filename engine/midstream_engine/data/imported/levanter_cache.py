@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject, JsonValue
 from midstream_core.object_store.access import engine_access
 from midstream_core.object_store.errors import StoreError
 from midstream_core.object_store.urls import GCS, in_bucket, split_url
@@ -288,7 +288,7 @@ def _check_same(url: str | None, index: str) -> None:
 def import_levanter(
     data_root: str,
     caches: Mapping[str, LevanterCache],
-    order: Mapping[str, JsonValue],
+    order: JsonObject,
     *,
     seq_len: int,
     tokenizer: str,

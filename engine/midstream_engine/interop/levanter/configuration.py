@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from midstream_core.arithmetic.learning_rate import LEVANTER_1_2, RULES, ScheduleError, rate_parts, rate_settings
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject, JsonValue
 from midstream_core.precision import JAX_OPTION, levanter_products, precision_of
 from midstream_engine.config import levanter_fields, yaml_file
 from midstream_engine.config.errors import ConfigError
@@ -133,7 +133,7 @@ def translate(
     return resolved
 
 
-def _default_notes(found: Mapping[str, JsonValue]) -> list[str]:
+def _default_notes(found: JsonObject) -> list[str]:
     """Return a line on values of the schedule that are Levanter's defaults.
 
     A configuration that was cut short ends anywhere, and is YAML nevertheless.

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.foreign_values import TorchState, TorchValue
 from midstream_engine.interop.neox.revision import text_in
@@ -60,7 +60,7 @@ class GradientScale:
         )
 
 
-def gradient_scale(state: TorchState, settings: Mapping[str, JsonValue], stages: int, directory: str) -> GradientScale:
+def gradient_scale(state: TorchState, settings: JsonObject, stages: int, directory: str) -> GradientScale:
     """Return the scale of a checkpoint's gradients.
 
     Args:

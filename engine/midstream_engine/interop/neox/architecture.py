@@ -9,10 +9,9 @@ Missing names have NeoX's defaults. Shapes are those of the tensors, not of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.model import LlamaConfig, LmConfig, NeoxConfig
 from midstream_engine.config.rope import DefaultRopeConfig
@@ -64,7 +63,7 @@ class Shapes:
 class Settings:
     """The stored configuration with NeoX's defaults."""
 
-    def __init__(self, found: Mapping[str, JsonValue]) -> None:
+    def __init__(self, found: JsonObject) -> None:
         self.found = dict(found)
 
     def get(self, name: str) -> TorchValue:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject, JsonValue
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.foreign_values import TorchState, TorchValue
 
@@ -224,7 +224,7 @@ ADAM: dict[str, Argument] = {
 }  # fmt: skip
 
 
-def check_arguments(found: TorchState, unset: Mapping[str, JsonValue], notes: list[str]) -> None:
+def check_arguments(found: TorchState, unset: JsonObject, notes: list[str]) -> None:
     """Check that the configuration trains what can be imported; add notes.
 
     Notes name what is set elsewhere here, or unknown.
@@ -265,7 +265,7 @@ def check_arguments(found: TorchState, unset: Mapping[str, JsonValue], notes: li
         )
 
 
-def with_extra(found: Mapping[str, JsonValue]) -> dict[str, TorchValue]:
+def with_extra(found: JsonObject) -> dict[str, TorchValue]:
     """Return the settings with those of ``deepspeed_extra_args``."""
     extra = found.get("deepspeed_extra_args")
     return {**(extra if isinstance(extra, Mapping) else {}), **found}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 from midstream_engine.interop.archive import TorchFile
 from midstream_engine.interop.calls import Tensor
 from midstream_engine.interop.errors import ConversionError
@@ -165,9 +165,7 @@ def _add_weight(found: Read, name: str, rank: int, weight: Tensor) -> None:
     parameter.weights[rank] = weight
 
 
-def _add_optimizers(
-    found: Read, states: Mapping[int, Mapping[str, JsonValue]], names: Mapping[int, dict[str, Tensor]]
-) -> None:
+def _add_optimizers(found: Read, states: Mapping[int, JsonObject], names: Mapping[int, dict[str, Tensor]]) -> None:
     files = found.files
     for rank, state in states.items():
         masters = _masters(found, rank, state, names[rank])

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.foreign_values import TorchState
 
@@ -172,7 +172,7 @@ def text_in(state: TorchState, name: str) -> str:
     return str(value) if isinstance(value, str | int) else ""
 
 
-def revision_of(configs: Mapping[str, JsonValue], tensors: Iterable[str], state: TorchState) -> Revision:
+def revision_of(configs: JsonObject, tensors: Iterable[str], state: TorchState) -> Revision:
     """Return what a checkpoint says of the NeoX that wrote it.
 
     Args:

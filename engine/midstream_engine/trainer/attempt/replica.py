@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from midstream_core import records
+from midstream_core.attempt import replay_file
 from midstream_core.attempt.errors import EngineError
 from midstream_core.attempt.standby_lease import Lease
 from midstream_core.attempt.status_file import StatusFile
@@ -75,7 +76,8 @@ class Replay(Loop):
         step: int,
     ) -> None:
         # One process writes the rows: several may share the directory, and only process 0 has the batches' digests.
-        metrics = Recorder(MetricsFile(attempt.files.replay if attempt.processes.leads else os.devnull))
+        self._replayed = replay_file.create(attempt.files) if attempt.processes.leads else os.devnull
+        metrics = Recorder(MetricsFile(self._replayed))
         unsaved: Any = _Unsaved()
         super().__init__(compiled, unsaved, requests, attempt, status, metrics, state, step)
         self._recorder, self._lease = metrics, Lease(attempt.files.lease)
@@ -183,9 +185,7 @@ class Replay(Loop):
         self._recorder.settle()
         rows: dict[int, dict[str, JsonValue]] = {}
         if self._leads:
-            with open(self._attempt.files.replay, encoding="utf-8") as file:
-                # By step: an attempt that was started before, as a requeued job is, has replayed some already, and
-                # may have been further than this state.
+            with open(self._replayed, encoding="utf-8") as file:
                 rows = {int_of(row["global_step"]): row for row in records.parse_metrics(file)}
         since = tuple(row for step, row in sorted(rows.items()) if command.step <= step < self.step)
         kept = self._kept[1] if self._kept is not None and self._kept[0] == command.step else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,7 @@ import numpy as np
 from haliax import NamedArray
 from jax.errors import JaxRuntimeError
 
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 from midstream_engine.array_types import Compiled, Leaf, Lowered
 from midstream_engine.data.batches import Validation, evaluation_batches
 from midstream_engine.processes.rendezvous import ALONE, Processes
@@ -159,7 +159,7 @@ def compile_steps(setup: Plan, processes: Processes = ALONE, memory: WorkingMemo
     return step
 
 
-def compile_step(setup: Plan, cut: Cut | None = None, options: Mapping[str, JsonValue] | None = None) -> Compiled:
+def compile_step(setup: Plan, cut: Cut | None = None, options: JsonObject | None = None) -> Compiled:
     """Compile the update of a batch that is divided as in ``cut``.
 
     ``cut`` None: as the first batch.
@@ -201,7 +201,7 @@ def compile_step(setup: Plan, cut: Cut | None = None, options: Mapping[str, Json
     return cached_program(setup, f"step-{cut.micro}-{cut.size}", make, arguments, result)
 
 
-def compile_lowered(setup: Plan, lowered: Lowered, options: Mapping[str, JsonValue] | None = None) -> object:
+def compile_lowered(setup: Plan, lowered: Lowered, options: JsonObject | None = None) -> object:
     """Compile a lowered program with the options for its devices.
 
     Raises:

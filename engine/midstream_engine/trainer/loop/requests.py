@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from midstream_core import records
+from midstream_core.records.fence import LAST
 from midstream_engine.array_types import Leaf
 from midstream_engine.processes.rendezvous import ALONE, Processes
 from midstream_engine.signals import Signals
@@ -185,7 +186,7 @@ class Requests:
             [
                 *counts,
                 sequence,
-                known.epoch,
+                min(known.epoch, LAST + 1),  # a false fence may have any
                 known.due,
                 known.busy,
                 known.failed,

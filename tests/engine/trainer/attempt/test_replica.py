@@ -151,9 +151,8 @@ def test_rows_that_waited_for_room_are_rows_of_the_run(tmp_path: Path, monkeypat
     untyped.step, untyped.state, untyped._kept, untyped._leads = 81, None, None, True
     untyped._promotion = records.Command(records.PROMOTE, epoch=2, step=80)
     untyped._finite = SimpleNamespace(reason="")
-    # Of an earlier start, which was further than this one.
     path.write_text('{"global_step": 79}\n{"global_step": 80, "train/loss": 1.0}\n{"global_step": 81}\n{"global_st')
-    untyped._attempt = SimpleNamespace(files=SimpleNamespace(replay=str(path)))
+    untyped._replayed = str(path)
     untyped._status = SimpleNamespace(update=lambda **_: None)
     untyped._recorder = Recorder(MetricsFile(str(path)))
 

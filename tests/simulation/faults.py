@@ -1,0 +1,152 @@
+"""Faults of a schedule: which call, journal line or moment they strike at, and what they do."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from simulation.cooperative import SCHEDULER
+from simulation.links import Call
+from simulation.machines import Machine, SimulatedProcess, present
+from simulation.world import World
+
+LINK = ("request lost", "answer lost")
+LINES = ("kill before line", "kill after line")  # of a journal; their ``call`` is the number of the line
+KINDS = (*LINES, *LINK, "kill process", "kill process after", "crash source", "crash target", "cut source",
+         "cut target", "cut both", "kill engine", "keep state", "restore state", "freeze process")  # fmt: skip
+OUTAGES = (5.0, 60.0, 700.0, 4000.0)  # seconds until a machine or link works again
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault at the ``call``-th call of a migration.
+
+    Attributes:
+        call: Number of the call, counted from the start of the command.
+        kind: One of `KINDS`.
+        seconds: How long an outage lasts.
+    """
+
+    call: int
+    kind: str
+    seconds: float = 0.0
+
+    def story(self) -> str:
+        """Return the fault in words."""
+        lasts = f" for {self.seconds:.0f} s" if self.seconds else ""
+        return f"call {self.call}: {self.kind}{lasts}"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def draw(dice: random.Random, calls: int, most: int = 3) -> list[Fault]:
+    """Draw faults for a migration of about so many calls."""
+    found: list[Fault] = []
+    for _ in range(dice.choice([1, 1, 1, 2, 2, *range(3, most + 1)])):
+        kind = dice.choice(KINDS)
+        lasting = kind.startswith(("crash", "cut", "freeze"))
+        found.append(Fault(dice.randrange(calls + 5), kind, dice.choice(OUTAGES) if lasting else 0.0))
+    return sorted(found, key=lambda fault: fault.call)
+
+
+class Strikes:
+    """Makes the faults of a schedule happen."""
+
+    def __init__(self, world: World, faults: list[Fault], source: str, target: str) -> None:
+        self._world, self._faults = world, list(faults)
+        self._source, self._target = source, target
+        self._first = len(world.network.calls)
+        self.struck: list[str] = []
+        self._after: list[Callable[[], None]] = []
+        world.network.fault, world.network.after = self.before, self.after
+        world.journal_lines = 0
+        world.at_line = self.at_line
+
+    def before(self, call: Call) -> str:
+        """Strike before a call; return what happens to the call itself."""
+        number, answer = call.number - self._first, ""
+        for fault in [fault for fault in self._faults if fault.call == number and fault.kind not in LINES]:
+            self._faults.remove(fault)
+            self.struck.append(f"{SCHEDULER.now:.1f} {fault.story()} ({call.host}: {call.function})")
+            if fault.kind in LINK:
+                answer = fault.kind
+            elif fault.kind == "kill process after":
+                self._after.append(lambda process=call.process: process and process.kill())
+            else:
+                self._strike(fault, call)
+        return answer
+
+    def at_line(self, number: int, after: bool) -> None:
+        """Strike before or after a line of a journal is written."""
+        kind = LINES[after]
+        for fault in [fault for fault in self._faults if fault.call == number and fault.kind == kind]:
+            self._faults.remove(fault)
+            self.struck.append(f"{SCHEDULER.now:.1f} line {number}: {kind}")
+            process = present()
+            if process is not None:
+                process.kill()
+
+    def after(self, call: Call) -> None:
+        """Strike after a call has taken effect."""
+        waiting, self._after = self._after, []
+        for strike in waiting:
+            strike()
+
+    def _strike(self, fault: Fault, call: Call) -> None:
+        kind, world = fault.kind, self._world
+        if kind == "kill process" and call.process is not None:
+            call.process.kill()
+        elif kind == "freeze process" and call.process is not None:
+            SCHEDULER.park(fault.seconds)
+        elif kind.startswith("crash"):
+            machine = world.machines[self._source if kind.endswith("source") else self._target]
+            machine.crash()
+            _later(fault.seconds, machine.boot)
+        elif kind.startswith("cut"):
+            names = {"cut source": [self._source], "cut target": [self._target]}.get(kind, [self._source, self._target])
+            world.network.cut.update(names)
+            _later(fault.seconds, lambda: world.network.cut.difference_update(names))
+        elif kind == "kill engine":
+            for engine in [
+                p for m in world.machines.values() for p in m.processes.values() if p.name.startswith("engine")
+            ]:
+                engine.kill()
+        elif kind == "keep state":
+            keep_state(world)
+        elif kind == "restore state":
+            restore_state(world)
+
+
+def keep_state(world: World) -> None:
+    """Copy the operator's state directory, as a backup does."""
+    kept, state = Path(world.directory, "state.kept"), Path(world.directory, "state")
+    shutil.rmtree(kept, ignore_errors=True)
+    if state.is_dir():
+        shutil.copytree(state, kept)
+
+
+def restore_state(world: World) -> None:
+    """Put an earlier copy of the operator's state directory back, and end what worked in the present one."""
+    kept = Path(world.directory, "state.kept")
+    if not kept.is_dir():
+        return
+    for process in list(world.machines["operator"].processes.values()):
+        process.kill()
+    shutil.rmtree(Path(world.directory, "state"))
+    shutil.copytree(kept, Path(world.directory, "state"))
+
+
+def _later(seconds: float, act: Callable[[], object]) -> None:
+    def wait() -> None:
+        SCHEDULER.park(seconds)
+        act()
+
+    SCHEDULER.start(wait, None, "outage")
+
+
+__all__ = ["Fault", "Machine", "SimulatedProcess", "Strikes", "draw"]

@@ -1,0 +1,80 @@
+"""Invariants of every simulated world, judged by what really happened, not by what was claimed."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+from midstream_core import records
+from simulation import engine
+from simulation.engine import Commit
+from simulation.world import World
+
+ANY = -1  # consent to go back to whatever was sealed
+
+
+class BrokenError(AssertionError):
+    """An invariant does not hold."""
+
+
+def check_commits(commits: list[Commit], consents: list[int]) -> None:
+    """Check that the commits form one line.
+
+    A start commits only while no newer start has committed, each start continues the newest commit before it, and no
+    step is committed twice. ``consents``: steps to which a user has agreed to go back.
+    """
+    for before, after in pairwise(commits):
+        if (after.epoch, after.start) < (before.epoch, before.start):
+            raise BrokenError(f"an older start has committed after a newer one: {before} {after}")
+        if (after.epoch, after.start) == (before.epoch, before.start):
+            if (after.machine, after.pid) != (before.machine, before.pid):
+                raise BrokenError(f"two processes commit as one start: {before} {after}")
+            if after.step <= before.step:
+                raise BrokenError(f"a step was committed twice: {before} {after}")
+        elif (
+            after.restored < before.step and after.restored not in consents and not (ANY in consents and _sealed(after))
+        ):
+            raise BrokenError(
+                f"steps {after.restored} to {before.step} were given up without consent: {before} {after}"
+            )
+
+
+def _sealed(commit: Commit) -> bool:
+    return any(entry[4] == commit.restored for entry in engine.HISTORY.seals)
+
+
+def check_certificates(world: World, state: str = "state") -> None:
+    """Check that a valid certificate says what is true."""
+    for path in Path(world.directory, state, "migrations").glob("*/certificate.json"):
+        certificate = json.loads(path.read_text())
+        if not certificate["valid"]:
+            continue
+        step, digest = certificate["step"], certificate["root_digest"]
+        saved = [commit for commit in engine.HISTORY.commits if commit.step == step]
+        if not saved:
+            raise BrokenError(f"{path} certifies step {step}, which no engine has saved")
+        array, content = engine.array_of(step)
+        del array, content
+        if not any(entry[4] == step for entry in engine.HISTORY.seals) and not saved:
+            raise BrokenError(f"{path} certifies step {step}, which was not sealed ({digest})")
+
+
+def check_accepted(world: World, owner: str) -> None:
+    """Check that the owner has the newest commit, and accepts it."""
+    commits = engine.HISTORY.commits
+    if not commits:
+        return
+    fence = world.fence(owner)
+    paths = world.paths(owner)
+    if fence is None:
+        raise BrokenError(f"{owner} has no fence")
+    accepted = [
+        manifest.step
+        for path in Path(paths.checkpoints).glob(f"*/{records.MANIFEST}")
+        if (manifest := records.Manifest.read(str(path)))
+        and fence.accepts(manifest.epoch, manifest.step, manifest.start)
+    ]
+    last = commits[-1]
+    if max(accepted, default=-1) < last.step:
+        raise BrokenError(f"{owner} has {accepted}, and the newest commit is {last}")

@@ -1,0 +1,385 @@
+"""Machines of a simulation: processes, identities, clocks, reboots.
+
+`install` replaces what the standard library and `midstream_core` read of the operating system (pids, signals,
+``/proc``, the environment, standard streams) by the simulated machine's. Files are real, below a directory of the
+machine.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import itertools
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from simulation.cooperative import BEGIN, SCHEDULER, Event, Task
+
+REAL_EXIT = os._exit
+_real_flock, _real_read, _real_select, _real_kill = fcntl.flock, os.read, select.select, os.kill
+LOCK_POLL = 0.01  # virtual seconds between two tries to lock a file
+
+
+class Pipe:
+    """Bytes on their way from one process to another."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.closed = False  # its writer has ended
+        self.changed = Event()
+
+    def write(self, data: bytes) -> None:
+        if self.closed:
+            raise BrokenPipeError(32, "Broken pipe")
+        self.data += data
+        self.changed.set()
+
+    def close(self) -> None:
+        self.closed = True
+        self.changed.set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for a byte or the end. False after ``timeout`` seconds."""
+        while not self.data and not self.closed:
+            self.changed.clear()
+            if not self.changed.wait(timeout):
+                return False
+        return True
+
+    def take(self, most: int) -> bytes:
+        """Take bytes that are there."""
+        taken = bytes(self.data[:most])
+        del self.data[:most]
+        return taken
+
+
+class _StandardOutput(io.TextIOBase):
+    """``sys.stdout`` or ``sys.stderr`` of a simulated process."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write = write
+        self.buffer = self  # type: ignore[assignment]
+
+    def write(self, text: Any) -> int:
+        self._write(text.encode() if isinstance(text, str) else bytes(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return False
+
+
+class MachineClock:
+    """Clock of a machine: ``ahead`` seconds before true time, and ``rate`` as fast."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def wall(self) -> float:
+        return BEGIN + SCHEDULER.now * self._machine.rate + self._machine.ahead
+
+    def monotonic(self) -> float:
+        return (SCHEDULER.now - self._machine.booted) * self._machine.rate + 1000.0
+
+
+@dataclass
+class Machine:
+    """A simulated machine, with real files below ``directory``."""
+
+    name: str
+    directory: str
+    ahead: float = 0.0
+    rate: float = 1.0
+    up: bool = True
+    boots: int = 1
+    booted: float = 0.0  # virtual seconds
+    processes: dict[int, SimulatedProcess] = field(default_factory=dict)
+    clock: MachineClock = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.clock = MachineClock(self)
+        self._pids = itertools.count(100)
+
+    @property
+    def boot_id(self) -> str:
+        return f"{self.name}-boot-{self.boots}"
+
+    def next_pid(self) -> int:
+        return next(self._pids)
+
+    def crash(self) -> None:
+        """Kill every process at once."""
+        self.up = False
+        for process in list(self.processes.values()):
+            process.kill()
+
+    def boot(self) -> None:
+        """Start the machine again, with a new boot id and no processes."""
+        self.up, self.booted = True, SCHEDULER.now
+        self.boots += 1
+
+
+class SimulatedProcess:
+    """A process of a machine. ``run`` is its main function; its result is the exit code."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        run: Callable[[], object],
+        name: str,
+        environment: Mapping[str, str] | None = None,
+        output: Callable[[bytes], object] | None = None,
+        argv: list[str] | None = None,
+    ) -> None:
+        self.machine, self.name = machine, name
+        self.clock = machine.clock
+        self.pid = machine.next_pid()
+        self.start_ticks = int(SCHEDULER.now * 100) + self.pid
+        self.environment = {"HOME": machine.directory, "USER": "user", "PATH": "/usr/bin:/bin", **(environment or {})}
+        self.argv = argv or [name]
+        self.stdin: Pipe | None = None
+        self.stdout = _StandardOutput(output or _discard)
+        self.errors = bytearray()
+        self.stderr = _StandardOutput(self.errors.extend)
+        self.handlers: dict[int, Any] = {}
+        self.ended = Event()
+        self.exit_code: int | None = None
+        self.frozen = False
+        self.tasks: list[Task] = []
+        self._locks: set[int] = set()  # descriptors that it holds a lock on
+        machine.processes[self.pid] = self
+        self._run = run
+        self.start_task(self._main, name)
+
+    def start_task(self, run: Callable[[], object], name: str) -> Task:
+        """Start a thread of this process."""
+        task = SCHEDULER.start(run, self, f"{self.machine.name}/{name}")
+        self.tasks.append(task)
+        return task
+
+    def enter(self) -> None:
+        """Make this process's environment the present one."""
+        os.environ._data = self.environment  # type: ignore[attr-defined]
+        sys.stdout, sys.stderr, sys.argv = self.stdout, self.stderr, self.argv
+
+    def _main(self) -> None:
+        code = 0
+        try:
+            result = self._run()
+            code = result if isinstance(result, int) else 0
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+            if isinstance(error.code, str):
+                self.stderr.write(error.code + "\n")
+        except Exception:  # noqa: BLE001  its stderr has it
+            self.stderr.write(traceback.format_exc())
+            code = 1
+        self.end(code)
+
+    def end(self, code: int) -> None:
+        """End with an exit code: no task of it runs again."""
+        if self.exit_code is not None:
+            return
+        self.exit_code = code
+        self.machine.processes.pop(self.pid, None)
+        for descriptor in self._locks:
+            _real_flock(descriptor, fcntl.LOCK_UN)
+        self._locks.clear()
+        for task in self.tasks:
+            task.abandoned = True
+        self.ended.set()
+        if SCHEDULER.current is not None and SCHEDULER.current.owner is self:
+            SCHEDULER.vanish()
+
+    def kill(self) -> None:
+        """End as by SIGKILL."""
+        self.end(-signal.SIGKILL)
+
+    def deliver(self, number: int) -> None:
+        """Handle a signal as Python does: by its handler, or by ending."""
+        handler = self.handlers.get(number, signal.SIG_DFL)
+        if number == signal.SIGKILL or handler == signal.SIG_DFL:
+            self.end(-number)
+        elif handler != signal.SIG_IGN:
+            self.start_task(lambda: handler(number, None), f"signal {number}")
+
+    def lock(self, descriptor: int, operation: int) -> None:
+        """Lock a file, without blocking the other processes of the simulation."""
+        if operation & fcntl.LOCK_UN:
+            self._locks.discard(descriptor)
+            return _real_flock(descriptor, operation)
+        while True:
+            try:
+                _real_flock(descriptor, operation | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if operation & fcntl.LOCK_NB:
+                    raise
+                SCHEDULER.park(LOCK_POLL)
+            else:
+                self._locks.add(descriptor)
+                return None
+
+    def unlock_closed(self, descriptor: int) -> None:
+        """Forget a lock whose file was closed."""
+        self._locks.discard(descriptor)
+
+
+def _discard(data: bytes) -> None:
+    del data
+
+
+def present() -> SimulatedProcess | None:
+    """Return the process that runs now; None in the simulation itself."""
+    owner = SCHEDULER.current.owner if SCHEDULER.current is not None else None
+    return owner if isinstance(owner, SimulatedProcess) else None
+
+
+def _required() -> SimulatedProcess:
+    process = present()
+    assert process is not None, "no simulated process runs"
+    return process
+
+
+def _read(descriptor: int, size: int) -> bytes:
+    process = present()
+    if descriptor or process is None:
+        return _real_read(descriptor, size)
+    if process.stdin is None:
+        return b""
+    process.stdin.wait()
+    return process.stdin.take(size)
+
+
+def _select(reading: Any, writing: Any, failing: Any, timeout: float | None = None) -> Any:
+    process = present()
+    if process is None or list(reading) != [0]:
+        return _real_select(reading, writing, failing, timeout)
+    ready = process.stdin is None or process.stdin.wait(timeout)
+    return ([0] if ready else []), [], []
+
+
+def _flock(file: Any, operation: int) -> None:
+    descriptor = file if isinstance(file, int) else file.fileno()
+    process = present()
+    if process is None:
+        return _real_flock(descriptor, operation)
+    return process.lock(descriptor, operation)
+
+
+_real_close = os.close
+
+
+def _close(descriptor: int) -> None:
+    process = present()
+    if process is not None:
+        process.unlock_closed(descriptor)
+    _real_close(descriptor)
+
+
+def _kill(pid: int, number: int) -> None:
+    target = _required().machine.processes.get(pid)
+    if target is None:
+        raise ProcessLookupError(3, "No such process")
+    if number:
+        target.deliver(number)
+
+
+def _exit(code: int) -> None:
+    _required().end(code)
+
+
+def _signal(number: int, handler: Any) -> Any:
+    process = present()
+    if process is None:
+        return signal.SIG_DFL
+    before = process.handlers.get(number, signal.SIG_DFL)
+    process.handlers[number] = handler
+    return before
+
+
+class _NoProgram:
+    """``subprocess.Popen`` of a machine without programs."""
+
+    def __init__(self, argv: Any, *_: Any, **__: Any) -> None:
+        raise FileNotFoundError(2, "No such file or directory", argv if isinstance(argv, str) else argv[0])
+
+
+def _node_name() -> str:
+    process = present()
+    return process.machine.name if process is not None else "simulation"
+
+
+_real_uname = os.uname
+
+
+def _uname() -> Any:
+    real = _real_uname()
+    return os.uname_result((real.sysname, _node_name(), real.release, real.version, real.machine))
+
+
+def install() -> None:
+    """Replace what programs read of the operating system. Call it before anything of midstream is imported."""
+    fcntl.flock, os.read, os.close, select.select = _flock, _read, _close, _select  # type: ignore[assignment]
+    os.kill, os._exit, os.uname = _kill, _exit, _uname  # type: ignore[assignment]
+    signal.signal = _signal  # type: ignore[assignment]
+    socket.gethostname = _node_name
+    subprocess.Popen = _NoProgram  # type: ignore[assignment, misc]
+    os.getpid = lambda: process.pid if (process := present()) is not None else 1
+    own = {"PATH": "/usr/bin:/bin", "HOME": "/nowhere"}
+    standard = sys.stdout, sys.stderr, sys.argv
+
+    def leave() -> None:
+        os.environ._data = own  # type: ignore[attr-defined]
+        sys.stdout, sys.stderr, sys.argv = standard
+
+    SCHEDULER.leave = leave
+    leave()
+    os.environ.encodekey = os.environ.decodekey = os.environ.encodevalue = os.environ.decodevalue = _same  # type: ignore[attr-defined]
+
+
+def _same(value: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"str expected, not {type(value).__name__}")
+    return value
+
+
+def install_identities() -> None:
+    """Replace the identities of processes that `midstream_core` reads from ``/proc``."""
+    from midstream_core.records import process_identity
+
+    def start_ticks(pid: int) -> int | None:
+        process = _required().machine.processes.get(pid)
+        return None if process is None else process.start_ticks
+
+    replaced: dict[str, Callable[..., Any]] = {
+        "_start_ticks": start_ticks,
+        "boot_id": lambda: _required().machine.boot_id,
+        "machine": lambda: f"machine-{_required().machine.name}",
+        "_namespace": lambda: "pid:[1]",
+        "_boot_time": lambda: BEGIN + _required().machine.booted + _required().machine.ahead,
+    }
+    for name, function in replaced.items():
+        replace_everywhere(getattr(process_identity, name), function)
+
+
+def replace_everywhere(old: Any, new: Any) -> None:
+    """Replace a function in every module that has imported it."""
+    for module in list(sys.modules.values()):
+        if not getattr(module, "__name__", "").startswith(("midstream", "simulation")):
+            continue
+        for name, value in list(vars(module).items()):
+            if value is old:
+                setattr(module, name, new)
