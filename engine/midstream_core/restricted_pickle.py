@@ -88,7 +88,7 @@ class Vocabulary:
         return value
 
 
-def load(data: bytes, vocabulary: Vocabulary) -> object:
+def load(data: bytes, vocabulary: Vocabulary) -> Any:
     """Return the object of ``data``, a pickle of any protocol.
 
     The object is made of plain values, records and the results of calls.

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any, Dict
 
-from midstream_core.json_types import JsonObject, JsonValue, list_or_empty, object_or_empty
+from midstream_core.json_types import JsonObject, list_or_empty, object_or_empty
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
 BY_BUS = "PCI_BUS_ID"  # the order of nvidia-smi; CUDA's own has the fastest GPU first
 ENTRY = re.compile(r"\d{1,4}|GPU-[0-9a-fA-F-]{1,40}|MIG-[\w/-]{1,80}")
 _VIRTUAL = re.compile(r"--xla_force_host_platform_device_count=\d+")
+
+
+Gpu = Dict[str, Any]  # as nvidia-smi reports it, with its ``uuid``, or a MIG device of it
 
 
 def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
@@ -32,7 +36,7 @@ def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
     return entries
 
 
-def select_visible(gpus: Sequence[JsonObject], entries: Sequence[str] | None) -> list[dict[str, JsonValue]]:
+def select_visible(gpus: Sequence[JsonObject], entries: Sequence[str] | None) -> list[Gpu]:
     """Return the GPUs that a process sees, in its order.
 
     Args:
@@ -43,7 +47,7 @@ def select_visible(gpus: Sequence[JsonObject], entries: Sequence[str] | None) ->
     if entries is None:
         return [dict(gpu) for gpu in gpus]
     slices = [object_or_empty(part) for gpu in gpus for part in list_or_empty(gpu.get("parts"))]
-    visible: list[dict[str, JsonValue]] = []
+    visible: list[Gpu] = []
     for entry in entries:
         if entry.startswith("MIG-"):
             named = [part for part in slices if str(part["uuid"]).lower() == entry.lower()]

@@ -140,7 +140,7 @@ class BucketHost:
         """
         signature = inspect.signature(function)
 
-        def call(*positional: object, **named: object) -> Any:
+        def call(*positional: Any, **named: Any) -> Any:
             arguments = signature.bind(*positional, **named).arguments
             return self._run_for(function, {**arguments, "access": self.access.to_json()}, timeout)
 

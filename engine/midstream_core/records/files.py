@@ -10,7 +10,7 @@ import math
 import os
 import stat
 import time
-from typing import BinaryIO, Generator, List, Set, Union
+from typing import Any, BinaryIO, Generator, List, Set, Union
 
 from midstream_core.json_types import JsonValue
 from midstream_core.records.errors import DamagedRecordError, RecordError
@@ -177,7 +177,7 @@ def parse_json(data: Union[bytes, str], where: str) -> JsonValue:
         raise RecordError(f"{where}: not JSON that can be read (nested too deeply, or too large)") from None
 
 
-def read_json(path: str, limit: int = LARGEST_FILE) -> JsonValue:
+def read_json(path: str, limit: int = LARGEST_FILE) -> Any:
     """Read the JSON value in ``path``.
 
     Raises FileNotFoundError where it is absent, DamagedRecordError where it is partial, not a regular file, or larger
@@ -189,7 +189,7 @@ def read_json(path: str, limit: int = LARGEST_FILE) -> JsonValue:
         raise DamagedRecordError(str(error)) from None
 
 
-def read_json_or_none(path: str, limit: int = LARGEST_FILE) -> JsonValue:
+def read_json_or_none(path: str, limit: int = LARGEST_FILE) -> Any:
     """Read the JSON value in ``path``; None where the file is absent.
 
     Raises DamagedRecordError.

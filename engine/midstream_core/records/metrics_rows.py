@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Dict, Iterable, List, Optional
+from typing import Any, Dict, Iterable, List, Optional
 
 from midstream_core import json_shapes
 from midstream_core.json_types import JsonObject, JsonValue
@@ -19,13 +19,13 @@ def start_of(row: JsonObject) -> Optional[int]:
     return number if type(number) is int and number > 0 else None
 
 
-def parse_metrics(lines: Iterable[str]) -> List[Dict[str, JsonValue]]:
+def parse_metrics(lines: Iterable[str]) -> List[Dict[str, Any]]:
     """Parse the rows of ``metrics.jsonl``.
 
     A partial last line (it is being written, or its writer was killed) is left out. Raises RecordError where a line in
     the middle is partial, or a line is not a row of metrics.
     """
-    rows: List[Dict[str, JsonValue]] = []
+    rows: List[Dict[str, Any]] = []
     partial: Optional[int] = None
     for number, line in enumerate(lines, 1):
         if not line.strip():

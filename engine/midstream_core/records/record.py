@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import ClassVar, Dict, Optional, Tuple, Type, TypeVar
+from typing import Any, ClassVar, Dict, List, Optional, Tuple, Type, TypeVar, cast
 
 from midstream_core import json_shapes
 from midstream_core.json_types import JsonObject, JsonValue, object_or_empty
@@ -29,9 +29,9 @@ class JsonRecord:
     LIMIT: ClassVar[int] = 1 << 20  # bytes of its file
     FORMAT: ClassVar[int] = 0  # newest format that is read, and the one that is written; 0: the JSON has no ``format``
 
-    def to_json(self) -> Dict[str, JsonValue]:
+    def to_json(self) -> Dict[str, Any]:
         """Return the JSON object of the record."""
-        value = cast("Dict[str, Any]", _plain(self))
+        value: Dict[str, Any] = _plain(self)
         return {"format": self.FORMAT, **value} if self.FORMAT else value
 
     @classmethod
@@ -92,10 +92,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (str, int, float, type(None))):
         return value
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in cast("Dict[Any, Any]", value).items()}
+        return {key: _plain(item) for key, item in cast("Dict[str, object]", value).items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in cast("Tuple[Any, ...]", value)]
-    return {name: _plain(getattr(value, name)) for name in _field_names(type(value))}
+        return [_plain(item) for item in cast("List[object]", value)]
+    kind: Type[JsonRecord] = type(value)
+    return {name: _plain(getattr(value, name)) for name in _field_names(kind)}
 
 
 @functools.lru_cache(maxsize=None)

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any
 
-
-class TrainDocument(TypedDict):
-    """Content of ``train.json``: the state, and what says where it comes from."""
-
-    state: dict[str, Any]
-    provenance: dict[str, Any]
-    reference_losses: dict[str, Any] | None
+TrainDocument = dict[str, Any]  # ``state``, ``provenance`` and ``reference_losses``

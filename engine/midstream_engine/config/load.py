@@ -10,7 +10,6 @@ from typing import Any
 import draccus
 from draccus.utils import DecodingError, ParsingError
 
-from midstream_core.json_types import JsonValue
 from midstream_engine.config import keys, yaml_file
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.train import TrainLmConfig
@@ -53,7 +52,7 @@ def load_config(arguments: Sequence[str]) -> Loaded:
     return from_mapping(value)
 
 
-def from_mapping(value: dict[str, JsonValue]) -> Loaded:
+def from_mapping(value: dict[str, Any]) -> Loaded:
     """Load the configuration of nested mappings.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import yaml
 
@@ -132,7 +133,7 @@ for _package in _PACKAGES:
     _Loader.add_multi_constructor(f"{_PYTHON}:{_package}", _fields)
 
 
-def parse_value(text: str, name: str) -> object:
+def parse_value(text: str, name: str) -> Any:
     """Return the value of the flag ``name``.
 
     Raises:
@@ -144,7 +145,7 @@ def parse_value(text: str, name: str) -> object:
         raise ConfigError(f"{error} (hint: quote it)") from None
 
 
-def load(path: str) -> object:
+def load(path: str) -> Any:
     """Return the value in the YAML file ``path``, its ``!include`` files inserted.
 
     Raises:

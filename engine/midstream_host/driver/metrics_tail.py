@@ -11,13 +11,13 @@ import json
 import os
 import time
 from collections import deque
-from typing import Deque, Dict, List, Optional, Tuple
+from typing import Any, Deque, Dict, List, Optional, Tuple
 
 from midstream_core import records
-from midstream_core.json_types import JsonObject, JsonValue, int_of
+from midstream_core.json_types import JsonObject, int_of
 from midstream_host.driver.batch_tap import BatchTap
 from midstream_host.driver.metrics.metrics_reader import MetricsReader
-from midstream_host.driver.metrics.rows import COUNTED, LOSS, RowsOfPart
+from midstream_host.driver.metrics.rows import COUNTED, LOSS, Row, RowsOfPart
 from midstream_host.driver.rows_since_start import RowsSinceStart
 
 PASS_TIMEOUT = 300.0  # seconds for the metrics of earlier attempts: about 1 GB
@@ -52,14 +52,14 @@ class MetricsTail:
         self.interval = 1  # largest difference between two neighbouring rows
         self.problem = ""  # why the source cannot be read, in one line
         self.conflict = ""  # two rows of one step that cannot both be its loss, in one line
-        self._losses: Dict[int, JsonValue] = {}  # of the newest steps
+        self._losses: Dict[int, Any] = {}  # of the newest steps
         self.since_start = RowsSinceStart(first)
         self._file = records.open_lines(path)
         self._waiting: Deque[bytes] = deque()  # rows that are not written yet
         self._last: Optional[Tuple[float, bool]] = None  # time of the last row, and whether it is the row's own
         self._lag = float("inf")  # seconds between the last row's own time and its reading
         self._evaluated = first
-        self._apart: Dict[int, Dict[str, JsonValue]] = {}  # values of steps whose loss has not come yet
+        self._apart: Dict[int, Row] = {}  # values of steps whose loss has not come yet
 
     @property
     def is_prompt(self) -> bool:
@@ -168,7 +168,7 @@ class MetricsTail:
         self._settle()
         os.close(self._file)
 
-    def _row(self, step: int, found: JsonObject, now: float, *, alone: bool) -> Dict[str, JsonValue]:
+    def _row(self, step: int, found: JsonObject, now: float, *, alone: bool) -> Row:
         # None is a number that is not finite: a diverged run has a row of each step, too.
         values = {name: value for name, value in found.items() if name not in APART}
         loss = LOSS in values
@@ -183,7 +183,7 @@ class MetricsTail:
             return {}  # of an earlier attempt, or a part that repeats it
         own = _own_time(found)
         moment = now if own is None else own
-        row: Dict[str, JsonValue] = {"global_step": step, **values, "time": moment, **self._start}
+        row: Row = {"global_step": step, **values, "time": moment, **self._start}
         if not loss:
             self._evaluated = step + 1
             return row
@@ -229,7 +229,7 @@ def _is_older(row: JsonObject, started: float) -> bool:
     return own is not None and own < started
 
 
-def _last_beginning(rows: List[Dict[str, JsonValue]]) -> int:
+def _last_beginning(rows: List[Row]) -> int:
     """Return the index of the last row with a loss where steps begin again, or 0."""
     found, highest = 0, -1
     for index, row in enumerate(rows):
@@ -241,7 +241,7 @@ def _last_beginning(rows: List[Dict[str, JsonValue]]) -> int:
     return found
 
 
-def read_rows(path: str) -> List[Dict[str, JsonValue]]:
+def read_rows(path: str) -> List[Row]:
     """Return the complete rows of a file; none where it is absent."""
     try:
         with records.open_regular(path) as file:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from midstream_core.json_types import JsonValue, int_of, optional_list
 from midstream_host.machine import inventory, nvidia, tpu, tpu_metrics
 
 POLL_INTERVAL = 5.0  # seconds
-Accelerator = Dict[str, JsonValue]  # the fields of watch.model.Accelerator
+Accelerator = Dict[str, Any]  # the fields of watch.model.Accelerator
 
 
 class Accelerators:

@@ -10,8 +10,8 @@ import re
 import subprocess
 from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
-from midstream_core.json_types import JsonValue, int_of, list_or_empty
-from midstream_core.visible_devices import select_visible
+from midstream_core.json_types import int_of, list_or_empty
+from midstream_core.visible_devices import Gpu, select_visible
 
 TIMEOUT = 20.0  # seconds; without persistence mode every call starts the driver
 FIELDS = (
@@ -70,7 +70,7 @@ class Nvidia:
         self._fields: Sequence[str] = ()
         self._greeting: Optional[str] = None
 
-    def look(self) -> List[Dict[str, JsonValue]]:
+    def look(self) -> List[Gpu]:
         """One entry a visible GPU; empty where there are none.
 
         The entries are in the order of ``visible``, else in nvidia-smi's.
@@ -132,7 +132,7 @@ def parse_rows(text: str, fields: Sequence[str]) -> List[Row]:
 class VisibleGpus(NamedTuple):
     """Visible GPUs; the other fields are those of `Nvidia`."""
 
-    gpus: List[Dict[str, JsonValue]]
+    gpus: List[Gpu]
     missing: List[str]
     unattributed: List[int]
 
@@ -147,7 +147,7 @@ def visible_gpus(rows: Sequence[Row], apps: Apps, visible: Optional[Sequence[str
         listing: Output of ``nvidia-smi -L``, if an entry is a MIG device.
     """
     parts = parse_parts(listing)
-    gpus: List[Dict[str, JsonValue]] = []
+    gpus: List[Gpu] = []
     for row in rows:
         found = {**gpu(row, apps.pids), "uuid": row.get("uuid", "")}
         gpus.append({**found, "parts": [_part(found, *named, apps.pids) for named in parts.get(int(row["index"]), [])]})
@@ -160,7 +160,7 @@ def visible_gpus(rows: Sequence[Row], apps: Apps, visible: Optional[Sequence[str
     )
 
 
-def _part(parent: Dict[str, JsonValue], profile: str, uuid: str, pids: Dict[str, List[int]]) -> Dict[str, JsonValue]:
+def _part(parent: Gpu, profile: str, uuid: str, pids: Dict[str, List[int]]) -> Gpu:
     """Return a MIG device of a GPU.
 
     Memory, temperature and power of the device are not measured apart.
@@ -186,7 +186,7 @@ def parse_parts(text: str) -> Dict[int, List[Tuple[str, str]]]:
     return found
 
 
-def gpu(row: Row, pids: Dict[str, List[int]]) -> Dict[str, JsonValue]:
+def gpu(row: Row, pids: Dict[str, List[int]]) -> Gpu:
     """Return a GPU from its row.
 
     Values may be ``[N/A]``, ``[Not Supported]`` or ``[Unknown Error]``.

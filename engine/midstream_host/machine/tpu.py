@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Dict, Iterable, List, Mapping, Optional
+from typing import Any, Dict, Iterable, List, Mapping, Optional
 
 from midstream_core.accelerators import ACCELERATORS, TPU_CHIPS
 from midstream_core.json_types import JsonValue
@@ -28,16 +28,14 @@ def chips(bus: str = "/sys/bus/pci/devices") -> List[str]:
     return found
 
 
-def devices(
-    ids: Iterable[str], users: Iterable[int] = (), metrics: Optional[Metrics] = None
-) -> List[Dict[str, JsonValue]]:
+def devices(ids: Iterable[str], users: Iterable[int] = (), metrics: Optional[Metrics] = None) -> List[Dict[str, Any]]:
     """Return one entry per JAX device; ids of other devices are left out.
 
     The chips of a VM share their processes. The runtime reports memory by device, and duty by device or by chip.
     """
     known = [TPU_CHIPS[each] for each in ids if each in TPU_CHIPS]
     pids = sorted(set(users))
-    found: List[Dict[str, JsonValue]] = []
+    found: List[Dict[str, Any]] = []
     for chip, (kind, count) in enumerate(known):
         size = ACCELERATORS[kind].memory if kind in ACCELERATORS else None
         for _ in range(count):

@@ -7,6 +7,7 @@ draw, as ``palette.GOOD``, so that a new theme applies to the next paint.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from textual.color import Color
 from textual.theme import Theme
@@ -111,7 +112,7 @@ DEFAULT = "midstream"
 _current = PALETTES[DEFAULT]
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     return getattr(_current, name)
 
 

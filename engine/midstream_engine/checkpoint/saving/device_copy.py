@@ -10,7 +10,6 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from types import EllipsisType
 from typing import Any
 
 import jax
@@ -97,7 +96,7 @@ class DevicePart:
         self._host: np.ndarray | None = None
         self._unread = data.size
 
-    def __getitem__(self, index: Index | EllipsisType) -> np.ndarray:
+    def __getitem__(self, index: Index) -> np.ndarray:
         """Return elements as an array of numpy; wait for their transfer.
 
         Raises:

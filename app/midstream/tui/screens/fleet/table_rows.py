@@ -121,7 +121,7 @@ class FoundItems:
 
 def found_in(
     listing: Listing,
-    items: Sequence[JsonValue],
+    items: Sequence[object],
     screen_state: ScreenState,
     condition: Condition | None,
     layout: ListLayout,
