@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Dict, List, Mapping, Sequence, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Sequence, Union
 
 if TYPE_CHECKING:
     JsonValue = Union[None, bool, int, float, str, Sequence["JsonValue"], Mapping[str, "JsonValue"]]
@@ -10,6 +10,11 @@ else:
     JsonValue = object  # json_shapes accepts any value for it
 
 JsonObject = Mapping[str, JsonValue]
+
+# Objects whose fields are checked before they are read, or that have a field's own type.
+LoggedRow = Mapping[str, Any]  # a row of metrics: columns by name
+RunConfig = Mapping[str, Any]  # a resolved configuration of a run, or a section of it
+ReportLine = Mapping[str, Any]  # a line of a program on a host
 
 
 def object_or_empty(value: JsonValue) -> Dict[str, JsonValue]:

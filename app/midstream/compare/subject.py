@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -31,6 +31,7 @@ from midstream.migrate.source_and_target.checkpoint_store import checkpoint_stor
 from midstream.watch.snapshot import RunView
 from midstream.watch.watcher import take_snapshot
 from midstream_core import records
+from midstream_core.json_types import LoggedRow
 
 FLAG = "--data.tokenizer"
 VOCAB = "vocab"  # the axis of an array with the tokens of the vocabulary
@@ -53,7 +54,7 @@ class PresentRun:
     price: float | None  # an hour of what it trains on
     checkpoint_bytes: int
     kinds: tuple[str, ...]  # of its devices
-    curve: Sequence[Mapping[str, Any]] = ()
+    curve: Sequence[LoggedRow] = ()
 
 
 @dataclass(frozen=True)

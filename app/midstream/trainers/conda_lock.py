@@ -7,7 +7,7 @@ read: one for each platform, with pip's packages as comments, as conda-lock writ
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
@@ -19,7 +19,7 @@ from midstream.counts import count
 from midstream.errors import UsageError
 from midstream.plain_yaml import load_plain_quickly
 from midstream.printable import printable
-from midstream_core.json_types import object_or_empty
+from midstream_core.json_types import LoggedRow, object_or_empty
 from midstream_host.driver.run_file import LARGEST_LOCK
 
 LARGEST_FILE = 16 << 20  # bytes of a lock file
@@ -212,7 +212,7 @@ def _unified(text: str) -> list[CondaList]:
     return [_checked(platform, packages[platform], pip.get(platform, ())) for platform in packages]
 
 
-def _text(row: Mapping[str, Any], key: str) -> str:
+def _text(row: LoggedRow, key: str) -> str:
     value = row.get(key)
     if not isinstance(value, str) or not value:
         raise UsageError(f"package {_shown(row.get('name'))}: {key}: expected a text, found {_shown(value)}")

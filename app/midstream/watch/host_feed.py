@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from midstream.errors import ConnectionLostError, HostError, RemoteError
 from midstream.fleet.fleet import HostConfig
@@ -25,7 +25,7 @@ from midstream.watch import shell_probe
 from midstream.watch.report_limits import ReportLimits
 from midstream.watch.snapshot import DOWN, STALE
 from midstream.watch.snapshot_store import SnapshotStore
-from midstream_core.json_types import JsonObject
+from midstream_core.json_types import JsonObject, ReportLine
 from midstream_host.machine import probe
 
 FIRST_BEAT_TIMEOUT = 60.0  # seconds
@@ -195,7 +195,7 @@ class HostFeed:
             self._probe_interval = seconds
         self._send(process.stdin, {"pace": seconds})
 
-    def _merge(self, stdin: BinaryIO, event: Mapping[str, Any]) -> None:
+    def _merge(self, stdin: BinaryIO, event: ReportLine) -> None:
         if event["event"] == "clock":
             self._measure_skew(event)
             return
@@ -224,7 +224,7 @@ class HostFeed:
             stdin.write(json.dumps(message).encode() + b"\n")
             stdin.flush()
 
-    def _measure_skew(self, event: Mapping[str, Any]) -> None:
+    def _measure_skew(self, event: ReportLine) -> None:
         """Compare the host's clock with the middle of the round trip.
 
         The error is at most half of the round trip.

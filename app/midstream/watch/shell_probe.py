@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from midstream_core.json_types import JsonObject, JsonValue
+from midstream_core.json_types import JsonObject, JsonValue, ReportLine
 from midstream_host.machine import gauges, inventory, nvidia, rates, tpu
 
 MIN_INTERVAL = 5.0  # seconds; every poll starts a dozen programs on the host
@@ -55,7 +55,7 @@ class ShellProbeParser:
         self._cuda = ""
         self._users: list[dict[str, JsonValue]] = []
 
-    def parse(self, data: bytes) -> Iterator[Mapping[str, Any]]:
+    def parse(self, data: bytes) -> Iterator[ReportLine]:
         """Parse one line, and yield its events."""
         line = data.decode(errors="replace").rstrip("\r\n")[:MAX_LINE_LENGTH]
         if line.startswith("|"):
@@ -93,7 +93,7 @@ class ShellProbeParser:
         if self._greeted:
             yield self._beat(began)
 
-    def _hello(self) -> Mapping[str, Any]:
+    def _hello(self) -> ReportLine:
         libc = inventory.parse_glibc(self._text("libc"))
         kernel = self._text("kernel").split()
         release = ".".join(kernel[1].split(".")[:2]) if len(kernel) > 1 else ""
@@ -107,7 +107,7 @@ class ShellProbeParser:
             "cpus": int(cpus) if re.fullmatch(r"\d{1,6}", cpus, re.ASCII) else 0,
         }
 
-    def _inventory(self, began: float) -> Mapping[str, Any]:
+    def _inventory(self, began: float) -> ReportLine:
         rows = self._gpu_rows()
         self._cuda = nvidia.parse_cuda(self._text("cuda")) or self._cuda
         if "users" in self._sections:

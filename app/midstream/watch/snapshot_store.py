@@ -19,7 +19,7 @@ from midstream.watch.runs.run_copy import RunCopy
 from midstream.watch.shared_values import SharedValues
 from midstream.watch.snapshot import CONNECTING, DOWN, LIVE, STALE, Accelerator, HostView, Machine, RunView, Snapshot
 from midstream.watch.system_series import SystemSeries
-from midstream_core.json_types import JsonObject
+from midstream_core.json_types import JsonObject, ReportLine
 
 if TYPE_CHECKING:
     from midstream.ownership.owner_judge import OwnerJudge
@@ -105,7 +105,7 @@ class SnapshotStore:
 
     # ----------------------------------------------------------------------------------------- input
 
-    def take(self, host: str, line: Mapping[str, Any]) -> None:
+    def take(self, host: str, line: ReportLine) -> None:
         """Merge an event of a host's probe. RecordError if it is malformed."""
         event = line["event"]
         rows = parse_rows(line["text"]) if event == "metrics" else ()  # before the lock: it takes some time
@@ -196,7 +196,7 @@ class SnapshotStore:
             runs[run_id] = RunCopy(host, run_id)
         return runs[run_id]
 
-    def _beat(self, host: str, line: Mapping[str, Any]) -> None:
+    def _beat(self, host: str, line: ReportLine) -> None:
         view = self._hosts[host]
         if view.link != LIVE:
             # Until its first beat a probe reports every run: runs without an event no longer exist.

@@ -7,9 +7,8 @@ executed.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from midstream.errors import Exit, HostError, MidstreamError
 from midstream.fleet.fleet import Fleet
@@ -25,7 +24,7 @@ from midstream.ownership import memory, signed_chain
 from midstream.trainers.run_file_parser import from_value
 from midstream.watch.snapshot import LIVE, RunView, Snapshot
 from midstream_core import records
-from midstream_core.json_types import JsonObject
+from midstream_core.json_types import JsonObject, RunConfig
 from midstream_host.driver.run_file import is_run_file
 from midstream_host.files.allowlist import shown
 from midstream_host.runs import ownership
@@ -51,7 +50,7 @@ class GuardConsent:
     """
 
     key: str = ""
-    config: Mapping[str, Any] | None = None
+    config: RunConfig | None = None
     run_text: str = ""
     lines: tuple[str, ...] = ()
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from midstream.migrate.journal.downtime_report import DOWNTIME_PHASES
 from midstream.migrate.journal.modes import COLD, LIVE, WARM
 from midstream.migrate.planning.measured_rates import Rates
-from midstream_core.json_types import JsonObject
+from midstream_core.json_types import JsonObject, LoggedRow
 
 # Assumptions until the run or an earlier migration has measured better values.
 DEFAULT_COPY_SPEED = 200e6  # bytes a second of a verified copy
@@ -105,7 +104,7 @@ def preparation_seconds(
     return copy_bytes / (rates.copy or DEFAULT_COPY_SPEED) + ready
 
 
-def step_seconds(curve: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+def step_seconds(curve: Sequence[LoggedRow]) -> tuple[float, float]:
     """Return seconds of the median step, and of the newest attempt's first step.
 
     0 where unknown. The first step includes the compilation.

@@ -17,7 +17,7 @@ from midstream.errors import Exit, MidstreamError
 from midstream.hosts.rpc.answer_limits import decode
 from midstream.migrate.journal.json_values import section
 from midstream.migrate.planning import model_arrays
-from midstream_core.json_types import JsonObject, JsonValue
+from midstream_core.json_types import JsonObject, JsonValue, RunConfig
 from midstream_core.precision import levanter_products, precision_of
 from midstream_core.records import ArrayEntry
 from midstream_host.imports.checkpoint_survey import HUGGING_FACE, LEVANTER, NEOX, CheckpointSurvey
@@ -32,7 +32,7 @@ _LEVANTER_MODELS: Mapping[str, JsonObject] = {
     },
 }  # fmt: skip
 _LEVANTER_TRAINER: JsonObject = {"train_batch_size": 512, "num_train_steps": 400_000}
-_ENGINE_TRAINER: Mapping[str, Any] = {"train_batch_size": 32, "num_train_steps": 400_000}
+_ENGINE_TRAINER: RunConfig = {"train_batch_size": 32, "num_train_steps": 400_000}
 MOST_NODES = 100_000  # values of a YAML file
 LARGEST_YAML = 1 << 18  # characters; a value takes up to a kilobyte of memory while it is parsed
 LARGEST_NUMBER = 2**31 - 1  # of steps, and of examples in a batch
@@ -182,14 +182,14 @@ def _neox(survey: CheckpointSurvey) -> ForeignRun:
     return ForeignRun(config, arrays, files, bool(files), tuple(warnings))
 
 
-def _neox_batch(found: Mapping[str, Any], survey: CheckpointSurvey) -> int:
+def _neox_batch(found: RunConfig, survey: CheckpointSurvey) -> int:
     if found.get("train_batch_size") is not None:
         return int(found["train_batch_size"])
     micro, steps = found["train_micro_batch_size_per_gpu"], found.get("gradient_accumulation_steps") or 1
     return int(micro) * int(steps) * survey.numbers["data_parallel"]
 
 
-def _neox_steps(found: Mapping[str, Any]) -> int:
+def _neox_steps(found: RunConfig) -> int:
     return max(int(found["train_iters"]), int(found.get("lr_decay_iters") or 0))
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from midstream.errors import MidstreamError
 from midstream.migrate.journal.json_values import section
-from midstream_core.json_types import JsonObject
+from midstream_core.json_types import JsonObject, RunConfig
 from midstream_core.precision import precision_of
 from midstream_core.records import ArrayEntry
 
@@ -86,7 +85,7 @@ def _renamed(array: ArrayEntry, prefix: str, dtype: str) -> ArrayEntry:
     return replace(array, name=prefix + array.name.removeprefix("model/"), dtype=dtype)
 
 
-def _shapes(model: Mapping[str, Any], rows: int) -> dict[str, _Shape]:
+def _shapes(model: RunConfig, rows: int) -> dict[str, _Shape]:
     """Return the axes of each parameter by its name in the model."""
     kind = model.get("type", "gpt2")
     hidden, heads = int(model["hidden_dim"]), int(model["num_heads"])

@@ -16,7 +16,7 @@ from midstream.errors import UsageError
 from midstream.migrate.journal.json_values import section
 from midstream.migrate.journal.plan import Change
 from midstream_core.arithmetic.learning_rate import RatePart, ScheduleError, rate_at, rate_parts, rate_settings
-from midstream_core.json_types import JsonValue, list_or_empty
+from midstream_core.json_types import JsonValue, RunConfig, list_or_empty
 
 BATCH, STEPS = "trainer.train_batch_size", "trainer.num_train_steps"
 _ONE_CYCLE: Mapping[str, Sequence[JsonValue]] = {"cycles": (None, 1), "cycle_length": (None,), "cooldown": (None, 0)}
@@ -30,7 +30,7 @@ class TrainingSchedule:
     steps: int
     points: tuple[tuple[int, int], ...]  # (first step, examples of an update from there on), from step 0
     seq_len: int
-    optimizer: Mapping[str, Any]
+    optimizer: RunConfig
 
     def samples(self, step: int) -> int:
         """Return the number of examples in the updates before ``step``."""
@@ -73,7 +73,7 @@ class TrainingSchedule:
         return rate_at(self.parts, step)
 
 
-def training_schedule(config: Mapping[str, Any], overrides: Mapping[str, str] | None = None) -> TrainingSchedule:
+def training_schedule(config: RunConfig, overrides: Mapping[str, str] | None = None) -> TrainingSchedule:
     """Read the schedule of a run.yaml.
 
     ``overrides`` are engine flags (``trainer.num_train_steps`` -> ``"5000"``) that replace its values.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 from midstream.migrate.journal.certificate import COMPARED, Certificate
+from midstream_core.json_types import LoggedRow
 
 WIDTH, PANEL, GAP, LEFT, RIGHT, TOP = 860, 220, 58, 74, 20, 46  # pixels
 COLUMNS = 380  # pixel columns of a line; more are not visible
@@ -28,7 +28,7 @@ class _Line:
     dotted: bool = False  # circles instead of a line, drawn over another line
 
 
-def seam(proof: Certificate, curve: Sequence[Mapping[str, Any]]) -> str:
+def seam(proof: Certificate, curve: Sequence[LoggedRow]) -> str:
     """Draw the loss curve of a certificate's run as SVG.
 
     The upper panel has the entire run, one colour for each attempt. The lower has the steps around the seam, with the

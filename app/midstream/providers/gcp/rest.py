@@ -5,9 +5,9 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-from typing import Any
 
 from midstream.errors import UsageError
+from midstream.providers.gcp.service_types import Message
 from midstream_core.json_types import JsonValue
 
 CALL_TIMEOUT = 30.0  # seconds
@@ -34,7 +34,7 @@ SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 MAX_ANSWER = 1 << 20  # bytes
 
 
-def send(variable: str, host: str, path: str, body: dict[str, JsonValue]) -> tuple[int, dict[str, Any]]:
+def send(variable: str, host: str, path: str, body: dict[str, JsonValue]) -> tuple[int, dict[str, Message]]:
     """Send a JSON body, and return the status and the JSON answer.
 
     Args:

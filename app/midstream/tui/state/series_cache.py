@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from midstream.charts import points
 from midstream.charts.points import AXES, CLOCK, COLUMN_OF_AXIS, STEP, TIME, TOKENS
 from midstream.tui.state.series import Series
 from midstream.watch.runs.loss_curve import CurveRows
-from midstream_core.json_types import JsonObject
+from midstream_core.json_types import JsonObject, LoggedRow
 
 __all__ = ["AXES", "CLOCK", "STEP", "TIME", "TOKENS", "SeriesCache", "x_of_step"]
 
@@ -19,7 +18,7 @@ MAX_SERIES = 48  # the least recently used is dropped first
 
 @dataclass
 class _Entry:
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[LoggedRow]
     consumed: int  # rows
     series: Series
 
@@ -64,7 +63,7 @@ class SeriesCache:
         return entry.series, fresh
 
 
-def x_of_step(rows: Sequence[Mapping[str, Any]], step: int, axis: str) -> float | None:
+def x_of_step(rows: Sequence[LoggedRow], step: int, axis: str) -> float | None:
     """Return the position of a step on an axis, or None if no row has it."""
     if axis == STEP:
         return float(step)

@@ -18,8 +18,9 @@ from typing import Any, overload
 from midstream.counts import count
 from midstream.watch.runs.metric_columns import MetricColumns
 from midstream_core import records
+from midstream_core.json_types import LoggedRow
 
-Row = Mapping[str, Any]
+Row = LoggedRow
 MOST_INSERTED = 64  # rows of one report that are inserted between others; each takes the time of the rows after it
 
 

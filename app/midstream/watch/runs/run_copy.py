@@ -12,7 +12,7 @@ from midstream.watch.runs.log_tail import LogTail
 from midstream.watch.runs.loss_curve import LossCurve
 from midstream.watch.snapshot import CheckpointView, RunView
 from midstream_core import records
-from midstream_core.json_types import JsonObject
+from midstream_core.json_types import JsonObject, LoggedRow, ReportLine
 
 RECORDS = ("fence", "lineage", "status", "store")  # that a run's line may hold
 
@@ -79,7 +79,7 @@ class RunCopy:
             self._log.take(line)
         self._dirty = True
 
-    def _change(self, line: Mapping[str, Any]) -> None:
+    def _change(self, line: ReportLine) -> None:
         changes: dict[str, Any] = {
             key: line[key]
             for key in ("attempt", "running", "unproven", "job_remark", "ended_without_status", "ownership")
@@ -131,7 +131,7 @@ class RunCopy:
         self._misread.pop(what, None)
         return value
 
-    def _metrics(self, line: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+    def _metrics(self, line: ReportLine, rows: Sequence[LoggedRow]) -> None:
         attempt = line["attempt"]
         if line["offset"] == 0:
             self._restart(attempt)

@@ -20,6 +20,7 @@ from midstream.fleet.reservation import reservation_parts
 from midstream.providers.gcp.gce import lookup as machine_lookup
 from midstream.providers.gcp.gce.client import ComputeClients, call, region_of
 from midstream.providers.gcp.gce.errors import explained, operation_error
+from midstream.providers.gcp.service_types import Message
 from midstream.providers.provider import (
     PRICE_LABEL,
     TARGET_LABEL,
@@ -154,7 +155,7 @@ class ComputeService:
         self,
         scope: str,
         insert: Callable[..., object],
-        get: Callable[..., Any],
+        get: Callable[..., Message],
         token: str,
         request: dict[str, Any],
         lookup: dict[str, JsonValue],
@@ -199,7 +200,7 @@ class ComputeService:
             if self._operations:
                 polling.wait()
 
-    def _insert(self, scope: str, insert: Callable[..., Any], **request: Any) -> None:
+    def _insert(self, scope: str, insert: Callable[..., Message], **request: Any) -> None:
         operation = call(insert, **request)
         self._operations.append((scope, operation.name))
 
@@ -256,7 +257,7 @@ class ComputeService:
         return True
 
     def _remove_part(
-        self, get: Callable[..., Any], delete: Callable[..., Any], lookup: dict[str, Any], found: Slice
+        self, get: Callable[..., Message], delete: Callable[..., Message], lookup: dict[str, Any], found: Slice
     ) -> None:
         """Delete a policy or a template if it is of the same creation."""
         from google.api_core.exceptions import NotFound
@@ -270,7 +271,7 @@ class ComputeService:
             return
 
 
-def machine_message(target: ComputeTarget, labels: dict[str, str], ssh_keys: str, zone: str) -> Any:
+def machine_message(target: ComputeTarget, labels: dict[str, str], ssh_keys: str, zone: str) -> Message:
     """Return the instance that a creation requests.
 
     ``zone`` is empty for one in a template.
@@ -340,7 +341,7 @@ def scheduling_message(target: ComputeTarget) -> object:
     return compute_v1.Scheduling(provisioning_model="STANDARD", on_host_maintenance="TERMINATE")
 
 
-def template_properties(instance: Any) -> object:
+def template_properties(instance: Message) -> object:
     """Return an instance as the properties of a template."""
     from google.cloud import compute_v1
 

@@ -6,13 +6,14 @@ have: those requests are sent as JSON. https://cloud.google.com/tpu/docs/referen
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from midstream.fleet.fleet import TpuTarget
 from midstream.fleet.quantities import parse_duration
 from midstream.fleet.reservation import reservation_parts
 from midstream.providers.gcp.errors import explained, translate
 from midstream.providers.gcp.rest import CALL_TIMEOUT, post
+from midstream.providers.gcp.service_types import Message
 from midstream.providers.gcp.tpu import lookup as slice_lookup
 from midstream.providers.gcp.tpu.client import REST_ENDPOINT
 from midstream.providers.provider import ErrorKind, ProviderError, Slice
@@ -37,7 +38,7 @@ class TpuService:
         self._client, self._name, self._target, self.path = client, name, target, path
         self._project, self._zone, self._node = split_path(path)
         self._parent = f"projects/{self._project}/locations/{self._zone}"
-        self._operation: Any = None
+        self._operation: Message = None
         self.text, self.partial = "", False
         if target is not None:
             price_class = f"{target.price_class}, queued" if target.queued else target.price_class
@@ -103,7 +104,7 @@ class TpuService:
                 self._client.delete_node(name=f"{self._parent}/nodes/{found.name}", timeout=CALL_TIMEOUT)
 
 
-def request_message(target: TpuTarget, parent: str, name: str, node: object) -> Any:
+def request_message(target: TpuTarget, parent: str, name: str, node: object) -> Message:
     """Return the queued resource that a creation requests, as far as API v2 has it."""
     from google.cloud import tpu_v2
 
@@ -138,7 +139,7 @@ def alpha_body(request: object, target: TpuTarget) -> dict[str, JsonValue]:
     return {**body, "provisioningModel": "RESERVATION_BOUND"}
 
 
-def node_message(name: str, target: TpuTarget, token: str) -> Any:
+def node_message(name: str, target: TpuTarget, token: str) -> Message:
     """Return the node that a creation requests."""
     from google.cloud import tpu_v2
 
