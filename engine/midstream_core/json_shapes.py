@@ -371,7 +371,7 @@ def _fields(kind: type) -> Dict[str, Tuple[Check, bool]]:
 
 
 def _formed(check_value: Check, form: Check) -> Check:
-    """Check with ``check_value``, then ``form`` of the string, or of each string of a list."""
+    """Check with ``check_value``, then the form of each string."""
 
     def check(value: JsonValue) -> None:
         check_value(value)

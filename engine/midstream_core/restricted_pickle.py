@@ -105,7 +105,10 @@ def load(data: bytes, vocabulary: Vocabulary) -> Any:
 
 
 def items_of(value: object, *kinds: type) -> tuple[object, ...] | None:
-    """Return the items of a value of one of ``kinds``, else tuple or list; None for any other value."""
+    """Return the items of a tuple or list; None for any other value.
+
+    ``kinds``: the types that count.
+    """
     return tuple(cast("list[object]", value)) if type(value) in (kinds or (tuple, list)) else None
 
 

@@ -1,4 +1,4 @@
-"""Types of arrays and of what has arrays, where jax, haliax and optax have no type or one that says less."""
+"""Types of arrays, and of what has arrays, that jax, haliax and optax lack."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def vocabulary_of_file(name: str, config: Path) -> int:
         # Of BPE and WordPiece a mapping to ids, of Unigram a list of (token, score).
         if not isinstance(vocabulary, dict):
             vocabulary = {entry[0]: at for at, entry in enumerate(vocabulary)}
-        known = {str(token): int(number) for token, number in cast("dict[str, Any]", vocabulary).items()}
+        known = {str(token): int(number) for token, number in cast("dict[str, int]", vocabulary).items()}
         added = {entry["content"] for entry in content.get("added_tokens") or ()} - known.keys()
         # Added tokens that the model does not have get the ids from its number of tokens on, whatever the file says.
         return 1 + max([*known.values(), len(known) + len(added) - 1])

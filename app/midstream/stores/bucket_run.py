@@ -21,6 +21,8 @@ WRITER_TIMEOUT = 600.0  # seconds without a change after which no program is tak
 
 ManifestCache = dict[str, tuple[Any, records.Manifest]]  # checkpoint -> version of its manifest, manifest
 
+Listed = dict[str, Any]  # a checkpoint or a leftover, as hosts describe theirs
+
 
 class BucketRun:
     """``<store>/runs/<run_id>``, listed once."""
@@ -62,7 +64,7 @@ class BucketRun:
 
     def checkpoints(
         self, cache: ManifestCache | None = None, accepted: Callable[[int, int, int], bool] | None = None
-    ) -> list[dict[str, Any]]:
+    ) -> list[Listed]:
         """Describe the checkpoints, by step, then attempt.
 
         Args:
@@ -74,7 +76,7 @@ class BucketRun:
         """
         cache = {} if cache is None else cache
         accepted = accepted or acceptance(None, self.fence(), 0).accepts
-        pinned, found = self.pinned(), list[dict[str, Any]]()
+        pinned, found = self.pinned(), list[Listed]()
         for name, objects in self._folders.items():
             key = records.parse_checkpoint_name(name)
             if key is None:
@@ -123,14 +125,14 @@ class BucketRun:
         """Remove the pin of a migration, if it has one."""
         self._bucket.delete(f"pins/{records.check_run_id(migration)}.json")
 
-    def leftovers(self, writers: BucketWriters) -> list[dict[str, Any]]:
+    def leftovers(self, writers: BucketWriters) -> list[Listed]:
         """Find partial checkpoints and deletions that did not finish.
 
         Returns:
             For each ``path``, ``kind`` (partial, trash), ``bytes``, ``kept``: why it must not be removed, or empty, and
             ``changed``: when it did for the last time, in UTC seconds.
         """
-        found = list[dict[str, Any]]()
+        found = list[Listed]()
         for name, objects in sorted(self._folders.items()):
             bare = name.removeprefix(TRASH)
             key = records.parse_checkpoint_name(bare)

@@ -1,4 +1,4 @@
-"""Values of botocore, google-cloud-storage, google-auth and urllib3, none of which has complete types."""
+"""Values of the client libraries of buckets, which have no complete types."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Dict, Union
 Client = Any  # of a service: requests are its methods
 Session = Any  # of botocore: makes clients
 Request = Any  # of botocore, before it is signed
+Signer = Any  # of botocore
 Response = Any  # of urllib3, or of a library around it
 ServiceError = Any  # the answer of a service that refused, as an exception
 Answer = Dict[str, Any]  # of botocore, whose models are data

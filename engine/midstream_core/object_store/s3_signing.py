@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import functools
 
-from midstream_core.object_store.client_library import Client, Request, library
+from midstream_core.object_store.client_library import Client, Request, Signer, library
 
 CHECKSUM = "x-amz-checksum-sha256"
 SIGNER = "midstream-s3v4"  # name of the signer among those of botocore
@@ -38,6 +38,7 @@ def _add_signer() -> None:
     class KnownHashAuth(auth.S3SigV4Auth):  # pyright: ignore[reportUntypedBaseClass]
         def payload(self, request: Request) -> str:
             known = request.headers.get(CHECKSUM)
-            return base64.b64decode(known).hex() if known else str(super().payload(request))  # type: ignore[reportUnknownMemberType]
+            plain: Signer = super()
+            return base64.b64decode(known).hex() if known else str(plain.payload(request))
 
     auth.AUTH_TYPE_MAPS[SIGNER] = KnownHashAuth

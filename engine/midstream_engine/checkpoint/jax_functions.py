@@ -1,4 +1,4 @@
-"""Functions of jax whose annotations are incomplete: with a type that pyright does not call unknown."""
+"""Functions of jax whose annotations are incomplete."""
 
 from __future__ import annotations
 

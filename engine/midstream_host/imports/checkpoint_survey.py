@@ -11,7 +11,7 @@ import functools
 import json
 import os
 import re
-from typing import Any, Dict, List, Literal, Optional, Sequence, Tuple, cast
+from typing import Dict, List, Literal, Optional, Sequence, Tuple, cast
 
 from midstream_core import levanter_checkpoints
 from midstream_core.json_types import int_of, object_or_empty, optional_list
@@ -105,7 +105,7 @@ def _text(files: CheckpointFiles, path: str) -> str:
     return data.decode(errors="replace")
 
 
-def _torch(files: CheckpointFiles, path: str) -> Dict[str, Any]:
+def _torch(files: CheckpointFiles, path: str) -> torch_shapes.TorchState:
     with files.open(path) as file:
         return torch_shapes.read(file, path)
 
@@ -152,7 +152,7 @@ def _neox_shapes(
     path: str,
     models: Dict[int, str],
     layers: Dict[Tuple[int, int], str],
-    state: Dict[str, Any],
+    state: torch_shapes.TorchState,
 ) -> Dict[str, List[int]]:
     """Shapes of embedding, MLP and head, of all tensor-parallel ranks together."""
     shapes: Dict[str, List[int]] = {}
@@ -175,7 +175,7 @@ def _neox_shapes(
         for rank, name in sorted(models.items()):
             module = (state if rank == 0 else _torch(files, os.path.join(path, name))).get("module")
             if isinstance(module, dict):
-                add(cast(Dict[str, Any], module), None)
+                add(cast(torch_shapes.TorchState, module), None)
         return shapes
     wanted = {0, _NEOX_FIRST_BLOCK, max(layer for layer, _ in layers)}
     for (layer, _), name in sorted(layers.items()):

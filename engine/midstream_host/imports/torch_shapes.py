@@ -73,7 +73,10 @@ class _Unpickler(pickle.Unpickler):
         return _Inert()
 
 
-def read(file: BinaryIO, name: str) -> Dict[str, Any]:
+TorchState = Dict[str, Any]  # what torch saved: plain values, and shapes in the place of tensors
+
+
+def read(file: BinaryIO, name: str) -> TorchState:
     """The mapping in a file of torch, each tensor as `TensorShape`.
 
     Args:
@@ -94,7 +97,7 @@ def read(file: BinaryIO, name: str) -> Dict[str, Any]:
         raise ValueError("{}: not a file of torch, or damaged ({})".format(name, type(error).__name__)) from None
     if not isinstance(value, dict):
         raise ValueError("{}: has no training state".format(name))
-    return cast(Dict[str, Any], value)
+    return cast(TorchState, value)
 
 
 def _from_archive(file: BinaryIO, name: str) -> JsonValue:

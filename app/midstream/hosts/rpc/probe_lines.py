@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, NotRequired, TypedDict
 
 from midstream_core import records
+from midstream_core.json_types import JsonValue
 from midstream_host.runs.run_checkpoints import CheckpointName
 from midstream_host.runs.run_state import RunId
 from midstream_host.shapes import FileName, Text
@@ -78,11 +79,11 @@ class Hello(TypedDict):
 
 class RunLine(TypedDict):
     run: RunId
-    fence: NotRequired[Any]
+    fence: NotRequired[JsonValue]
     lineage: NotRequired[object]
     ownership: NotRequired[Text]
-    store: NotRequired[Any]
-    status: NotRequired[Any]
+    store: NotRequired[JsonValue]
+    status: NotRequired[JsonValue]
     attempts: NotRequired[list[int]]
     attempt: NotRequired[int]
     running: NotRequired[bool]

@@ -6,5 +6,8 @@ from typing import Any
 
 
 def untyped(value: object) -> Any:
-    """Return ``value``, whose members are read without types: paramiko declares no private ones."""
+    """Return ``value``, whose members are read without types.
+
+    paramiko declares no private ones.
+    """
     return value

@@ -40,6 +40,7 @@ from midstream.transfer.streams.link import (
 from midstream.transfer.streams.stream import Events, Stream
 from midstream.transfer.streams.stream_transport import start
 from midstream.transfer.streams.tls_certificates import make_peers
+from midstream_core.json_types import JsonObject
 from midstream_host.copy import disk_receiver, sender, stream_server
 from midstream_host.copy.requested_items import new_key
 
@@ -336,7 +337,7 @@ class _DirectStream(Stream):
         self._number, self._broken = number, broken
         super().__init__(*positional, **named)
 
-    def _write_line(self, line: dict[str, Any]) -> None:
+    def _write_line(self, line: JsonObject) -> None:
         super()._write_line({**line, "stream": self._number})
 
     def failure(self) -> MidstreamError:

@@ -96,7 +96,10 @@ def saved_state(tree: CheckpointTree) -> SavedState:
     )
 
 
-def _is_final(state: Dict[str, Any]) -> bool:
+TrainerState = Dict[str, Any]  # trainer_state.json
+
+
+def _is_final(state: TrainerState) -> bool:
     """Return whether the trainer had done all its steps.
 
     Resumed from such a checkpoint the trainer (5.24) does one more step, and may remove the checkpoint.
@@ -105,7 +108,7 @@ def _is_final(state: Dict[str, Any]) -> bool:
     return type(step) is int and type(last) is int and 0 < last <= step
 
 
-def _is_stream(state: Dict[str, Any]) -> bool:
+def _is_stream(state: TrainerState) -> bool:
     """Return whether the data have no length.
 
     The trainer then plans the largest number of epochs.
@@ -113,7 +116,7 @@ def _is_stream(state: Dict[str, Any]) -> bool:
     return state.get("num_train_epochs") == sys.maxsize
 
 
-def _is_later_pass(state: Dict[str, Any]) -> bool:
+def _is_later_pass(state: TrainerState) -> bool:
     """Return whether a stream is in its second or a later pass, by its epoch."""
     epoch = state.get("epoch")
     return _is_stream(state) and isinstance(epoch, (int, float)) and epoch >= 1

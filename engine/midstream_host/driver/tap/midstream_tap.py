@@ -50,7 +50,10 @@ def _elements(value: Any) -> int:
 
 
 def _items(value: object) -> Optional[List[Tuple[str, object]]]:
-    """Return the items of a mapping, sorted by name, or of a list, without names; None for another value."""
+    """Return the items of a mapping or a list; None for any other value.
+
+    The items of a mapping are sorted by name, those of a list have no names.
+    """
     if isinstance(value, dict):
         fields = cast("Dict[object, object]", value)
         return sorted([(str(name), item) for name, item in fields.items()], key=lambda pair: pair[0])
