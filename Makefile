@@ -54,6 +54,12 @@ test: $(STAMP)  ## the test suite without the long campaigns
 quick: $(STAMP)  ## tests of core and host, unit and terminal UI tests
 	@$(BIN)/python -m pytest tests/core tests/host tests/unit tests/tui -m "not slow and not system" -n 4 --dist worksteal -q $(ARGS)
 
+# ARGS names folders of tests in place of those of `make quick`.
+coverage: $(STAMP)  ## lines that the tests of `make quick` run, per folder: a report, no limit
+	@$(BIN)/python -m pytest $(or $(ARGS),tests/core tests/host tests/unit tests/tui) -m "not slow and not system" -n 2 -q \
+		--cov=app --cov=engine --cov-report=json:.coverage.json
+	@$(BIN)/python tools/coverage_per_folder .coverage.json
+
 test-slow: $(STAMP)  ## the long fault campaigns, and all tests of which `make test` draws some
 	@$(BIN)/python -m pytest -m "slow or drawn" $(ARGS)
 
@@ -153,4 +159,4 @@ lock: $(STAMP)  ## resolve the lock files (needs uv)
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) site .pytest_cache .ruff_cache .import_linter_cache
 
-.PHONY: help setup compilers test-compilers compilers-cuda kubectl demo lab quick test test-slow simulate test-accelerator test-trainers test-levanter test-maxtext test-skypilot test-conda lint words docs pages bench format lock clean
+.PHONY: help setup compilers test-compilers compilers-cuda kubectl demo lab quick test test-slow simulate coverage test-accelerator test-trainers test-levanter test-maxtext test-skypilot test-conda lint words docs pages bench format lock clean

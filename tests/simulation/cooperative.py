@@ -25,7 +25,7 @@ from greenlet import getcurrent, greenlet
 
 BEGIN = 1_700_000_000.0  # UTC seconds at which each simulation begins
 REAL_CLOCK = time.perf_counter
-LONGEST = 40 * 86400.0  # virtual seconds after which a simulation that is not at its end counts as a wait without one
+LONGEST = 1.5 * 86400.0  # virtual seconds after which a simulation that is not at its end counts as a wait without one
 
 
 QUANTUM = 0.25  # seconds that a short sleep or wait takes at least: polls of a file need no better clock
@@ -124,7 +124,7 @@ class Scheduler:
             at, _, task, parked = heapq.heappop(self._deadlines)
             if task.waiting and task.parked == parked and not task.abandoned:
                 if at > LONGEST:
-                    raise EndlessWaitError(f"{task.name} still waits after {at / 86400:.0f} days")
+                    raise EndlessWaitError(f"{task.name} still waits after {at / 86400:.1f} days")
                 self.now = max(self.now, at)
                 task.waiting, task.timed_out = False, True
                 self._ready.append(task)

@@ -15,6 +15,7 @@ import os
 import pstats
 import random
 import re
+import resource
 import shutil
 import sys
 import tempfile
@@ -34,6 +35,7 @@ from simulation.world import RUN, World, records
 
 MODES = ("cold", "warm")
 CALLS = {"cold": 80, "warm": 95}  # of a migration without faults, about
+MOST = 60  # seconds of a core for one schedule
 ATTEMPTS = 12  # commands that an operator gives until the run is somewhere
 SHORT = ("--yes", "--healthy-steps", "3", "--certify-steps", "2")
 HINT = re.compile(r"midstream (--[a-z-]+ [^;,()\n]*)")
@@ -212,6 +214,7 @@ def fork_seed(seed: int, directory: str, chosen: list[faults.Fault] | None = Non
     if not child:
         os.close(reading)
         gc.disable()
+        resource.setrlimit(resource.RLIMIT_CPU, (MOST, MOST))
         outcome = run_seed(seed, directory, chosen, mode)
         with os.fdopen(writing, "wb") as pipe:
             pipe.write(json.dumps(vars(outcome)).encode())
@@ -219,8 +222,9 @@ def fork_seed(seed: int, directory: str, chosen: list[faults.Fault] | None = Non
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
         data = pipe.read()
-    os.waitpid(child, 0)
-    return Outcome(**json.loads(data)) if data else Outcome(seed, broken="the process of the simulation failed")
+    _, status = os.waitpid(child, 0)
+    why = f"the process of the simulation ended with {os.waitstatus_to_exitcode(status)}; it may compute {MOST} s"
+    return Outcome(**json.loads(data)) if data else Outcome(seed, broken=why)
 
 
 def warm(directory: str) -> None:

@@ -36,7 +36,7 @@ def test_same_seed_gives_the_same_story() -> None:
     assert story() == story()
 
 
-@pytest.mark.drawn
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_known_fault_is_found(name: str) -> None:
     done = simulate("--known", name, "--seeds", "0:2000", "--seconds", "300")

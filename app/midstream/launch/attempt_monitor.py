@@ -17,6 +17,7 @@ from midstream.launch.start_attempt import ANY, Rank
 from midstream.launch.stop_request import CONCURRENCY, StopRequest, signal_ranks
 from midstream_core import records
 from midstream_host.runs import attempt_view
+from midstream_host.runs.slurm_states import UNKNOWN
 
 POLL_INTERVAL = 0.3  # seconds between two looks at an attempt
 EXIT_TIMEOUT = 300.0  # seconds that processes may take to exit after their last status: they may swap
@@ -110,6 +111,7 @@ def _view(rank: Rank, found: attempt_view.ProcessView, skew: float) -> RankView:
         unreachable,
         ended.time - skew if ended else None,
         job=f"job {found.job.job} ({found.job.state})" if found.job else "",
+        job_unknown=found.job is not None and found.job.state == UNKNOWN,
     )
 
 

@@ -22,6 +22,7 @@ class RankView:
     ended: float | None = None  # when it ended
     problem: str = ""  # why its state is unknown, in one line
     job: str = ""  # of SLURM, with its state
+    job_unknown: bool = False  # SLURM does not know the job any more
 
     @property
     def name(self) -> str:
@@ -60,6 +61,8 @@ class RankView:
         if self.status is not None and self.status.message:
             return self.status.message
         last_line = next((line.strip() for line in reversed(self.log) if line.strip()), "its log is empty")
+        if self.job_unknown:
+            return f"SLURM does not know its {self.job} any more, and its processes report nothing: {last_line}"
         if self.job:
             return f"{self.job} has ended: {last_line}"
         return f"exited without a message: {last_line}"

@@ -143,7 +143,7 @@ def end_by_command(run: SlurmRun) -> str:
     try:
         run.stop()
     except LaunchError as error:
-        if "Killed" not in error.message:
+        if "Killed" not in error.message and "SLURM does not know its job" not in error.message:
             raise
         return KILLED
     return FORGOTTEN
