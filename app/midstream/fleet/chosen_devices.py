@@ -25,7 +25,7 @@ def take_devices(where: str, entry: dict[str, Any]) -> None:
     Raises:
         UsageError: A device is none or named twice, or both ways are used.
     """
-    env: object = entry.get("env") or {}
+    env: Any = entry.get("env") or {}
     if not isinstance(env, dict):
         return  # the check of its fields reports it
     variables, chosen = dict(cast("dict[str, Any]", env)), entry.get("devices")

@@ -9,8 +9,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from midstream_core.json_types import JsonObject
-
 _FORMS = {
     "int": "a whole number",
     "float": "a number",
@@ -24,7 +22,7 @@ _FORMS = {
 }
 
 
-def wrong_field(section: str, entries: Mapping[str, JsonObject], base: Any) -> tuple[str, str] | None:
+def wrong_field(section: str, entries: Mapping[str, Mapping[str, Any]], base: Any) -> tuple[str, str] | None:
     """Return the first field of another type, and the form that it has to have.
 
     Args:

@@ -16,7 +16,6 @@ from midstream.fleet.container_config import ContainerConfig
 from midstream.fleet.notify_config import NotifyConfig
 from midstream.fleet.store_config import StoreConfig
 from midstream.suggestions import nearest
-from midstream_core.json_types import JsonValue
 from midstream_core.visible_devices import visible_devices
 
 DEFAULT_ROOT = "~/.midstream"
@@ -225,7 +224,7 @@ class KubernetesTarget(TargetConfig):
     kubeconfig: str | None = None
     create: bool = False  # permits midstream to create it
     image: str = ""  # of the pods that midstream creates
-    resources: dict[str, JsonValue] = field(default_factory=dict)  # limits of each pod: {nvidia.com/gpu: 8}
+    resources: dict[str, Any] = field(default_factory=dict)  # limits of each pod: {nvidia.com/gpu: 8}
     node_selector: dict[str, str] = field(default_factory=dict)
     volume_claim: str = ""  # a claim that is mounted at the root of each pod
     manifest: str = ""  # a file of this machine, instead of midstream's own manifest

@@ -41,7 +41,6 @@ from midstream.fleet.quantities import parse_duration, parse_ports, parse_rate
 from midstream.fleet.sbatch_flags import sbatch_flags
 from midstream.fleet.store_config import StoreConfig, check_host_store, check_stores
 from midstream.suggestions import nearest
-from midstream_core.json_types import JsonValue
 from midstream_core.visible_devices import VISIBLE
 
 
@@ -286,7 +285,7 @@ def _with_store_settings(hosts: Mapping[str, HostConfig], known: Mapping[str, St
     }
 
 
-def _yaml(text: str, path: str) -> object:
+def _yaml(text: str, path: str) -> Any:
     try:
         return load_yaml(text) or {}
     except yaml.MarkedYAMLError as error:
@@ -307,7 +306,7 @@ def _section(path: str, value: Mapping[str, Any], name: str) -> dict[str, dict[s
     return {str(key): dict(entry) for key, entry in section.items()}
 
 
-def _check_entries(path: str, section: str, entries: Mapping[str, dict[str, JsonValue]], base: Any) -> None:
+def _check_entries(path: str, section: str, entries: Mapping[str, dict[str, Any]], base: Any) -> None:
     """Check types and field names.
 
     draccus' own messages have neither the file nor the closest name.

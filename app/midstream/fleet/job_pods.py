@@ -10,6 +10,7 @@ import string
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import draccus
 import yaml
@@ -17,7 +18,6 @@ import yaml
 from midstream.errors import UsageError
 from midstream.fleet.fleet import JOB_KINDS, HostConfig, KubernetesHostConfig, KubernetesTarget, pod_names
 from midstream.suggestions import nearest
-from midstream_core.json_types import JsonValue
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 OWNER = {"job": "batch.kubernetes.io/job-name", "jobset": "jobset.sigs.k8s.io/jobset-name"}
@@ -86,16 +86,12 @@ def job_manifest(name: str, target: KubernetesTarget) -> str:
         return _from_file(name, target)
     job = target.name or name
     root = str(target.worker.get("root") or "")
-    container: dict[str, JsonValue] = {
+    container: dict[str, Any] = {
         "name": target.pod_container or "engine",
         "image": target.image,
         "command": ["sh", "-c", WAIT],
     }
-    pod: dict[str, JsonValue] = {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": 300,
-        "containers": [container],
-    }
+    pod: dict[str, Any] = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 300, "containers": [container]}
     if target.resources:
         container["resources"] = {"limits": dict(target.resources)}
     if target.volume_claim:

@@ -21,6 +21,8 @@ RETRY_INTERVAL = 10.0  # seconds; the same, after a failure
 
 _log = logging.getLogger(__name__)
 
+Contents = dict[str, Any]  # of manifests, by name
+
 
 class BucketListings:
     """Listings of checkpoints of runs with a ``store.json``, for the snapshot store."""
@@ -34,7 +36,7 @@ class BucketListings:
 
     def update(self, snapshot: Snapshot) -> None:
         """List the runs of this snapshot from now on."""
-        wanted: dict[str, dict[str, Any]] = {}
+        wanted: dict[str, Contents] = {}
         for views in snapshot.by_host.hosts:
             for run in self._in_buckets(views):
                 wanted.setdefault(run.store, {}).setdefault(run.run_id, {})[run.host] = _change_key(run)
@@ -84,7 +86,7 @@ class _PrefixListing:
         self._listed: dict[
             str, tuple[float, JsonValue]
         ] = {}  # run -> (when it is listed again, its change keys at that time)
-        self._known: dict[str, dict[str, Any]] = {}  # run -> cached contents of its manifests
+        self._known: dict[str, Contents] = {}  # run -> cached contents of its manifests
         threading.Thread(target=self._work, name=f"bucket-{url}", daemon=True).start()
 
     def set_runs(self, runs: dict[str, JsonValue]) -> None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 Listener = Callable[..., None]
 
+ReportedFields = dict[str, Any]  # of a host
+
 
 def _no_listener(*_: object) -> None:
     pass
@@ -55,9 +57,9 @@ class SnapshotStore:
         self._runs: dict[str, dict[str, RunCopy]] = {name: {} for name in hosts}  # host -> run id -> run
         self._shown: dict[str, tuple[RunView, ...]] = dict.fromkeys(hosts, ())  # at each host's last beat
         self._reported: dict[str, set[str]] = {name: set() for name in hosts}
-        self._hello: dict[str, dict[str, Any]] = {}
-        self._inventory: dict[str, dict[str, Any]] = {}
-        self._gauges: dict[str, dict[str, Any]] = {}  # of each host; a beat has the changed ones
+        self._hello: dict[str, ReportedFields] = {}
+        self._inventory: dict[str, ReportedFields] = {}
+        self._gauges: dict[str, ReportedFields] = {}  # of each host; a beat has the changed ones
         self._system = {name: SystemSeries() for name in hosts}
         self._skew: dict[str, float] = {}
         self._bucket_checkpoints: dict[tuple[str, str], tuple[Sequence[JsonObject], str]] = {}  # by (prefix, run)

@@ -46,6 +46,8 @@ PING_TIMEOUT = 120.0  # seconds without a ping until the probe exits: a lost con
 
 Emit = Callable[..., None]
 
+ReportedFields = Dict[str, Any]  # that the app has
+
 
 @program
 def main(
@@ -166,7 +168,7 @@ class Probe:
         self._patience = ACCELERATORS_TIMEOUT
         self._facts = facts
         self._inventory: Dict[str, JsonValue] = {}
-        self._last: Dict[str, Any] = {}
+        self._last: ReportedFields = {}
 
     def poll(self) -> None:
         """Report what changed since the last poll, and a beat."""
@@ -210,7 +212,7 @@ class _Run:
     def __init__(self, root: str, run_id: str, emit: Emit, known: Mapping[str, List[int]]) -> None:
         self._root, self._id, self._emit = root, run_id, emit
         self._paths = records.RunPaths(root, run_id)
-        self._reported: Dict[str, Any] = {}
+        self._reported: ReportedFields = {}
         self._marks: Dict[str, JsonValue] = {}
         self._manifests: run_checkpoints.KnownManifests = {}
         self._checked: damaged_records.Known = {}
@@ -250,7 +252,7 @@ class _Run:
             self._reported.update(changed)
             self._emit("run", run=self._id, **changed)
 
-    def _attempts(self) -> Dict[str, Any]:
+    def _attempts(self) -> ReportedFields:
         numbers = run_state.attempts(self._paths)
         newest = run_state.newest_started(self._paths, numbers)
         found = {"attempts": numbers, "attempt": newest}
