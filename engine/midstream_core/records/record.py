@@ -95,8 +95,7 @@ def _plain(value: Any) -> Any:
         return {key: _plain(item) for key, item in cast("Dict[str, object]", value).items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in cast("List[object]", value)]
-    kind: Type[JsonRecord] = type(value)
-    return {name: _plain(getattr(value, name)) for name in _field_names(kind)}
+    return {name: _plain(getattr(value, name)) for name in _field_names(value.__class__)}
 
 
 @functools.lru_cache(maxsize=None)
