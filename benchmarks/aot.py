@@ -69,7 +69,7 @@ def plan_for(model: str, topology: str, values: Mapping[str, Any] | None = None)
     """Return the engine's plan of a model on a topology; ``values`` by keys of the configuration."""
     from midstream_engine.compiled_program.gpu_topologies import gpu_devices, names_gpus
     from midstream_engine.compiled_program.topologies import tpu_devices
-    from midstream_engine.trainer.computation.setup import make_plan
+    from midstream_engine.computation.setup import make_plan
 
     config = configuration(model, values)  # what is wrong with it is reported before a compiler is looked for
     return make_plan(config, gpu_devices(topology) if names_gpus(topology) else tpu_devices(topology))
@@ -77,7 +77,7 @@ def plan_for(model: str, topology: str, values: Mapping[str, Any] | None = None)
 
 def measure(plan: Any, model: str, topology: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the program of one step on ``topology`` says of itself. Bytes are those of one device."""
-    from midstream_engine.trainer.computation.programs import compile_step
+    from midstream_engine.computation.programs import compile_step
 
     began = time.monotonic()
     compiled = compile_step(plan, options=options)
@@ -188,7 +188,7 @@ def search(model: str, topology: str, path: Path, budget: float) -> int:
     from steps import program_search
 
     from midstream_core.accelerators import find_accelerator
-    from midstream_engine.trainer.computation.compile_options import compile_options
+    from midstream_engine.computation.compile_options import compile_options
 
     def measured(values: Mapping[str, Any]) -> dict[str, Any]:
         try:

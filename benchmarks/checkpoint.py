@@ -37,7 +37,7 @@ from checkpoints.orbax import Orbax  # noqa: E402
 from checkpoints.plain import Plain  # noqa: E402
 from checkpoints.state import MIB, Case  # noqa: E402
 
-from midstream_engine.trainer.runtime.host_memory import tunables  # noqa: E402
+from midstream_engine.runtime.host_memory import tunables  # noqa: E402
 
 
 def measure_memory(options: argparse.Namespace, what: str) -> float:

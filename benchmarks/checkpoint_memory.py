@@ -86,7 +86,7 @@ def print_limited(options: argparse.Namespace) -> None:
     import jax
     import numpy as np
 
-    from midstream_engine.trainer.loop.copy_memory import memory_shortage
+    from midstream_engine.loop.copy_memory import memory_shortage
 
     case = Case(options.where, round(options.gib * 1024), options.devices, filled=options.process == "save")
     way, directory, row = Midstream(case), options.where / "state", {}
@@ -123,7 +123,7 @@ def main() -> None:
     if options.process:
         os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={2 * options.devices}"
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-        from midstream_engine.trainer.runtime.host_memory import keep_host_memory
+        from midstream_engine.runtime.host_memory import keep_host_memory
 
         keep_host_memory()
         return print_limited(options)

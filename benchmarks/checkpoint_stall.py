@@ -40,7 +40,7 @@ from checkpoint_memory import bare_update  # noqa: E402
 from checkpoints.midstream import Midstream  # noqa: E402
 from checkpoints.state import MIB, Case  # noqa: E402
 
-from midstream_engine.trainer.runtime.host_memory import keep_host_memory, release_free_memory  # noqa: E402
+from midstream_engine.runtime.host_memory import keep_host_memory, release_free_memory  # noqa: E402
 
 WAYS = ("copy", "second state", "new memory")
 
@@ -170,11 +170,11 @@ def model(directory: Path, updates: int) -> dict[str, Any]:
     from steps.shape import SHAPES
 
     from midstream_engine.checkpoint.saving.snapshot import Copy, snapshot
+    from midstream_engine.computation import programs
+    from midstream_engine.computation.setup import prepare
+    from midstream_engine.computation.train_step import train_step
     from midstream_engine.config import load_config
-    from midstream_engine.trainer.computation import programs
-    from midstream_engine.trainer.computation.setup import prepare
-    from midstream_engine.trainer.computation.train_step import train_step
-    from midstream_engine.trainer.runtime.mesh import place
+    from midstream_engine.runtime.mesh import place
 
     shape, times = SHAPES["gpt2-10m"], Times()
     text = directory / "text.txt"

@@ -23,9 +23,9 @@ import numpy as np
 
 from midstream_engine.config import DataConfig
 from midstream_engine.data.batches import TrainingBatches
-from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.prepared_data import open_cache
 from midstream_engine.data.sources.list_sources import documents, list_sources
+from midstream_engine.data.token_cache import TokenCache
 from midstream_engine.data.tokenize.tokenizer import load_tokenizer
 
 

@@ -48,7 +48,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "engine")]
 from steps import sweep as sweeping  # noqa: E402
 from steps.shape import SHAPES, Shape  # noqa: E402
 
-from midstream_engine.trainer.runtime.host_memory import devices_are_cpus, tunables  # noqa: E402
+from midstream_engine.runtime.host_memory import devices_are_cpus, tunables  # noqa: E402
 
 HERE = Path(__file__).parent / "steps"
 AGREEMENT = {"float32": 1e-4, "bfloat16": 2e-2}  # largest relative difference of losses from those of midstream

@@ -164,7 +164,7 @@ def contents(path: Path) -> Any:
     from midstream.transfer.endpoint import Endpoint
     from midstream.transfer.tree_contents import contents_of
     from midstream_core import records
-    from midstream_host.files.allowlist import CHECKPOINT
+    from midstream_host.allowlist import CHECKPOINT
 
     first: Any = Answering("host-0")
     return contents_of(
@@ -174,10 +174,10 @@ def contents(path: Path) -> Any:
 
 def collect(path: Path, hosts: int) -> dict[str, int]:
     from midstream.transfer.endpoint import Endpoint
+    from midstream.transfer.link import Link
     from midstream.transfer.multi_host_copy import endpoints_of
-    from midstream.transfer.streams.link import Link
-    from midstream.transfer.streams.route import Route
-    from midstream.transfer.streams.send_queue import SendQueue, split
+    from midstream.transfer.route import Route
+    from midstream.transfer.send_queue import SendQueue, split
 
     tree = contents(path)
     known: Any = {f"host-{n}": Answering(f"host-{n}") for n in range(hosts)}

@@ -132,7 +132,7 @@ def _closed_bucket_clients() -> Iterator[None]:
 def _forgotten_services() -> Iterator[None]:
     """Forget what a program has remembered of a SLURM controller, of hosts and of buckets, as its end would."""
     yield
-    if streams := sys.modules.get("midstream.transfer.streams.direct_streams"):
+    if streams := sys.modules.get("midstream.transfer.direct_streams"):
         streams.UNREACHABLE.clear()
     if slurm := sys.modules.get("midstream_host.runs.slurm"):
         slurm.forget()

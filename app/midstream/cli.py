@@ -121,7 +121,7 @@ def _drop_output() -> None:
 
 
 def _print_names(words: Sequence[str]) -> int:
-    from midstream.completion.local_names import FLAGS, KINDS, flag_names, local_names
+    from midstream.completion_names import FLAGS, KINDS, flag_names, local_names
 
     if not words or words[0] not in KINDS:
         return Exit.USAGE
@@ -181,7 +181,7 @@ def _mode(options: argparse.Namespace) -> str | None:
 def _without_fleet(options: argparse.Namespace, output: Output) -> int | None:
     """Run a mode without a fleet file and return its exit code; None for other modes."""
     if options.demo:
-        from midstream.demo.run_demo import run_demo
+        from midstream.run_demo import run_demo
 
         return run_demo(options, output)
     if options.replay:

@@ -34,7 +34,7 @@ class Note(NamedTuple):
         needs: Flags that must be given with this mode.
         engine: Flags of the engine may follow ``--`` with this mode.
         default: Default in words, where it is not the action's.
-        completes: What shell completion offers for the value: a name in `midstream.completion.scripts`.
+        completes: What shell completion offers for the value: a name in `midstream.completion_scripts`.
     """
 
     section: str
@@ -76,7 +76,7 @@ class Section:
             needs: Flags that must be given with it.
             of: Other modes that it may be given with.
             engine: Whether flags of the engine may follow ``--``.
-            completes: What shell completion offers for the value: a name in `midstream.completion.scripts`.
+            completes: What shell completion offers for the value: a name in `midstream.completion_scripts`.
             settings: Arguments of argparse's ``add_argument``.
         """
         self._add(name, Note(self._title, True, of, "", needs, engine, "", completes), settings)
@@ -93,7 +93,7 @@ class Section:
             of: Modes that it goes with; empty: all.
             of_text: The same in words, where its modes alone say too little.
             default_text: Default in words, where it is not the action's.
-            completes: What shell completion offers for the value: a name in `midstream.completion.scripts`.
+            completes: What shell completion offers for the value: a name in `midstream.completion_scripts`.
             settings: Arguments of argparse's ``add_argument``.
         """
         note = Note(self._title, of=of, of_text=of_text, default=default_text, completes=completes)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from midstream.errors import MEANINGS
 from midstream.flag_parser import SCREEN, FlagParser, PrintAndExit, number
-from midstream.migrate.journal.modes import MODES as MIGRATION_MODES
+from midstream.migrate.modes.registry import MODES as MIGRATION_MODES
 
 USAGE = f"""\
 midstream [--fleet FILE]                   {SCREEN}
@@ -192,9 +192,9 @@ def _add_migrate(flags: FlagParser) -> None:
         help="target; several for --guard: TARGET[,TARGET...]",
     )  # fmt: skip
     move.flag(
-        "--mode", of=("--migrate", "--continue"), choices=MIGRATION_MODES, default_text="warm",
-        help="warm: the target compiles before the source stops; cold: stop, copy, start; live: the source "
-        "trains until the target has caught up. With --continue: warm, for a live migration",
+        "--mode", of=("--migrate", "--continue"), choices=tuple(MIGRATION_MODES), default_text="warm",
+        help=". ".join(f"{mode.name}: {mode.sequence}" for mode in MIGRATION_MODES.values())
+        + ". With --continue: warm, for a live migration",
     )  # fmt: skip
     move.flag("--dry-run", of=("--migrate",), action="store_true", help="print plan and preflight; change nothing")
     move.flag(
@@ -350,7 +350,7 @@ def _version(_: object) -> str:
 
 
 def _completion(shell: str) -> str:
-    from midstream.completion.scripts import script
+    from midstream.completion_scripts import script
 
     return script(parser(), shell)
 

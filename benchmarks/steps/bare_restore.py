@@ -14,7 +14,7 @@ sys.path[:1] = [str(Path(__file__).parents[2] / "engine")]
 
 
 def main() -> None:
-    from midstream_engine.trainer.attempt.attempt_process import _import_run
+    from midstream_engine.attempt.attempt_process import _import_run
 
     _import_run()  # what the engine imports before it restores, and as it imports it
     import jax
@@ -23,8 +23,8 @@ def main() -> None:
     from midstream_core.attempt.save_fence import read_fence
     from midstream_engine.checkpoint.loading.checkpoint_list import newest_complete
     from midstream_engine.checkpoint.loading.restore import restore_checkpoint
+    from midstream_engine.computation.setup import make_plan
     from midstream_engine.config import load_config
-    from midstream_engine.trainer.computation.setup import make_plan
 
     jax.devices()
     imported = time.time()

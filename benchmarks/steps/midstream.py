@@ -55,8 +55,8 @@ def flags(shape: Shape, directory: Path, overrides: Mapping[str, Any] | None = N
 
 def write_parameters(shape: Shape, directory: Path) -> None:
     """Write the initial parameters for the others."""
+    from midstream_engine.computation.setup import make_plan
     from midstream_engine.config import load_config
-    from midstream_engine.trainer.computation.setup import make_plan
 
     _write(make_plan(load_config(flags(shape, directory)).config).fresh_state(), directory)
 
@@ -83,10 +83,10 @@ def start(
     import jax
     from haliax import NamedArray
 
+    from midstream_engine.computation.programs import compile_steps
+    from midstream_engine.computation.setup import make_plan
     from midstream_engine.config import load_config
-    from midstream_engine.trainer.computation.programs import compile_steps
-    from midstream_engine.trainer.computation.setup import make_plan
-    from midstream_engine.trainer.loop import flops
+    from midstream_engine.loop import flops
 
     config = load_config(flags(shape, directory, overrides)).config
     plan = make_plan(config)

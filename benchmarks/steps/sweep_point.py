@@ -126,8 +126,8 @@ def measure_save(point: Point, shape: Shape, directory: Path) -> dict[str, Any]:
     from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
     from midstream_engine.checkpoint.saving.save import begin_save
     from midstream_engine.checkpoint.saving.snapshot import Copy
+    from midstream_engine.computation.setup import make_plan
     from midstream_engine.config import load_config
-    from midstream_engine.trainer.computation.setup import make_plan
     from steps import midstream
 
     plan = make_plan(load_config(midstream.flags(shape, directory, overrides(point))).config)
@@ -214,10 +214,10 @@ def measure_beside(point: Point, shape: Shape, directory: Path) -> dict[str, Any
     from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
     from midstream_engine.checkpoint.saving.save import begin_save
     from midstream_engine.checkpoint.saving.snapshot import Copy, prepare_device_copy
+    from midstream_engine.computation.programs import WorkingMemory, compile_steps
+    from midstream_engine.computation.setup import make_plan
     from midstream_engine.config import load_config
-    from midstream_engine.trainer.computation.programs import WorkingMemory, compile_steps
-    from midstream_engine.trainer.computation.setup import make_plan
-    from midstream_engine.trainer.loop.device_memory import DeviceMemory
+    from midstream_engine.loop.device_memory import DeviceMemory
     from steps import midstream
 
     plan = make_plan(load_config(midstream.flags(shape, directory, overrides(point))).config)

@@ -43,7 +43,7 @@ def small_world() -> Any:
 
 
 def long_curve(points: int, metrics: int) -> Any:
-    from midstream.watch.runs.loss_curve import LossCurve
+    from midstream.watch.loss_curve import LossCurve
 
     names = ["train/loss", "grad/norm/total", *(f"metric/{number}" for number in range(2, metrics))]
     curve, chance = LossCurve(), random.Random(3)

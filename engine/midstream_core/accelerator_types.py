@@ -84,6 +84,14 @@ def parse(name: str) -> AcceleratorType | None:
     return None
 
 
+def known(name: str) -> AcceleratorType | None:
+    """Return accelerators by their name; None where the table lacks it, or it is none."""
+    try:
+        return parse(name)
+    except ValueError:
+        return None
+
+
 def _slice_of(text: str, prefix: str, generation: _Generation, number: int) -> AcceleratorType:
     sides = generation.sides.get(number // generation.units_per_chip)
     if sides is None or number % generation.units_per_chip:

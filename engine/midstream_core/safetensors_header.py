@@ -82,7 +82,37 @@ def read_header(raw: memoryview) -> dict[str, TensorEntry]:
     return found
 
 
-def _entry(name: str, value: JsonValue, start: int, size: int) -> TensorEntry:
+def check_size(file: BinaryIO, size: int) -> None:
+    """Check that an open file has all the bytes that its header names.
+
+    The file is read from its first byte on. ``size``: of the file. Element types need not be known.
+
+    Raises:
+        ValueError: The file is partial, or not of safetensors.
+    """
+    entries, position = load_header(file)
+    start = position
+    for name, (begin, end) in sorted(map(_span, entries.items()), key=lambda pair: pair[1]):
+        if start + begin != position:
+            raise ValueError(f"its header leaves bytes {position - start} to {begin} without a tensor, before {name!r}")
+        position = start + end
+    if size != position:
+        raise ValueError(f"has {size} bytes, and its header names {position}")
+
+
+def _span(item: tuple[str, Any]) -> tuple[str, tuple[int, int]]:
+    """Return a tensor's name and its place in the data."""
+    name, entry = item[0][:80], item[1]
+    span = entry.get("data_offsets") if isinstance(entry, dict) else None
+    if not isinstance(span, list) or len(span) != 2:
+        raise ValueError(f"its header has no offsets of {name!r}")
+    begin, end = span
+    if type(begin) is not int or type(end) is not int or not 0 <= begin <= end:
+        raise ValueError(f"its header has impossible offsets of {name!r}")
+    return name, (begin, end)
+
+
+def _entry(name: str, value: object, start: int, size: int) -> TensorEntry:
     try:
         fields = optional_object(value)
         dtype, lengths = _DTYPES[str(fields["dtype"])], optional_list(fields["shape"])

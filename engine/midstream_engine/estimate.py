@@ -24,9 +24,9 @@ from typing import Any
 from midstream_core import records
 from midstream_core.accelerator_types import EXAMPLES, GPU, TPU, AcceleratorType, parse
 from midstream_core.accelerators import find_accelerator
-from midstream_core.arithmetic.mesh_division import divisors
 from midstream_core.attempt.errors import EngineError
 from midstream_core.json_types import JsonValue
+from midstream_core.mesh_division import divisors
 from midstream_engine.array_types import Compiled
 from midstream_engine.config import ConfigError, TrainLmConfig, load_config
 from midstream_engine.interruption import interruptible
@@ -130,7 +130,7 @@ class _Compiler:
 
     def __init__(self, config: TrainLmConfig, accelerators: AcceleratorType, emit: Emit) -> None:
         from midstream_engine.compiled_program.topologies import devices_of
-        from midstream_engine.trainer.computation.setup import make_plan
+        from midstream_engine.computation.setup import make_plan
 
         self._config, self._accelerators, self._emit = config, accelerators, emit
         self._make_plan, self._devices = make_plan, devices_of(accelerators)
@@ -182,7 +182,7 @@ class _Compiler:
         """Compile one division, and emit what was found."""
         import jax
 
-        from midstream_engine.trainer.computation.programs import compile_step
+        from midstream_engine.computation.programs import compile_step
 
         plan = self._plan(size)
         cut = self._cut(plan)
@@ -223,7 +223,7 @@ class _Compiler:
         from midstream_engine.compiled_program.collectives import collectives, total_bytes
         from midstream_engine.compiled_program.gpu_roofline import gpu_step_time
         from midstream_engine.compiled_program.roofline import step_time
-        from midstream_engine.trainer.loop.flops import flops_per_token, peak
+        from midstream_engine.loop.flops import flops_per_token, peak
 
         analysis, text = compiled.memory_analysis(), compiled.as_text()
         found = collectives(text)

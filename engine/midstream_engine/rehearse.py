@@ -101,9 +101,9 @@ def rehearse(config: TrainLmConfig, limit: int | None, search: bool) -> dict[str
         ConfigError: The configuration cannot be laid out on the devices, or ``search`` has no limit.
     """
     # jax is imported only here, so that an invalid flag is reported without its start-up time.
-    from midstream_engine.trainer.computation.setup import make_plan
-    from midstream_engine.trainer.runtime.environment import describe_devices
-    from midstream_engine.trainer.runtime.jax_settings import configure_jax
+    from midstream_engine.computation.setup import make_plan
+    from midstream_engine.runtime.environment import describe_devices
+    from midstream_engine.runtime.jax_settings import configure_jax
 
     cache = configure_jax(config, config.trainer.resolved_root())
     devices = describe_devices()
@@ -140,8 +140,8 @@ def largest_that_fits(config: TrainLmConfig, limit: int) -> int | None:
 
     Candidates divide each device's share of every batch. A binary search: more examples at a time never need less.
     """
-    from midstream_engine.trainer.computation.programs import compile_step
-    from midstream_engine.trainer.computation.setup import make_plan
+    from midstream_engine.computation.programs import compile_step
+    from midstream_engine.computation.setup import make_plan
 
     plan = make_plan(replace(config, trainer=replace(config.trainer, per_device_parallelism=1)))
     shares = [cut.micro for cut in plan.cuts.values()]
@@ -160,12 +160,12 @@ def largest_that_fits(config: TrainLmConfig, limit: int) -> int | None:
 
 def _programs(plan: Any) -> list[tuple[str, dict[str, int], Callable[[], Compiled]]]:
     """Return the run's programs: name, properties, and the function that compiles."""
-    from midstream_engine.trainer.computation.programs import (
+    from midstream_engine.computation.programs import (
         compile_evaluation_step,
         compile_reference_losses,
         compile_step,
     )
-    from midstream_engine.trainer.computation.train_state import compile_fresh_state, run_key
+    from midstream_engine.computation.train_state import compile_fresh_state, run_key
 
     def initialisation() -> object:
         run_key(plan.config.trainer.seed)

@@ -13,8 +13,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from midstream_engine.runtime.host_memory import keep_host_memory
 from midstream_engine.signals import Signals
-from midstream_engine.trainer.runtime.host_memory import keep_host_memory
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signals = Signals()
     signals.install()
     # Imported late: the import takes half a second, in which signals may arrive.
-    from midstream_engine.trainer.attempt.attempt_process import run_process
+    from midstream_engine.attempt.attempt_process import run_process
 
     try:
         return run_process(sys.argv[1:] if arguments is None else arguments, signals)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import threading
 
-from midstream_core.clouds.cloud_notices import Source, sources
-from midstream_core.clouds.google_metadata import PRODUCT
+from midstream_core.cloud_notices import Source, sources
+from midstream_core.google_metadata import PRODUCT
 
 POLL_INTERVAL = 3.0  # seconds
 

@@ -33,6 +33,7 @@ from midstream_core.records import (
 )
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
+from midstream_engine.computation.train_state import TrainState, abstract_state, initializer
 from midstream_engine.config import load_config
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.convert import main
@@ -41,7 +42,6 @@ from midstream_engine.interop.huggingface.exporter import newest_checkpoint
 from midstream_engine.interop.tensor_files import read_tensors
 from midstream_engine.optim.optimizer import build_optimizer
 from midstream_engine.optim.schedule import learning_rate
-from midstream_engine.trainer.computation.train_state import TrainState, abstract_state, initializer
 from support.engines.engine_process import train_all
 from support.paths import FIXTURES
 

@@ -23,11 +23,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
-from midstream.fleet.fleet import ComputeTarget
+from midstream.fleet.gce_target import ComputeTarget
 from midstream.providers import provider, slice_service
-from midstream.providers.gcp.gce import client as compute_client
-from midstream.providers.gcp.gce import creation as machine_creation
-from midstream.providers.gcp.gce.provider import ComputeProvider
+from midstream.providers.gce import client as compute_client
+from midstream.providers.gce import creation as machine_creation
+from midstream.providers.gce.provider import ComputeProvider
 from midstream.providers.provider import ProviderError, SliceStatus
 from simulators.google.compute_api import ComputeServer, Fault
 from support.migrations.campaigns import Campaign, Case

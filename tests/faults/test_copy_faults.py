@@ -21,16 +21,16 @@ from midstream.hosts.host import Host
 from midstream.hosts.host_pool import open_host
 from midstream.hosts.local_host import LocalHost
 from midstream.transfer.copy_history import copy_history
+from midstream.transfer.copy_problems import disk_full
 from midstream.transfer.copy_tree import copy_tree
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError
 from midstream.transfer.report import Progress
-from midstream.transfer.streams.copy_problems import disk_full
-from midstream.transfer.streams.stream_pool import StreamPool
+from midstream.transfer.stream_pool import StreamPool
 from midstream.transfer.verify_tree import verify_objects
 from midstream_core import records
 from midstream_host.copy import staging
-from midstream_host.files.object_files import INCOMING
+from midstream_host.object_files import INCOMING
 from simulators.disks import small_disk
 from simulators.sshd import Lab, SshServer
 from support.checkpoints.trees import (

@@ -29,12 +29,12 @@ from midstream.errors import MidstreamError
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.ssh.ssh_host import SshHost
+from midstream.transfer import direct_streams
 from midstream.transfer.copy_tree import copy_tree
+from midstream.transfer.early_stream import EarlyStream
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.incremental_copy import IncrementalCopy
-from midstream.transfer.streams import direct_streams
-from midstream.transfer.streams.early_stream import EarlyStream
-from midstream.transfer.streams.stream import Stream
+from midstream.transfer.stream import Stream
 from midstream.transfer.target_session import TargetSession
 from midstream_core import records
 from simulators.sshd import Lab

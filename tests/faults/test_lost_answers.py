@@ -17,7 +17,7 @@ import pytest
 from midstream.migrate.journal.facts import facts_of
 from midstream.migrate.journal.journal import read_events
 from midstream.migrate.journal.migration_directory import MigrationDirectory
-from midstream.migrate.journal.modes import COLD, LIVE, WARM
+from midstream.migrate.modes.registry import COLD, LIVE, WARM
 from simulators.sshd import Lab
 from support.command_line import Run, midstream
 from support.migrations.lost_answers import KILL, LOSE, LostAnswer, lost_answer

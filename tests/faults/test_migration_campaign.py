@@ -24,8 +24,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
-from midstream.migrate.execution import migration_process
-from midstream.migrate.journal.modes import WARM
+from midstream.migrate import migration_process
+from midstream.migrate.modes.registry import WARM
 from midstream_core import records
 from simulators.sshd import SSHD
 from support.command_line import COMPILED, step_of

@@ -23,7 +23,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
 from midstream.errors import Exit
-from midstream.migrate.journal.modes import COLD, WARM
+from midstream.migrate.modes.registry import COLD, WARM
 from simulators.sshd import SSHD, sshd_version
 from support.command_line import COMPILED
 from support.migrations.migration_faults import MODES, said

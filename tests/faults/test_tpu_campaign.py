@@ -29,11 +29,11 @@ from google.cloud import tpu_v2
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
-from midstream.fleet.fleet import TpuTarget
+from midstream.fleet.tpu_target import TpuTarget
 from midstream.providers import provider, slice_service
-from midstream.providers.gcp.tpu import client as tpu_client
-from midstream.providers.gcp.tpu.provider import TpuProvider
 from midstream.providers.provider import ProviderError, SliceStatus
+from midstream.providers.tpu import client as tpu_client
+from midstream.providers.tpu.provider import TpuProvider
 from simulators.google.tpu_api import Fault, TpuServer
 from simulators.google.tpu_nodes import QUOTA, STOCKOUT, Outcome, State
 from support.migrations.campaigns import Campaign, Case

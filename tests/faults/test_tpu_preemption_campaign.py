@@ -41,17 +41,17 @@ from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.host import P, R
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
-from midstream.migrate.execution import executor
+from midstream.migrate import executor
 from midstream.migrate.journal import migration_directory, migration_state, phase_names
 from midstream.migrate.journal.facts import Facts, Sealed, required
 from midstream.migrate.journal.journal import Journal, read_events
-from midstream.migrate.journal.modes import COLD, WARM
+from midstream.migrate.modes.registry import COLD, WARM
 from midstream.migrate.phases import prepare
 from midstream.migrate.steps import preemption
 from midstream.migrate.steps.migration import Migration
 from midstream.migrate.steps.observation import wait_for
 from midstream.migrate.steps.streamed_copy import StreamedCopy, complete
-from midstream.providers.gcp.tpu import client as tpu_client
+from midstream.providers.tpu import client as tpu_client
 from midstream.transfer.copy_tree import copy_tree
 from midstream.transfer.endpoint import Endpoint, bucket_endpoint
 from midstream.watch.watcher import Watcher

@@ -30,8 +30,8 @@ from typing import Any
 
 import pytest
 
-from midstream_host.files.copy_items import CopyObject
-from midstream_host.files.object_files import INCOMING
+from midstream_host.copy_items import CopyObject
+from midstream_host.object_files import INCOMING
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
@@ -41,8 +41,8 @@ from midstream.hosts.host_pool import open_host
 from midstream.hosts.local_host import LocalHost
 from midstream.transfer.copy_settings import CopySettings
 from midstream.transfer.copy_tree import copy_tree
+from midstream.transfer.direct_streams import UNREACHABLE
 from midstream.transfer.endpoint import Endpoint
-from midstream.transfer.streams.direct_streams import UNREACHABLE
 from midstream_core import records
 from midstream_host.copy import staging
 from simulators.disks import small_disk

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream_host.files.object_files import LastFolder, NotPlainError
+from midstream_host.object_files import LastFolder, NotPlainError
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from midstream.adoption.initial_run_file import launcher_of
 from midstream.errors import UsageError
+from midstream.launch.initial_run_file import launcher_of
 from midstream_host.trainers.processes import look
 from support.paths import REPOSITORY
 

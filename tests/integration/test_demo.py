@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from midstream.demo.cleanup_process import MARK
-from midstream.demo.demo_directory import DemoDirectory, claim, claim_at, default_root
+from midstream.demo_cleanup import MARK
+from midstream.demo_directory import DemoDirectory, claim, claim_at, default_root
 from midstream_core import records
 from support.engines.stand_in_engine import write_stand_in
 from support.paths import TESTS
@@ -29,8 +29,8 @@ import subprocess, sys, time
 from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, {str(TESTS)!r})
-from midstream.demo.run_demo import _demo_fleet
-from midstream.demo.demo_directory import claim
+from midstream.run_demo import _demo_fleet
+from midstream.demo_directory import claim
 from midstream.launch.attempt_monitor import wait_ranks
 from midstream.install.bundle import build_bundle, install_engine
 from midstream.install.environment import Environment
@@ -108,7 +108,7 @@ def test_killed_demo_ends_its_processes_before_next_demo(
 ) -> None:
     child, root = demo(), default_root()
     running = marked_processes(root)
-    for word in ("midstream_host.supervise", "midstream_engine.train", "locked()", "midstream.demo.cleanup_process"):
+    for word in ("midstream_host.supervise", "midstream_engine.train", "locked()", "midstream.demo_cleanup"):
         assert any(word in line for line in running.values()), (word, running)
     engine = status().pid
     os.kill(engine, signal.SIGSTOP)  # so that it has not exited when the next demo starts

@@ -20,19 +20,19 @@ from typing import Any
 import yaml
 
 from midstream_core import records
-from midstream_core.attempt import save_fence
+from midstream_core.attempt import replay_file, save_fence
 from midstream_core.attempt.earlier_process import running_earlier
 from midstream_core.attempt.errors import CheckpointError, FencedError
 from midstream_core.attempt.standby_lease import Lease
 from midstream_core.attempt.status_file import StatusFile
+from midstream_engine.attempt.take_start import take_start
 from midstream_engine.checkpoint.loading.checkpoint_list import newest_complete
 from midstream_engine.checkpoint.saving.retention import Retention
 from midstream_engine.config.keep_policy import KeepEvery, KeepPolicy
+from midstream_engine.loop.fence_reader import FenceReader
+from midstream_engine.runtime import attempt_record
+from midstream_engine.runtime.attempt_record import Attempt
 from midstream_engine.tracking.metrics_file import MetricsFile
-from midstream_engine.trainer.attempt.take_start import take_start
-from midstream_engine.trainer.loop.fence_reader import FenceReader
-from midstream_engine.trainer.runtime import attempt_record
-from midstream_engine.trainer.runtime.attempt_record import Attempt
 from simulation.cooperative import SCHEDULER
 from simulation.machines import SimulatedProcess, present
 
@@ -133,6 +133,7 @@ class Engine:
         self._signalled = ""
         self._step = self._restored = 0
         self._answered = 0
+        self._promotion: records.Command | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
@@ -166,7 +167,15 @@ class Engine:
         return code
 
     def _attempt(self, command: records.Command | None) -> int:
-        if command is not None and command.action in records.STANDBYS:
+        rows: list[dict[str, Any]] | None = None  # of a promoted replica
+        if command is not None and command.action == records.REPLAY:
+            command, rows = self._replay(command)
+            if command is None:
+                self.status.update(state=records.STOPPED)
+                self.status.close()
+                return 0
+            self.status.update(epoch=self.attempt.epoch)
+        elif command is not None and command.action in records.STANDBYS:
             command = self._stand_by(command)
             if command is None:
                 self.status.update(state=records.STOPPED)
@@ -176,13 +185,20 @@ class Engine:
         self.status.update(state=records.RESTORING)
         restores = command is not None and command.action == records.RESTORE
         self.attempt = take_start(self.attempt, self.status, restores=restores)
-        name, digest = self._restore(command)
+        if rows is None:
+            name, digest = self._restore(command)
+            first = self._step
+        else:
+            assert command is not None
+            name, digest, first = self._replayed_from.name, self._replayed_from.root_digest, command.step or 0
+            self._restored, self._promotion = first, command
+            self._process.start_task(lambda: self._measure_drift(command), "drift")
         entry = attempt_record.lineage_entry(
-            self.attempt, devices=[{"kind": "cpu", "platform": "cpu"}], first_step=self._step, checkpoint=name or None,
+            self.attempt, devices=[{"kind": "cpu", "platform": "cpu"}], first_step=first, checkpoint=name or None,
             root_digest=digest or None, migration=command.migration if command is not None else "",
         )  # fmt: skip
         attempt_record.record_start(self.attempt, entry)
-        self._train()
+        self._train(rows or [])
         self.status.close()
         return 0
 
@@ -234,6 +250,79 @@ class Engine:
             return f"the fence does not name {self.attempt.target} as owner of epoch {self.attempt.epoch}"
         return ""
 
+    # ------------------------------------------------------------------------------------------ replica
+
+    def _replay(self, command: records.Command) -> tuple[records.Command | None, list[dict[str, Any]] | None]:
+        """Train on from a checkpoint as a replica, until a command promotes it, restores another state, or stops it.
+
+        The rows are those from the command's step on, where it was promoted.
+        """
+        self.status.update(state=records.COMPILING)
+        time.sleep(5 * STEP)
+        self.status.update(rehearsed_seconds=STEP, compiled_seconds=5 * STEP, state=records.RESTORING)
+        name, _ = self._restore(command)
+        self._replayed_from = self._manifest(name)
+        self._answered = max(self._answered, command.sequence)
+        self.status.update(state=records.REPLAYING, step=self._step, message="replays as a replica")
+        rows: list[dict[str, Any]] = []
+        metrics, lease, promotion = MetricsFile(replay_file.create(self.files)), Lease(self.files.lease), None
+        try:
+            while not self._signalled and not lease.over():
+                wanted = self._next_command()
+                if wanted is not None and wanted.action == records.STOP:
+                    self.status.update(acknowledged=wanted.sequence, message="")
+                    return None, None
+                if wanted is not None:
+                    refusal = self._unfit_for_replica(wanted)
+                    answer = (
+                        {"rejected": wanted.sequence, "message": refusal}
+                        if refusal
+                        else {"acknowledged": wanted.sequence}
+                    )
+                    self.status.update(**answer)
+                    self.status.try_write()
+                    if not refusal and wanted.action == records.RESTORE:
+                        return wanted, None
+                    promotion = wanted if not refusal and wanted.action == records.PROMOTE else promotion
+                if promotion is not None and self._step >= (promotion.step or 0):
+                    self.status.update(message="")
+                    return promotion, [row for row in rows if row["global_step"] >= (promotion.step or 0)]
+                fence = save_fence.read_fence(self.paths)
+                if fence is not None and fence.epoch > self.attempt.epoch:
+                    raise FencedError(f"the run has passed to {fence.owner} (epoch {fence.epoch})")
+                time.sleep(STEP / 4)
+                rows.append(self._row())
+                metrics.write(rows[-1])
+                self._step += 1
+                self.status.update(step=self._step)
+        finally:
+            metrics.close()
+        return None, None
+
+    def _unfit_for_replica(self, command: records.Command) -> str:
+        if command.action == records.RESTORE:
+            return self._unfit(command)
+        if command.action not in (records.STANDBY, records.PROMOTE):
+            return f"{command.action}: a replica accepts standby, promote, restore and stop only"
+        if command.epoch != self.attempt.epoch:
+            return f"the command is of epoch {command.epoch}, and this attempt replays for epoch {self.attempt.epoch}"
+        if command.step is None or (command.action == records.STANDBY and command.step < self._step):
+            return f"{command.action} at step {command.step}: the replica is at step {self._step} already"
+        fence = save_fence.read_fence(self.paths)
+        owned = fence is not None and (fence.epoch, fence.owner) == (self.attempt.epoch, self.attempt.target)
+        return "" if command.action == records.STANDBY or owned else "the fence has another owner"
+
+    def _measure_drift(self, command: records.Command) -> None:
+        """Compare with the sealed checkpoint, once that has been copied."""
+        name, step = command.checkpoint or "", command.step or 0
+        path = os.path.join(self.paths.checkpoint(name), records.MANIFEST)
+        while not os.path.exists(path):
+            time.sleep(STEP)
+        distance = 0.0 if self._manifest(name).step == step else 1.0
+        records.ParameterDrift(
+            step, name, self._manifest(name).root_digest, distance, distance, "model.weight", 8
+        ).write(self.files.parameter_drift)  # fmt: skip
+
     # ------------------------------------------------------------------------------------------ training
 
     def _origin(self, command: records.Command | None) -> str:
@@ -282,7 +371,14 @@ class Engine:
         self.status.update(checkpoint=name, root_digest=digest, step=self._step)
         return name, digest
 
-    def _train(self) -> None:
+    def _row(self) -> dict[str, Any]:
+        return {
+            "global_step": self._step, "train/loss": loss_of(self._step), "attempt": self.attempt.number,
+            "time": time.time(), "throughput/duration": STEP, "batch_digest": batch_digest(self._step),
+        }  # fmt: skip
+
+    def _train(self, rows: list[dict[str, Any]]) -> None:
+        """Train until a command, a signal or the fence ends it. ``rows``: those of the replica that it was."""
         metrics = MetricsFile(self.files.metrics, self.attempt.start)
         retention = Retention(KeepPolicy(SAVE_INTERVAL, (KeepEvery(every=10**9),)), time.monotonic())
         reader = FenceReader(self.paths, self.status)
@@ -290,7 +386,11 @@ class Engine:
         key = (self._process.machine.name, self._process.pid)
         HISTORY.training[key] = (self.attempt.epoch, self.attempt.start)
         saved_at = time.monotonic()
+        for row in rows:
+            metrics.write(row)
         try:
+            if rows or self._promotion is not None:
+                self._save(metrics)
             while True:
                 epoch = reader.epoch()
                 if epoch > self.attempt.epoch or reader.superseded(self.attempt.epoch, self.attempt.start):
@@ -310,11 +410,7 @@ class Engine:
                     self._save(metrics)
                     retention.prune(self.paths, own=(self.attempt.epoch, self.attempt.start))
                 time.sleep(STEP)
-                row = {
-                    "global_step": self._step, "train/loss": loss_of(self._step), "attempt": self.attempt.number,
-                    "time": time.time(), "throughput/duration": STEP, "batch_digest": batch_digest(self._step),
-                }  # fmt: skip
-                metrics.write(row)
+                metrics.write(self._row())
                 self._step += 1
                 self.status.update(step=self._step)
         finally:

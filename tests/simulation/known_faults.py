@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from midstream.migrate.execution import executor, journal_recovery, migration_process
+from midstream.migrate import executor, journal_recovery, migration_process
 from midstream.migrate.phases import cutover, relaunch
 from midstream.migrate.steps import ownership_records, source_return, target_close
 from midstream.watch import known_owners
 from midstream_core import records
 from midstream_core.attempt import save_fence, start_number
 from midstream_core.records import process_identity
-from midstream_engine.trainer.loop.fence_reader import FenceReader
+from midstream_engine.loop.fence_reader import FenceReader
 from midstream_host.runs import attempts, ownership, run_state
 from simulation import copies, engine
 from simulation.machines import replace_everywhere

@@ -33,8 +33,8 @@ from simulation.invariants import ANY
 from simulation.machines import REAL_EXIT
 from simulation.world import RUN, World, records
 
-MODES = ("cold", "warm")
-CALLS = {"cold": 80, "warm": 95}  # of a migration without faults, about
+MODES = ("cold", "warm", "live")
+CALLS = {"cold": 80, "warm": 95, "live": 140}  # of a migration without faults, about
 MOST = 60  # seconds of a core for one schedule
 ATTEMPTS = 12  # commands that an operator gives until the run is somewhere
 SHORT = ("--yes", "--healthy-steps", "3", "--certify-steps", "2")
@@ -95,11 +95,7 @@ def _last(text: str) -> str:
 
 def _give(world: World, *words: str) -> tuple[int, str]:
     """Give a command, and wait for its end."""
-    number = len(world.said)
-    world.command(*words)
-    world.run_until(lambda: len(world.said) > number)
-    _, code, text = world.said[number]
-    return code, text
+    return world.wait(world.command(*words))
 
 
 SCENARIOS = ("migrate", "migrate", "roll back", "two at once", "copied state", "guard", "liar", "and back")
@@ -112,7 +108,7 @@ def _operate(world: World, mode: str, dice: random.Random, consents: list[int], 
         guard = world.command("--guard", RUN, "--to", "two", "--yes")
         world.run_for(dice.choice([100.0, 1000.0, 6000.0]))
         guard.deliver(SIGINT)
-        world.run_until(lambda: guard.exit_code is not None)
+        world.wait(guard)
         return
     if scenario == "liar":
         _claim(world, "three")
@@ -130,8 +126,8 @@ def _operate(world: World, mode: str, dice: random.Random, consents: list[int], 
             if flag == "--rollback":
                 consents.append(ANY)
             second = world.command(*words, state=state)
-            world.run_until(lambda: second.exit_code is not None)
-    world.run_until(lambda: first.exit_code is not None)
+            world.wait(second)
+    world.wait(first)
     if scenario == "and back" and not _is_open(world):
         _give(world, "--migrate", RUN, "--to", "one", "--mode", mode, *SHORT)
 

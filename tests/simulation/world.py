@@ -20,7 +20,7 @@ from midstream.fleet import fleet as fleets
 from midstream.hosts import host_pool
 from midstream.install import bundle
 from midstream.launch import input_check
-from midstream.migrate.execution import migration_process
+from midstream.migrate import migration_process
 from midstream.migrate.journal import journal
 from midstream.transfer import copy_tree, send_files
 from midstream_core import records
@@ -44,6 +44,7 @@ class World:
     network: links.Network = field(init=False)
     machines: dict[str, Machine] = field(default_factory=dict)
     said: list[tuple[str, int, str]] = field(default_factory=list)  # command, exit code, output
+    answered: list[SimulatedProcess] = field(default_factory=list)  # the commands' processes
     journal_lines: int = 0
     at_line: Callable[[int, bool], None] = lambda number, after: None
 
@@ -86,6 +87,7 @@ class World:
             process.ended.wait()
             code = process.exit_code if process.exit_code is not None else -1
             self.said.append((shlex.join(words), code, bytes(output).decode() + process.errors.decode()))
+            self.answered.append(process)
 
         SCHEDULER.start(note, None, "note")
         return process
@@ -120,6 +122,12 @@ class World:
     def trains(self) -> list[str]:
         """Return the machines on which an engine trains."""
         return [name for name, pid in engine.HISTORY.training if pid in self.machines[name].processes]
+
+    def wait(self, command: SimulatedProcess) -> tuple[int, str]:
+        """Wait for the end of a command; return its exit code and output."""
+        self.run_until(lambda: command in self.answered)
+        _, code, text = self.said[self.answered.index(command)]
+        return code, text
 
     def run_until(self, reached: Callable[[], bool]) -> None:
         """Let the world go on until the condition holds."""

@@ -18,8 +18,8 @@ from midstream_engine.compiled_program.gpu_topologies import gpu_devices, names_
 from midstream_engine.compiled_program.hlo_text import computations, estimated_cycles, run_counts
 from midstream_engine.compiled_program.topologies import tpu_devices
 from midstream_engine.config import load_config
-from midstream_engine.trainer.computation.programs import compile_evaluation_step, compile_step
-from midstream_engine.trainer.computation.setup import make_plan
+from midstream_engine.computation.programs import compile_evaluation_step, compile_step
+from midstream_engine.computation.setup import make_plan
 
 MADE = {"step": compile_step, "evaluation": compile_evaluation_step}
 for topology, made in [(one, made) for one in sys.argv[1].split(",") for made in sys.argv[2].split(",")]:

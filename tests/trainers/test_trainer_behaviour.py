@@ -18,9 +18,10 @@ from midstream.migrate.journal.certificate import CLAIM_FAILED, NOT_CHECKED, VER
 from midstream.migrate.proof.global_batch_claim import global_batch_claim
 from midstream_host.driver.checkpoints.checkpoint import Checkpoint
 from midstream_host.driver.checkpoints.checkpoint_finder import find_checkpoints, saved_state
+from midstream_host.driver.checkpoints.huggingface import WITHOUT_LENGTH
+from midstream_host.driver.checkpoints.rule import RecordedEpoch
 from midstream_host.driver.metrics.metrics_reader import open_reader
 from midstream_host.runs.losses import reduced
-from midstream_host.trainers.recorded_epoch import WITHOUT_LENGTH, RecordedEpoch
 from support.trainers.trainer_processes import HUNG, finished, needs_trainers, running
 
 pytestmark = [pytest.mark.slow, needs_trainers]

@@ -207,7 +207,7 @@ def test_row_of_a_config_counts_all_steps() -> None:
 
 
 def run(**changes: Any) -> PresentRun:
-    present = PresentRun("web", "lab", "lab", 500, 1500, 4.0, 30.0, 3.6, 1 << 30, ("cpu",))
+    present = PresentRun("web", "lab", "lab", 500, 1500, 4.0, 3.6, 1 << 30, ("cpu",))
     return replace(present, **changes)
 
 

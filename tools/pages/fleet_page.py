@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from midstream.fleet import fleet, machine_type
+from midstream.fleet import fleet, machine_type, slice_target
 from midstream.fleet.container_config import RUNTIMES, ContainerConfig
 from midstream.fleet.notify_config import TYPES, NotifyConfig
 from midstream.fleet.store_config import StoreConfig
@@ -139,7 +139,7 @@ FIELDS: dict[type, dict[str, str | tuple[str, str]]] = {
         "network": ("of the workers", "the project's"),
         "subnetwork": ("of the workers", "the project's"),
         "service_account": ("of the workers: their identity for buckets", "the project's"),
-        "reach": f"addresses that SSH connects to: {', '.join(f'`{name}`' for name in fleet.REACHES)}",
+        "reach": f"addresses that SSH connects to: {', '.join(f'`{name}`' for name in slice_target.REACHES)}",
         "user": ("for SSH", "you"),
         "os_login": ("the account whose OS Login profile gets the key", "the node's metadata"),
         "identity_file": "for SSH; a missing key is created",

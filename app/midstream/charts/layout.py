@@ -28,14 +28,16 @@ class Segments:
     colour: str
     width: float = 1.6
     opacity: float = 1.0
+    dashed: bool = False
 
 
 @dataclass(frozen=True)
 class Dot:
-    """A point without neighbours."""
+    """A point without neighbours. ``hollow``: a larger circle without a filling."""
 
     at: Point
     colour: str
+    hollow: bool = False
 
 
 @dataclass(frozen=True)

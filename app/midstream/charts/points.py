@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from itertools import compress
 
-from midstream.watch.runs.loss_curve import CurveRows
+from midstream.watch.loss_curve import CurveRows
 from midstream_core.json_types import LoggedRow
 
 STEP, TOKENS, TIME = "step", "tokens", "time"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from midstream.charts.chart import Line
 from midstream.charts.points import blocks
-from midstream.watch.runs.loss_curve import CurveRows
+from midstream.watch.loss_curve import CurveRows
 from midstream.watch.snapshot import RunView
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from html import escape
 
 from midstream.charts.chart import Chart
@@ -11,12 +12,17 @@ from midstream.printable import printable
 
 def svg(chart: Chart) -> str:
     """Draw a chart as SVG."""
+    return drawing(WIDTH, HEIGHT, chart.metric, shapes(chart))
+
+
+def drawing(width: int, height: int, title: str, found: Iterable[Shape]) -> str:
+    """Return shapes as SVG, what is below first; sizes in pixels."""
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'font-family="sans-serif" font-size="12" fill="{INK}">',
-        f"<title>{_text(chart.metric)}</title>",
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        *map(_shape, shapes(chart)),
+        f"<title>{_text(title)}</title>",
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+        *map(_shape, found),
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
@@ -26,12 +32,15 @@ def _shape(shape: Shape) -> str:
     if isinstance(shape, Segments):
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in shape.points)
         opacity = f' stroke-opacity="{shape.opacity:g}"' if shape.opacity < 1 else ""
+        opacity += ' stroke-dasharray="5 4"' if shape.dashed else ""
         return (
             f'<polyline points="{points}" fill="none" stroke="{shape.colour}" stroke-width="{shape.width:g}"'
             f'{opacity} stroke-linejoin="round"/>'
         )
     x, y = shape.at
     if isinstance(shape, Dot):
+        if shape.hollow:
+            return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" fill="none" stroke="{shape.colour}"/>'
         return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{shape.colour}"/>'
     words = f'text-anchor="{shape.anchor}" font-size="{shape.size}" fill="{shape.colour}"'
     if shape.bold:

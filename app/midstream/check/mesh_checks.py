@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from midstream.check.check_result import FAIL, PASS, WARN, Check, judge
-from midstream.fleet.fleet import Fleet, HostConfig, Target, TpuTarget
+from midstream.fleet.fleet import Fleet, HostConfig, Target
 from midstream.hosts.host import Host
 from midstream.install.errors import LaunchError
 from midstream.install.variant import choose_variant
@@ -37,7 +37,7 @@ def check_together(
     hint = "timedatectl set-ntp true on all of them"
     yield judge("clocks agree", spread <= MAX_CLOCK_SPREAD, f"within {spread * 1000:.0f} ms", hint, otherwise=WARN)
     yield _shared(target, hosts)
-    if isinstance(target.slice, TpuTarget):
+    if target.describes_itself:
         yield _numbered(hosts)
 
 

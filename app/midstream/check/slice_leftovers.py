@@ -38,7 +38,7 @@ def find_slice_leftovers(
     if not (fleet.has_slices or fleet.google.projects):
         return
     found = fleet_slices.list_slices(fleet)
-    named = {fleet_slices.slice_path(name, target) for name, target in fleet_slices.slice_targets(fleet).items()}
+    named = {fleet_slices.slice_path(name, target) for name, target in fleet.slices.items()}
     for each in found.slices:
         ended = each.status in (SliceStatus.PREEMPTED, SliceStatus.FAILED) and not each.stopped
         if not each.ours or (each.path in named and not ended):

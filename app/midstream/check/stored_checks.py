@@ -9,6 +9,7 @@ from midstream.counts import count
 from midstream.format import size
 from midstream.trainers.continuation import changes_of, processes_text, stored_for
 from midstream.trainers.library_behaviour import NAMES, behaviours_of
+from midstream_host.driver.checkpoints.checkpoint_finder import rule_of
 from midstream_host.driver.run_file import NO, YES, RunFile
 from midstream_host.trainers.stored_state import StoredState
 
@@ -54,7 +55,8 @@ def _refused(run: RunFile, found: StoredState, before: int, after: int) -> Itera
         return
     what = processes_text(before, after)
     # Of a file of a script's own nothing shows who loads it: the run file states that.
-    if run.checkpoints.rule != "glob" and not found.reshards and not any(_UNIVERSAL in word for word in run.resume):
+    stated = rule_of(run.checkpoints.rule).states_processes
+    if stated and not found.reshards and not any(_UNIVERSAL in word for word in run.resume):
         hint = f"count that works: {before}"
         yield Check("processes", FAIL, f"{what}: as many as saved the checkpoint of step {found.step} load it", hint)
     ranks = found.loader_ranks

@@ -13,6 +13,7 @@ from midstream.counts import count
 from midstream.errors import RemoteError
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.trainer_config import trainer_on
+from midstream.trainers.registry import TRAINERS
 from midstream.trainers.world import process_per_device
 from midstream.watch.snapshot import RunView
 from midstream_host.driver.run_file import FIXED, RunFile
@@ -94,7 +95,7 @@ def _metrics(trainer: RunFile, run: RunView) -> Iterator[Check]:
             "no digests: the order of the data is checked by its losses alone",
             "midstream_tap in the training script records them",
         )
-    shown = {"batch_elements", *losses.COUNTERS, *(losses.EPOCHS if trainer.trainer == "huggingface" else ())}
+    shown = {"batch_elements", *losses.COUNTERS, *(losses.EPOCHS if TRAINERS[trainer.trainer].logs_epochs else ())}
     if not any(shown & row.keys() for row in rows):
         yield Check(
             "global batch",

@@ -14,8 +14,7 @@ from midstream.compare.requested_accelerators import (
     accelerators_of_pods,
 )
 from midstream.errors import UsageError
-from midstream.fleet.fleet import ComputeTarget, Fleet, KubernetesTarget, SliceTarget, SlurmTarget, TpuTarget
-from midstream.fleet.machine_type import machine_of
+from midstream.fleet.fleet import Fleet
 from midstream.suggestions import did_you_mean
 from midstream.watch.known_devices import known_devices
 from midstream.watch.snapshot import Snapshot
@@ -91,9 +90,9 @@ def _candidate(name: str, fleet: Fleet, snapshot: Snapshot | None, prices: Mappi
 
 def price_of_target(fleet: Fleet, name: str) -> float | None:
     """Return the price of an hour of a target; None where the fleet file has none."""
-    config = fleet.targets.get(name)
-    if isinstance(config, SliceTarget):
-        return config.price_per_hour
+    made = fleet.slice_of(name)
+    if made is not None:
+        return made.price_per_hour
     prices = [fleet.hosts[host].price_per_hour for host in fleet.hosts_of(name)]
     known = [price for price in prices if price is not None]
     return sum(known) if prices and len(known) == len(prices) else None
@@ -101,30 +100,12 @@ def price_of_target(fleet: Fleet, name: str) -> float | None:
 
 def _price_of_same(fleet: Fleet, accelerators: AcceleratorType) -> float | None:
     """Return the price of a slice target of the same accelerators; None without one."""
-    for config in fleet.targets.values():
-        if isinstance(config, SliceTarget) and config.price_per_hour is not None:
-            same = accelerators_of_slice(config)
+    for config in fleet.slices.values():
+        if config.price_per_hour is not None:
+            same = config.accelerators
             if same is not None and same.topology == accelerators.topology:
                 return config.price_per_hour
     return None
-
-
-def accelerators_of_slice(target: SliceTarget) -> AcceleratorType | None:
-    """Return a slice target's accelerators; None if its type is not in the table."""
-    if isinstance(target, ComputeTarget):
-        machine = machine_of(target.machine_type)
-        if machine is None:
-            return None
-        generation = machine.generation
-        kind = f"{generation}-{machine.chips * (2 if generation in ('v5p', 'tpu7x') else 1)}"  # they count cores
-    else:
-        assert isinstance(target, TpuTarget)
-        kind = target.accelerator_type
-        generation = "v5e" if kind.startswith("v5litepod") else kind.partition("-")[0]
-    try:
-        return accelerator_types.parse(f"{generation}:{target.topology}" if target.topology else kind)
-    except ValueError:
-        return None
 
 
 def accelerators_of_target(fleet: Fleet, name: str, snapshot: Snapshot | None) -> AcceleratorType:
@@ -133,17 +114,15 @@ def accelerators_of_target(fleet: Fleet, name: str, snapshot: Snapshot | None) -
     Raises:
         UnknownAcceleratorsError: They are not known, or not in the table.
     """
-    config = fleet.targets.get(name)
-    if isinstance(config, SliceTarget):
-        found = accelerators_of_slice(config)
+    made, slurm, pods = fleet.slice_of(name), fleet.slurm_of(name), fleet.pods_of(name)
+    if made is not None:
+        found = made.accelerators
         if found is None:
-            raise UnknownAcceleratorsError(
-                f"--with {name}: {config.kind} is not in the table of accelerators", EXAMPLES
-            )
+            raise UnknownAcceleratorsError(f"--with {name}: {made.kind} is not in the table of accelerators", EXAMPLES)
         return found
-    if isinstance(config, SlurmTarget):
-        return accelerators_of_job(fleet, name, config)
-    requested = accelerators_of_pods(config) if isinstance(config, KubernetesTarget) else None
+    if slurm is not None:
+        return accelerators_of_job(fleet, name, slurm)
+    requested = accelerators_of_pods(pods) if pods is not None else None
     hosts = fleet.hosts_of(name)
     views = [host for host in snapshot.hosts if host.name in hosts] if snapshot is not None else []
     unanswered = sorted(set(hosts) - {view.name for view in views if view.machine is not None})

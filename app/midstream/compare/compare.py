@@ -14,7 +14,7 @@ from midstream.compare.compiler import Compilers, known_estimate
 from midstream.compare.device_names import accelerators_of_devices
 from midstream.compare.subject import Subject
 from midstream.errors import MidstreamError, UsageError
-from midstream.fleet.fleet import Fleet, SlurmTarget
+from midstream.fleet.fleet import Fleet
 from midstream.hosts.rpc.remote_program import Cancelled
 from midstream.migrate.planning.measured_rates import PastMigration, past_migrations
 from midstream_core.accelerator_types import AcceleratorType
@@ -65,8 +65,8 @@ def measured_pairs(fleet: Fleet, subject: Subject, migrations: Sequence[PastMigr
 
 def _accelerators_of_host(fleet: Fleet, host: str) -> AcceleratorType | None:
     """Return the accelerators of a worker's slice; None for other hosts."""
-    for name, config in fleet.targets.items():
-        if isinstance(config, SlurmTarget):  # its host is a login node
+    for name in fleet.targets:
+        if fleet.slurm_of(name) is not None:  # its host is a login node
             continue
         try:
             if host in fleet.hosts_of(name) or host.startswith(f"{name}-"):

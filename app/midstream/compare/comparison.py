@@ -13,7 +13,7 @@ from midstream.compare.estimate import Estimate, Range
 from midstream.compare.subject import PresentRun, Subject
 from midstream.migrate.journal import cost
 from midstream.migrate.journal.cost import HOUR, Cost
-from midstream.migrate.journal.modes import WARM
+from midstream.migrate.modes.registry import WARM, mode_of
 from midstream.migrate.planning import downtime_estimate
 from midstream.migrate.planning.measured_rates import PastMigration, rates_between
 from midstream_core.json_types import JsonValue
@@ -152,7 +152,9 @@ def _migration(
 ) -> EstimatedMigration:
     rates = rates_between(migrations, run.run_id, run.host, candidate.target, WARM, run.checkpoint_bytes)
     downtime = sum(downtime_estimate.predict(run.curve, run.checkpoint_bytes, WARM, rates).values())
-    prepared = downtime_estimate.preparation_seconds(0, run.checkpoint_bytes, WARM, rates, estimate.compile_seconds)
+    prepared = mode_of(WARM).preparation_seconds(
+        0, run.checkpoint_bytes, rates, estimate.compile_seconds, run.checkpoint_bytes
+    )
     price = cost.estimate(
         (run.price, candidate.price),
         prepare_seconds=prepared,

@@ -5,27 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from midstream.check.check_result import FAIL, PASS, WARN, Check
-from midstream.compare.candidates import Candidate, accelerators_of_slice
+from midstream.compare.candidates import Candidate
 from midstream.compare.comparison import Row, row
 from midstream.compare.compiler import Compilers
 from midstream.compare.subject import Subject
 from midstream.counts import count
 from midstream.errors import Exit, MidstreamError, UsageError
-from midstream.fleet.fleet import Fleet, SliceTarget
+from midstream.fleet.fleet import Fleet
 from midstream.format import size
 from midstream.hosts.host_pool import HostPool
 from midstream.install.reporter import Reporter, reporter_of
 
 NAME = "fit"
 ESTIMATE = "an estimate by the compiler"  # nothing has run there
-
-
-def is_virtual(target: SliceTarget) -> bool:
-    """Return whether the workers of a slice get virtual devices.
-
-    There is nothing to compile for these.
-    """
-    return bool(target.worker.get("devices"))
 
 
 def require_fit(
@@ -45,8 +37,8 @@ def require_fit(
     Raises:
         MidstreamError: The step does not fit.
     """
-    target = fleet.targets[name]
-    if isinstance(target, SliceTarget) and is_virtual(target):
+    target = fleet.slice_of(name)
+    if target is not None and target.is_virtual:
         return None
     check, found = slice_fit(fleet, hosts, name, subject_of, reporter_of(say))
     if check.state == FAIL:
@@ -70,9 +62,8 @@ def slice_fit(
     Returns:
         A check that fails where the step cannot fit, and warns where that cannot be found out; and the estimate.
     """
-    target = fleet.targets[name]
-    assert isinstance(target, SliceTarget)
-    accelerators = accelerators_of_slice(target)
+    target = fleet.slices[name]
+    accelerators = target.accelerators
     unknown = f"whether a step fits {name} is not known before it exists"
     if accelerators is None:
         return Check(NAME, WARN, f"{unknown}: {target.kind} is not in the table of accelerators"), None

@@ -22,12 +22,12 @@ from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.config_file import config_section, read_config
 from midstream.launch.engine_flags import engine_flags
+from midstream.migrate import host_files, source_config
+from midstream.migrate.checkpoint_store import checkpoint_store_of
 from midstream.migrate.journal.json_values import section
 from midstream.migrate.planning import downtime_estimate
 from midstream.migrate.planning.foreign_config import foreign_run
 from midstream.migrate.planning.import_plan import read_survey
-from midstream.migrate.source_and_target import host_files, source_config
-from midstream.migrate.source_and_target.checkpoint_store import checkpoint_store_of
 from midstream.watch.snapshot import RunView
 from midstream.watch.watcher import take_snapshot
 from midstream_core import records
@@ -50,7 +50,6 @@ class PresentRun:
     step: int
     steps: int  # of the complete run
     step_seconds: float  # 0: not measured
-    first_step_seconds: float  # with its compilation
     price: float | None  # an hour of what it trains on
     checkpoint_bytes: int
     kinds: tuple[str, ...]  # of its devices
@@ -135,12 +134,12 @@ def of_run(fleet: Fleet, hosts: HostPool, run: RunView, overrides: Sequence[str]
                 f"-- {FLAG} ids:SIZE gives it",
             )
         more = (FLAG, f"ids:{max(sizes)}")
-    step, first = downtime_estimate.step_seconds(run.curve)
+    step, _ = downtime_estimate.step_seconds(run.curve)
     owner = run.fence.owner if run.fence is not None else ""
     target = owner if owner in fleet.target_names else run.host
     kinds = tuple(str(device.get("kind", "")) for device in run.status.devices)
     present = PresentRun(
-        run.run_id, run.host, target, run.status.step, run.status.num_train_steps, step, first,
+        run.run_id, run.host, target, run.status.step, run.status.num_train_steps, step,
         price_of_target(fleet, target), size or run.status.state_bytes, kinds, run.curve,
     )  # fmt: skip
     return Subject(run.run_id, text, (*overrides, *more), present)

@@ -58,7 +58,7 @@ def _created(fleet: Fleet) -> tuple[Mapping[str, float], list[str]]:
 
     The mapping is worker -> creation of its slice. There is one line for each zone that could not be listed.
     """
-    targets = fleet_slices.slice_targets(fleet)
+    targets = fleet.slices
     if not targets:
         return {}, []
     listed = fleet_slices.list_slices(fleet)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from midstream.fleet.fleet import Fleet, SliceTarget
+from midstream.fleet.fleet import Fleet
 
 _WORKER = re.compile(r"(.+)-(\d{1,5})")  # worker N of a slice is TARGET-N
 
@@ -24,11 +24,10 @@ class Prices:
         deleted: dict[str, list[str]] = {}
         for name in set(hosts) - set(fleet.hosts):
             match = _WORKER.fullmatch(name)
-            if match and isinstance(fleet.targets.get(match[1]), SliceTarget):
+            if match and fleet.slice_of(match[1]) is not None:
                 deleted.setdefault(match[1], []).append(name)
         for target, workers in deleted.items():
-            config = fleet.targets[target]
-            assert isinstance(config, SliceTarget)
+            config = fleet.slices[target]
             price = None if config.price_per_hour is None else config.price_per_hour / len(workers)
             self._prices.update(dict.fromkeys(workers, price))
 

@@ -13,14 +13,16 @@ import draccus
 
 from midstream.errors import UsageError
 from midstream.fleet.container_config import ContainerConfig
+from midstream.fleet.gce_target import ComputeTarget  # noqa: F401 (registers its type)
 from midstream.fleet.notify_config import NotifyConfig
+from midstream.fleet.slice_target import SliceTarget, TargetConfig
 from midstream.fleet.store_config import StoreConfig
+from midstream.fleet.tpu_target import TpuTarget  # noqa: F401 (registers its type)
 from midstream.suggestions import nearest
 from midstream_core.visible_devices import visible_devices
 
 DEFAULT_ROOT = "~/.midstream"
 COPY_ROUTES = ("auto", "direct", "relay")  # of bytes between two SSH hosts
-REACHES = ("external", "internal", "iap")  # of the workers of a TPU slice
 JOB_KINDS = ("job", "jobset")  # of a Kubernetes target
 VARIANTS = ("cpu", "cuda12", "cuda13", "tpu", "tpu-v3")  # of the engine's packages: locks/engine-<variant>.txt
 
@@ -47,6 +49,11 @@ class HostConfig(draccus.ChoiceRegistry):
     container: ContainerConfig | None = None  # in which its engines run; None: on the host itself
 
     @property
+    def is_local(self) -> bool:
+        """Whether it is the operator's machine."""
+        return False
+
+    @property
     def visible(self) -> list[str] | None:
         """The GPUs that its engines see, by index or UUID; None: all."""
         return visible_devices(self.env)
@@ -56,6 +63,10 @@ class HostConfig(draccus.ChoiceRegistry):
 @dataclass(frozen=True)
 class LocalHostConfig(HostConfig):
     """The operator's machine."""
+
+    @property
+    def is_local(self) -> bool:
+        return True
 
 
 @HostConfig.register_subclass("ssh")
@@ -87,11 +98,6 @@ class KubernetesHostConfig(HostConfig):
     kubeconfig: str | None = None  # None: kubectl's own
 
 
-@dataclass(frozen=True)
-class TargetConfig(draccus.ChoiceRegistry):
-    """Settings of a target: one or more hosts that form one mesh."""
-
-
 @TargetConfig.register_subclass("hosts")
 @dataclass(frozen=True)
 class HostsTarget(TargetConfig):
@@ -113,98 +119,6 @@ class SlurmTarget(TargetConfig):
     ports: list[int] = field(default_factory=list)
     container: ContainerConfig | None = None  # on the compute nodes
     guard_lead: str | None = None  # 45m: how long before its time limit a guarded job is handed on
-
-
-@dataclass(frozen=True)
-class SliceTarget(TargetConfig):
-    """Settings of machines that a provider creates and deletes together.
-
-    Each of the machines is a host.
-    """
-
-    project: str = ""
-    zone: str = ""
-    name: str = ""  # of the slice; empty: the target's name
-    create: bool = False  # permits midstream to create it: spot, reserved, flex-start or on demand
-    spot: bool = False
-    reserved: bool = False
-    reservation: str | None = None  # NAME, or PROJECT/NAME of another project's
-    calendar: bool = False  # the reservation is one of calendar mode: the machines are deleted at its end
-    flex_start: bool = False  # waits for capacity, and is deleted after run_duration
-    run_duration: str | None = None  # of flex_start: 30m, 6h, 7d
-    valid_until: str = "1h"  # longest wait for its creation: 30m, 6h, 2d
-    network: str | None = None
-    subnetwork: str | None = None
-    service_account: str | None = None  # identity of the workers, which accesses gs://
-    reach: str = "external"  # one of REACHES: the addresses that SSH connects to
-    user: str | None = None  # on the workers; None: the local user's name
-    os_login: str | None = None  # the account whose OS Login profile is used
-    identity_file: str = "~/.ssh/google_compute_engine"
-    port: int = 22
-    price_per_hour: float | None = None  # of the complete slice
-    worker: dict[str, Any] = field(
-        default_factory=dict
-    )  # further settings of each worker: root, python, setup, env, ...
-    hosts: list[str] = field(default_factory=list)  # its workers, added once the slice is found
-
-    @property
-    def price_class(self) -> str:
-        """One of ``spot``, ``reserved``, ``flex-start`` and ``on demand``."""
-        if self.flex_start:
-            return "flex-start"
-        return "spot" if self.spot else "reserved" if self.reserved or self.reservation else "on demand"
-
-    @property
-    def kind(self) -> str:
-        """Machine or accelerator type, with the topology where it has one."""
-        raise NotImplementedError
-
-    @property
-    def waits(self) -> bool:
-        """True if the provider keeps the request in a queue until there is capacity."""
-        return self.flex_start
-
-
-@TargetConfig.register_subclass("tpu")
-@dataclass(frozen=True)
-class TpuTarget(SliceTarget):
-    """A slice of the Cloud TPU API, v2 to v6e.
-
-    docs/reference/fleet-file.md describes each field.
-    """
-
-    accelerator_type: str = ""
-    topology: str | None = None  # with accelerator_type as a bare generation: v5p and 2x2x4
-    runtime_version: str = ""
-    queued: bool = False  # requested in a queue
-    slices: int = 1  # more than one is Multislice, which is refused
-
-    @property
-    def kind(self) -> str:
-        return " ".join(filter(None, (self.accelerator_type, self.topology)))
-
-    @property
-    def waits(self) -> bool:
-        return self.queued or self.flex_start
-
-
-@TargetConfig.register_subclass("gce")
-@dataclass(frozen=True)
-class ComputeTarget(SliceTarget):
-    """TPU slice on Compute Engine, v5p and later: one machine, or a group of them.
-
-    A group has a topology.
-    """
-
-    machine_type: str = ""  # tpu7x-standard-4t, ct6e-standard-4t, ct5p-hightpu-4t
-    topology: str | None = None  # of several machines: 2x2x2; None: one machine
-    image: str = ""  # projects/PROJECT/global/images/family/FAMILY; empty: Google's of that generation
-    boot_disk_size: int = 200  # GB
-    slices: int = 1  # more than one is Multislice, which is refused
-
-    @property
-    def kind(self) -> str:
-        return " ".join(filter(None, (self.machine_type, self.topology)))
 
 
 @TargetConfig.register_subclass("kubernetes")
@@ -257,6 +171,11 @@ class Target:
     slice: SliceTarget | None = None
     container: ContainerConfig | None = None  # instead of that of its hosts
 
+    @property
+    def describes_itself(self) -> bool:
+        """Whether its hosts have a metadata server, by which jax finds them all."""
+        return self.slice is not None and self.slice.has_metadata
+
 
 def pod_names(target: str, pods: int) -> tuple[str, ...]:
     """Return the names of a Kubernetes target's pods as hosts."""
@@ -288,12 +207,37 @@ class Fleet:
     @property
     def has_slices(self) -> bool:
         """True if it has targets whose hosts a provider creates."""
-        return any(isinstance(target, SliceTarget) for target in self.targets.values())
+        return bool(self.slices)
 
     @property
     def has_pods(self) -> bool:
         """True if it has targets whose pods midstream may create."""
         return any(isinstance(target, KubernetesTarget) for target in self.targets.values())
+
+    def slice_of(self, name: str) -> SliceTarget | None:
+        """Return a target whose machines a provider creates; None for any other."""
+        config = self.targets.get(name)
+        return config if isinstance(config, SliceTarget) else None
+
+    def slurm_of(self, name: str) -> SlurmTarget | None:
+        """Return a target that is an allocation of SLURM; None for any other."""
+        config = self.targets.get(name)
+        return config if isinstance(config, SlurmTarget) else None
+
+    def pods_of(self, name: str) -> KubernetesTarget | None:
+        """Return a target of pods; None for any other."""
+        config = self.targets.get(name)
+        return config if isinstance(config, KubernetesTarget) else None
+
+    @property
+    def slices(self) -> dict[str, SliceTarget]:
+        """The targets whose machines a provider creates, by name."""
+        return {name: target for name, target in self.targets.items() if isinstance(target, SliceTarget)}
+
+    @property
+    def local_hosts(self) -> tuple[str, ...]:
+        """Names of the hosts that are the operator's machine."""
+        return tuple(name for name, config in self.hosts.items() if config.is_local)
 
     def store_of(self, host: str) -> str:
         """Return the URL for checkpoints of a host's runs.

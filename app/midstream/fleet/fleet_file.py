@@ -29,16 +29,15 @@ from midstream.fleet.fleet import (
     HostsTarget,
     KubernetesHostConfig,
     KubernetesTarget,
-    SliceTarget,
     SlurmTarget,
     SshHostConfig,
-    TargetConfig,
 )
 from midstream.fleet.fleet_path import fleet_path
 from midstream.fleet.fleet_yaml import load_yaml
 from midstream.fleet.notify_config import NotifyConfig, check_notify
 from midstream.fleet.quantities import parse_duration, parse_ports, parse_rate
 from midstream.fleet.sbatch_flags import sbatch_flags
+from midstream.fleet.slice_target import SliceTarget, TargetConfig
 from midstream.fleet.store_config import StoreConfig, check_host_store, check_stores
 from midstream.suggestions import nearest
 from midstream_core.visible_devices import VISIBLE

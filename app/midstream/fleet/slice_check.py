@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from midstream.counts import count
 from midstream.errors import UsageError
-from midstream.fleet.fleet import REACHES, ComputeTarget, HostConfig, SliceTarget, TpuTarget
-from midstream.fleet.machine_type import EXAMPLES, machine_of
+from midstream.fleet.fleet import HostConfig
 from midstream.fleet.quantities import parse_duration
 from midstream.fleet.reservation import reservation_parts
+from midstream.fleet.slice_target import REACHES, SliceTarget
 from midstream.suggestions import nearest
 
 # What the services accept as a name that they create, and what they may have listed.
@@ -18,7 +17,6 @@ _NEW_NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAME = re.compile(r"[A-Za-z0-9_.~+%-]{1,63}")
 MAX_RUN_DURATION = 7 * 86400.0  # seconds that flex-start may last
 MIN_RUN_DURATION = 600.0
-MAX_MACHINE_WAIT = 7200.0  # seconds that Compute Engine keeps the request for one machine
 
 
 def check_slice(path: str, name: str, target: SliceTarget) -> None:
@@ -34,11 +32,7 @@ def check_slice(path: str, name: str, target: SliceTarget) -> None:
             _ = None if given is None else parse_duration(given)
         except UsageError as error:
             raise UsageError(f"{where}.{field_name}: {error.message}", error.hint) from error
-    if isinstance(target, TpuTarget):
-        _check_tpu(where, target)
-    else:
-        assert isinstance(target, ComputeTarget)
-        _check_compute(where, target)
+    target.check(where)
     _check_price_class(where, target)
     if target.reach not in REACHES:
         raise UsageError(f"{where}.reach is {target.reach!r}", nearest(target.reach, REACHES))
@@ -63,53 +57,6 @@ def _check_name(where: str, name: str, target: SliceTarget) -> None:
         if target.create
         else "name: letters, digits and -_.~+%, at most 63 characters",
     )
-
-
-def _check_tpu(where: str, target: TpuTarget) -> None:
-    if target.create and not (target.accelerator_type and target.runtime_version):
-        hint = "accelerator_type: v3-32 and runtime_version: tpu-ubuntu2204-base: docs/reference/fleet-file.md"
-        raise UsageError(f"{where} has create: true and lacks accelerator_type or runtime_version", hint)
-    if target.accelerator_type.startswith(("tpu7x", "7x", "v7")):
-        raise UsageError(
-            f"{where}: the Cloud TPU API has no {target.accelerator_type}",
-            "type: gce, and machine_type: tpu7x-standard-4t: TPU7x and later come through Compute Engine",
-        )
-    if (target.reservation or target.calendar) and not target.queued:
-        hint = "queued: true, the only way to name one; or reserved: true alone, for any reservation of the project"
-        raise UsageError(f"{where} names a reservation, and is not queued", hint)
-    if target.flex_start and not target.queued:
-        raise UsageError(f"{where} is flex_start, and is not queued", "queued: true, the only way to request it")
-    if target.slices != 1:
-        raise UsageError(f"{where}.slices is {target.slices}: Multislice is not supported", "slices: 1")
-
-
-def _check_compute(where: str, target: ComputeTarget) -> None:
-    machine = machine_of(target.machine_type)
-    if machine is None and (target.create or target.machine_type):
-        raise UsageError(f"{where}.machine_type is {target.machine_type!r}", f"one with TPUs: {EXAMPLES}")
-    if machine is not None and machine.machines(target.topology) is None:
-        raise UsageError(
-            f"{where}: {target.machine_type} has {count(machine.chips, 'chip')}, which do not make a topology of "
-            f"{target.topology}",
-            "topology: as 2x2x2, a multiple of the chips of one machine; without it one machine is created",
-        )
-    if target.create and machine is not None and machine.generation == "v5e":
-        raise UsageError(f"{where}: Compute Engine creates no v5e", "type: tpu, and accelerator_type: v5litepod-4")
-    if target.reserved and not target.reservation:
-        raise UsageError(
-            f"{where} is reserved and names no reservation",
-            "reservation: NAME; without a name Compute Engine falls back to the full price of on demand",
-        )
-    if target.flex_start and target.topology is None and parse_duration(target.valid_until) > MAX_MACHINE_WAIT:
-        raise UsageError(
-            f"{where}: a single machine waits for flex-start capacity for 2h at most, and valid_until is "
-            f"{target.valid_until}",
-            "valid_until: 2h; a group (topology:) waits longer",
-        )
-    if not 10 <= target.boot_disk_size <= 65536:
-        raise UsageError(f"{where}.boot_disk_size is {target.boot_disk_size}", "10 to 65536 GB")
-    if target.slices != 1:
-        raise UsageError(f"{where}.slices is {target.slices}: Multislice is not supported", "slices: 1")
 
 
 def _check_price_class(where: str, target: SliceTarget) -> None:

@@ -40,7 +40,7 @@ class HostPool:
 
         Call it before what uses the hosts is imported.
         """
-        if any(isinstance(config, LocalHostConfig) for config in self.fleet.hosts.values()):
+        if self.fleet.local_hosts:
             from midstream.hosts.local_forks import FORKS
 
             FORKS.prepare()

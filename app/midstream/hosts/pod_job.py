@@ -26,8 +26,8 @@ def missing_pods(fleet: Fleet, name: str) -> PodJob | None:
 
     HostError where its cluster does not answer.
     """
-    target = fleet.targets.get(name)
-    if not isinstance(target, KubernetesTarget) or not target.create:
+    target = fleet.pods_of(name)
+    if target is None or not target.create:
         return None
     job = PodJob(name, target)
     return None if job.exists() else job

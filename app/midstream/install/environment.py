@@ -13,7 +13,7 @@ from threading import Event
 from midstream.bundled_files import shipped
 from midstream.errors import RemoteError
 from midstream.fleet.container_config import ContainerConfig
-from midstream.fleet.fleet import HostConfig, LocalHostConfig
+from midstream.fleet.fleet import HostConfig
 from midstream.hosts.container_command import RUNTIME_FAILED
 from midstream.hosts.container_host import IMAGE_PYTHON, engine_host
 from midstream.hosts.host import Host
@@ -121,7 +121,7 @@ def prepare_environment(
         return Environment(config.python, "named in the fleet file")
     variant = host_variant(host, config) if lock is None else None
     plugin = [variant.plugin] if variant is not None and variant.plugin else []
-    own = isinstance(config, LocalHostConfig) and config.container is None
+    own = config.is_local and config.container is None
     if own and not package_fault(host, config, sys.executable, [*modules, *plugin]):
         return Environment(sys.executable, "midstream's own")
     if variant is not None and progress is not None:
@@ -190,7 +190,7 @@ def builds_environment(config: HostConfig) -> bool:
     """
     if config.python or (config.container is not None and config.container.runtime == "pyxis"):
         return False
-    own = isinstance(config, LocalHostConfig) and config.container is None
+    own = config.is_local and config.container is None
     return not own or any(importlib.util.find_spec(name) is None for name in MODULES)
 
 

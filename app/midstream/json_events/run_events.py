@@ -144,6 +144,7 @@ RUN_EVENTS = (
             "evidence": "what determines the value",
             "adopts": "fence under which the host becomes the signed owner, once its user agrees; null: none",
             "begun": "UTC seconds at which the signed records begin that an adoption replaces; 0: none",
+            "newest": "epoch and step of the newest complete checkpoint of what is adopted; null: none",
             "missing": "what would determine it; empty: it is determined",
             "written": "it was written now",
             "kept": "new name of the damaged file",

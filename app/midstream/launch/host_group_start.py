@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from midstream.fleet.fleet import Fleet, HostConfig, Target, TpuTarget
+from midstream.fleet.fleet import Fleet, HostConfig, Target
 from midstream.hosts.container_host import engine_host
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
@@ -113,12 +113,12 @@ def start(
     if len(target.hosts) == 1:
         return start_attempt(first, config, launch, prepared[first.name])
     members = [hosts.get(name) for name in target.hosts]
-    if isinstance(target.slice, TpuTarget):
+    if target.describes_itself:
         check_numbers(members)
     directory_hosts = run_directories_of(target, members)
     number = _claim(directory_hosts, launch.run_id, launch.at_least)
     # jax finds the workers of a slice through their metadata server.
-    has_metadata = isinstance(target.slice, TpuTarget) and config.devices is None
+    has_metadata = target.describes_itself and config.devices is None
     coordinator = "" if has_metadata else meet(first, members[1:], config.internal_address, target.ports)
 
     def start_one(process: int) -> Attempt:

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from midstream.bundled_files import config_path
 from midstream.errors import UsageError
-from midstream.fleet.fleet import HostConfig, LocalHostConfig, Target
+from midstream.fleet.fleet import HostConfig, Target
 from midstream.hosts.host import Host
 from midstream.install.bundle import packages_directory
 from midstream.install.environment import builds_environment, host_variant
@@ -179,7 +179,7 @@ def _packages(host: Host, config: HostConfig, inputs: RunInputs) -> list[InputPr
     names = sorted(inputs.packages)
     if names and config.python:
         lacks = missing_modules(host, config, config.python, names)
-    elif names and isinstance(config, LocalHostConfig) and not builds_environment(config):
+    elif names and config.is_local and not builds_environment(config):
         lacks = [name for name in names if importlib.util.find_spec(name) is None]
     elif names:
         lock = host_variant(host, config).lock.lower()

@@ -12,7 +12,7 @@ from midstream.migrate.journal.migration_view import CERTIFIED, MigrationView
 from midstream.output import json_text
 from midstream.ownership.judgement import Judgement
 from midstream.providers.provider import Slice
-from midstream.watch.runs.run_failure import failure_of
+from midstream.watch.run_failure import failure_of
 from midstream.watch.snapshot import HostView, RunView
 from midstream_core.json_types import JsonValue
 

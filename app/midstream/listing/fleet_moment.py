@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from midstream.watch.runs.run_failure import RunFailure, failure_of, has_failed
+from midstream.watch.run_failure import RunFailure, failure_of, has_failed
 from midstream.watch.snapshot import HostView, RunView, Snapshot
 
 if TYPE_CHECKING:

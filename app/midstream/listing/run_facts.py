@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from midstream.watch.runs.loss_curve import newest_value
+from midstream.watch.loss_curve import newest_value
 from midstream.watch.snapshot import HostView, RunView
 
 NEWEST_ROWS = 64  # rows of a curve that are searched for a metric

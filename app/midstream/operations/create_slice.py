@@ -29,7 +29,7 @@ def create_slice(
     Raises:
         MidstreamError: It cannot be created, or not be reached; then the message says that it costs money.
     """
-    target = fleet_slices.slice_targets(fleet)[name]
+    target = fleet.slices[name]
     fleet_slices.provider_of(target).create(name, target, say)
     created()
     try:

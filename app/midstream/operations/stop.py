@@ -66,8 +66,8 @@ def stop(hosts: HostPool, snapshot: Snapshot, run: RunView, say: Callable[[str],
     """
     from midstream.install.errors import NotStartedError, NotYetError
     from midstream.launch.attempt_monitor import stop_run
+    from midstream.watch.damaged_runs import refuse_damaged
     from midstream.watch.known_owners import remember_stop
-    from midstream.watch.runs.damaged_runs import refuse_damaged
 
     refuse_damaged(snapshot.deciding(run.run_id) or [run])
     if not run.attempt:

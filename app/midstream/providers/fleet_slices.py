@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -19,13 +19,14 @@ from typing import Any
 import yaml
 
 from midstream.errors import HostError, MidstreamError, UsageError
-from midstream.fleet.fleet import ComputeTarget, Fleet, KubernetesHostConfig, SliceTarget, TpuTarget
+from midstream.fleet.fleet import Fleet, KubernetesHostConfig
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.fleet.fleet_yaml import load_yaml
-from midstream.fleet.machine_type import chips_of, machine_of
+from midstream.fleet.gce_target import ComputeTarget
+from midstream.fleet.slice_target import SliceTarget
+from midstream.fleet.tpu_target import TpuTarget
 from midstream.hosts.host_pool import HostPool
-from midstream.providers.gcp.gce.provider import ComputeProvider
-from midstream.providers.gcp.tpu.provider import TpuProvider
+from midstream.providers.gce.provider import ComputeProvider
 from midstream.providers.provider import (
     ErrorKind,
     Inventory,
@@ -36,7 +37,7 @@ from midstream.providers.provider import (
     Slice,
     SliceStatus,
 )
-from midstream_core.accelerators import TPU_GENERATIONS
+from midstream.providers.tpu.provider import TpuProvider
 from midstream_core.json_types import JsonValue
 
 MAX_CONCURRENT_REQUESTS = 32
@@ -48,26 +49,19 @@ class SliceMissingError(UsageError):
     """A target's slice does not exist, or was preempted."""
 
 
+# Provider of each type of target.
+PROVIDERS: dict[type[SliceTarget], Callable[[], Provider]] = {TpuTarget: TpuProvider, ComputeTarget: ComputeProvider}
+
+
+@cache
+def provider_of_type(kind: type[SliceTarget]) -> Provider:
+    """Return the provider of a type of target, opened once."""
+    return PROVIDERS[kind]()
+
+
 def provider_of(target: SliceTarget) -> Provider:
     """Return the provider of a target's slice."""
-    return compute_provider() if isinstance(target, ComputeTarget) else tpu_provider()
-
-
-@cache
-def tpu_provider() -> Provider:
-    """Return the provider of the Cloud TPU API."""
-    return TpuProvider()
-
-
-@cache
-def compute_provider() -> Provider:
-    """Return the provider of Compute Engine."""
-    return ComputeProvider()
-
-
-def slice_targets(fleet: Fleet) -> dict[str, SliceTarget]:
-    """Return the targets that a provider creates and deletes."""
-    return {name: target for name, target in fleet.targets.items() if isinstance(target, SliceTarget)}
+    return provider_of_type(type(target))
 
 
 def delete(fleet: Fleet, path: str, progress: Progress) -> None:
@@ -76,9 +70,8 @@ def delete(fleet: Fleet, path: str, progress: Progress) -> None:
     Raises:
         ProviderError: The deletion failed.
     """
-    mine = [target for name, target in slice_targets(fleet).items() if slice_path(name, target) == path]
-    has_compute = any(isinstance(target, ComputeTarget) for target in fleet.targets.values())
-    providers = [provider_of(mine[0])] if mine else [tpu_provider(), *([compute_provider()] if has_compute else [])]
+    mine = [target for name, target in fleet.slices.items() if slice_path(name, target) == path]
+    providers = [provider_of(mine[0])] if mine else [provider_of_type(kind) for kind in _listed_types(fleet)]
     for provider in providers[:-1]:
         try:
             provider.delete(path, progress)
@@ -95,7 +88,7 @@ def with_slices(fleet: Fleet, progress: Progress, only: Collection[str] | None =
     A target whose slice is not ready is in ``unavailable``, with the reason and a hint. ``touch=False`` changes nothing
     on any slice; ``only`` names the targets that are looked up.
     """
-    wanted = {name: target for name, target in slice_targets(fleet).items() if only is None or name in only}
+    wanted = {name: target for name, target in fleet.slices.items() if only is None or name in only}
     if not wanted:
         return fleet
 
@@ -187,36 +180,24 @@ def with_workers(fleet: Fleet, hosts: Mapping[str, Mapping[str, dict[str, Any]]]
 
 def list_slices(fleet: Fleet) -> Inventory:
     """List every slice of the projects and zones that the fleet file names."""
-    zones: dict[type, list[tuple[str, str]]] = {TpuTarget: [], ComputeTarget: []}
-    for target in slice_targets(fleet).values():
+    zones = {kind: list[tuple[str, str]]() for kind in _listed_types(fleet)}
+    for target in fleet.slices.values():
         zones[type(target)].append((target.project, target.zone))
     zones[TpuTarget] += [
         (project, zone) for project in fleet.google.projects for zone in fleet.google.zones or [ALL_ZONES]
     ]
-    found = [tpu_provider().inventory(zones[TpuTarget])] if zones[TpuTarget] else []
-    # Compute Engine is listed only where a target names it: most projects of the older API do not have it.
-    found += [compute_provider().inventory(zones[ComputeTarget])] if zones[ComputeTarget] else []
+    found = [provider_of_type(kind).inventory(pairs) for kind, pairs in zones.items() if pairs]
     slices = {each.path: each for inventory in found for each in inventory.slices}
     return Inventory(tuple(slices.values()), tuple(problem for inventory in found for problem in inventory.problems))
 
 
-def device_count(target: SliceTarget) -> int | None:
-    """Return the devices that jax finds on all workers; None if the type names none."""
-    if target.worker.get("devices"):
-        return None  # virtual devices
-    if isinstance(target, ComputeTarget):
-        machine = machine_of(target.machine_type)
-        machines = machine.machines(target.topology) if machine is not None else None
-        if machine is None or machines is None:
-            return None
-        return machines * machine.chips * TPU_GENERATIONS[machine.generation].devices_per_chip
-    assert isinstance(target, TpuTarget)
-    kind, _, count = target.accelerator_type.partition("-")
-    generation = TPU_GENERATIONS.get(kind)
-    if target.topology:
-        chips = chips_of(target.topology)
-        return None if chips is None else chips * (generation.devices_per_chip if generation else 1)
-    return int(count) // generation.units_per_device if generation and count.isdecimal() else None
+def _listed_types(fleet: Fleet) -> list[type[SliceTarget]]:
+    """Return the types of targets whose slices are listed.
+
+    Those of Cloud TPUs always; another one where a target has it, as most projects lack the others' API.
+    """
+    used = {type(target) for target in fleet.slices.values()}
+    return [kind for kind in PROVIDERS if kind is TpuTarget or kind in used]
 
 
 def price_text(target: SliceTarget) -> str:
@@ -251,7 +232,7 @@ def host_slice_status(fleet: Fleet, host: str) -> tuple[SliceStatus, str]:
 
 def target_slice_status(fleet: Fleet, name: str) -> tuple[SliceStatus, str]:
     """Return the same for a target, even if its hosts are unknown."""
-    target = slice_targets(fleet).get(name)
+    target = fleet.slices.get(name)
     if target is None:
         return SliceStatus.UNKNOWN, ""
     try:
@@ -274,4 +255,4 @@ def is_preempted(fleet: Fleet, name: str) -> bool:
 
 def target_of_host(fleet: Fleet, host: str) -> tuple[str, SliceTarget] | None:
     """Return the name and target of the slice that a host is a worker of."""
-    return next(((name, target) for name, target in slice_targets(fleet).items() if host in target.hosts), None)
+    return next(((name, target) for name, target in fleet.slices.items() if host in target.hosts), None)

@@ -6,7 +6,7 @@ import getpass
 import re
 
 from midstream.errors import UsageError
-from midstream.fleet.fleet import SliceTarget
+from midstream.fleet.slice_target import SliceTarget
 from midstream.providers.provider import OWNER_LABEL, PRICE_LABEL, TARGET_LABEL, TOKEN_LABEL
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from midstream.errors import UsageError
-from midstream.fleet.fleet import SliceTarget
+from midstream.fleet.slice_target import SliceTarget
 from midstream.providers.provider import ErrorKind, Progress, ProviderError, Slice
 from midstream.state_directory import make_directory, state_directory
 from midstream_core.json_types import JsonObject

@@ -5,7 +5,7 @@ Dropout differs after a resume.
 
 from __future__ import annotations
 
-from midstream.trainers.trainer_defaults import OtherProcesses, TrainerDefaults
+from midstream.trainers.trainer_defaults import Launcher, OtherProcesses, TrainerDefaults
 from midstream_host.driver.run_file import NO, UNKNOWN, Checkpoints, Stop, Stored
 
 ACCELERATE = TrainerDefaults(
@@ -33,4 +33,10 @@ ACCELERATE = TrainerDefaults(
         ),
     ),
     packages=("accelerate",),
+    imports=("accelerate",),
+    launchers=(
+        Launcher(("accelerate", "launch"), "--num_processes", "{world}"),
+        Launcher(("accelerate.commands.launch",), "--num_processes", "{world}"),
+    ),
+    sees_all=True,
 )

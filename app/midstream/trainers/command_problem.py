@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from midstream.trainers.registry import TRAINERS
 from midstream_core.visible_devices import VISIBLE
 from midstream_host.driver.run_file import DISTRIBUTED, PLACEHOLDER, SCRIPT, distributed_name
 
@@ -22,26 +23,6 @@ class CommandProblem:
 
     what: str
     hint: str
-
-
-@dataclass(frozen=True)
-class Launcher:
-    """A program that starts one process for each GPU that it finds.
-
-    The program's own configuration may set another number. ``program``: how its command line begins. ``flag``: of the
-    number of processes; ``placeholder``: its value.
-    """
-
-    program: tuple[str, ...]
-    flag: str
-    placeholder: str
-
-
-LAUNCHERS = (
-    Launcher(("accelerate", "launch"), "--num_processes", "{world}"),
-    Launcher(("accelerate.commands.launch",), "--num_processes", "{world}"),
-    Launcher(("deepspeed",), "--num_gpus", "{devices}"),
-)
 
 
 def command_problem(words: Sequence[str]) -> CommandProblem | None:
@@ -62,9 +43,9 @@ def command_problem(words: Sequence[str]) -> CommandProblem | None:
 
 
 def _launcher_problem(words: Sequence[str]) -> CommandProblem | None:
-    """Return what is wrong with the number of processes of a launcher of `LAUNCHERS`."""
+    """Return what is wrong with the number of processes of a launcher of some trainer."""
     names = [word.rpartition("/")[2] for word in words]
-    for launcher in LAUNCHERS:
+    for launcher in (launcher for trainer in TRAINERS.values() for launcher in trainer.launchers):
         size = len(launcher.program)
         begin = next((at for at in range(len(names)) if tuple(names[at : at + size]) == launcher.program), None)
         if begin is None:

@@ -5,7 +5,7 @@ A checkpoint of ZeRO has a part for each process: another number of them can loa
 
 from __future__ import annotations
 
-from midstream.trainers.trainer_defaults import OtherProcesses, TrainerDefaults
+from midstream.trainers.trainer_defaults import Launcher, OtherProcesses, TrainerDefaults
 from midstream_host.driver.run_file import NO, UNKNOWN, Checkpoints, Stop, Stored
 
 DEEPSPEED = TrainerDefaults(
@@ -18,4 +18,7 @@ DEEPSPEED = TrainerDefaults(
     stored=Stored(advice=["put the data loader's state into client_state of save_checkpoint"]),
     elsewhere=OtherProcesses(NO, UNKNOWN),  # a universal checkpoint has parameters and optimizer
     packages=("deepspeed",),
+    imports=("deepspeed",),
+    launchers=(Launcher(("deepspeed",), "--num_gpus", "{devices}"),),
+    sees_all=True,
 )

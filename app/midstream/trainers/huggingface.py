@@ -27,4 +27,7 @@ HUGGINGFACE = TrainerDefaults(
         ),
     ),
     packages=("transformers", "accelerate"),
+    imports=("transformers",),
+    sees_all=True,
+    logs_epochs=True,
 )

@@ -19,4 +19,6 @@ LEVANTER = TrainerDefaults(
     stored=Stored(YES, YES),
     batch=Batch(BY_TRAINER),
     packages=("levanter", "jax", "haliax"),
+    imports=("levanter",),
+    one_process=True,
 )

@@ -35,4 +35,7 @@ LIGHTNING = TrainerDefaults(
         ),
     ),
     packages=("lightning", "pytorch-lightning"),
+    imports=("lightning", "pytorch_lightning"),
+    starts_processes=True,
+    sees_all=True,
 )

@@ -14,8 +14,9 @@ from midstream.trainers.script import SCRIPT
 from midstream.trainers.torchrun import TORCHRUN
 from midstream.trainers.trainer_defaults import OtherProcesses, TrainerDefaults
 
+# A trainer that others are built on stands after them: the first that a program shows is the one it is of.
 TRAINERS: Mapping[str, TrainerDefaults] = {
-    each.name: each for each in (HUGGINGFACE, LIGHTNING, ACCELERATE, TORCHRUN, DEEPSPEED, LEVANTER, MAXTEXT, SCRIPT)
+    each.name: each for each in (MAXTEXT, LEVANTER, DEEPSPEED, LIGHTNING, HUGGINGFACE, ACCELERATE, TORCHRUN, SCRIPT)
 }
 
-__all__ = ["TRAINERS", "OtherProcesses", "TrainerDefaults"]
+__all__ = ["SCRIPT", "TRAINERS", "OtherProcesses", "TrainerDefaults"]

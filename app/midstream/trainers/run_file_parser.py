@@ -24,6 +24,7 @@ from midstream.trainers.registry import TRAINERS, TrainerDefaults
 from midstream_core import records
 from midstream_core.json_types import JsonObject, JsonValue, object_or_empty
 from midstream_core.visible_devices import VISIBLE
+from midstream_host.driver.checkpoints.checkpoint_finder import RULES
 from midstream_host.driver.run_file import (
     BATCHES,
     BY_COMMAND,
@@ -43,7 +44,6 @@ from midstream_host.driver.run_file import (
 )
 
 LARGEST = 1 << 20  # bytes of a run file
-RULES = ("huggingface", "lightning", "dcp", "accelerate", "deepspeed", "levanter", "orbax", "maxtext", "glob")
 SOURCES = ("tensorboard", "csv", "trainer_state", "jsonl", "trackio", "wandb", "regex")
 PATHS = {  # examples; the other sources need none
     "tensorboard": "{out}/**/events.out.tfevents.*",
@@ -231,7 +231,7 @@ class _Parser:
             raise self._error("checkpoints", "missing", 'checkpoints: {rule: glob, pattern: "ckpt-*.pt"}')
         found = self._part("checkpoints", Checkpoints, defaults.checkpoints or Checkpoints("glob"))
         if found.rule not in RULES:
-            raise self._error("checkpoints.rule", f"{found.rule!r} is no rule", nearest(found.rule, RULES))
+            raise self._error("checkpoints.rule", f"{found.rule!r} is no rule", nearest(found.rule, tuple(RULES)))
         if found.rule == "glob" and not found.pattern:
             raise self._error("checkpoints.pattern", "missing", 'pattern: "ckpt-*.pt"')
         self._check_pattern("checkpoints.pattern", found.pattern, "checkpoints: {directory: ...} names the directory")

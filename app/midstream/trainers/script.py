@@ -17,4 +17,5 @@ SCRIPT = TrainerDefaults(
     stop=Stop(),
     elsewhere=OtherProcesses(UNKNOWN, UNKNOWN),
     stored=Stored(advice=["import midstream_tap adds digests of batches, by which the order of the data is checked"]),
+    named_in_commands=False,
 )

@@ -20,4 +20,7 @@ TORCHRUN = TrainerDefaults(
         advice=["store the data loader's state in the checkpoint: torchtitan does, a script of one's own has to"]
     ),
     elsewhere=OtherProcesses(UNKNOWN, UNKNOWN),  # a script decides which state is of all processes
+    imports=("torch.distributed.checkpoint",),
+    named_in_commands=False,  # it starts programs of other trainers too
+    commands=("torchrun", "torch.distributed"),
 )

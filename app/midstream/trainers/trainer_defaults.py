@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from midstream_host.driver.run_file import YES, Batch, Checkpoints, Metrics, Stop, Stored
+from midstream.errors import MidstreamError
+from midstream_host.driver.run_file import YES, Batch, Checkpoints, Metrics, RunFile, Stop, Stored
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,23 @@ class OtherProcesses:
 
 
 @dataclass(frozen=True)
+class Launcher:
+    """A program that starts one process for each GPU that it finds.
+
+    The program's own configuration may set another number. ``program``: how its command line begins. ``flag``: of the
+    number of processes; ``placeholder``: its value.
+    """
+
+    program: tuple[str, ...]
+    flag: str
+    placeholder: str
+
+
+def _no_problem(run: RunFile, saved: int, loaded: int, position: Callable[[], str]) -> MidstreamError | None:  # noqa: ARG001 (of `TrainerDefaults.data_problem`)
+    return None
+
+
+@dataclass(frozen=True)
 class TrainerDefaults:
     """A trainer's defaults.
 
@@ -39,6 +58,16 @@ class TrainerDefaults:
         elsewhere: What they have for another number of processes.
         batch: What keeps the global batch where the command has no placeholder for it.
         packages: Packages whose versions decide results.
+        imports: Modules by whose import a program shows that it is of this trainer.
+        named_in_commands: Whether its name as a word of a command shows it.
+        commands: Parts of a command that show it where nothing else shows a trainer.
+        launchers: Programs that start its processes.
+        one_process: It has one process on each node, with all of its devices, as programs in jax.
+        starts_processes: It starts one process for each device by itself.
+        sees_all: It divides each batch over all GPUs that it sees, or starts a process for each, whatever the command.
+        logs_epochs: The epoch of a row shows how many examples were read.
+        data_problem: Returns why the position of the data cannot be restored by another number of processes, from the
+            run file, both numbers and a function that reads how the newest checkpoint has the position.
     """
 
     name: str
@@ -51,3 +80,12 @@ class TrainerDefaults:
     elsewhere: OtherProcesses = field(default_factory=OtherProcesses)
     batch: Batch = field(default_factory=Batch)
     packages: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+    named_in_commands: bool = True
+    commands: tuple[str, ...] = ()
+    launchers: tuple[Launcher, ...] = ()
+    one_process: bool = False
+    starts_processes: bool = False
+    sees_all: bool = False
+    logs_epochs: bool = False
+    data_problem: Callable[[RunFile, int, int, Callable[[], str]], MidstreamError | None] = _no_problem

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 from midstream.counts import count
 from midstream.errors import Exit, MidstreamError
-from midstream.fleet.fleet import Target, TpuTarget
+from midstream.fleet.fleet import Target
+from midstream.trainers.registry import TRAINERS
+from midstream_host.driver.checkpoints.checkpoint_finder import rule_of
 from midstream_host.driver.run_file import BY_COMMAND, BY_DEVICE, FIXED, RunFile, World
 
 LARGEST = 4096  # devices of a hint
-ONE_PROCESS = ("levanter", "maxtext", "orbax")  # trainers and rules of checkpoints of jax: one process on each node
-# Trainers that divide each batch over all GPUs that they see, or start a process for each, whatever the command says.
-SEES_ALL = ("huggingface", "lightning", "accelerate", "deepspeed")
 
 
 def world_of(run: RunFile, nodes: int, devices: int, trained_on: int = 0) -> World:
@@ -62,16 +61,17 @@ def world_of(run: RunFile, nodes: int, devices: int, trained_on: int = 0) -> Wor
 def process_per_device(run: RunFile) -> bool:
     """Return whether a run has a process for each device.
 
-    Else it has one for all devices of a node. Programs in jax have one process on each node. Lightning starts one for
-    each device by itself.
+    Else it has one for all devices of a node. Programs in jax have one process on each node. Some start one for each
+    device by themselves.
     """
     if run.processes:
         return run.processes == BY_DEVICE
     if not run.launcher:
         return True
-    if run.trainer in ONE_PROCESS or run.checkpoints.rule in ONE_PROCESS:
+    trainer = TRAINERS[run.trainer]
+    if trainer.one_process or rule_of(run.checkpoints.rule).one_process:
         return False
-    return run.scales or run.trainer == "lightning"
+    return run.scales or trainer.starts_processes
 
 
 def check_group(run: RunFile, target: Target) -> None:
@@ -90,7 +90,7 @@ def check_group(run: RunFile, target: Target) -> None:
             Exit.REFUSED,
         )
     joined = any(run.uses(each) for each in ("nodes", "rank", "master"))
-    if run.launcher and not joined and not isinstance(target.slice, TpuTarget):  # a slice describes itself
+    if run.launcher and not joined and not target.describes_itself:  # a slice describes itself
         raise MidstreamError(
             f"the command of {run.trainer} is the same on each host of {target.name}: each would train alone",
             "{nodes}, {rank}, {master} and {port} in command and resume, or a target of one host",
@@ -107,7 +107,8 @@ def check_world(run: RunFile, before: World, after: World) -> str:
         MidstreamError: Its checkpoints belong to its number of processes, or its batch to its number of devices.
     """
     if after.size != before.size and not run.checkpoints.reshards:
-        more = "; with ds_to_universal in resume: any" if run.checkpoints.rule == "deepspeed" else ""
+        other = rule_of(run.checkpoints.rule).more_processes
+        more = f"; {other}" if other else ""
         raise MidstreamError(
             f"checkpoints of {run.trainer} are loaded by as many processes as saved them: "
             f"{count(before.size, 'process', 'processes')} -> {after.size}",
@@ -118,7 +119,7 @@ def check_world(run: RunFile, before: World, after: World) -> str:
     if run.batch.kept_by != FIXED or after.device_count == before.device_count:
         return ""
     what = f"{count(before.device_count, 'device')} -> {after.device_count}"
-    if run.scales or run.devices or run.trainer in SEES_ALL:
+    if run.scales or run.devices or TRAINERS[run.trainer].sees_all:
         raise MidstreamError(
             f"nothing keeps the global batch of this run: {what} would change it",
             f"count that works: {before.device_count}; {{accumulation}} or {{per_device}} in the command and batch: "

@@ -6,7 +6,7 @@ attempt.
 A target that had the run before may have more of an attempt than the source: its metrics are never replaced by a part
 of themselves. Commands are not part of the history, and the migration writes the fence.
 
-The files that the source lists are checked against an allowlist (`midstream_host.files.allowlist`) before any is
+The files that the source lists are checked against an allowlist (`midstream_host.allowlist`) before any is
 requested. The run's config is the text that the caller has checked: no other text is sent.
 """
 
@@ -29,9 +29,9 @@ from midstream.transfer.report import HistoryReport
 from midstream.transfer.send_files import send_files
 from midstream.transfer.tree_contents import malformed
 from midstream_core import records
+from midstream_host import allowlist
 from midstream_host.copy import history
-from midstream_host.files import allowlist
-from midstream_host.files.copy_items import HistoryObject
+from midstream_host.copy_items import HistoryObject
 
 CONFIG = "run.yaml"
 METRICS = "metrics.jsonl"

@@ -22,26 +22,26 @@ from threading import Event
 from midstream.errors import MidstreamError
 from midstream.hosts.rpc.report_types import Committed, CopyLine, CopyProblem, PartialObject, Present, Ready, Reused
 from midstream.printable import printable
+from midstream.transfer.copy_problems import problem_error
 from midstream.transfer.copy_settings import AUTO, RELAY, CopySettings, settings_of_hosts
+from midstream.transfer.direct_streams import DirectStreams, direct_streams
+from midstream.transfer.early_stream import EARLY_STREAMS, EarlyStream
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import ChangedOnWayError, TransferError
+from midstream.transfer.link import HIGH_LATENCY, REMOTE, Link, probe
 from midstream.transfer.partial_objects import apart, gaps
 from midstream.transfer.progress import Meter
 from midstream.transfer.report import CopyReport, Progress
-from midstream.transfer.streams.copy_problems import problem_error
-from midstream.transfer.streams.direct_streams import DirectStreams, direct_streams
-from midstream.transfer.streams.early_stream import EARLY_STREAMS, EarlyStream
-from midstream.transfer.streams.link import HIGH_LATENCY, REMOTE, Link, probe
-from midstream.transfer.streams.route import Route
-from midstream.transfer.streams.send_queue import MIN_STREAM_BYTES, SendQueue, ranges, split
-from midstream.transfer.streams.stream import Events, Stream
-from midstream.transfer.streams.stream_pool import SMALL_COPY, StreamPool
+from midstream.transfer.route import Route
+from midstream.transfer.send_queue import MIN_STREAM_BYTES, SendQueue, ranges, split
+from midstream.transfer.stream import Events, Stream
+from midstream.transfer.stream_pool import SMALL_COPY, StreamPool
 from midstream.transfer.target_session import TargetSession, new_generation
 from midstream.transfer.tree_contents import HASH_TIMEOUT, Contents, malformed, read_contents
 from midstream.transfer.waiting_interpreters import waiting_interpreters
 from midstream_core import records
-from midstream_host.files.allowlist import CHECKPOINT
-from midstream_host.files.copy_items import CopyItem, CopyObject
+from midstream_host.allowlist import CHECKPOINT
+from midstream_host.copy_items import CopyItem, CopyObject
 from midstream_host.verify import objects as remote_objects
 
 Chunk = tuple[int, int, str]  # offset, length, SHA-256
@@ -70,7 +70,7 @@ def copy_tree(
         progress: Called with the progress, from this thread.
         cancel: Ends the copy when it is set.
         settings: By default those of the fleet file.
-        kind: What the tree has to be (`midstream_host.files.allowlist`). A manifest that names anything else is
+        kind: What the tree has to be (`midstream_host.allowlist`). A manifest that names anything else is
             rejected.
 
     Raises:

@@ -12,21 +12,21 @@ from queue import Queue
 from midstream.errors import MidstreamError
 from midstream.printable import printable
 from midstream.transfer.copy_settings import RELAY, settings_of_hosts
+from midstream.transfer.direct_streams import DirectStreams, direct_streams
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError
+from midstream.transfer.link import Link, probe
 from midstream.transfer.progress import Meter
 from midstream.transfer.report import Progress
-from midstream.transfer.streams.direct_streams import DirectStreams, direct_streams
-from midstream.transfer.streams.link import Link, probe
-from midstream.transfer.streams.route import Route
-from midstream.transfer.streams.send_queue import SendQueue
-from midstream.transfer.streams.stream import Events
-from midstream.transfer.streams.stream_pool import StreamPool
+from midstream.transfer.route import Route
+from midstream.transfer.send_queue import SendQueue
+from midstream.transfer.stream import Events
+from midstream.transfer.stream_pool import StreamPool
 from midstream.transfer.target_session import new_generation
 from midstream_core.json_types import JsonValue
-from midstream_host.files import allowlist
-from midstream_host.files.allowlist import CHECKPOINTS
-from midstream_host.files.copy_items import CopyObject
+from midstream_host import allowlist
+from midstream_host.allowlist import CHECKPOINTS
+from midstream_host.copy_items import CopyObject
 
 SHUTDOWN_TIMEOUT = 30.0  # seconds that the thread may take to end the streams
 

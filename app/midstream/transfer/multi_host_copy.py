@@ -23,7 +23,7 @@ from midstream.transfer.report import CopyReport, Progress
 from midstream.transfer.tree_contents import Contents, read_contents
 from midstream_core import records
 from midstream_core.json_types import JsonValue
-from midstream_host.files.allowlist import CHECKPOINT
+from midstream_host.allowlist import CHECKPOINT
 
 Wanted = Callable[[str], bool]  # path of an object -> whether it is wanted
 
@@ -107,7 +107,7 @@ def fan_out(
         progress: Called with the progress of all copies together.
         cancel: Ends the copies when it is set.
         settings: By default those of the fleet file. The bandwidth limit is that of all copies together.
-        kind: What the tree has to be (`midstream_host.files.allowlist`).
+        kind: What the tree has to be (`midstream_host.allowlist`).
 
     Returns:
         The report of each target.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from midstream.transfer.streams.send_queue import CHUNK
+from midstream.transfer.send_queue import CHUNK
 
 
 def apart(size: int, chunks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -11,18 +11,18 @@ from threading import Event
 
 from midstream.errors import MidstreamError
 from midstream.hosts.rpc.report_types import Committed, Ready
+from midstream.transfer.copy_problems import problem_error
 from midstream.transfer.copy_settings import RELAY, CopySettings, settings_of_hosts
 from midstream.transfer.endpoint import Endpoint
+from midstream.transfer.link import probe
 from midstream.transfer.progress import Meter
-from midstream.transfer.streams.copy_problems import problem_error
-from midstream.transfer.streams.link import probe
-from midstream.transfer.streams.route import Route
-from midstream.transfer.streams.send_queue import SendQueue, ranges
-from midstream.transfer.streams.stream import Events
-from midstream.transfer.streams.stream_pool import StreamPool
+from midstream.transfer.route import Route
+from midstream.transfer.send_queue import SendQueue, ranges
+from midstream.transfer.stream import Events
+from midstream.transfer.stream_pool import StreamPool
 from midstream.transfer.target_session import TargetSession
-from midstream_host.files.allowlist import HISTORY
-from midstream_host.files.copy_items import HistoryObject
+from midstream_host.allowlist import HISTORY
+from midstream_host.copy_items import HistoryObject
 
 
 def send_files(

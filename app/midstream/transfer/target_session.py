@@ -18,11 +18,11 @@ from midstream.hosts.rpc.report_types import Committed, CopyLine, CopyProblem, R
 from midstream.transfer.copy_reports import checked_reports
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import RESUME_HINT
-from midstream.transfer.streams.stream import Ended, Events, Reported
-from midstream.transfer.streams.stream_transport import start
+from midstream.transfer.stream import Ended, Events, Reported
+from midstream.transfer.stream_transport import start
 from midstream_core.json_types import JsonObject, JsonValue
 from midstream_host.copy import session
-from midstream_host.files.copy_items import CopyObject
+from midstream_host.copy_items import CopyObject
 
 HEARTBEAT_INTERVAL = 5.0  # seconds; the program at the target exits after six times as long without one
 SHUTDOWN_TIMEOUT = 10.0  # seconds
@@ -62,7 +62,7 @@ class TargetSession:
             text: Text of the manifest.
             survey: Whether the program reports the objects that the target has.
             generation: Name of the staging directory; a new one by default.
-            kind: What the tree has to be (`midstream_host.files.allowlist`).
+            kind: What the tree has to be (`midstream_host.allowlist`).
         """
         self.target = target
         self.generation = generation or new_generation()

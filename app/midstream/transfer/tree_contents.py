@@ -15,8 +15,8 @@ from midstream.printable import printable
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError
 from midstream_core import records
-from midstream_host.files.allowlist import CHECKPOINT, DATA
-from midstream_host.files.copy_items import CopyObject
+from midstream_host.allowlist import CHECKPOINT, DATA
+from midstream_host.copy_items import CopyObject
 from midstream_host.verify import objects as remote_objects
 
 HASH_TIMEOUT = 600.0  # seconds for a call that reads one manifest, or hashes one object
@@ -33,7 +33,7 @@ class Contents:
         problems: (path, what is wrong) of objects of ``first`` that are missing or have another size.
         endpoints: Endpoints of the other hosts of a spread checkpoint, by the names in the manifest.
         host_of: Path -> name of its host, for objects of other hosts.
-        kind: What the tree has to be (`midstream_host.files.allowlist`).
+        kind: What the tree has to be (`midstream_host.allowlist`).
     """
 
     first: Endpoint

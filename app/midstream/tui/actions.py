@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from midstream.migrate.journal.plan import Plan
     from midstream.migrate.journal.request import Request
     from midstream.providers.provider import Slice
-    from midstream.watch.runs.host_log import LogLines
-    from midstream.watch.runs.log_query import LogQuery
+    from midstream.watch.host_log import LogLines
+    from midstream.watch.log_query import LogQuery
     from midstream.watch.snapshot import RunView, Snapshot
     from midstream_host.runs.log_pages import LogMatches
 

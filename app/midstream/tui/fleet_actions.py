@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from midstream.migrate.journal.plan import Plan
     from midstream.migrate.journal.request import Request
     from midstream.operations.examine_checkpoint import CheckpointLocation
-    from midstream.watch.runs.host_log import LogLines
-    from midstream.watch.runs.log_query import LogQuery
+    from midstream.watch.host_log import LogLines
+    from midstream.watch.log_query import LogQuery
     from midstream.watch.snapshot import RunView, Snapshot
     from midstream_host.runs.log_pages import LogMatches
 
@@ -54,16 +54,13 @@ class FleetActions:
 
         A worker of a slice is no target: a run there would wait for the devices of the others.
         """
-        from midstream.fleet.fleet import SlurmTarget
         from midstream.providers import fleet_slices
 
         fleet = self._fleet
         names = [
             name for name in fleet.target_names if name in fleet.targets or not fleet_slices.target_of_host(fleet, name)
         ]
-        return tuple(
-            Target(name, fleet.hosts_of(name), isinstance(fleet.targets.get(name), SlurmTarget)) for name in names
-        )
+        return tuple(Target(name, fleet.hosts_of(name), fleet.slurm_of(name) is not None) for name in names)
 
     def make_plan(self, snapshot: Snapshot, request: Request) -> Plan:
         from midstream.hosts.pod_job import missing_pods
@@ -71,10 +68,10 @@ class FleetActions:
         from midstream.providers import fleet_slices
 
         fleet, name = self._fleet, request.target
-        tpu_target, missing = fleet_slices.slice_targets(fleet).get(name), fleet.unavailable.get(name)
+        tpu_target, missing = fleet.slices.get(name), fleet.unavailable.get(name)
         if tpu_target is not None and tpu_target.create and isinstance(missing, fleet_slices.SliceMissingError):
             store = fleet.store_of_target(name)
-            planner.check_ahead(fleet, self._hosts, snapshot, request, store, fleet_slices.device_count(tpu_target))
+            planner.check_ahead(fleet, self._hosts, snapshot, request, store, tpu_target.device_count)
             raise TargetMissingError(missing.message, fleet_slices.price_text(tpu_target))
         job = missing_pods(fleet, name)
         if job is not None:
@@ -125,7 +122,7 @@ class FleetActions:
         from midstream.providers import fleet_slices
         from midstream.providers.provider import SliceStatus
 
-        targets = fleet_slices.slice_targets(self._fleet)
+        targets = self._fleet.slices
         names = {fleet_slices.slice_path(name, target): name for name, target in targets.items()}
         if not names and not self._fleet.google.projects:
             return SliceListing(configured=False)
@@ -151,18 +148,18 @@ class FleetActions:
         return preflight.run_checks(self._fleet, self._hosts, plan)
 
     def start(self, plan: Plan) -> str:
-        from midstream.migrate.execution import migration_process
+        from midstream.migrate import migration_process
 
         return migration_process.start(self._fleet, plan)
 
     def rollback(self, migration: str) -> None:
-        from midstream.migrate.execution import migration_process
+        from midstream.migrate import migration_process
 
         migration_process.rollback(migration)
         migration_process.refuse_late_rollback(migration)
 
     def continue_(self, migration: str) -> None:
-        from midstream.migrate.execution import migration_process
+        from midstream.migrate import migration_process
 
         migration_process.continue_(migration)
 
@@ -186,7 +183,7 @@ class FleetActions:
         return request.command(self._named_file)
 
     def launch(self, request: LaunchRequest, report: Reporter) -> str:
-        from midstream.adoption.launch_run_file import launch_any
+        from midstream.launch.launch_run_file import launch_any
 
         config, run_id, flags = request.config, request.run_id, request.overrides
         return launch_any(
@@ -231,17 +228,17 @@ class FleetActions:
         return [describe_difference(entry) for entry in diff_manifests(*manifests)]
 
     def config(self, run: RunView, attempt: int) -> str:
-        from midstream.watch.runs import resolved_config
+        from midstream.watch import resolved_config
 
         return resolved_config.read(self._hosts, run, attempt)
 
     def read_log(self, run: RunView, process: int, begin: int, end: int) -> LogLines:
-        from midstream.watch.runs.host_log import read_page
+        from midstream.watch.host_log import read_page
 
         return read_page(self._hosts.get(run.host), self._log(run, process), begin, end)
 
     def search_log(self, run: RunView, process: int, query: LogQuery, place: int) -> LogMatches:
-        from midstream.watch.runs.host_log import search
+        from midstream.watch.host_log import search
 
         return search(self._hosts.get(run.host), self._log(run, process), query, place)
 

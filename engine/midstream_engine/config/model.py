@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import draccus
 
-from midstream_core.arithmetic.stored_activations import NAMES, stored_names
+from midstream_core.stored_activations import NAMES, stored_names
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.rope import DefaultRopeConfig, RopeConfig
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import draccus
 
-from midstream_core.arithmetic.learning_rate import RULES, SHAPES
+from midstream_core.learning_rate import RULES, SHAPES
 from midstream_engine.config.errors import ConfigError
 
 MU_DTYPES, NU_DTYPES = ("float32", "bfloat16", "float16"), ("float32", "bfloat16")

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from midstream_core import records
 from midstream_engine.config import ConfigError, load_config
 from midstream_engine.data.batches import TrainingBatches
-from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.imported.imported_data import Imported
-from midstream_engine.data.imported.imported_files import tokenizer_path
+from midstream_engine.data.imported_data import Imported
+from midstream_engine.data.imported_files import tokenizer_path
 from midstream_engine.data.mixture import Mixture
 from midstream_engine.data.prepared_data import open_training, open_validation
+from midstream_engine.data.token_cache import TokenCache
 from midstream_engine.data.tokenize.tokenizer import load_tokenizer
 from midstream_engine.interruption import interruptible
 

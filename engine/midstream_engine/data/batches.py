@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from midstream_core import records
-from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.example_order import Interleave, Shuffle
 from midstream_engine.data.examples import Stretches
-from midstream_engine.data.imported.imported_data import Imported
+from midstream_engine.data.imported_data import Imported
 from midstream_engine.data.mixture import Mixture, datasets_of
+from midstream_engine.data.token_cache import TokenCache
 from midstream_engine.data.token_ids import first_unknown, unknown_id
 
 

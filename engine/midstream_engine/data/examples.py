@@ -6,8 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
-from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.packing import Packs
+from midstream_engine.data.token_cache import TokenCache
 
 
 class Examples(Protocol):

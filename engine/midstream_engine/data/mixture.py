@@ -18,12 +18,12 @@ from typing import Any
 from midstream_core import records
 from midstream_core.json_types import JsonValue, object_or_empty
 from midstream_engine.data import packing
-from midstream_engine.data.cache.token_cache import ObjectWriter, TokenCache, building, check_sizes, commit
 from midstream_engine.data.data_manifest import DataManifest
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.examples import Examples, Packed, Stretches
-from midstream_engine.data.imported.imported_data import Imported, open_imported
-from midstream_engine.data.imported.imported_files import FORMAT as IMPORTED
+from midstream_engine.data.imported_data import Imported, open_imported
+from midstream_engine.data.imported_files import FORMAT as IMPORTED
+from midstream_engine.data.token_cache import ObjectWriter, TokenCache, building, check_sizes, commit
 
 FORMAT = "midstream-mixture"
 VERSION = 2

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from midstream_core import records
-from midstream_engine.data.cache.token_cache import ObjectWriter
+from midstream_engine.data.token_cache import ObjectWriter
 
 METHOD = "best-fit-decreasing-1"
 

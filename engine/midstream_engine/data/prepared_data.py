@@ -11,17 +11,16 @@ from collections.abc import Mapping, Sequence
 
 from midstream_core import records
 from midstream_engine.config.data import DataConfig, SourceConfig
-from midstream_engine.data import mixture
+from midstream_engine.data import mixture, token_cache
 from midstream_engine.data.batches import Validation
-from midstream_engine.data.cache import token_cache
-from midstream_engine.data.cache.cache_directory import CacheDirectory, data_root, request_of
-from midstream_engine.data.cache.token_cache import TokenCache
+from midstream_engine.data.cache_directory import CacheDirectory, data_root, request_of
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.imported.imported_data import Imported
-from midstream_engine.data.imported.imported_files import SCHEME as IMPORTED
-from midstream_engine.data.imported.imported_files import link_imported, tokenizer_path
+from midstream_engine.data.imported_data import Imported
+from midstream_engine.data.imported_files import SCHEME as IMPORTED
+from midstream_engine.data.imported_files import link_imported, tokenizer_path
 from midstream_engine.data.mixture import Mixture
 from midstream_engine.data.sources import hugging_face_hub, list_sources
+from midstream_engine.data.token_cache import TokenCache
 from midstream_engine.data.tokenize import tokenize_units, units
 from midstream_engine.data.tokenize.tokenizer import Tokenizer
 from midstream_engine.data.tokenize.tokenizing_directory import tokenizing_directory

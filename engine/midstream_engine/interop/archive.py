@@ -1,26 +1,21 @@
 """Reader of the zip archives of ``torch.save``.
 
-Small members are read through a memory map, large storages in parts with direct I/O. Python's zipfile parses the
-directory; compression, encryption, duplicate names or names that leave the archive, and members that overlap or exceed
-the file are rejected before anything is used.
+Small members are read through a memory map, large storages in parts with direct I/O. Its members are checked before
+anything is used.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import mmap
 import os
-import struct
 import threading
-import zipfile
 import zlib
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from midstream_core.restricted_pickle import Global
+from midstream_core.torch_members import Member, members_of
 from midstream_engine.interop import machine
 from midstream_engine.interop.calls import STORAGES, Storage
 from midstream_engine.interop.crc import Parts
@@ -28,17 +23,9 @@ from midstream_engine.interop.direct_io import DirectFile
 from midstream_engine.interop.errors import ConversionError, PickleRejectedError
 from midstream_engine.interop.foreign_values import TorchValue
 
-_LOCAL = struct.Struct("<4s5H3I2H")
 _LARGEST_PICKLE = 1 << 30  # bytes: everything but tensors is small
 _BLOCK = 16 << 20  # bytes checked at a time
 SMALL = 1 << 20  # bytes of a storage that is always read completely
-
-
-@dataclass
-class _Member:
-    start: int
-    size: int
-    crc: int
 
 
 class TorchFile:
@@ -55,10 +42,12 @@ class TorchFile:
         """
         self.path = path
         with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                raise ConversionError(f"{path}: is empty")
+            try:
+                self._members = members_of(file, os.fstat(file.fileno()).st_size)
+            except ValueError as error:
+                raise self._rejected(str(error)) from None
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self._members, self._prefix = self._directory(file)
+        self._prefix = next(iter(self._members)).split("/")[0] + "/"
         self._storages: dict[str, _FileStorage] = {}
         order = self._text("byteorder", b"little")
         if order != b"little":
@@ -77,7 +66,7 @@ class TorchFile:
         for storage in self._storages.values():
             storage.verify()
 
-    def stretch(self, member: _Member, parts: Parts, name: str, start: int, end: int) -> np.ndarray | None:
+    def stretch(self, member: Member, parts: Parts, name: str, start: int, end: int) -> np.ndarray | None:
         """Return bytes [start, end) of a member in memory of their own (uint8).
 
         None if an overlapping part was read before: their CRCs cannot be combined to that of the member.
@@ -108,7 +97,7 @@ class TorchFile:
     def _direct(self) -> DirectFile:
         return DirectFile(self.path)
 
-    def member(self, member: _Member, name: str) -> np.ndarray:
+    def member(self, member: Member, name: str) -> np.ndarray:
         """Return a member's bytes, mapped, after a check of its CRC. Uint8 [size]."""
         view = np.frombuffer(self._map, np.uint8, member.size, member.start)
         crc = 0
@@ -118,7 +107,7 @@ class TorchFile:
         self.compare(member, name, crc)
         return view
 
-    def compare(self, member: _Member, name: str, crc: int) -> None:
+    def compare(self, member: Member, name: str, crc: int) -> None:
         """Compare a member's CRC-32.
 
         Raises:
@@ -132,50 +121,6 @@ class TorchFile:
         if size > 0:
             begin = start - start % mmap.PAGESIZE
             self._map.madvise(mmap.MADV_WILLNEED, begin, start + size - begin)
-
-    def _directory(self, file: Any) -> tuple[dict[str, _Member], str]:
-        try:
-            with zipfile.ZipFile(file) as archive:
-                infos = archive.infolist()
-        except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OverflowError, OSError):
-            raise ConversionError(
-                f"{self.path}: no sound zip archive of torch (hint: save files of torch before 1.6 again)"
-            ) from None
-        members: dict[str, _Member] = {}
-        taken: list[tuple[int, int, str]] = []
-        for info in infos:
-            name = info.filename
-            parts = name.split("/")
-            if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
-                raise self._rejected(f"{name} is compressed, which torch never does")
-            if info.flag_bits & 0x1:
-                raise self._rejected(f"{name} is encrypted")
-            if name in members or name.startswith("/") or "\\" in name or "\0" in name or {"", ".", ".."} & set(parts):
-                raise self._rejected(f"the member name {name!r} is duplicate or leaves the archive")
-            start = self._data_start(info)
-            if start + info.file_size > len(self._map):
-                raise self._rejected(f"{name} exceeds the file, which is truncated")
-            members[name] = _Member(start, info.file_size, info.CRC)
-            taken.append((info.header_offset, start + info.file_size, name))
-        taken.sort()
-        for (_, end, _), (begin, _, name) in itertools.pairwise(taken):
-            if begin < end:
-                raise self._rejected(f"{name} overlaps with another member")
-        prefixes = {name.split("/")[0] for name in members}
-        if len(prefixes) != 1:
-            raise self._rejected("it does not have exactly one folder, as torch's archives do")
-        return members, prefixes.pop() + "/"
-
-    def _data_start(self, info: zipfile.ZipInfo) -> int:
-        header = self._map[info.header_offset : info.header_offset + _LOCAL.size]
-        if len(header) != _LOCAL.size or header[:4] != b"PK\x03\x04":
-            raise self._rejected(f"{info.filename} has no header of its own")
-        fields = _LOCAL.unpack(header)
-        begin = info.header_offset + _LOCAL.size
-        name = self._map[begin : begin + fields[9]]
-        if name.decode("utf-8", "replace") != info.filename:
-            raise self._rejected(f"{info.filename} is called {name[:80]!r} in its own header")
-        return begin + fields[9] + fields[10]
 
     def _rejected(self, why: str) -> ConversionError:
         return ConversionError(f"{self.path}: {why}"[:400])
@@ -215,7 +160,7 @@ class TorchFile:
 
 
 class _FileStorage(Storage):
-    def __init__(self, file: TorchFile, member: _Member, name: str, dtype: np.dtype, size: int) -> None:
+    def __init__(self, file: TorchFile, member: Member, name: str, dtype: np.dtype, size: int) -> None:
         self.dtype, self.size = dtype, size
         self._file, self._member, self._name = file, member, name
         self._lock, self._row, self._parts = threading.Lock(), None, Parts(member.size)

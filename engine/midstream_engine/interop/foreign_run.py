@@ -15,13 +15,13 @@ from midstream_core.json_types import JsonValue
 from midstream_engine.checkpoint.array_names import LogicalArray, flatten
 from midstream_engine.checkpoint.boxes import full_box
 from midstream_engine.checkpoint.dtypes import numpy_dtype
+from midstream_engine.computation.train_state import abstract_state, initializer, policy_of
 from midstream_engine.config.model import LmConfig
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.interop.imported_array import ImportedArray, Piece
 from midstream_engine.models.random_keys import new_key, partitionable
 from midstream_engine.optim.optimizer import build_optimizer
 from midstream_engine.optim.schedule import learning_rate
-from midstream_engine.trainer.computation.train_state import abstract_state, initializer, policy_of
 
 
 @dataclass(frozen=True)

@@ -26,16 +26,16 @@ from midstream_core.records import MANIFEST, Manifest, RunPaths, checkpoint_name
 from midstream_engine.checkpoint.array_names import unflatten
 from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
 from midstream_engine.checkpoint.saving.commit import commit, manifest_text
+from midstream_engine.computation.programs import compile_reference_losses
+from midstream_engine.computation.setup import prepare
 from midstream_engine.config.load import from_mapping
 from midstream_engine.config.train import TrainLmConfig
-from midstream_engine.data.imported.imported_files import SCHEME
+from midstream_engine.data.imported_files import SCHEME
 from midstream_engine.data.tokenize.tokenizer import IDS
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.foreign_run import ForeignRun
 from midstream_engine.interop.streamed_import import Progress, write_state
 from midstream_engine.interop.tokenizer_files import carry
-from midstream_engine.trainer.computation.programs import compile_reference_losses
-from midstream_engine.trainer.computation.setup import prepare
 
 CONFIG = "train.yaml"
 _MODEL = "model/"

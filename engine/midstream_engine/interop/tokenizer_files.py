@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 
-from midstream_engine.data.imported.imported_files import SCHEME, write_imported
+from midstream_engine.data.imported_files import SCHEME, write_imported
 
 NAMES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from haliax import Axis, NamedArray
 
 from midstream_core.accelerators import find_accelerator
-from midstream_core.arithmetic.logits import LARGEST_BLOCK
+from midstream_core.logits import LARGEST_BLOCK
 from midstream_engine.array_types import PyTree
 from midstream_engine.models.axes import BATCH, EMBED, POSITION, VOCAB
 from midstream_engine.models.row_product import row_product

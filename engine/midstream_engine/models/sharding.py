@@ -17,7 +17,7 @@ import numpy as np
 from haliax import NamedArray
 from jax.sharding import PartitionSpec
 
-from midstream_core.arithmetic.mesh_division import AxisMapping, partition
+from midstream_core.mesh_division import AxisMapping, partition
 from midstream_engine.models.axes import BATCH
 
 _AT_REST: ContextVar[AxisMapping | None] = ContextVar("at_rest", default=None)

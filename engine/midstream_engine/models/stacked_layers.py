@@ -13,7 +13,7 @@ from haliax import Axis, NamedArray
 from haliax.nn import Stacked
 from jax.ad_checkpoint import checkpoint_name
 
-from midstream_core.arithmetic.stored_activations import stored_names
+from midstream_core.stored_activations import stored_names
 from midstream_engine.array_types import PyTree
 from midstream_engine.config.model import REMAT_BY_MEMORY
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from midstream_core.arithmetic.learning_rate import Functions, ScheduleError, rate_parts, rate_settings
+from midstream_core.learning_rate import Functions, ScheduleError, rate_parts, rate_settings
 from midstream_engine.array_types import Leaf
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.optimizer import OptimizerConfig

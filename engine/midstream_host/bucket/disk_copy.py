@@ -18,8 +18,8 @@ from midstream_host.copy.progress_reports import ProgressReports
 from midstream_host.copy.requested_items import RequestedItems
 from midstream_host.copy.sender import Pace
 from midstream_host.copy.stdin_lines import StdinLines
-from midstream_host.files.copy_items import CopyItem
-from midstream_host.files.object_files import emit
+from midstream_host.copy_items import CopyItem
+from midstream_host.object_files import emit
 
 POLL_INTERVAL = 0.1  # seconds between two looks for an error of another thread
 

@@ -20,8 +20,8 @@ from midstream_host.bucket.writes import ONE_REQUEST
 from midstream_host.copy.disk_receiver import SYNC_SIZE, refuse_complete
 from midstream_host.copy.frames import ProblemError
 from midstream_host.copy.staging import CHUNK, Stage, problem
+from midstream_host.copy_items import CopyItem
 from midstream_host.declarations import program
-from midstream_host.files.copy_items import CopyItem
 
 PIECE = 2 * CHUNK  # bytes of one request for a large object
 AHEAD = 8  # pieces of a large object that are read while earlier ones are hashed

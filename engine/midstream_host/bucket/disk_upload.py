@@ -13,9 +13,9 @@ from midstream_host.bucket import disk_copy
 from midstream_host.bucket.access_problem import report_problem
 from midstream_host.bucket.writes import ObjectParts, Writes
 from midstream_host.copy.frames import ProblemError
+from midstream_host.copy_items import CopyItem
 from midstream_host.declarations import program
-from midstream_host.files.copy_items import CopyItem
-from midstream_host.files.object_files import LastFolder, emit, open_plain
+from midstream_host.object_files import LastFolder, emit, open_plain
 
 LARGE_PART = 4 * CHUNK  # bytes
 

@@ -13,9 +13,9 @@ from midstream_host.bucket.access_problem import report_problem
 from midstream_host.bucket.writes import CopyThreads, ObjectParts, Writes
 from midstream_host.copy import receiver
 from midstream_host.copy.frames import Incoming
+from midstream_host.copy_items import CopyItem
 from midstream_host.declarations import program
-from midstream_host.files.copy_items import CopyItem
-from midstream_host.files.object_files import emit, inside
+from midstream_host.object_files import emit, inside
 
 
 class _Arriving(receiver.Arriving):

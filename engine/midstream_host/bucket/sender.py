@@ -15,9 +15,9 @@ from midstream_core.object_store.errors import StoreError
 from midstream_core.object_store.open_bucket import open_bucket
 from midstream_host.copy.frames import DATA, ITEM
 from midstream_host.copy.sender import Sender, Take, serve
+from midstream_host.copy_items import CopyItem
 from midstream_host.declarations import program
-from midstream_host.files.copy_items import CopyItem
-from midstream_host.files.object_files import inside
+from midstream_host.object_files import inside
 
 
 class _Ahead:

@@ -17,14 +17,14 @@ from midstream_core.object_store.access import Access
 from midstream_core.object_store.bucket_client import ABSENT, AT_ONCE, BucketClient, StoredObject
 from midstream_core.object_store.errors import ObjectExistsError, StoreError
 from midstream_core.object_store.open_bucket import open_bucket
+from midstream_host import allowlist
 from midstream_host.bucket import tree
 from midstream_host.bucket.access_problem import report_problem
 from midstream_host.copy.staging import part_name
 from midstream_host.copy.stdin_lines import IDLE_TIMEOUT, StdinLines
+from midstream_host.copy_items import CopyObject
 from midstream_host.declarations import program
-from midstream_host.files import allowlist
-from midstream_host.files.copy_items import CopyObject
-from midstream_host.files.object_files import INCOMING, emit
+from midstream_host.object_files import INCOMING, emit
 
 REPORT_OBJECTS = 512  # objects in one line
 

@@ -11,8 +11,8 @@ from midstream_core.json_types import JsonObject, JsonValue, int_of, str_of
 from midstream_core.object_store.access import Access
 from midstream_core.object_store.bucket_client import ABSENT, AT_ONCE, CHUNK, READS, BucketClient, StoredObject
 from midstream_core.object_store.open_bucket import open_bucket
+from midstream_host.copy_items import CopyObject
 from midstream_host.declarations import MANIFEST_LIMIT, reads
-from midstream_host.files.copy_items import CopyObject
 from midstream_host.shapes import FileName, Text
 from midstream_host.verify.objects import NoTreeError, TreeDescription, parse_manifest
 

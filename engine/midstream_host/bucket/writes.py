@@ -16,8 +16,8 @@ from midstream_host.bucket.memory import RequestMemory
 from midstream_host.bucket.session import part_path
 from midstream_host.copy.progress_reports import ProgressReports
 from midstream_host.copy.staging import part_name
-from midstream_host.files.copy_items import CopyItem
-from midstream_host.files.object_files import INCOMING
+from midstream_host.copy_items import CopyItem
+from midstream_host.object_files import INCOMING
 
 # Bytes up to which an object is written in one request: a checkpoint's chunk of 16 MiB with its checksum.
 ONE_REQUEST = 2 * CHUNK + (64 << 10)

@@ -14,14 +14,14 @@ from functools import partial
 from typing import Any, Callable, List, Optional, Union
 
 from midstream_core.json_types import JsonObject
+from midstream_host.allowlist import CHECKPOINTS
 from midstream_host.copy import receiver
 from midstream_host.copy.frames import Incoming, ProblemError
 from midstream_host.copy.receiver import check
 from midstream_host.copy.staging import CHUNK, Stage, problem
+from midstream_host.copy_items import CopyItem
 from midstream_host.declarations import program
-from midstream_host.files.allowlist import CHECKPOINTS
-from midstream_host.files.copy_items import CopyItem
-from midstream_host.files.object_files import LastFolder, emit
+from midstream_host.object_files import LastFolder, emit
 
 MANIFEST = "manifest.json"
 SYNC_THREADS = 4  # fsync finished objects while the next ones arrive

@@ -16,10 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import List, Mapping, Optional, Set
 
 from midstream_core import records
+from midstream_host import allowlist
 from midstream_host.copy.staging import Stage, sync_objects
 from midstream_host.declarations import MANIFEST_LIMIT, program, reads, repeatable
-from midstream_host.files import allowlist
-from midstream_host.files.object_files import HASHERS, NotPlainError, emit, end_with_operator, object_sha256
+from midstream_host.object_files import HASHERS, NotPlainError, emit, end_with_operator, object_sha256
 from midstream_host.runs import ownership, run_state
 from midstream_host.shapes import Text
 from midstream_host.verify.objects import parse_manifest

@@ -16,10 +16,10 @@ from typing import Dict, Iterator, List, Optional, Sequence
 
 from midstream_core import records
 from midstream_core.json_types import JsonValue, int_of, str_of
+from midstream_host import allowlist
+from midstream_host.allowlist import LOG_TAIL
 from midstream_host.declarations import PAGE_LIMIT, reads, repeatable
-from midstream_host.files import allowlist
-from midstream_host.files.allowlist import LOG_TAIL
-from midstream_host.files.object_files import (
+from midstream_host.object_files import (
     NotPlainError,
     descriptor_sha256,
     inside,

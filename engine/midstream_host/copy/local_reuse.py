@@ -16,8 +16,8 @@ import posixpath
 from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from midstream_host.copy.staging import SLACK, Stage, free_bytes
-from midstream_host.files.copy_items import CopyObject
-from midstream_host.files.object_files import BLOCK, HASHERS, descriptor_sha256, inside, open_object, open_plain
+from midstream_host.copy_items import CopyObject
+from midstream_host.object_files import BLOCK, HASHERS, descriptor_sha256, inside, open_object, open_plain
 
 MANIFEST = "manifest.json"
 MANIFESTS = 256  # trees that are searched for objects, the newest ones

@@ -11,7 +11,7 @@ import threading
 from typing import Callable, List, Sequence
 
 from midstream_core.json_types import JsonValue
-from midstream_host.files.object_files import emit
+from midstream_host.object_files import emit
 
 REPORT_INTERVAL = 0.05  # seconds
 

@@ -9,8 +9,8 @@ import threading
 from typing import Any, Dict
 
 from midstream_host.copy.staging import Stage, problem
-from midstream_host.files.copy_items import CopyObject
-from midstream_host.files.object_files import BLOCK, HASHERS, emit, open_plain
+from midstream_host.copy_items import CopyObject
+from midstream_host.object_files import BLOCK, HASHERS, emit, open_plain
 
 
 class Assembly:

@@ -9,6 +9,7 @@ import hashlib
 from typing import Callable, Generic, Optional, Protocol, TypeVar
 
 from midstream_core.json_types import JsonObject
+from midstream_host.allowlist import shown
 from midstream_host.copy import tls_peer as tls
 from midstream_host.copy.byte_planes import MalformedError, unpack
 from midstream_host.copy.frames import (
@@ -28,9 +29,8 @@ from midstream_host.copy.frames import (
 from midstream_host.copy.progress_reports import ProgressReports
 from midstream_host.copy.requested_items import RequestedItems
 from midstream_host.copy.stdin_lines import StdinLines
-from midstream_host.files.allowlist import shown
-from midstream_host.files.copy_items import CopyItem
-from midstream_host.files.object_files import emit
+from midstream_host.copy_items import CopyItem
+from midstream_host.object_files import emit
 
 SMALL = 1 << 17  # bytes of a complete object up to which `Receiver.take` gets it in one piece
 

@@ -13,9 +13,9 @@ import json
 import os
 from typing import Any, Dict
 
+from midstream_host import allowlist
 from midstream_host.copy.frames import ProblemError
-from midstream_host.files import allowlist
-from midstream_host.files.copy_items import CopyItem
+from midstream_host.copy_items import CopyItem
 
 TAG = "tag"
 _FIELDS = ("path", "size", "sha256", "offset", "length")

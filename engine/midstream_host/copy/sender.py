@@ -16,9 +16,9 @@ from midstream_host.copy import tls_peer as tls
 from midstream_host.copy.frames import DATA, FAILED, FINISH, HEADER, IDLE, ITEM, PACKED, PAYLOAD, widen
 from midstream_host.copy.packing import Packer, Packing
 from midstream_host.copy.stdin_lines import Line, StdinLines
+from midstream_host.copy_items import CopyItem
 from midstream_host.declarations import program
-from midstream_host.files.copy_items import CopyItem
-from midstream_host.files.object_files import LastFolder, emit, open_plain
+from midstream_host.object_files import LastFolder, emit, open_plain
 
 SMALL = 1 << 17  # items up to this many bytes are packed together into one write
 IDLE_INTERVAL = 5.0  # seconds between two frames of an idle sender

@@ -12,6 +12,7 @@ import posixpath
 import time
 from typing import Iterator, List, Optional, Sequence, Set, Tuple
 
+from midstream_host import allowlist
 from midstream_host.copy import local_reuse
 from midstream_host.copy.range_assembly import Assemblies
 from midstream_host.copy.staging import (
@@ -26,10 +27,9 @@ from midstream_host.copy.staging import (
     sync_objects,
 )
 from midstream_host.copy.stdin_lines import IDLE_TIMEOUT, StdinLines
+from midstream_host.copy_items import CopyObject
 from midstream_host.declarations import program
-from midstream_host.files import allowlist
-from midstream_host.files.copy_items import CopyObject
-from midstream_host.files.object_files import emit, inside, open_plain
+from midstream_host.object_files import emit, inside, open_plain
 from midstream_host.verify.objects import checked
 
 REPORT_OBJECTS = 512  # objects in one line

@@ -26,8 +26,8 @@ from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Un
 
 from midstream_core.json_types import JsonValue
 from midstream_host.copy.stdin_lines import IDLE_TIMEOUT
-from midstream_host.files.copy_items import CopyObject
-from midstream_host.files.object_files import (
+from midstream_host.copy_items import CopyObject
+from midstream_host.object_files import (
     INCOMING,
     LastFolder,
     NotPlainError,

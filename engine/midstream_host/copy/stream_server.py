@@ -24,7 +24,7 @@ from midstream_host.copy.stdin_lines import IDLE_TIMEOUT, Line, StdinLines
 from midstream_host.copy.tls_listener import ACCEPT_TIMEOUT, Callers, listen
 from midstream_host.copy.writing_process import WritingProcess, processors
 from midstream_host.declarations import program
-from midstream_host.files.object_files import emit
+from midstream_host.object_files import emit
 
 if TYPE_CHECKING:  # its import takes longer than all others together
     import ssl

@@ -22,7 +22,7 @@ from midstream_host.copy.stdin_lines import IDLE_TIMEOUT, StdinLines
 from midstream_host.copy.tls_context import check_pinned, context_of, tune
 from midstream_host.copy.tls_listener import HANDSHAKE_TIMEOUT, accept, listen, ssh_address
 from midstream_host.declarations import program, reads
-from midstream_host.files.object_files import emit
+from midstream_host.object_files import emit
 
 if TYPE_CHECKING:  # its import takes longer than all others together: functions import it when they need it
     import ssl

@@ -16,7 +16,7 @@ from midstream_core.json_types import JsonValue
 from midstream_host.copy.frames import Incoming
 from midstream_host.copy.shared_blocks import SharedBlocks
 from midstream_host.copy.stdin_lines import IDLE_TIMEOUT
-from midstream_host.files.object_files import emit_line, line_of
+from midstream_host.object_files import emit_line, line_of
 
 if TYPE_CHECKING:  # its import takes longer than all others together
     import ssl

@@ -10,7 +10,6 @@ from midstream_core import records
 from midstream_host.driver import work_directory
 from midstream_host.driver.attempt_place import AttemptPlace, say
 from midstream_host.driver.batch_tap import BatchTap, remove
-from midstream_host.driver.checkpoints import deepspeed
 from midstream_host.driver.checkpoints.checkpoint_finder import rule_of
 from midstream_host.driver.checkpoints.search import SearchError, search
 from midstream_host.driver.command_variables import with_variables
@@ -100,13 +99,13 @@ def _checkpoints_in(setup: TrainerSetup, root: str) -> List[str]:
 
     A file that travels, such as weights to begin with, is none. Raises RecordError, OSError.
     """
-    checkpoints = setup.run.checkpoints
+    rule = rule_of(setup.run.checkpoints.rule)
     try:
-        found = search(setup.checkpoints, checkpoints.pattern or rule_of(checkpoints.rule).PATTERN)
+        found = search(setup.checkpoints, setup.run.checkpoints.pattern or rule.pattern)
     except SearchError as error:
         raise records.RecordError("checkpoints: {}".format(error)) from None
     others = work_directory.travelling(root, setup.run.files_digest)
     found = [path for path in found if path not in others]
-    if checkpoints.rule == "deepspeed":  # names the newest, beside them
-        found += sorted({posixpath.join(posixpath.dirname(path), deepspeed.LATEST) for path in found})
+    if rule.newest_file:
+        found += sorted({posixpath.join(posixpath.dirname(path), rule.newest_file) for path in found})
     return found

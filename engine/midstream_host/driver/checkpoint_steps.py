@@ -13,19 +13,10 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from midstream_core.json_types import JsonValue
 from midstream_host.driver.checkpoints.checkpoint import Checkpoint
+from midstream_host.driver.checkpoints.checkpoint_finder import rule_of
 
-# Its checkpoints have the optimizer's count, without the updates that a loss scale skips: a name that agrees is better.
-COUNTED = "accelerate"
-# Its checkpoints have the state of a script: a step in it may be that of an epoch, or count other steps than the log.
-OF_SCRIPTS = ("glob", "dcp")
 PROMPT = 2.0  # seconds in which the rows of a source that does not lag are read
-# What makes the step of a checkpoint known, by its rule.
-HINTS = {
-    COUNTED: 'save it as save_state(f"{out}/step_{updates}")',
-    "glob": 'save the number of updates as "step" in it, or at the end of its name: ckpt-{updates}.pt',
-}
 LOG_HINT = "both have to be updates since the run's beginning; metrics: {names: {step: NAME}} names another field"
-OTHER_HINT = "name it step_{updates}"
 
 
 class Logged(NamedTuple):
@@ -56,7 +47,7 @@ class CheckpointSteps:
     """
 
     def __init__(self, rule: str, first: int) -> None:
-        self._rule, self._first = rule, first
+        self._rule, self._first = rule_of(rule), first
         self._appeared: Dict[str, _Appearance] = {}
         self._before: Optional[int] = None
         self.problem = ""
@@ -98,9 +89,9 @@ class CheckpointSteps:
             return None
         if named is None or named == stated:
             if stated is None:
-                self.problem = "{}: {}".format(found.path, why_left_out(self._rule, found))
+                self.problem = "{}: {}".format(found.path, why_left_out(self._rule.name_hint, found))
             return stated
-        if stated is not None and self._rule != COUNTED:
+        if stated is not None and not self._rule.counts_updates:
             return stated
         if logged is None or self._agrees(found, others, logged):
             return named
@@ -109,17 +100,13 @@ class CheckpointSteps:
             if logged.rows:
                 done = "{} steps were logged when it appeared".format(self._appeared[found.path].after)
             what = "the number {} in the name of {} is not shown to be its step: {} (hint: {})"
-            self.problem = what.format(named, found.path, done, self._hint)
+            self.problem = what.format(named, found.path, done, self._rule.name_hint)
         return stated
 
     def is_older(self, found: Checkpoint, step: int) -> bool:
         """Return whether a checkpoint is of a step below the attempt's first."""
-        counted = found.named if self._rule == COUNTED else None  # the optimizer's count may be behind it
+        counted = found.named if self._rule.counts_updates else None  # the optimizer's count may be behind it
         return max(step, counted or 0) < self._first
-
-    @property
-    def _hint(self) -> str:
-        return HINTS.get(self._rule, OTHER_HINT)
 
     def _steps_behind(self, found: Checkpoint, others: List[Checkpoint], logged: Optional[Logged]) -> int:
         """Return the steps that were logged when a script's checkpoint appeared, or 0.
@@ -128,7 +115,7 @@ class CheckpointSteps:
         by less than two save intervals.
         """
         appeared = self._appeared.get(found.path)
-        if self._rule not in OF_SCRIPTS or found.stated is None or logged is None or appeared is None:
+        if not self._rule.of_scripts or found.stated is None or logged is None or appeared is None:
             return 0
         lower = [other.stated for other in others if other.stated is not None and other.stated < found.stated]
         interval = found.stated - max([self._first if self._first < found.stated else 0, *lower])
@@ -151,13 +138,15 @@ class CheckpointSteps:
         return before - interval - logged.interval <= named <= last + logged.interval
 
 
-def why_left_out(rule: str, found: Checkpoint) -> str:
+def why_left_out(hint: str, found: Checkpoint) -> str:
     """Return the reason for which a checkpoint is not used; empty where none shows.
+
+    ``hint``: what makes its step known.
 
     A complete checkpoint without a step is unknown, not absent.
     """
     if found.complete and found.step is None:
-        return "it is complete, and nothing shows its step (hint: {})".format(HINTS.get(rule, OTHER_HINT))
+        return "it is complete, and nothing shows its step (hint: {})".format(hint)
     return found.reason
 
 

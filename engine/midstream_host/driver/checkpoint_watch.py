@@ -17,8 +17,8 @@ from midstream_core.json_types import JsonValue
 from midstream_host.driver import recorded_checkpoints
 from midstream_host.driver.checkpoint_places import CheckpointPlaces
 from midstream_host.driver.checkpoint_steps import CheckpointSteps, Logged, identity_of
-from midstream_host.driver.checkpoints import glob
 from midstream_host.driver.checkpoints.checkpoint import Checkpoint
+from midstream_host.driver.checkpoints.checkpoint_finder import rule_of
 from midstream_host.driver.recorded_checkpoints import TrainerCheckpoint
 from midstream_host.driver.trainer_setup import TrainerSetup
 from midstream_host.driver.work_directory import travelling
@@ -220,7 +220,7 @@ class CheckpointWatch:
         A checkpoint may be partial if it does not show its end and changed a moment ago, also after the trainer was
         ended. The clock of a shared disk may be another: its times count only for what the first look finds.
         """
-        if self._setup.run.checkpoints.rule != "glob" or glob.shows_end(found):
+        if rule_of(self._setup.run.checkpoints.rule).shows_end(found):
             return False
         try:
             stats = [os.stat(posixpath.join(self._setup.checkpoints, file.path)) for file in found.files]

@@ -23,9 +23,8 @@ from typing import Dict, Generator, List, NamedTuple, Optional, Set, Tuple
 from midstream_core import records
 from midstream_core.attempt import save_fence
 from midstream_core.json_types import JsonValue
-from midstream_host.driver.checkpoints import deepspeed
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError
-from midstream_host.driver.checkpoints.checkpoint_finder import find_checkpoints
+from midstream_host.driver.checkpoints.checkpoint_finder import RULES, find_checkpoints
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
 from midstream_host.driver.run_file import RunFile
 
@@ -159,18 +158,30 @@ def _is_still(run: RunFile, found: TrainerCheckpoint, directory: str, world: int
     return any(each.complete and found.step in (each.stated, each.named) and each.path == found.path for each in again)
 
 
+def write_newest_file(rule: str, directory: str, path: str) -> str:
+    """Write the file by which a trainer finds its newest checkpoint, if it has one.
+
+    Returns the file's path, or nothing. ``path``: of the checkpoint, below ``directory``.
+    """
+    known = RULES.get(rule)
+    name = known.newest_file if known is not None else ""
+    file = posixpath.join(directory, posixpath.dirname(path), name) if name else ""
+    if file:
+        records.write_bytes(file, posixpath.basename(path).encode())
+    return file
+
+
 @contextlib.contextmanager
 def _finished(run: RunFile, found: TrainerCheckpoint, directory: str) -> Generator[None, None, None]:
     """Put the mark of a finished checkpoint beside its copy, if the rule needs one.
 
-    DeepSpeed's file ``latest`` is no part of a checkpoint: it was read when the checkpoint was found, and it is
+    The file that names the newest is no part of a checkpoint: it was read when the checkpoint was found, and it is
     written again where the checkpoint is placed for a resume.
     """
-    if run.checkpoints.rule != "deepspeed":
+    mark = write_newest_file(run.checkpoints.rule, directory, found.path)
+    if not mark:
         yield
         return
-    mark = posixpath.join(directory, posixpath.dirname(found.path), deepspeed.LATEST)
-    records.write_bytes(mark, posixpath.basename(found.path).encode())
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Set
 from midstream_core import records
 from midstream_core.json_types import object_or_empty, optional_list, str_of
 from midstream_host.driver.checkpoints.search import GIVEN_UP
-from midstream_host.driver.recorded_checkpoints import FILES, digest_of, place
+from midstream_host.driver.recorded_checkpoints import FILES, digest_of, place, write_newest_file
 
 WORK = "work"  # below the run's directory
 
@@ -99,9 +99,7 @@ def place_checkpoint(paths: records.RunPaths, name: str, directory: str) -> Plac
         os.makedirs(posixpath.dirname(target), exist_ok=True)
         place(posixpath.join(source, FILES, path), target, link=False)
         measured[path] = digest_of(target)[0]
-    if state.get("rule") == "deepspeed":  # it finds its newest checkpoint by this file beside it
-        tag = posixpath.join(directory, posixpath.dirname(main_path), "latest")
-        records.write_bytes(tag, posixpath.basename(main_path).encode())
+    write_newest_file(str(state.get("rule", "")), directory, state["path"])
     digest = records.root_digest([], {}, {**state, "files": measured})
     path = posixpath.join(directory, main_path)
     return PlacedCheckpoint(path, manifest.step, digest, manifest.root_digest, directory, sorted(measured))

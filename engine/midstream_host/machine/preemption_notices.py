@@ -11,8 +11,8 @@ import dataclasses
 import time
 from typing import Optional
 
-from midstream_core.clouds.cloud_notices import sources
-from midstream_core.clouds.google_metadata import HOST, PRODUCT, metadata_server, read_metadata
+from midstream_core.cloud_notices import sources
+from midstream_core.google_metadata import HOST, PRODUCT, metadata_server, read_metadata
 from midstream_host.declarations import reads
 
 SCHEDULED = "/run/systemd/shutdown/scheduled"
@@ -24,7 +24,6 @@ class Notice:
 
     kind: str
     message: str
-    when: Optional[float]  # UTC seconds; None: now
 
 
 @reads()
@@ -67,7 +66,7 @@ def _shutdown(path: str) -> Optional[Notice]:
     digits = fields.get("USEC", "")
     when = int(digits) / 1e6 if digits.isdecimal() else None
     left = "now" if when is None else "in {:.0f} s".format(max(0.0, when - time.time()))
-    return Notice("shutdown", "{} is scheduled {}".format(fields["MODE"], left), when)
+    return Notice("shutdown", "{} is scheduled {}".format(fields["MODE"], left))
 
 
 def _others() -> Optional[Notice]:
@@ -75,14 +74,14 @@ def _others() -> Optional[Notice]:
     for cloud, source in sources().items():
         found = source() if cloud != "google" else None
         if found:
-            return Notice("preempted", "the provider ends this machine: {}".format(found[0]), None)
+            return Notice("preempted", "the provider ends this machine: {}".format(found[0]))
     return None
 
 
 def _google(server: str) -> Optional[Notice]:
     if read_metadata(server, "preempted").upper() == "TRUE":
-        return Notice("preempted", "the provider preempts this machine now", None)
+        return Notice("preempted", "the provider preempts this machine now")
     event = read_metadata(server, "maintenance-event")
     if event.startswith("TERMINATE"):
-        return Notice("maintenance", "maintenance ends this machine soon ({})".format(event), None)
+        return Notice("maintenance", "maintenance ends this machine soon ({})".format(event))
     return None

@@ -17,7 +17,7 @@ import urllib.parse
 import urllib.request
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, cast
 
-from midstream_core.clouds.google_metadata import metadata_server
+from midstream_core.google_metadata import metadata_server
 from midstream_core.json_types import JsonValue
 from midstream_host.declarations import reads
 from midstream_host.shapes import Text

@@ -15,7 +15,7 @@ from midstream_host.declarations import reads
 from midstream_host.driver.checkpoint_places import other_place
 from midstream_host.driver.checkpoint_steps import why_left_out
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError
-from midstream_host.driver.checkpoints.checkpoint_finder import find_checkpoints, saved_state
+from midstream_host.driver.checkpoints.checkpoint_finder import find_checkpoints, rule_of, saved_state
 from midstream_host.driver.recorded_checkpoints import FILES, usable
 from midstream_host.driver.run_file import RunFile, below
 from midstream_host.driver.work_directory import WORK
@@ -104,5 +104,6 @@ def _incomplete(run: RunFile, directory: str, ranks: int) -> List[Tuple[str, str
         found = find_checkpoints(run.checkpoints.rule, directory, run.checkpoints.pattern, ranks)
     except (OSError, ValueError):  # its directory is missing, or has too many entries: what is recorded counts
         return []
-    left_out = [(each.path, why_left_out(run.checkpoints.rule, each)) for each in found]
+    hint = rule_of(run.checkpoints.rule).name_hint
+    left_out = [(each.path, why_left_out(hint, each)) for each in found]
     return [pair for pair in left_out if pair[1]][-8:]

@@ -20,7 +20,7 @@ from typing import Dict, List, Sequence, Set
 
 from midstream_core import records
 from midstream_host.declarations import repeatable
-from midstream_host.files.object_files import object_sha256
+from midstream_host.object_files import object_sha256
 
 FILES = "files"
 FORMAT, VERSION = "midstream-files", 1

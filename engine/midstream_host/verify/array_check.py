@@ -14,7 +14,7 @@ import sys
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from midstream_host.declarations import program
-from midstream_host.files.object_files import emit, end_with_operator
+from midstream_host.object_files import emit, end_with_operator
 from midstream_host.verify import decode
 
 ENGINE = "midstream_engine.checkpoint"

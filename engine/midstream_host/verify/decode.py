@@ -16,9 +16,10 @@ import sys
 from typing import Any, Dict, List, Tuple, cast
 
 from midstream_core import records
+from midstream_core.crc32c import crc32c
 from midstream_core.safetensors_header import make_header, read_header
-from midstream_host.files.copy_items import CopyObject
-from midstream_host.files.object_files import emit
+from midstream_host.copy_items import CopyObject
+from midstream_host.object_files import emit
 from midstream_host.verify import tree
 from midstream_host.verify.objects import checked
 
@@ -107,23 +108,6 @@ def elements(data: bytes, dtype: str) -> Any:
     if sys.byteorder == "big":
         values.byteswap()
     return values
-
-
-def crc32c(data: bytes) -> int:
-    """CRC-32 with Castagnoli's polynomial, reflected."""
-    crc, table = 0xFFFFFFFF, _TABLE
-    for byte in data:
-        crc = table[(crc ^ byte) & 255] ^ (crc >> 8)
-    return crc ^ 0xFFFFFFFF
-
-
-def _entry(value: int) -> int:
-    for _ in range(8):
-        value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
-    return value
-
-
-_TABLE = [_entry(value) for value in range(256)]
 
 
 def _unpack(directory: str, manifest: records.Manifest, problems: List[List[str]]) -> Dict[str, memoryview]:

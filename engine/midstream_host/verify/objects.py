@@ -14,10 +14,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypedDict
 
 from midstream_core.json_types import JsonValue, int_of, str_of
+from midstream_host import allowlist
+from midstream_host.copy_items import CopyObject
 from midstream_host.declarations import MANIFEST_LIMIT, reads
-from midstream_host.files import allowlist
-from midstream_host.files.copy_items import CopyObject
-from midstream_host.files.object_files import (
+from midstream_host.object_files import (
     HASHERS,
     NotPlainError,
     descriptor_sha256,

@@ -12,9 +12,9 @@ from typing import Dict, Iterator, List, Optional, Set, Tuple
 
 from midstream_core import records
 from midstream_core.json_types import JsonValue
+from midstream_host.copy_items import CopyObject
 from midstream_host.declarations import MANIFEST_LIMIT, program, reads
-from midstream_host.files.copy_items import CopyObject
-from midstream_host.files.object_files import emit, end_with_operator
+from midstream_host.object_files import emit, end_with_operator
 from midstream_host.verify import objects as objects_of
 from midstream_host.verify.objects import checked
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from midstream_engine.trainer.loop import copy_memory
-from midstream_engine.trainer.loop.copy_memory import memory_shortage
-from midstream_engine.trainer.runtime.available_memory import available_memory
+from midstream_engine.loop import copy_memory
+from midstream_engine.loop.copy_memory import memory_shortage
+from midstream_engine.runtime.available_memory import available_memory
 
 GIB = 1 << 30
 

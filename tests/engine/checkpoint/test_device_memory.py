@@ -18,14 +18,14 @@ from midstream_core.attempt.status_file import StatusFile
 from midstream_core.records import RunPaths
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.checkpoint.saving import device_copy, snapshot
+from midstream_engine.computation.programs import Programs
+from midstream_engine.computation.setup import Setup, prepare
+from midstream_engine.computation.train_state import TrainState
 from midstream_engine.config import load_config
-from midstream_engine.trainer.computation.programs import Programs
-from midstream_engine.trainer.computation.setup import Setup, prepare
-from midstream_engine.trainer.computation.train_state import TrainState
-from midstream_engine.trainer.loop import device_memory
-from midstream_engine.trainer.loop.device_memory import DeviceMemory
-from midstream_engine.trainer.loop.saving import Saver
-from midstream_engine.trainer.runtime.attempt_record import open_attempt
+from midstream_engine.loop import device_memory
+from midstream_engine.loop.device_memory import DeviceMemory
+from midstream_engine.loop.saving import Saver
+from midstream_engine.runtime.attempt_record import open_attempt
 from support.paths import CONFIGS
 
 pytestmark = [

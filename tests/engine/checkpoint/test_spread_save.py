@@ -15,13 +15,13 @@ from midstream_core import records
 from midstream_core.attempt.errors import CheckpointError
 from midstream_core.attempt.save_fence import FenceRejectedError
 from midstream_core.records import MANIFEST, SHARE, Fence, Manifest
+from midstream_engine.attempt.resume import Origin
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.checkpoint.saving import consensus
 from midstream_engine.checkpoint.saving.save_group import SaveGroup
 from midstream_engine.checkpoint.saving.save_rendezvous import abort_save
 from midstream_engine.checkpoint.stores.directory_objects import DirectoryObjects
 from midstream_engine.processes import shared_file_systems
-from midstream_engine.trainer.attempt.resume import Origin
 from midstream_host.runs import leftovers
 from support.checkpoints.spread_hosts import NAME, Hosts
 

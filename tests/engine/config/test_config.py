@@ -10,13 +10,13 @@ import pytest
 import yaml
 
 from midstream_engine import rehearse
+from midstream_engine.attempt.attempt_process import run_process
 from midstream_engine.config import ConfigError, Gpt2Config, WandbConfig, from_mapping, load_config, yaml_file
 from midstream_engine.config.keep_policy import KeepEvery
 from midstream_engine.config.tracker import JsonConfig, Labels, NoTrackerConfig, TrackerConfig, labels_of
 from midstream_engine.config.trainer import seconds
 from midstream_engine.data.__main__ import main as data_command
 from midstream_engine.signals import Signals
-from midstream_engine.trainer.attempt.attempt_process import run_process
 from support.engines.engine_runs import environment
 from support.paths import CONFIGS
 

@@ -14,12 +14,12 @@ import pytest
 
 from midstream_core.object_store.open_bucket import close_clients
 from midstream_engine.config import DataConfig
-from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.prepared_data import open_training, open_validation
 from midstream_engine.data.sources import formats, http, hugging_face_hub, list_sources
 from midstream_engine.data.sources.formats import Piece
 from midstream_engine.data.sources.source_file import Source
+from midstream_engine.data.token_cache import TokenCache
 from midstream_engine.data.tokenize import units
 from midstream_engine.data.tokenize.tokenizer import ByteTokenizer
 from simulators.object_stores.file_server import FileServer

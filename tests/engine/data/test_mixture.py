@@ -20,12 +20,12 @@ from midstream_engine.config import ConfigError, DataConfig, from_mapping
 from midstream_engine.config.data import SourceConfig
 from midstream_engine.data.__main__ import main as command
 from midstream_engine.data.batches import TrainingBatches, evaluation_batches
-from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.example_order import Interleave
 from midstream_engine.data.mixture import Mixture
 from midstream_engine.data.packing import pack
 from midstream_engine.data.prepared_data import data_root, open_training, open_validation
+from midstream_engine.data.token_cache import TokenCache
 from midstream_engine.data.tokenize.tokenizer import ByteTokenizer
 
 SEQ = 16

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from midstream_core import records
 from midstream_engine.data.batches import TrainingBatches, evaluation_batches, example_digest
-from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.permutation import Permutation
 from midstream_engine.data.prefetch import Prefetch
+from midstream_engine.data.token_cache import TokenCache
 from midstream_engine.data.tokenize.tokenizer import ByteTokenizer
 from support.checkpoints.token_caches import build
 

@@ -19,14 +19,14 @@ from midstream_core.object_store.open_bucket import close_clients
 from midstream_core.records import ObjectEntry
 from midstream_engine.config import ConfigError, DataConfig
 from midstream_engine.data import prepared_data as prepare
+from midstream_engine.data import remote_cache
 from midstream_engine.data.batches import TrainingBatches
-from midstream_engine.data.cache import remote_cache
-from midstream_engine.data.cache.block_cache import BlockCache
-from midstream_engine.data.cache.token_cache import TokenCache
+from midstream_engine.data.block_cache import BlockCache
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.prepared_data import open_cache, open_training, open_validation
 from midstream_engine.data.sources import bucket as buckets
 from midstream_engine.data.sources import http
+from midstream_engine.data.token_cache import TokenCache
 from midstream_engine.data.tokenize.tokenizer import ByteTokenizer
 from simulators.object_stores.bucket import BucketServer, bucket_server
 from simulators.object_stores.file_server import FileServer

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from midstream_engine.config import DataConfig
-from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.prepared_data import data_root, open_cache
 from midstream_engine.data.sources import list_sources
+from midstream_engine.data.token_cache import TokenCache
 from midstream_engine.data.tokenize.tokenizer import ByteTokenizer, load_tokenizer
 from support.checkpoints.token_caches import build
 
@@ -58,7 +58,7 @@ def test_token_cache_digest_follows_content(tmp_path: Path) -> None:
 def test_token_cache_killed_build_is_removed(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys\nimport numpy as np\n"
-        "from midstream_engine.data.cache.token_cache import build_from_tokens\n"
+        "from midstream_engine.data.token_cache import build_from_tokens\n"
         "from midstream_engine.data.tokenize.tokenizer import ByteTokenizer\n"
         "def parts():\n    yield np.zeros(1000, int), np.array([1000])\n    os.kill(os.getpid(), signal.SIGKILL)\n"
         "build_from_tokens(sys.argv[1], parts(), ByteTokenizer(), object_bytes=64)\n"

@@ -13,9 +13,9 @@ import pytest
 from midstream_core import records
 from midstream_engine.config import DataConfig
 from midstream_engine.data.batches import TrainingBatches, evaluation_batches
-from midstream_engine.data.cache.token_cache import TokenCache, build_from_tokens
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.prepared_data import data_root, open_cache
+from midstream_engine.data.token_cache import TokenCache, build_from_tokens
 from midstream_engine.data.tokenize.tokenizer import ByteTokenizer, load_tokenizer
 from support.checkpoints.token_caches import build
 

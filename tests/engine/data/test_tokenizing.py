@@ -19,10 +19,10 @@ import pytest
 
 from midstream_core import records
 from midstream_engine.config import DataConfig
-from midstream_engine.data.cache.token_cache import TokenCache
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.prepared_data import data_root, open_cache
 from midstream_engine.data.sources.list_sources import list_sources
+from midstream_engine.data.token_cache import TokenCache
 from midstream_engine.data.tokenize import tokenize_units, tokenizing_directory, units
 from midstream_engine.data.tokenize.progress_bar import ProgressBar
 from midstream_engine.data.tokenize.tokenizer import ByteTokenizer, load_tokenizer

@@ -19,8 +19,8 @@ from midstream_core.object_store import retries
 from midstream_core.object_store.open_bucket import close_clients
 from midstream_engine import convert
 from midstream_engine.interop.bucket_source import fetch
-from midstream_host.imports import checkpoint_survey
-from midstream_host.imports.checkpoint_survey import CheckpointSurvey
+from midstream_host.trainers import checkpoint_survey
+from midstream_host.trainers.checkpoint_survey import CheckpointSurvey
 from simulators.object_stores.bucket import BucketServer, bucket_server
 from simulators.object_stores.s3_server import S3Server, s3_server
 from simulators.planted_faults import Fault

@@ -20,6 +20,7 @@ from midstream_engine.checkpoint.array_names import flatten
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from midstream_engine.checkpoint.packed_arrays import pack, unpack
+from midstream_engine.computation.setup import make_plan
 from midstream_engine.config import AdamConfig
 from midstream_engine.config.load import load_config
 from midstream_engine.convert import main
@@ -30,7 +31,6 @@ from midstream_engine.interop.levanter.arrays import open_arrays
 from midstream_engine.interop.levanter.importer import open_levanter
 from midstream_engine.interop.neox.importer import open_neox
 from midstream_engine.interop.parameter_cast import with_parameters
-from midstream_engine.trainer.computation.setup import make_plan
 from support.imports import imported_runs
 from support.paths import FIXTURES
 

@@ -21,7 +21,7 @@ from midstream_engine.interop.huggingface.importer import described
 from midstream_engine.interop.levanter.importer import open_levanter
 from midstream_engine.interop.neox.architecture import Choices
 from midstream_engine.interop.neox.importer import open_neox
-from midstream_host.imports import checkpoint_survey, torch_shapes
+from midstream_host.trainers import checkpoint_survey
 from support.paths import FIXTURES
 
 pytestmark = [
@@ -133,17 +133,17 @@ def test_pickle_of_a_checkpoint_runs_nothing(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", attack)
     with path.open("rb") as file, pytest.raises(ValueError, match="no training state"):
-        torch_shapes.read(file, "x.pt")
+        checkpoint_survey.training_state(file, "x.pt")
     path.write_bytes(b"no pickle at all")
     with path.open("rb") as file, pytest.raises(ValueError, match=r"x\.pt: not a file of torch"):
-        torch_shapes.read(file, "x.pt")
+        checkpoint_survey.training_state(file, "x.pt")
     assert not marker.exists()
 
 
 def test_survey_needs_the_standard_library_alone() -> None:
     path = FIXTURES / "neox" / "pythia-fp32-z1-dp2"
     code = (
-        "import sys; from midstream_host.imports.checkpoint_survey import survey; "
+        "import sys; from midstream_host.trainers.checkpoint_survey import survey; "
         f"print(survey({str(path)!r}).step, any(name in sys.modules for name in ('numpy', 'yaml', 'jax', 'torch')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -13,15 +13,15 @@ import pytest
 from midstream_core.attempt.errors import EngineError
 from midstream_core.precision import Precision
 from midstream_core.records import Manifest, RunPaths, checkpoint_name
+from midstream_engine.attempt.resume import Origin, restore
 from midstream_engine.checkpoint.array_names import flatten
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
+from midstream_engine.computation.programs import compile_step
+from midstream_engine.computation.setup import Plan, Setup, make_plan, prepare
+from midstream_engine.computation.train_state import TrainState
+from midstream_engine.computation.train_step import train_step
 from midstream_engine.config import EmaConfig, load_config
 from midstream_engine.optim.averaging import start_average, update_average
-from midstream_engine.trainer.attempt.resume import Origin, restore
-from midstream_engine.trainer.computation.programs import compile_step
-from midstream_engine.trainer.computation.setup import Plan, Setup, make_plan, prepare
-from midstream_engine.trainer.computation.train_state import TrainState
-from midstream_engine.trainer.computation.train_step import train_step
 from support.checkpoints.checkpoint_states import save
 from support.engines.train_states import contents, trained
 from support.paths import CONFIGS

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import yaml
 
+from midstream_engine.computation.programs import compile_evaluation_step, compile_step
+from midstream_engine.computation.setup import Plan, make_plan
+from midstream_engine.computation.train_step import evaluation_step, train_step
 from midstream_engine.config import ConfigError, load_config
-from midstream_engine.trainer.computation.programs import compile_evaluation_step, compile_step
-from midstream_engine.trainer.computation.setup import Plan, make_plan
-from midstream_engine.trainer.computation.train_step import evaluation_step, train_step
-from midstream_engine.trainer.runtime.jax_settings import log_precision
+from midstream_engine.runtime.jax_settings import log_precision
 from support.engines.train_states import contents
 from support.paths import CONFIGS
 

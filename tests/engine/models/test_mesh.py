@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import pytest
 
+from midstream_engine.computation.setup import Plan, make_plan
 from midstream_engine.config import ConfigError, load_config
-from midstream_engine.trainer.computation.setup import Plan, make_plan
 from support.paths import CONFIGS
 
 

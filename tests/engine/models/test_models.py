@@ -18,13 +18,13 @@ from jax.sharding import NamedSharding
 from midstream_core.precision import Precision
 from midstream_engine.checkpoint.array_names import flatten
 from midstream_engine.config import ConfigError, Gpt2Config, LlamaConfig, LmConfig, NeoxConfig, load_config
+from midstream_engine.loop import flops
 from midstream_engine.models.causal_attention import choose_backend
 from midstream_engine.models.initialization import init_model
 from midstream_engine.models.layers import activation, dropout
 from midstream_engine.models.lm import segments_of, summed_loss, token_losses
 from midstream_engine.models.splash import block_size
-from midstream_engine.trainer.loop import flops
-from midstream_engine.trainer.runtime.mesh import build_layout
+from midstream_engine.runtime.mesh import build_layout
 from support.paths import CONFIGS
 
 pytestmark = [

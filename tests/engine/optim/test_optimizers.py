@@ -13,14 +13,14 @@ import pytest
 from midstream_core.records import RunPaths, checkpoint_name
 from midstream_engine.checkpoint.array_names import flatten
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
+from midstream_engine.computation.programs import compile_step
+from midstream_engine.computation.setup import make_plan, prepare
+from midstream_engine.computation.train_step import train_step
 from midstream_engine.config import ConfigError, load_config
 from midstream_engine.config.load import from_mapping
 from midstream_engine.config.muon import COEFFICIENTS
 from midstream_engine.optim.muon import orthogonal
 from midstream_engine.optim.optimizer import schedule_count, update_count
-from midstream_engine.trainer.computation.programs import compile_step
-from midstream_engine.trainer.computation.setup import make_plan, prepare
-from midstream_engine.trainer.computation.train_step import train_step
 from support.checkpoints.checkpoint_states import save
 from support.engines.train_states import contents, trained
 from support.paths import CONFIGS

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from midstream_core.arithmetic.learning_rate import cycle_ends, rate_settings
+from midstream_core.learning_rate import cycle_ends, rate_settings
 from midstream_engine.config import AdamConfig, ConfigError
 from midstream_engine.optim.optimizer import SCHEDULE, build_optimizer, schedule_count
 from midstream_engine.optim.schedule import learning_rate

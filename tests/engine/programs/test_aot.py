@@ -16,7 +16,7 @@ import pytest
 from midstream_core.accelerator_types import parse
 from midstream_engine.compiled_program.collectives import ALL_GATHER, ALL_REDUCE, Collective
 from midstream_engine.compiled_program.topologies import tpu_library
-from midstream_engine.trainer.computation.setup import make_plan
+from midstream_engine.computation.setup import make_plan
 from support.paths import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY / "benchmarks"))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream_engine.trainer.runtime.compile_cache import SharedCache, is_shared
+from midstream_engine.runtime.compile_cache import SharedCache, is_shared
 from simulators.object_stores.bucket import BucketServer
 from simulators.planted_faults import Fault
 from support.engines.engine_runs import environment
@@ -78,7 +78,7 @@ def test_compile_cache_shares_buckets_only() -> None:
 COMPILE = """
 import sys, jax
 from midstream_engine.config import load_config
-from midstream_engine.trainer.runtime.jax_settings import configure_jax
+from midstream_engine.runtime.jax_settings import configure_jax
 events = []
 jax.monitoring.register_event_listener(lambda name, **_: events.append(name))
 configure_jax(load_config(["--config_path", sys.argv[1]]).config, sys.argv[2])

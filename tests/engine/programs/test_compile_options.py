@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from midstream_engine.computation.compile_options import compile_options
+from midstream_engine.computation.programs import compile_step
+from midstream_engine.computation.setup import make_plan
 from midstream_engine.config import ConfigError, load_config
 from midstream_engine.config.trainer import TrainerConfig
 from midstream_engine.models import loss
 from midstream_engine.models.sharding import batch_sum
 from midstream_engine.models.splash import block_size
-from midstream_engine.trainer.computation.compile_options import compile_options
-from midstream_engine.trainer.computation.programs import compile_step
-from midstream_engine.trainer.computation.setup import make_plan
-from midstream_engine.trainer.runtime.mesh import Layout, build_layout
+from midstream_engine.runtime.mesh import Layout, build_layout
 from support.paths import CONFIGS
 
 pytestmark = [

@@ -11,7 +11,7 @@ from support.engines.engine_runs import environment
 
 SCRIPT = """
 import json, sys
-from midstream_engine.trainer.attempt.attempt_process import _import_run
+from midstream_engine.attempt.attempt_process import _import_run
 _import_run()
 deferred = ("aqt", "flax", "equinox.nn", "jax.scipy.stats", "jax.experimental.pallas.ops.tpu.megablox",
             "optax.contrib")

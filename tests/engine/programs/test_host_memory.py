@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from midstream_engine.trainer.runtime import host_memory
+from midstream_engine.runtime import host_memory
 from support.engines.engine_runs import environment
 
 SCRIPT = """
 import resource, sys
-from midstream_engine.trainer.runtime.host_memory import keep_host_memory
+from midstream_engine.runtime.host_memory import keep_host_memory
 if sys.argv[1] == "kept":
     assert keep_host_memory()
 import jax, jax.numpy as jnp
@@ -29,7 +29,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 FRAGMENTED = """
 import ctypes
-from midstream_engine.trainer.runtime.host_memory import keep_host_memory, release_free_memory
+from midstream_engine.runtime.host_memory import keep_host_memory, release_free_memory
 malloc, free = ctypes.CDLL(None).malloc, ctypes.CDLL(None).free
 malloc.restype, free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
 
@@ -105,7 +105,7 @@ def test_host_memory_is_kept_where_the_devices_are_cpus(tmp_path: Path, monkeypa
 ADVISED = """
 import ctypes
 from midstream_engine.checkpoint.host_buffers import advise_heap
-from midstream_engine.trainer.runtime.host_memory import keep_host_memory
+from midstream_engine.runtime.host_memory import keep_host_memory
 
 assert keep_host_memory()
 malloc = ctypes.CDLL(None).malloc

@@ -16,12 +16,12 @@ import pytest
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
+from midstream_engine.computation import program_cache
+from midstream_engine.computation.programs import compile_reference_losses, compile_step
+from midstream_engine.computation.setup import Plan, make_plan
 from midstream_engine.config import load_config
 from midstream_engine.data.batches import Batch
 from midstream_engine.rehearse import memory
-from midstream_engine.trainer.computation import program_cache
-from midstream_engine.trainer.computation.programs import compile_reference_losses, compile_step
-from midstream_engine.trainer.computation.setup import Plan, make_plan
 from support.paths import CONFIGS
 
 pytestmark = [

@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from midstream_engine.compiled_program.topologies import tpu_library
+from midstream_engine.computation.setup import make_plan
 from midstream_engine.config import load_config
-from midstream_engine.trainer.computation.setup import make_plan
 from support.paths import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY / "benchmarks"))

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import jax
 import pytest
 
+from midstream_engine.computation.programs import compile_step
+from midstream_engine.computation.rematerialisation import by_memory, memory_of, own_device
+from midstream_engine.computation.setup import Plan, make_plan
 from midstream_engine.config import ConfigError, load_config
 from midstream_engine.config.model import LlamaConfig
-from midstream_engine.trainer.computation.programs import compile_step
-from midstream_engine.trainer.computation.rematerialisation import by_memory, memory_of, own_device
-from midstream_engine.trainer.computation.setup import Plan, make_plan
 from support.paths import CONFIGS
 
 pytestmark = [
@@ -82,7 +82,7 @@ def test_stored_products_are_not_computed_again() -> None:
 
 
 def test_choice_is_of_the_plan_and_not_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "midstream_engine.trainer.computation.rematerialisation.memory_of"
+    module = "midstream_engine.computation.rematerialisation.memory_of"
     plan = plan_with("auto")
     assert plan.config.model.gradient_checkpointing is True, "the memory of a CPU is not known"
     monkeypatch.setattr(module, lambda _: 1 << 30)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from midstream_engine.checkpoint.array_names import flatten
+from midstream_engine.computation.programs import compile_step
+from midstream_engine.computation.setup import prepare
 from midstream_engine.config import ConfigError, load_config
 from midstream_engine.config.trainer import TrainerConfig
-from midstream_engine.trainer.computation.programs import compile_step
-from midstream_engine.trainer.computation.setup import prepare
 from support.engines.train_states import update
 from support.paths import CONFIGS
 

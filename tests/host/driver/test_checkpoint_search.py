@@ -27,7 +27,7 @@ def test_a_checkpoint_is_read_again_only_after_a_change(
         looked.append(tree.name)
         return check(tree, ranks)
 
-    monkeypatch.setattr(huggingface, "check", counted)
+    monkeypatch.setitem(checkpoint_finder.RULES, "huggingface", huggingface.RULE._replace(check=counted))
     finder = CheckpointFinder(case.rule, str(path.parent), "", 2)
     first = finder.find()
     assert [each.path for each in first] == ["checkpoint-3", "checkpoint-6"]
@@ -49,7 +49,7 @@ def test_a_checkpoint_that_changes_while_read_is_incomplete(
         (path / "optimizer.pt").write_bytes(b"other")
         return step
 
-    monkeypatch.setattr(huggingface, "check", slow)
+    monkeypatch.setitem(checkpoint_finder.RULES, "huggingface", huggingface.RULE._replace(check=slow))
     assert "changed" in refused(CASES["huggingface"], path)
 
 
@@ -62,7 +62,7 @@ def test_a_checkpoint_deleted_in_the_same_time_is_no_error(
         shutil.rmtree(path)
         return huggingface.check_weights(tree)
 
-    monkeypatch.setattr(huggingface, "check", removed)
+    monkeypatch.setitem(checkpoint_finder.RULES, "huggingface", huggingface.RULE._replace(check=removed))
     assert "disappeared" in refused(CASES["huggingface"], path)
 
 

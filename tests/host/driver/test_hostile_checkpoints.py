@@ -14,7 +14,7 @@ import pytest
 
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError
 from midstream_host.driver.checkpoints.checkpoint_finder import find_checkpoints, saved_state
-from midstream_host.driver.formats import torch_archive
+from midstream_host.formats import torch_archive
 from support.paths import FIXTURES
 from support.trainers.checkpoint_cases import CASES, Case, refused
 

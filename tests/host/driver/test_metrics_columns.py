@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream_host.driver.formats.crc32c import crc32c
+from midstream_core.crc32c import crc32c
 from midstream_host.driver.metrics.metrics_reader import open_reader
 from midstream_host.driver.metrics.rows import Columns, Point, PointMerger
 from support.trainers.metric_sources import (

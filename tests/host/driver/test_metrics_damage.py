@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from midstream_host.driver.formats import framed_records
-from midstream_host.driver.formats.crc32c import masked
+from midstream_core.crc32c import masked
 from midstream_host.driver.metrics import file_reader
 from midstream_host.driver.metrics.metrics_reader import READERS, open_reader
 from midstream_host.driver.metrics.rows import RowsOfPart
+from midstream_host.formats import framed_records
 from support.trainers.metric_sources import (
     SOURCES,
     TRAINERS,

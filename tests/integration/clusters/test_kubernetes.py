@@ -32,7 +32,7 @@ from midstream.migrate.failover.guard import LOST, Guard
 from midstream.migrate.failover.run_verdict import TERMINATING, UNREACHABLE, Verdict, judge
 from midstream.migrate.journal.request import Request
 from midstream.providers import fleet_slices
-from midstream.transfer.streams.link import probe
+from midstream.transfer.link import probe
 from midstream.tui.actions import TargetMissingError
 from midstream.tui.fleet_actions import FleetActions
 from midstream.watch.snapshot import DOWN, LIVE, HostView, RunView, Snapshot

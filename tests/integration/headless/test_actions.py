@@ -13,8 +13,8 @@ from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.tui.fleet_actions import FleetActions
-from midstream.watch.runs.host_log import LogLines
-from midstream.watch.runs.log_query import LogQuery
+from midstream.watch.host_log import LogLines
+from midstream.watch.log_query import LogQuery
 from midstream.watch.snapshot import RunView
 from midstream_core import records
 from support.run_directory import RunDirectory

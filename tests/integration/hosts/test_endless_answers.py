@@ -62,8 +62,8 @@ def test_limit_error_names_the_remote_function(host: LocalHost, tmp_path: Path) 
         ("machine.run_inputs.problems", 2),
         ("machine.environments.find", 2),
         ("machine.environments.ready", 2),
-        ("imports.checkpoint_survey.survey", 2),
-        ("imports.checkpoint_survey.sizes", 2),
+        ("trainers.checkpoint_survey.survey", 2),
+        ("trainers.checkpoint_survey.sizes", 2),
     ],
 )
 def test_endless_answer_is_closed_at_the_function_s_limit(

@@ -19,7 +19,7 @@ from midstream.hosts.host import Host
 from midstream.hosts.host_pool import open_host
 from midstream.install.environment import Environment, prepare_environment
 from midstream.install.errors import LaunchError
-from midstream.migrate.source_and_target.checkpoint_store import BucketStore
+from midstream.migrate.checkpoint_store import BucketStore
 from midstream.stores.bucket_access import Access
 from midstream.stores.bucket_host import BucketHost
 from midstream.transfer.copy_tree import copy_tree

@@ -18,7 +18,7 @@ from midstream.transfer.copy_tree import copy_tree
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.verify_tree import verify_objects
 from midstream_core import records
-from midstream_host.files.allowlist import DATA
+from midstream_host.allowlist import DATA
 from support.checkpoints.trees import files
 from support.engines.attempt_states import wait_state
 from support.paths import CONFIGS

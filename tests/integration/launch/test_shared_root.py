@@ -11,7 +11,7 @@ import pytest
 
 from midstream_core import records
 from simulators.sshd import Lab
-from support.command_line import TINY, Run, midstream, refused
+from support.command_line import Run, midstream, refused
 from support.migrations.real_migrations import launched
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
@@ -23,7 +23,7 @@ def test_login_name_of_two_machines_starts_one_engine(lab: Lab, runs: Callable[.
     one, two = lab.host("one", devices=1), lab.host("two", devices=1, machine="another-machine")
     run = runs(one.root, "r")
     fleet = lab.fleet_file(login=one.config)
-    launch = ("--launch", str(TINY), "--on", "login", "--run-id", "r")
+    launch = ("--launch", run.paths.config, "--on", "login", "--run-id", "r")
     launched(fleet, run, "login")
     fleet = lab.fleet_file(login=replace(two.config, root=one.config.root))
     shown = midstream("--fleet", fleet, "--status")

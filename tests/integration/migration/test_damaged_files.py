@@ -15,8 +15,7 @@ import pytest
 from midstream.errors import MidstreamError
 from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.host_pool import HostPool
-from midstream.migrate.execution import migration_process
-from midstream.migrate.execution.journal_recovery import reestablish
+from midstream.migrate import migration_process
 from midstream.migrate.journal import migration_directory, migration_files, migration_state, phase_names
 from midstream.migrate.journal.certificate import Certificate
 from midstream.migrate.journal.downtime_report import DowntimeReport
@@ -24,6 +23,7 @@ from midstream.migrate.journal.facts import Facts, Sealed
 from midstream.migrate.journal.journal import Journal, read
 from midstream.migrate.journal.migration_directory import MigrationDirectory
 from midstream.migrate.journal.plan import FORMAT, UNKNOWN, Plan
+from midstream.migrate.journal_recovery import reestablish
 from midstream.migrate.planning import measured_rates
 from midstream.migrate.steps.migration import Migration, MovedOnError
 from midstream.watch.watcher import Watcher

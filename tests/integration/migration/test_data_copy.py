@@ -15,12 +15,12 @@ from midstream.check.check_result import FAIL, PASS, WARN
 from midstream.errors import MidstreamError
 from midstream.fleet.fleet import Fleet, HostsTarget, LocalHostConfig
 from midstream.hosts.host_pool import HostPool
-from midstream.migrate.journal.modes import COLD, WARM
+from midstream.migrate.host_group import HostGroup
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
+from midstream.migrate.modes.registry import COLD, WARM
 from midstream.migrate.planning import preflight
 from midstream.migrate.planning.planner import make_plan
-from midstream.migrate.source_and_target.host_group import HostGroup
 from midstream.migrate.steps.data_copy import copy_token_caches
 from midstream.watch.watcher import take_snapshot
 from midstream_core import records

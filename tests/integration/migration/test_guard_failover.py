@@ -15,7 +15,7 @@ from midstream.errors import MidstreamError
 from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts.host_pool import HostPool
-from midstream.migrate.execution import notify
+from midstream.migrate import notify
 from midstream.migrate.failover import guard as guarding
 from midstream.migrate.failover import guard_consent
 from midstream.migrate.failover.guard import Guard

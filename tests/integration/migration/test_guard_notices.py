@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream_core.clouds import aws_metadata, azure_metadata, google_metadata
+from midstream_core import aws_metadata, azure_metadata, google_metadata
 from simulators.cloud_metadata import AwsMetadata, AzureMetadata
 from simulators.google.metadata import MetadataServer
 from simulators.sshd import Lab, environment

@@ -13,7 +13,7 @@ import pytest
 from midstream.errors import MidstreamError, RemoteError, UsageError
 from midstream.fleet.fleet import Fleet, HostsTarget, LocalHostConfig, Target
 from midstream.hosts.host_pool import HostPool
-from midstream.migrate.source_and_target.host_group import HostGroup, hosts_of_run, target_of
+from midstream.migrate.host_group import HostGroup, hosts_of_run, target_of
 from midstream.watch.watcher import take_snapshot
 from midstream_core import records
 from midstream_host.runs import attempts

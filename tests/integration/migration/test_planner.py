@@ -9,8 +9,7 @@ import dataclasses
 import json
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -20,10 +19,11 @@ from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.hosts.host_pool import HostPool
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
-from midstream.migrate.planning import preflight, source_run
+from midstream.migrate.modes.registry import LIVE, WARM, mode_of
+from midstream.migrate.planning import preflight
 from midstream.migrate.planning.plan_description import describe
 from midstream.migrate.planning.planner import make_plan
-from midstream.watch.snapshot import Accelerator, RunView
+from midstream.watch.snapshot import Accelerator
 from midstream.watch.watcher import take_snapshot
 from midstream_core import records
 from support.migrations.sample_plan import PLAN, changed
@@ -92,11 +92,9 @@ def test_plan_refuses_devices_with_too_little_memory(tmp_path: Path) -> None:
 
 
 def test_stores_may_be_two_buckets_unless_live() -> None:
-    run = cast(RunView, SimpleNamespace(run_id="r"))
-    stores = ("gs://bucket/prefix", "s3://other/prefix")
-    source_run.check_stores(Request("r", "b"), run, *stores)
+    mode_of(WARM).check_stores("r", "gs://bucket/prefix")
     with pytest.raises(MidstreamError, match="a live migration of r is not possible with checkpoints in gs://bucket"):
-        source_run.check_stores(Request("r", "b", mode="live"), run, *stores)
+        mode_of(LIVE).check_stores("r", "gs://bucket/prefix")
 
 
 def test_plan_refuses_bfloat16_without_support(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ import pytest
 from midstream.errors import RemoteError
 from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.hosts.host_pool import HostPool
+from midstream.migrate.checkpoint_store import checkpoint_store_of
 from midstream.migrate.journal.request import Request
 from midstream.migrate.planning import preflight
 from midstream.migrate.planning.planner import make_plan
-from midstream.migrate.source_and_target.checkpoint_store import checkpoint_store_of
 from midstream.watch.watcher import take_snapshot
 from midstream_core import records
 from support.run_directory import RunDirectory

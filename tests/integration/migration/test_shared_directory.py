@@ -10,8 +10,8 @@ import pytest
 
 from midstream.fleet.fleet import Fleet, LocalHostConfig, Target
 from midstream.hosts.host_pool import HostPool
+from midstream.migrate.host_group import HostGroup
 from midstream.migrate.journal.facts import Facts
-from midstream.migrate.source_and_target.host_group import HostGroup
 from midstream.migrate.steps import source_return
 from midstream_core import records
 from support.run_directory import RunDirectory, dead_process

@@ -15,11 +15,11 @@ from midstream.errors import MidstreamError
 from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
-from midstream.migrate.journal.modes import COLD
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
+from midstream.migrate.modes.registry import COLD
 from midstream.migrate.planning.planner import make_plan
-from midstream.migrate.source_and_target.source_config import LIMIT, agreed_config, check_config, parse_config
+from midstream.migrate.source_config import LIMIT, agreed_config, check_config, parse_config
 from midstream.ownership import signed_chain
 from midstream.watch.watcher import take_snapshot
 from midstream_core import records

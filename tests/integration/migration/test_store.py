@@ -14,12 +14,7 @@ from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
-from midstream.migrate.journal import migration_directory
-from midstream.migrate.journal.journal import Journal
-from midstream.migrate.journal.request import Request
-from midstream.migrate.phases.seal import seal
-from midstream.migrate.planning.planner import make_plan
-from midstream.migrate.source_and_target.checkpoint_store import (
+from midstream.migrate.checkpoint_store import (
     BucketStore,
     DirectoryStore,
     checkpoint_store_of,
@@ -27,6 +22,11 @@ from midstream.migrate.source_and_target.checkpoint_store import (
     same_bucket,
     store_conflict,
 )
+from midstream.migrate.journal import migration_directory
+from midstream.migrate.journal.journal import Journal
+from midstream.migrate.journal.request import Request
+from midstream.migrate.phases.seal import seal
+from midstream.migrate.planning.planner import make_plan
 from midstream.migrate.steps.migration import Migration
 from midstream.migrate.steps.streamed_copy import StreamedCopy
 from midstream.stores.bucket_access import Access

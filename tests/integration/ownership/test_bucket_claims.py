@@ -9,7 +9,7 @@ import pytest
 from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.launch_ownership import sign_import
-from midstream.migrate.source_and_target.checkpoint_store import checkpoint_store_of
+from midstream.migrate.checkpoint_store import checkpoint_store_of
 from midstream.ownership import memory
 from midstream_core import records
 from midstream_core.attempt import start_number

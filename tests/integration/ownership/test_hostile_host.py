@@ -15,7 +15,7 @@ import pytest
 from midstream.migrate.journal.migration_directory import migration_ids
 from midstream_core import records
 from simulators.sshd import Lab
-from support.command_line import TINY, Run, midstream, start_midstream
+from support.command_line import Run, midstream, start_midstream
 from support.migrations.real_migrations import assert_one_lineage, kill_operator, launched, newest_migration
 from support.trainers.script_trainer import write_script
 
@@ -119,7 +119,7 @@ def test_damaged_claim_blocks_nothing(hosts: Hosts) -> None:
     code, shown = hosts.run("--stop", "live")
     assert (code, "stopping live on good" in shown) == (0, True), shown
     hosts.good.wait(lambda run: not run.running, "its end")
-    code, shown = hosts.run("--launch", str(TINY), "--on", "good", "--run-id", "live")
+    code, shown = hosts.run("--launch", hosts.good.paths.config, "--on", "good", "--run-id", "live")
     assert code == 0, shown
     hosts.good.wait(lambda run: run.running, "its start")
     hosts.assert_nothing_taken()

@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from midstream.fleet.fleet import LocalHostConfig
+from midstream.hosts.local_host import LocalHost
+from midstream.migrate.journal.facts import Sealed
+from midstream.migrate.proof import restore_evidence
 from midstream_core import records
 from midstream_core.records.fence import LAST
-from midstream_host.files.allowlist import CHECKPOINTS, largest
+from midstream_host.allowlist import CHECKPOINTS, largest
 from simulators.object_stores.bucket import BucketServer
 from simulators.sshd import Lab
 from support.command_line import SLOWER, TINY, Run, midstream, refused, step_of
@@ -95,3 +99,10 @@ def test_false_epoch_ends_a_running_engine_cleanly(lab: Lab, runs: Callable[...,
     assert status is not None
     assert "Overflow" not in status.message
     assert "belongs to epoch" in status.message, status
+
+
+def test_false_attempt_ends_the_search_for_its_evidence(tmp_path: Path) -> None:
+    """A target gives its attempt any number; on the old code each number down from it was requested."""
+    host = LocalHost("there", LocalHostConfig(root=str(tmp_path)))
+    sealed = Sealed(8, "step-8-a001", "d" * 64, 1, records.first_fence("there"))
+    assert restore_evidence.restored(host, "r", sealed, 10**17) is None

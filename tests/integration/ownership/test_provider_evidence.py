@@ -13,7 +13,7 @@ from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.launch import launch_run
 from midstream.launch.launch_ownership import sign_import
-from midstream.providers.gcp.gce.provider import ComputeProvider
+from midstream.providers.gce.provider import ComputeProvider
 from simulators.google.compute_api import ComputeServer, compute_server
 from simulators.google.tpu_api import TpuServer, fast_polling, tpu_server
 from support.local_fleet import Fleet, stopped_run

@@ -16,15 +16,15 @@ import pytest
 from midstream.migrate.journal.journal import read_events
 from midstream.migrate.journal.migration_directory import MigrationDirectory, migration_ids
 from simulators.sshd import Lab, SshServer
-from support.command_line import TINY, Ended, Run, ended, midstream, start_midstream
+from support.command_line import Ended, Run, ended, midstream, start_midstream
 from support.migrations.real_migrations import assert_one_lineage, kill_operator, launched, newest_migration
 
 # Loaded by the interpreter of a migration's process, which waits minutes for a lost connection otherwise.
 IMPATIENT = """
 import sys
 
-if "midstream.migrate.execution.migration_process" in sys.orig_argv:
-    from midstream.migrate.execution import executor
+if "midstream.migrate.migration_process" in sys.orig_argv:
+    from midstream.migrate import executor
 
     executor.RECONNECT_TIMEOUT = 1.0
 """
@@ -150,7 +150,8 @@ def test_restored_disk_of_a_former_source_starts_nothing(hosts: Hosts, tmp_path:
 
 
 def launch(hosts: Hosts) -> Ended:
-    return midstream("--fleet", hosts.fleet, "--launch", TINY, "--on", "one", "--run-id", "r", "--json")
+    config = hosts.runs["one"].paths.config  # its own: another one is refused before its owner is looked at
+    return midstream("--fleet", hosts.fleet, "--launch", config, "--on", "one", "--run-id", "r", "--json")
 
 
 @pytest.mark.slow

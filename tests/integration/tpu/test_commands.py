@@ -19,20 +19,19 @@ import pytest
 
 from midstream.check.fleet_leftovers import CHANGED, SliceLeftover
 from midstream.cli import main
-from midstream.compare.candidates import accelerators_of_slice
 from midstream.compare.compiler import engine_and_packages
 from midstream.compare.estimate import Estimate, Memory, cache_file, store
 from midstream.compare.subject import Subject, of_config, of_import
 from midstream.errors import Exit, HostError
 from midstream.flags import parse
-from midstream.fleet.fleet import Fleet, LocalHostConfig, TpuTarget
+from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.fleet.fleet_file import load_fleet
+from midstream.fleet.tpu_target import TpuTarget
 from midstream.headless.fleet.slice_creation import settle_unused_slice
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
 from midstream.output import Output
-from midstream.providers import fleet_slices
-from midstream.providers.gcp import os_login
+from midstream.providers import fleet_slices, os_login
 from midstream.providers.provider import ProviderError
 from midstream.tui.fleet_actions import FleetActions
 from midstream_core import records
@@ -109,9 +108,7 @@ def test_slice_is_created_checked_shown_and_deleted(lab: Lab, tpu_server: TpuSer
     launched = midstream("--fleet", file, "--launch", lab.directory / "no.yaml", "--on", "pod", "--yes")
     assert launched.code == 2, "nor for a config that does not exist"
     assert tpu_server.created == []
-    fleet_slices.provider_of(fleet_slices.slice_targets(load_fleet(file))["pod"]).create(
-        "pod", fleet_slices.slice_targets(load_fleet(file))["pod"], print
-    )
+    fleet_slices.provider_of(load_fleet(file).slices["pod"]).create("pod", load_fleet(file).slices["pod"], print)
 
     shown = midstream("--fleet", file, "--status", "--json")
     (row,) = shown.of("slice")
@@ -150,7 +147,7 @@ def test_failed_creation_ends_command_and_leaves_nothing(lab: Lab, tpu_server: T
 def test_host_key_other_than_the_services_is_refused(lab: Lab, tpu_server: TpuServer, pod: Slice) -> None:
     tpu_server.workers["n"][1] = replace(pod.workers[1], host_keys=pod.workers[0].host_keys)
     file = fleet_file(lab, pod)
-    target = fleet_slices.slice_targets(load_fleet(file))["pod"]
+    target = load_fleet(file).slices["pod"]
     fleet_slices.provider_of(target).create("pod", target, print)
     messages: list[str] = []
     hosts = HostPool(found(file, messages))
@@ -172,7 +169,7 @@ def test_host_key_other_than_the_services_is_refused(lab: Lab, tpu_server: TpuSe
 
 def test_ssh_keys_of_other_users_are_kept(lab: Lab, tpu_server: TpuServer, pod: Slice) -> None:
     file = fleet_file(lab, pod)
-    target = fleet_slices.slice_targets(load_fleet(file))["pod"]
+    target = load_fleet(file).slices["pod"]
     fleet_slices.provider_of(target).create("pod", target, print)
     tpu_server.nodes[NODE].metadata["ssh-keys"] = "ann:ssh-ed25519 AAAA ann"
     tpu_server.metadata_refusals = 2
@@ -192,7 +189,7 @@ def test_iap_uses_gcloud_tunnel(lab: Lab, tpu_server: TpuServer, pod: Slice, mon
     (bin_ / "gcloud").chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin_}:{os.environ['PATH']}")
     file = fleet_file(lab, pod, reach="iap")
-    target = fleet_slices.slice_targets(load_fleet(file))["pod"]
+    target = load_fleet(file).slices["pod"]
     fleet_slices.provider_of(target).create("pod", target, print)
     assert not tpu_server.nodes[NODE].network_config.enable_external_ips
     hosts = HostPool(found(file))
@@ -232,7 +229,7 @@ def test_os_login_imports_key_and_uses_account_name(
     monkeypatch.setenv(os_login.ENDPOINT, f"127.0.0.1:{server.server_address[1]}")
     try:
         file = fleet_file(lab, pod, os_login="ann@example.com")
-        target = fleet_slices.slice_targets(load_fleet(file))["pod"]
+        target = load_fleet(file).slices["pod"]
         assert isinstance(target, TpuTarget)
         fleet_slices.provider_of(target).create("pod", target, print)
         fleet = found(file)
@@ -253,7 +250,7 @@ def test_os_login_imports_key_and_uses_account_name(
 
 def test_clean_removes_idle_leftover_slices_alone(lab: Lab, tpu_server: TpuServer, pod: Slice) -> None:
     file = fleet_file(lab, pod)
-    target = fleet_slices.slice_targets(load_fleet(file))["pod"]
+    target = load_fleet(file).slices["pod"]
     for name in ("n", "preempted", "ready", "stopped"):
         fleet_slices.provider_of(target).create("pod", replace(target, name=name), print)
     tpu_server.preempt("preempted")
@@ -286,7 +283,7 @@ def store_estimate(file: Path, config: Path, flags: tuple[str, ...], largest: in
 def store_for(file: Path, subject: Subject, largest: int | None) -> None:
     target = load_fleet(file).targets["pod"]
     assert isinstance(target, TpuTarget)
-    accelerators = accelerators_of_slice(target)
+    accelerators = target.accelerators
     assert accelerators is not None
     store(
         cache_file(engine_and_packages(), subject.config, subject.overrides, accelerators),
@@ -412,9 +409,7 @@ def test_slice_that_remains_is_reported_with_its_cost(
     denied: bool,
 ) -> None:
     fleet = load_fleet(fleet_file(lab, pod))
-    fleet_slices.provider_of(fleet_slices.slice_targets(fleet)["pod"]).create(
-        "pod", fleet_slices.slice_targets(fleet)["pod"], print
-    )
+    fleet_slices.provider_of(fleet.slices["pod"]).create("pod", fleet.slices["pod"], print)
     if denied:
         tpu_server.faults.append(Fault("DeleteNode", grpc.StatusCode.PERMISSION_DENIED, times=99))
     options, _ = parse(["--migrate", "r", "--to", "pod", *flags])
@@ -427,7 +422,7 @@ def test_slice_that_remains_is_reported_with_its_cost(
 def test_workers_are_reached_at_internal_addresses(lab: Lab, tpu_server: TpuServer, pod: Slice) -> None:
     tpu_server.workers["n"] = [replace(worker, external="") for worker in pod.workers]
     file = fleet_file(lab, pod, reach="internal")
-    target = fleet_slices.slice_targets(load_fleet(file))["pod"]
+    target = load_fleet(file).slices["pod"]
     fleet_slices.provider_of(target).create("pod", target, print)
     assert not tpu_server.nodes[NODE].network_config.enable_external_ips, "no external address costs money"
     hosts = HostPool(found(file))

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from midstream.errors import UsageError
-from midstream.fleet.fleet import ComputeTarget, Fleet
+from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_file import parse_fleet
+from midstream.fleet.gce_target import ComputeTarget
 from midstream.providers import fleet_slices
-from midstream.providers.gcp.gce.provider import ComputeProvider
+from midstream.providers.gce.provider import ComputeProvider
 from midstream.providers.provider import ErrorKind, ProviderError, SliceStatus
 from simulators.google.compute_api import ComputeServer, Fault, compute_server
 from simulators.google.tpu_api import fast_polling
@@ -100,7 +101,7 @@ def test_group_has_policy_template_and_machines(
     group = next(value for key, value in compute_server.resources.items() if "instanceGroupManagers" in key)
     assert (group["targetSize"], group["targetSizePolicy"]) == (2, {"mode": "BULK"})
     assert group["instanceLifecyclePolicy"] == {"defaultActionOnFailure": "DO_NOTHING"}
-    assert fleet_slices.device_count(target) == 16
+    assert target.device_count == 16
     compute_server.preempt(made.machines[1])
     found = compute.find("pod", target)
     assert found is not None
@@ -392,4 +393,4 @@ def test_invalid_compute_target_is_refused(key: str, words: dict[str, Any], mess
     ],
 )  # fmt: skip
 def test_device_count_follows_from_machine_type(machine_type: str, topology: str | None, devices: int) -> None:
-    assert fleet_slices.device_count(ComputeTarget(machine_type=machine_type, topology=topology)) == devices
+    assert ComputeTarget(machine_type=machine_type, topology=topology).device_count == devices

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from midstream.fleet.fleet import TpuTarget
+from midstream.fleet.tpu_target import TpuTarget
 from midstream.launch.start_attempt import ProcessPosition
-from midstream_core import records
-from midstream_core.clouds import google_metadata
+from midstream_core import google_metadata, records
 from simulators.google.metadata import MetadataServer
 from simulators.google.slice import Slice, target_text
 from simulators.google.tpu_api import TpuServer, tpu_server

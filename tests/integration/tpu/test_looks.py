@@ -11,11 +11,12 @@ import pytest
 from google.cloud import tpu_v2
 
 from midstream.errors import UsageError
-from midstream.fleet.fleet import Fleet, GoogleConfig, TpuTarget
+from midstream.fleet.fleet import Fleet, GoogleConfig
 from midstream.fleet.fleet_file import parse_fleet
+from midstream.fleet.tpu_target import TpuTarget
 from midstream.providers import fleet_slices, slice_service
-from midstream.providers.gcp.tpu.provider import TpuProvider
 from midstream.providers.provider import ErrorKind, ProviderError, SliceStatus
+from midstream.providers.tpu.provider import TpuProvider
 from simulators.google.tpu_api import Fault, TpuServer, fast_polling, tpu_server
 from simulators.google.tpu_nodes import QueuedState, Worker
 

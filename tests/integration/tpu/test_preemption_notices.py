@@ -19,8 +19,7 @@ from midstream.migrate.failover.guard import HEALTHY, LOST, TERMINATING, UNREACH
 from midstream.providers import fleet_slices, provider
 from midstream.providers.provider import SliceStatus
 from midstream.watch.snapshot import DOWN, LIVE, HostView, RunView, Snapshot
-from midstream_core import records
-from midstream_core.clouds import google_metadata
+from midstream_core import google_metadata, records
 from midstream_host.machine import preemption_notices
 from simulators.google.metadata import MetadataServer
 from simulators.google.slice import Slice, target_text
@@ -55,7 +54,7 @@ def created(lab: Lab, tpu_server: TpuServer, node: Slice) -> HostPool:
     """Create the slice; return the hosts of its fleet."""
     tpu_server.workers["n"] = node.workers
     fleet = fleet_of(lab, node)
-    target = fleet_slices.slice_targets(fleet)["pod"]
+    target = fleet.slices["pod"]
     fleet_slices.provider_of(target).create("pod", target, print)
     return HostPool(fleet_slices.with_slices(fleet, print))
 

@@ -39,7 +39,7 @@ def fleet_file(lab: Lab, node: Slice, worker: str = "", stores: str = "") -> Pat
 def created(file: Path) -> None:
     """Create the slice, and register our key on its worker."""
     fleet = load_fleet(file)
-    target = fleet_slices.slice_targets(fleet)["pod"]
+    target = fleet.slices["pod"]
     fleet_slices.provider_of(target).create("pod", target, lambda _: None)
     fleet_slices.wait_for_login(fleet_slices.with_slices(fleet, lambda _: None), "pod", lambda _: None)
 

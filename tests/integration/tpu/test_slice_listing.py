@@ -7,12 +7,13 @@ import pytest
 from google.cloud import tpu_v2
 
 from midstream.errors import UsageError
-from midstream.fleet.fleet import Fleet, GoogleConfig, TpuTarget
+from midstream.fleet.fleet import Fleet, GoogleConfig
 from midstream.fleet.fleet_file import parse_fleet
+from midstream.fleet.tpu_target import TpuTarget
 from midstream.providers import fleet_slices
-from midstream.providers.gcp.tpu import client as tpu_client
-from midstream.providers.gcp.tpu.lookup import from_node
 from midstream.providers.provider import ErrorKind, SliceStatus
+from midstream.providers.tpu import client as tpu_client
+from midstream.providers.tpu.lookup import from_node
 from simulators.google.tpu_api import Fault, TpuServer, fast_polling, tpu_server
 from simulators.google.tpu_nodes import QueuedState, State, Worker
 

@@ -9,13 +9,14 @@ import grpc
 import pytest
 from google.cloud import tpu_v2
 
-from midstream.fleet.fleet import Fleet, TpuTarget
+from midstream.fleet.fleet import Fleet
+from midstream.fleet.tpu_target import TpuTarget
 from midstream.providers import creation, fleet_slices
-from midstream.providers.gcp.tpu import access as worker_access
-from midstream.providers.gcp.tpu import lookup as slice_lookup
-from midstream.providers.gcp.tpu import service as tpu_service
-from midstream.providers.gcp.tpu.provider import TpuProvider
 from midstream.providers.provider import ErrorKind, ProviderError, Slice, SliceStatus
+from midstream.providers.tpu import access as worker_access
+from midstream.providers.tpu import lookup as slice_lookup
+from midstream.providers.tpu import service as tpu_service
+from midstream.providers.tpu.provider import TpuProvider
 from simulators.google import tpu_nodes
 from simulators.google.tpu_api import Fault, TpuServer, fast_polling, tpu_server
 from simulators.google.tpu_nodes import QUOTA, Outcome, State
@@ -110,8 +111,8 @@ def test_reservation_is_named_and_reserved(tpu_server: TpuServer, google: TpuPro
     ],
 )  # fmt: skip
 def test_device_count_follows_from_accelerator_type(kind: str, topology: str | None, devices: int) -> None:
-    assert fleet_slices.device_count(TpuTarget(accelerator_type=kind, topology=topology)) == devices
-    assert fleet_slices.device_count(TpuTarget(accelerator_type=kind, topology=topology, worker={"devices": 1})) is None
+    assert TpuTarget(accelerator_type=kind, topology=topology).device_count == devices
+    assert TpuTarget(accelerator_type=kind, topology=topology, worker={"devices": 1}).device_count is None
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from midstream_core.object_store.errors import ObjectExistsError, StoreError
 from midstream_core.object_store.joined_crc32c import combined
 from midstream_core.object_store.open_bucket import open_bucket
 from midstream_host.bucket import session
-from midstream_host.files.object_files import INCOMING
+from midstream_host.object_files import INCOMING
 from midstream_host.verify import objects
 from simulators.object_stores.bucket import BucketServer
 from simulators.planted_faults import Fault

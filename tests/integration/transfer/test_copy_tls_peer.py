@@ -16,7 +16,7 @@ from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.rpc.remote_program import reports
-from midstream.transfer.streams.tls_certificates import TlsPeers, make_peers
+from midstream.transfer.tls_certificates import TlsPeers, make_peers
 from midstream_host.copy import tls_peer
 
 

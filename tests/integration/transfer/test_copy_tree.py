@@ -22,20 +22,20 @@ from midstream.transfer import copy_tree as copy_tree_module
 from midstream.transfer.copy_history import copy_history
 from midstream.transfer.copy_settings import CopySettings
 from midstream.transfer.copy_tree import copy_tree
+from midstream.transfer.early_stream import EarlyStream
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError
 from midstream.transfer.progress import Meter
 from midstream.transfer.report import HistoryReport, Progress
 from midstream.transfer.send_files import send_files
-from midstream.transfer.streams.early_stream import EarlyStream
-from midstream.transfer.streams.stream import Stream
-from midstream.transfer.streams.tls_certificates import make_peers
+from midstream.transfer.stream import Stream
 from midstream.transfer.target_session import TargetSession
+from midstream.transfer.tls_certificates import make_peers
 from midstream.transfer.verify_tree import verify_objects
 from midstream_core import records
 from midstream_host.copy import tls_peer
-from midstream_host.files.copy_items import HistoryObject
-from midstream_host.files.object_files import INCOMING
+from midstream_host.copy_items import HistoryObject
+from midstream_host.object_files import INCOMING
 from support.checkpoints.trees import (
     assert_same_tree,
     assert_unfinished,
@@ -258,7 +258,7 @@ def test_killed_receiver_is_named(pair: Pair, tmp_path: Path, monkeypatch: pytes
         cast(LocalProcess, stream._receiver)._child.kill()
 
     monkeypatch.setattr(Stream, "send_items", kill)
-    monkeypatch.setattr("midstream.transfer.streams.stream.SHUTDOWN_TIMEOUT", 60.0)
+    monkeypatch.setattr("midstream.transfer.stream.SHUTDOWN_TIMEOUT", 60.0)
     with pytest.raises(ConnectionLostError, match=rf"for two:{tmp_path}/target was ended by signal 9"):
         copy_tree(Endpoint(pair[0], str(tmp_path / "source")), Endpoint(pair[1], str(tmp_path / "target")))
 

@@ -22,16 +22,16 @@ from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.host_pool import open_host
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.ssh.ssh_host import SshHost
+from midstream.transfer import direct_streams
 from midstream.transfer.copy_settings import CopySettings
 from midstream.transfer.copy_tree import copy_tree
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.incremental_copy import IncrementalCopy
+from midstream.transfer.link import probe
 from midstream.transfer.report import Progress
-from midstream.transfer.streams import direct_streams
-from midstream.transfer.streams.link import probe
-from midstream.transfer.streams.tls_certificates import make_peers
+from midstream.transfer.tls_certificates import make_peers
 from midstream_host.copy import tls_context
-from midstream_host.files.object_files import INCOMING
+from midstream_host.object_files import INCOMING
 from simulators.link import FAR, Link, through
 from simulators.sshd import Lab
 from support.checkpoints.trees import assert_same_tree, random_contents, write_tree

@@ -22,14 +22,14 @@ from midstream.transfer.copy_history import copy_history
 from midstream.transfer.copy_tree import copy_tree
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError
-from midstream.transfer.streams.send_queue import ranges
+from midstream.transfer.send_queue import ranges
 from midstream_core import records
+from midstream_host.allowlist import CHECKPOINT, CHECKPOINTS, HISTORY
 from midstream_host.copy import growing_checkpoint, history, staging
 from midstream_host.copy.frames import DATA, FAILED, FINISH, HEADER, IDLE, ITEM
 from midstream_host.copy.requested_items import RequestedItems, new_key
-from midstream_host.files.allowlist import CHECKPOINT, CHECKPOINTS, HISTORY
-from midstream_host.files.copy_items import CopyObject
-from midstream_host.files.object_files import INCOMING, NotPlainError
+from midstream_host.copy_items import CopyObject
+from midstream_host.object_files import INCOMING, NotPlainError
 from support.checkpoints.trees import cell, far_program, files, sha256, write_tree
 
 KEY = new_key()
@@ -330,7 +330,7 @@ def test_commit_refuses_symlinked_checkpoint_directory(tmp_path: Path) -> None:
 def test_open_object_closes_descriptors_on_errors(tmp_path: Path) -> None:
     write_tree(tmp_path, {cell("a"): b"1"})
     (tmp_path / "link").symlink_to(tmp_path)
-    from midstream_host.files.object_files import open_object, open_parent
+    from midstream_host.object_files import open_object, open_parent
 
     before = set(os.listdir("/proc/self/fd"))
     for path in ("link/x", f"{cell('a')}/x", "missing/x", "link"):

@@ -21,13 +21,13 @@ from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import open_host
 from midstream.hosts.local_host import LocalHost
+from midstream.transfer import direct_streams
 from midstream.transfer.copy_history import copy_history
 from midstream.transfer.copy_settings import CopySettings
 from midstream.transfer.copy_tree import copy_tree
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError
 from midstream.transfer.incremental_copy import IncrementalCopy
-from midstream.transfer.streams import direct_streams
 from midstream_core import records
 from simulators.sshd import Lab, SshServer
 from support.checkpoints.trees import files, paths_below, write_checkpoint
@@ -333,7 +333,7 @@ def test_manifest_with_foreign_paths_is_refused(pair: Pair) -> None:
     honest = json.loads((checkpoint / records.MANIFEST).read_text())
     # The source's honest programs would refuse such a manifest, too; the receiver checks it again.
     checks = "\ndef check_all(kind, entries):\n    return entries\n"
-    pair.be_hostile("files.allowlist", checks)
+    pair.be_hostile("allowlist", checks)
     for name, evil in MANIFESTS.items():
         (checkpoint / records.MANIFEST).write_text(json.dumps({**honest, "objects": evil(honest["objects"])}))
         line = pair.copied("checkpoint")

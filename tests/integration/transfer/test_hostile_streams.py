@@ -20,17 +20,17 @@ from midstream.hosts.host_pool import open_host
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.rpc.remote_program import reports
+from midstream.transfer import direct_streams
 from midstream.transfer.copy_tree import copy_tree
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError
-from midstream.transfer.streams import direct_streams
-from midstream.transfer.streams.route import Route
-from midstream.transfer.streams.stream import Stream
-from midstream.transfer.streams.tls_certificates import make_peers
+from midstream.transfer.route import Route
+from midstream.transfer.stream import Stream
+from midstream.transfer.tls_certificates import make_peers
+from midstream_host.allowlist import CHECKPOINT
 from midstream_host.copy import stream_server, tls_context
 from midstream_host.copy.requested_items import new_key
 from midstream_host.copy.tls_peer import NUMBER
-from midstream_host.files.allowlist import CHECKPOINT
 from simulators.sshd import Lab
 from support.checkpoints.trees import assert_same_tree, paths_below, random_contents, write_tree
 
@@ -78,7 +78,7 @@ def copies(lab: Lab, tmp_path: Path) -> Copies:
 
 def test_port_of_another_service_is_not_called(copies: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[Any] = []
-    monkeypatch.setattr("midstream.transfer.streams.direct_streams.DirectStreams._dial", called.append)
+    monkeypatch.setattr("midstream.transfer.direct_streams.DirectStreams._dial", called.append)
     change = "lambda event, fields: dict(fields, port=25) if event == 'listening' else fields"
     route = copies.copy(REPORTS.format(change=change))
     assert "not direct: evil: it reports port 25, on which no copy may listen" in route

@@ -10,12 +10,12 @@ import pytest
 
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
+from midstream.transfer import stream_pool
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError
 from midstream.transfer.multi_host_copy import collect_objects, fan_out
 from midstream.transfer.report import Progress
-from midstream.transfer.streams import stream_pool
-from midstream.transfer.streams.send_queue import SendQueue
+from midstream.transfer.send_queue import SendQueue
 from midstream.transfer.verify_tree import verify_objects
 from midstream_core import records
 from support.checkpoints.trees import assert_same_tree, files, write_checkpoint

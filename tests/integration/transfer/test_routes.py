@@ -16,18 +16,18 @@ from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.rpc.remote_program import reports
 from midstream.hosts.ssh.ssh_host import SshHost
+from midstream.transfer import stream_transport
 from midstream.transfer.copy_settings import CopySettings
 from midstream.transfer.copy_tree import copy_contents, copy_tree
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError
+from midstream.transfer.link import Link as CopyLink
+from midstream.transfer.link import probe, wait_listening
 from midstream.transfer.report import Progress
-from midstream.transfer.streams import stream_transport
-from midstream.transfer.streams.link import Link as CopyLink
-from midstream.transfer.streams.link import probe, wait_listening
-from midstream.transfer.streams.tls_certificates import make_peers
+from midstream.transfer.tls_certificates import make_peers
 from midstream.transfer.tree_contents import read_contents
 from midstream_host.copy import staging, tls_peer
-from midstream_host.files.object_files import INCOMING
+from midstream_host.object_files import INCOMING
 from simulators.link import Link, through
 from simulators.sshd import Lab, SshServer
 from support.checkpoints.trees import assert_same_tree, cell, random_contents, write_tree

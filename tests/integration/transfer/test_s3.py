@@ -15,15 +15,15 @@ from midstream.hosts.local_forks import ForkedChild, LocalForks
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc import remote_call
 from midstream.stores.bucket_checkpoint import BucketCheckpoint
+from midstream.transfer import stream_transport
 from midstream.transfer.copy_tree import copy_contents, copy_tree
 from midstream.transfer.endpoint import Endpoint, bucket_endpoint
 from midstream.transfer.errors import TransferError
-from midstream.transfer.streams import stream_transport
 from midstream.transfer.tree_contents import read_contents
 from midstream_core.object_store.bucket_client import CHUNK
 from midstream_core.object_store.open_bucket import open_bucket
+from midstream_host.allowlist import CHECKPOINT
 from midstream_host.bucket.session import part_path
-from midstream_host.files.allowlist import CHECKPOINT
 from simulators.object_stores.bucket import BucketServer
 from simulators.object_stores.s3_server import S3Server
 from simulators.planted_faults import Fault

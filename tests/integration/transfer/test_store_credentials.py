@@ -26,7 +26,7 @@ from midstream_core.object_store.access import VARIABLE, Access
 from midstream_core.object_store.open_bucket import open_bucket
 from midstream_engine.checkpoint.stores import open_checkpoints, open_store
 from midstream_engine.data.sources import bucket as buckets
-from midstream_engine.trainer.runtime.compile_cache import SharedCache
+from midstream_engine.runtime.compile_cache import SharedCache
 from simulators.google.identities import Identities
 from simulators.google.metadata import MetadataServer
 from simulators.object_stores.bucket import BucketServer, bucket_server

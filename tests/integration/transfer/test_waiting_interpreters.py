@@ -19,10 +19,10 @@ from midstream.hosts.host import Process
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.ssh.ssh_host import SshHost
 from midstream.transfer import copy_tree as copy_tree_module
+from midstream.transfer import direct_streams
 from midstream.transfer.copy_tree import copy_tree
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError
-from midstream.transfer.streams import direct_streams
 from simulators.sshd import Lab
 from support.checkpoints.trees import assert_same_tree, random_contents, write_tree
 from support.interpreters import interpreters_below

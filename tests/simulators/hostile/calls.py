@@ -82,7 +82,7 @@ WAYS: Mapping[str, Way] = {
     "cost": Way(("runs.run_times.read",), ("--cost",)),
     "repair": Way(("runs.record_repair.evidence",), ("--repair", BAD_RUN, "--on", "bad")),
     "check": Way(("machine.environments.run_command",), ("--check", "bad")),
-    "import": Way(("imports.checkpoint_survey.survey",), ("--migrate", "bad:/x", "--to", "good", "--dry-run")),
+    "import": Way(("trainers.checkpoint_survey.survey",), ("--migrate", "bad:/x", "--to", "good", "--dry-run")),
     "system series": Way(("machine.probe.main",), ("--metrics", BAD_RUN, "--system", "1"), beat=True),
     "log page": Way(("runs.log_pages.page",), ("log page",)),
     "log search": Way(("runs.log_pages.search",), ("log search",)),

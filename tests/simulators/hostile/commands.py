@@ -28,8 +28,8 @@ PRELOADED = (
     "midstream.watch.watcher",
     "midstream.transfer",
     "midstream.migrate.planning.planner", "midstream.migrate.planning.preflight",
-    "midstream.migrate.execution.migration_process", "midstream.check.target_checks",
-    "midstream.watch.runs.resolved_config", "midstream.operations.examine_checkpoint",
+    "midstream.migrate.migration_process", "midstream.check.target_checks",
+    "midstream.watch.resolved_config", "midstream.operations.examine_checkpoint",
     "midstream.launch.attempt_monitor",
     "midstream.launch.launch_run",
     "midstream.migrate.journal.migration_directory", "yaml", "paramiko", "cryptography.x509",
@@ -140,7 +140,7 @@ def _copy(kind: str, fleet_file: str, source: str, target: str, run: str, what: 
     from midstream.errors import MidstreamError
     from midstream.fleet.fleet_file import load_fleet
     from midstream.hosts.host_pool import HostPool
-    from midstream.migrate.source_and_target import host_files
+    from midstream.migrate import host_files
     from midstream.output import Output
     from midstream.transfer.copy_history import copy_history
     from midstream.transfer.copy_tree import copy_tree

@@ -24,8 +24,8 @@ from midstream.install.install_progress import InstallProgress
 from midstream.install.reporter import reporter_of
 from midstream.launch import host_links
 from midstream.launch.input_check import RunInputs, check_inputs
-from midstream.watch.runs import host_log
-from midstream.watch.runs.log_query import LogQuery
+from midstream.watch import host_log
+from midstream.watch.log_query import LogQuery
 from midstream_core import accelerator_types, records
 from support.remote_functions import function_of
 
@@ -43,14 +43,14 @@ SAMPLES: Mapping[str, Any] = {
     "bucket.tree.describe": {"manifest": "{}", "problems": [["arrays/a", "missing"]]},
     "bucket.tree.digests": ["ab" * 32, None],
     "bucket.tree.missing": [["arrays/a", "missing"]],
-    "imports.checkpoint_survey.sizes": [4096, None],
+    "trainers.checkpoint_survey.sizes": [4096, None],
     "machine.checks.rehearse": {"code": 0, "output": '{"event": "rehearsal"}', "error": ""},
     "machine.environments.find": {
         "uv": None, "python": "/usr/bin/python3.11", "version": "3.11.7", "machine": "x86_64", "newest": "3.11.7",
     },
     "machine.environments.ready": {"python": "/envs/a/bin/python", "how": "pip", "base": "/usr/bin/python3.11"},
     "machine.google_identity.own": {"account": "a@b.iam.gserviceaccount.com", "source": "its metadata server"},
-    "machine.preemption_notices.read": {"kind": "shutdown", "message": "shutdown at 12:00", "when": 1.5},
+    "machine.preemption_notices.read": {"kind": "shutdown", "message": "shutdown at 12:00"},
     "machine.preemption_notices.worker": 0,
     "runs.engine_archive.install": "/root/engines/a",
     "runs.engine_archive.installed": "/root/engines/a",

@@ -10,6 +10,8 @@ from typing import TypeVar
 import numpy as np
 
 from midstream_core.records import Manifest, RunPaths
+from midstream_engine.attempt.consensus import agree_on_origin
+from midstream_engine.attempt.resume import Origin
 from midstream_engine.checkpoint.boxes import full_box
 from midstream_engine.checkpoint.loading.checkpoint_list import newest_complete
 from midstream_engine.checkpoint.saving import consensus
@@ -19,9 +21,7 @@ from midstream_engine.checkpoint.saving.snapshot import HostArray
 from midstream_engine.processes.coordinator_client import CoordinatorClient, connect_to_coordinator
 from midstream_engine.processes.rendezvous import Processes
 from midstream_engine.processes.shared_file_systems import SharedFileSystems, find_shared_file_systems
-from midstream_engine.trainer.attempt.consensus import agree_on_origin
-from midstream_engine.trainer.attempt.resume import Origin
-from midstream_engine.trainer.runtime.attempt_record import Attempt
+from midstream_engine.runtime.attempt_record import Attempt
 from support.checkpoints.checkpoint_states import PROVENANCE, STATE
 from support.loopback import free_port
 

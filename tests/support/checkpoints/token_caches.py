@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from midstream_engine.data.cache.token_cache import OBJECT_BYTES, TokenCache, build_from_tokens
+from midstream_engine.data.token_cache import OBJECT_BYTES, TokenCache, build_from_tokens
 from midstream_engine.data.tokenize.tokenizer import Tokenizer
 
 

@@ -23,8 +23,8 @@ from midstream_core import records
 from midstream_core.attempt import save_fence, start_number
 from midstream_core.attempt.errors import FencedError
 from midstream_engine.signals import Signals
-from midstream_engine.trainer.loop.fence_reader import FenceReader
-from midstream_engine.trainer.runtime.attempt_record import lineage_entry, open_attempt, record_start
+from midstream_engine.loop.fence_reader import FenceReader
+from midstream_engine.runtime.attempt_record import lineage_entry, open_attempt, record_start
 from midstream_core.attempt.earlier_process import running_earlier
 from midstream_core.attempt.status_file import StatusFile
 

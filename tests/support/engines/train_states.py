@@ -8,10 +8,10 @@ import jax
 import numpy as np
 
 from midstream_engine.checkpoint.array_names import flatten
+from midstream_engine.computation.programs import Step
+from midstream_engine.computation.setup import Setup
+from midstream_engine.computation.train_state import TrainState
 from midstream_engine.data.batches import Batch
-from midstream_engine.trainer.computation.programs import Step
-from midstream_engine.trainer.computation.setup import Setup
-from midstream_engine.trainer.computation.train_state import TrainState
 
 
 def update(setup: Setup, step: Step, state: TrainState, index: int, batch: Batch) -> tuple[TrainState, Any]:

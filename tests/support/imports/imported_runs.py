@@ -8,11 +8,11 @@ import jax
 import numpy as np
 
 from midstream_engine.checkpoint.array_names import unflatten
+from midstream_engine.computation.setup import make_plan
+from midstream_engine.computation.train_state import TrainState
+from midstream_engine.computation.train_step import train_step
 from midstream_engine.config.load import from_mapping
 from midstream_engine.interop.foreign_run import ForeignRun
-from midstream_engine.trainer.computation.setup import make_plan
-from midstream_engine.trainer.computation.train_state import TrainState
-from midstream_engine.trainer.computation.train_step import train_step
 
 
 def continued(adopted: ForeignRun, batches: list[Any]) -> list[float]:

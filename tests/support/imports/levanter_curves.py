@@ -17,12 +17,12 @@ import numpy as np
 
 from midstream_engine.checkpoint.loading.checkpoint_records import read_train
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
+from midstream_engine.computation.programs import compile_step
+from midstream_engine.computation.setup import prepare
+from midstream_engine.computation.train_state import TrainState
 from midstream_engine.config.load import load_config
 from midstream_engine.convert import main as convert
-from midstream_engine.trainer.computation.programs import compile_step
-from midstream_engine.trainer.computation.setup import prepare
-from midstream_engine.trainer.computation.train_state import TrainState
-from midstream_engine.trainer.runtime.mesh import place
+from midstream_engine.runtime.mesh import place
 from support.paths import FIXTURES
 
 FOLDER = FIXTURES / "levanter"

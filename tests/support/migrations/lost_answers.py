@@ -58,7 +58,7 @@ def plant(name, before, how):
     remote_call._answer = answer
 
 
-if "midstream.migrate.execution.migration_process" in sys.orig_argv:
+if "midstream.migrate.migration_process" in sys.orig_argv:
     if not os.path.exists(os.path.join(HERE, "struck")):
         with open(os.path.join(HERE, "fault.json")) as file:
             plant(**json.load(file))

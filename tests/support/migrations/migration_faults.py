@@ -26,14 +26,14 @@ from midstream.fleet.fleet import LocalHostConfig, SshHostConfig
 from midstream.hosts.host_pool import HostPool
 from midstream.install.bundle import build_bundle
 from midstream.launch.launch_run import launch_run
-from midstream.migrate.execution import migration_process
+from midstream.migrate import migration_process
 from midstream.migrate.journal.event import Event
 from midstream.migrate.journal.journal import JournalReader
 from midstream.migrate.journal.migration_directory import MigrationDirectory, migration_ids
 from midstream.migrate.journal.migration_state import COMPLETED
-from midstream.migrate.journal.modes import COLD, LIVE, WARM
 from midstream.migrate.journal.phase_names import PROGRESS
 from midstream.migrate.journal.request import Request
+from midstream.migrate.modes.registry import COLD, LIVE, WARM
 from midstream.migrate.planning import planner as planning
 from midstream.migrate.planning import preflight
 from midstream.operations.fleet_snapshot import fleet_snapshot
@@ -65,7 +65,7 @@ import importlib.abc, importlib.util, sys, time
 
 class Slow(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name != "midstream_engine.trainer.loop.training_loop":
+        if name != "midstream_engine.loop.training_loop":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)

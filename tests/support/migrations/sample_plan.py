@@ -12,7 +12,7 @@ from midstream_core import records
 PLAN = Plan(
     identity=Identity("m", "r", "cold", source_epoch=1, epoch=2),
     shape=Shape(2, 4, 8, 2, 1, changes=(Change("precision", "f32", "f32"),)),
-    route=Route("a", 1, "training", 9, "b", "b"),
+    route=Route("a", "training", 9, "b", "b"),
     estimate=Estimate(checkpoint_bytes=1),
 )
 

@@ -18,7 +18,7 @@ from typing import Any
 from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.launch_ownership import sign_import
-from midstream.migrate.execution import migration_process
+from midstream.migrate import migration_process
 from midstream.migrate.journal import migration_directory, migration_state
 from midstream.migrate.journal.facts import Facts, Sealed
 from midstream.migrate.journal.journal import Journal

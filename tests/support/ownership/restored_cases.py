@@ -19,12 +19,12 @@ from midstream import cli
 from midstream.errors import MidstreamError
 from midstream.hosts.host_pool import HostPool
 from midstream.launch import launch_run
-from midstream.migrate.execution import executor, migration_process
+from midstream.migrate import executor, migration_process
+from midstream.migrate.host_group import HostGroup
 from midstream.migrate.journal import migration_directory
 from midstream.migrate.journal.journal import Journal
 from midstream.migrate.journal.migration_directory import MigrationDirectory
 from midstream.migrate.phases import relaunch
-from midstream.migrate.source_and_target.host_group import HostGroup
 from midstream.migrate.steps import source_return
 from midstream.migrate.steps.migration import Migration
 from midstream.migrate.steps.ownership_records import hand_over, refuse_later_owner

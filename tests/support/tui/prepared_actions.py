@@ -25,8 +25,8 @@ from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
 from midstream.providers.provider import OWNER_LABEL, TARGET_LABEL, Slice, SliceStatus, Worker
 from midstream.tui.actions import Actions, SliceListing, Target
-from midstream.watch.runs.host_log import LogLines
-from midstream.watch.runs.log_query import LogQuery
+from midstream.watch.host_log import LogLines
+from midstream.watch.log_query import LogQuery
 from midstream.watch.snapshot import (
     RunView,
     Snapshot,

@@ -38,7 +38,6 @@ PLAN = Plan(
     ),
     route=Route(
         "small",
-        source_attempt=1,
         source_state="training",
         source_step=1204,
         target="large",

@@ -16,6 +16,7 @@ from google.cloud import tpu_v2
 from integration.tpu.test_commands import add_stopped_run, fleet_file
 from midstream.errors import MidstreamError, UsageError
 from midstream.fleet.fleet_file import load_fleet
+from midstream.fleet.tpu_target import TpuTarget
 from midstream.hosts.host_pool import HostPool
 from midstream.migrate.journal.request import Request
 from midstream.providers import fleet_slices
@@ -68,8 +69,10 @@ class SliceFleet:
 
     def add_slice(self, name: str, state: tpu_v2.Node.State = State.READY) -> None:
         """Create a slice of that name and state."""
-        target = fleet_slices.slice_targets(load_fleet(self.lab.directory / "fleet.yaml"))["pod"]
-        fleet_slices.tpu_provider().create("pod", type(target)(**{**vars(target), "name": name}), lambda _: None)
+        target = load_fleet(self.lab.directory / "fleet.yaml").slices["pod"]
+        fleet_slices.provider_of_type(TpuTarget).create(
+            "pod", type(target)(**{**vars(target), "name": name}), lambda _: None
+        )
         self.server.nodes[f"projects/lab/locations/here-a/nodes/{name}"].state = state
 
 

@@ -13,9 +13,9 @@ from typing_extensions import override
 
 from midstream.check.check_result import PASS, Check
 from midstream.errors import MidstreamError, UsageError
-from midstream.migrate.journal.modes import COLD, WARM
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
+from midstream.migrate.modes.registry import COLD, WARM
 from midstream.tui.actions import Target, TargetMissingError
 from midstream.tui.app import MidstreamApp
 from midstream.tui.base_app import RELOAD_EXIT_CODE

@@ -19,8 +19,8 @@ from midstream.tui.widgets import log_view
 from midstream.tui.widgets.log_pane import LogPane
 from midstream.tui.widgets.log_view import LogView, new_lines
 from midstream.tui.widgets.paged_log_view import PAGE, PagedLogView
-from midstream.watch.runs import host_log
-from midstream.watch.runs.log_query import LogQuery
+from midstream.watch import host_log
+from midstream.watch.log_query import LogQuery
 from midstream.watch.snapshot import LogRange, RunView
 from midstream_core import records
 from midstream_host.runs.log_pages import LogMatches, LogPage

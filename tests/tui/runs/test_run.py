@@ -14,7 +14,7 @@ from midstream.tui.screens.run.run_screen import RunScreen
 from midstream.tui.screens.run.run_text import metrics_of
 from midstream.tui.widgets.curve import CurveView
 from midstream.tui.widgets.log_view import LogView
-from midstream.watch.runs import resolved_config
+from midstream.watch import resolved_config
 from midstream_core import records
 from support.tui import fleets, prepared_migrations
 from support.tui.fleets import NOW

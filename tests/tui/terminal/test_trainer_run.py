@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from midstream.migrate.execution.migration_process import follow
 from midstream.migrate.journal.migration_directory import MigrationDirectory, migration_ids
 from midstream.migrate.journal.migration_state import COMPLETED
+from midstream.migrate.migration_process import follow
 from simulators.sshd import Lab, lab
 from support.command_line import Run, midstream, runs
 from support.trainers.script_trainer import write_script

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from midstream.cli import main
-from midstream.completion.local_names import KINDS, flag_names, local_names
-from midstream.completion.scripts import script
+from midstream.completion_names import KINDS, flag_names, local_names
+from midstream.completion_scripts import script
 from midstream.flags import SHELLS, parser
 from midstream.fleet.fleet import Fleet, LocalHostConfig, SshHostConfig
 from midstream.hosts.host_pool import HostPool

@@ -15,8 +15,8 @@ from midstream.errors import Exit, MidstreamError
 from midstream.flags import parse
 from midstream.headless.confirmation import can_ask, confirmed
 from midstream.headless.migration.print_plan import require_consent
-from midstream.migrate.journal.modes import LIVE
 from midstream.migrate.journal.plan import Plan
+from midstream.migrate.modes.registry import LIVE
 from midstream.output import Output
 from support.migrations.sample_plan import PLAN, changed
 

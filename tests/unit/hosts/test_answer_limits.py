@@ -17,8 +17,8 @@ from midstream.hosts.host import Host
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc import answer_limits
 from midstream.hosts.rpc.answer_limits import decode, decode_file
-from midstream.watch.runs import host_log
-from midstream.watch.runs.log_query import LogQuery
+from midstream.watch import host_log
+from midstream.watch.log_query import LogQuery
 from midstream_core import records
 from midstream_host import declarations
 from midstream_host.runs.log_pages import LogMatches, LogPage

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.fleet.fleet import TpuTarget
+from midstream.fleet.tpu_target import TpuTarget
 from midstream.providers.provider import ProviderError, Slice, SliceStatus, Worker
 from midstream.providers.ssh_access import write_access
 

@@ -90,7 +90,7 @@ def test_first_frame_of_the_terminal_ui_loads_only_its_screen(tmp_path: Path, kn
         "midstream_host",
         "midstream.tui.widgets.curve",
         "midstream.watch.host_feed",
-        "midstream.watch.runs.host_log",
+        "midstream.watch.host_log",
         "midstream_core.json_shapes",
         "midstream_core.records.manifest",
         "midstream_core.records.record",

@@ -35,7 +35,7 @@ CHANGES = (
     ),
     Change(
         "The learning-rate schedule gets a new shape, in the engine and the app: where is its formula?",
-        "engine/midstream_core/arithmetic/learning_rate.py",
+        "engine/midstream_core/learning_rate.py",
         "",
     ),
     Change(
@@ -100,8 +100,8 @@ CHANGES = (
     ),
     Change(
         "The number of streams of a copy should follow the speed of the link in another way.",
-        "app/midstream/transfer/streams/link.py",
-        "app/midstream/transfer/streams/stream_pool.py",
+        "app/midstream/transfer/link.py",
+        "app/midstream/transfer/stream_pool.py",
     ),
     Change(
         "The supervisor beside each engine should record the signal that ended it in another way.",
@@ -110,7 +110,7 @@ CHANGES = (
     ),
     Change(
         "TPU slices should be looked up with one more field of the service.",
-        "app/midstream/providers/gcp/tpu/lookup.py",
+        "app/midstream/providers/tpu/lookup.py",
         "",
     ),
     Change(

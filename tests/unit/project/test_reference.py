@@ -21,15 +21,15 @@ from midstream.fleet import fleet
 from midstream.headless.fleet.show_costs import DEFAULT_PERIOD
 from midstream.json_events import BY_NAME, EVENTS
 from midstream.json_events.notifications import NOTIFICATION_FIELDS, NOTIFICATIONS
-from midstream.migrate.execution import notify
+from midstream.migrate import notify
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
 from midstream.migrate.repair.repair_proposal import RepairProposal
 from midstream.providers.provider import Slice
 from midstream.tui import commands
 from midstream.tui.screens.dialogs.form import FormScreen
-from midstream.watch.runs import symptoms
-from midstream.watch.runs.resolved_config import Change
+from midstream.watch import symptoms
+from midstream.watch.resolved_config import Change
 from midstream.watch.snapshot import CheckpointView, HostView
 from midstream_core import records
 from midstream_host import supervise

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from midstream.adoption.adopt_process import world_flags
-from midstream.adoption.initial_run_file import run_file_text
+from midstream.launch.adopt_process import world_flags
+from midstream.launch.initial_run_file import run_file_text
 from midstream_core import records
 from midstream_host.driver.trainer_process import Adopted
 from midstream_host.trainers.processes import TrainerDirectory, TrainingProcess

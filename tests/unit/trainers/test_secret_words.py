@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.adoption.initial_run_file import run_file_text
-from midstream.adoption.secret_words import secrets_note, without_secrets
+from midstream.launch.initial_run_file import run_file_text
+from midstream.launch.secret_words import secrets_note, without_secrets
 from midstream_core.records import RecordError
 from midstream_host.driver.command_variables import with_variables
 from midstream_host.trainers.processes import TrainerDirectory, TrainingProcess

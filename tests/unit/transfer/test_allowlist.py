@@ -18,8 +18,8 @@ from midstream.transfer.errors import TransferError
 from midstream_core import records
 from midstream_engine.checkpoint import zarr
 from midstream_engine.interop.tokenizer_files import FOLDER, NAMES
-from midstream_host.files import allowlist
-from midstream_host.files.allowlist import CHECKPOINT, CHECKPOINTS, DATA, HISTORY, NotAllowedError
+from midstream_host import allowlist
+from midstream_host.allowlist import CHECKPOINT, CHECKPOINTS, DATA, HISTORY, NotAllowedError
 from support.checkpoints.trees import cell, files, sha256, write_data, write_tree
 
 EVENTS = "events.out.tfevents.1700000000.gpu-1.example"

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from midstream.transfer.partial_objects import apart, gaps
-from midstream.transfer.streams.send_queue import CHUNK
+from midstream.transfer.send_queue import CHUNK
 
 
 @pytest.mark.parametrize(

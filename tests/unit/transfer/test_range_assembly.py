@@ -10,7 +10,7 @@ import pytest
 
 from midstream_host.copy.range_assembly import Assemblies
 from midstream_host.copy.staging import Stage
-from midstream_host.files.copy_items import CopyObject
+from midstream_host.copy_items import CopyObject
 
 DATA = bytes(range(256)) * 64
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from midstream.transfer.streams.send_queue import ranges
+from midstream.transfer.send_queue import ranges
 from midstream_core import records
+from midstream_host.allowlist import CHECKPOINT, HISTORY
 from midstream_host.copy import frames, sender, session, staging
 from midstream_host.copy.range_assembly import Assembly
 from midstream_host.copy.requested_items import RequestedItems, new_key
-from midstream_host.files.allowlist import CHECKPOINT, HISTORY
-from midstream_host.files.copy_items import CopyItem, CopyObject, HistoryObject
-from midstream_host.files.object_files import INCOMING
+from midstream_host.copy_items import CopyItem, CopyObject, HistoryObject
+from midstream_host.object_files import INCOMING
 from midstream_host.verify import objects
 from support.checkpoints.trees import (
     assert_same_tree,

@@ -18,7 +18,7 @@ from midstream.hosts.local_host import LocalHost
 from midstream.transfer.copy_history import _ComparedFile, _decide
 from midstream.transfer.copy_settings import CopySettings, ports_of, settings_of_hosts
 from midstream.transfer.progress import Meter
-from midstream.transfer.streams.send_queue import (
+from midstream.transfer.send_queue import (
     BUCKET_QUEUED_BYTES,
     CHUNK,
     MIN_QUEUED_BYTES,
@@ -28,7 +28,7 @@ from midstream.transfer.streams.send_queue import (
     split,
     stream_count,
 )
-from midstream_host.files.copy_items import CopyObject
+from midstream_host.copy_items import CopyObject
 
 MIB = 1 << 20
 

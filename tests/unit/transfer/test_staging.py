@@ -9,8 +9,8 @@ import pytest
 
 from midstream_host.copy import staging
 from midstream_host.copy.staging import Stage
-from midstream_host.files.copy_items import CopyObject
-from midstream_host.files.object_files import LastFolder
+from midstream_host.copy_items import CopyObject
+from midstream_host.object_files import LastFolder
 
 ENTRY: CopyObject = {"path": "object", "size": 1, "sha256": "0" * 64}
 

@@ -6,9 +6,9 @@ import pytest
 import yaml
 
 from midstream.errors import MidstreamError
-from midstream.migrate.source_and_target.source_config import parse_config
+from midstream.migrate.source_config import parse_config
 from midstream.plain_yaml import load_plain
-from midstream.watch.runs import resolved_config
+from midstream.watch import resolved_config
 
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
 ODD = {

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.listing import run_facts
-from midstream.watch.runs import loss_curve
-from midstream.watch.runs.loss_curve import LossCurve
-from midstream.watch.runs.metric_columns import MetricColumns
+from midstream.watch import loss_curve
+from midstream.watch.loss_curve import LossCurve
+from midstream.watch.metric_columns import MetricColumns
 from midstream.watch.snapshot import RunView
 from midstream_core import records
 from support.migrations.spliced_rows import splice

@@ -13,9 +13,9 @@ import pytest
 from midstream.listing import documents, filter_parser, fleet_fields, run_facts
 from midstream.listing.fleet_moment import FleetMoment
 from midstream.output import Output
-from midstream.watch.runs.symptoms import NOT_A_NUMBER, symptoms
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream.watch.snapshot_store import SnapshotStore
+from midstream.watch.symptoms import NOT_A_NUMBER, symptoms
 from midstream_engine.tracking.metrics_file import MetricsFile
 from support.tui import fleets
 from support.tui.fleets import NOW

@@ -9,10 +9,10 @@ import pytest
 
 from midstream.headless.fleet import status as status_mode
 from midstream.listing import documents
+from midstream.watch import log_tail
 from midstream.watch.log_errors import error_line
-from midstream.watch.runs import log_tail
-from midstream.watch.runs.log_tail import LogTail
-from midstream.watch.runs.run_failure import failure_of
+from midstream.watch.log_tail import LogTail
+from midstream.watch.run_failure import failure_of
 from midstream.watch.snapshot import LogRange, RunView, Snapshot
 from midstream_core import records
 

@@ -14,7 +14,8 @@ from midstream.output import Output
 from midstream.providers import fleet_slices
 
 if TYPE_CHECKING:
-    from midstream.fleet.fleet import Fleet, SliceTarget
+    from midstream.fleet.fleet import Fleet
+    from midstream.fleet.slice_target import SliceTarget
 
 READ_ONLY_MODES = ("status", "checkpoints", "clean", "compare", "diff", "verify")  # modes that register no SSH key
 
@@ -24,7 +25,7 @@ def with_slices(fleet: Fleet, options: argparse.Namespace, output: Output, engin
 
     Creates the slice of the target of --launch or --migrate if it does not exist and its price is accepted.
     """
-    known = fleet_slices.slice_targets(fleet)
+    known = fleet.slices
     if not known or options.delete:
         return fleet
     read_only = any(getattr(options, mode) not in (None, False) for mode in READ_ONLY_MODES)
@@ -61,7 +62,7 @@ def _check_request(fleet: Fleet, options: argparse.Namespace, target: SliceTarge
     try:
         request = request_of(options, options.migrate, "", engine)
         store = fleet.store_of_target(options.to)
-        check_ahead(fleet, hosts, fleet_snapshot(fleet, hosts), request, store, fleet_slices.device_count(target))
+        check_ahead(fleet, hosts, fleet_snapshot(fleet, hosts), request, store, target.device_count)
     finally:
         hosts.close()
 
@@ -121,7 +122,7 @@ def settle_unused_slice(fleet: Fleet, options: argparse.Namespace, code: int, ou
     name = getattr(options, "created_slice", "")
     if not name:
         return
-    path = fleet_slices.slice_path(name, fleet_slices.slice_targets(fleet)[name])
+    path = fleet_slices.slice_path(name, fleet.slices[name])
     if code in (Exit.REFUSED, Exit.USAGE) and not options.keep_slice:
         output.message(f"midstream: deleting {name}, created for this refused command (--keep-slice keeps it)")
         try:

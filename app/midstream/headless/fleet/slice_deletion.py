@@ -36,7 +36,7 @@ def delete(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     pods = fleet.targets.get(options.delete)
     if isinstance(pods, KubernetesTarget):
         return delete_pods(options.delete, pods, options, output)
-    known = fleet_slices.slice_targets(fleet)
+    known = fleet.slices
     paths = {fleet_slices.slice_path(name, target): name for name, target in known.items()}
     if options.delete in known:
         name, place = options.delete, fleet_slices.slice_path(options.delete, known[options.delete])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def show_slices(fleet: Fleet, output: Output) -> None:
     """Print every slice of the fleet file's projects and zones."""
     found = fleet_slices.list_slices(fleet)
-    names = {fleet_slices.slice_path(name, target): name for name, target in fleet_slices.slice_targets(fleet).items()}
+    names = {fleet_slices.slice_path(name, target): name for name, target in fleet.slices.items()}
     if output.as_json:
         for each in found.slices:
             output.value({"event": "slice", **documents.slice_value(each, names.get(each.path, ""))})

@@ -16,7 +16,7 @@ from midstream.operations.fleet_snapshot import fleet_snapshot
 from midstream.output import Output, table
 from midstream.ownership.judgement import CLAIM, FORMER, Judgement
 from midstream.printable import excerpt
-from midstream.watch.runs.run_failure import failure_of
+from midstream.watch.run_failure import failure_of
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet

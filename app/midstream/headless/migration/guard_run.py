@@ -31,8 +31,8 @@ def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     Ctrl-C ends the guard and changes nothing.
     """
     from midstream.hosts.host_pool import HostPool
-    from midstream.migrate.execution.notify import notify_all
     from midstream.migrate.failover.guard import Guard
+    from midstream.migrate.notify import notify_all
     from midstream.watch.watcher import Watcher
 
     targets = [*dict.fromkeys(name.strip() for name in options.to.split(",") if name.strip())]

@@ -43,8 +43,6 @@ def host_path_of(fleet: Fleet, text: str) -> HostPath:
     Raises:
         UsageError: The host is unknown, or this machine is not a host of the fleet.
     """
-    from midstream.fleet.fleet import LocalHostConfig
-
     name, colon, path = ("", "", text) if in_bucket(text) else text.partition(":")
     if colon and "/" not in name:
         if name not in fleet.hosts:
@@ -52,7 +50,7 @@ def host_path_of(fleet: Fleet, text: str) -> HostPath:
         if not path.startswith(("/", "~")) and not in_bucket(path):
             raise UsageError(f"{text}: write an absolute path, such as {name}:/data/{path or 'checkpoints'}")
         return HostPath(name, path)
-    here = [name for name, config in fleet.hosts.items() if isinstance(config, LocalHostConfig)]
+    here = fleet.local_hosts
     if not here:
         raise UsageError(
             f"{text}: this machine is not a host of the fleet",

@@ -44,7 +44,7 @@ def migrate(
     """
     from midstream.check.check_result import FAIL
     from midstream.hosts.host_pool import HostPool
-    from midstream.migrate.execution import migration_process
+    from midstream.migrate import migration_process
     from midstream.migrate.planning import planner as planning
     from midstream.migrate.planning import preflight
 
@@ -53,7 +53,7 @@ def migrate(
         raise UsageError(f"{flags}: {options.migrate} is a run, not the PATH of a checkpoint to import")
     hosts = HostPool(fleet)
     run_id, source = options.migrate, ""
-    imported = adopting = False
+    imported = False
     try:
         if is_path(run_id):
             asks = can_ask(output) and not options.yes
@@ -80,7 +80,7 @@ def migrate(
             failed = failed or (check if check.state == FAIL else None)
     except MidstreamError as error:
         # Nothing was changed: an unreachable host or an impossible plan is a refusal, not a failure.
-        if error.code == Exit.FAILED and not adopting:
+        if error.code == Exit.FAILED:
             error.code = Exit.REFUSED
         raise
     finally:
@@ -96,10 +96,10 @@ def migrate(
 
 def resume(options: argparse.Namespace, output: Output) -> int:
     """`--continue` and `--rollback`."""
-    from midstream.migrate.execution import migration_process
+    from midstream.migrate import migration_process
     from midstream.migrate.journal import migration_directory
     from midstream.migrate.journal.migration_state import ROLLED_BACK
-    from midstream.migrate.journal.modes import WARM
+    from midstream.migrate.modes.registry import WARM
 
     if options.continue_:
         found = migration_directory.MigrationDirectory.find(options.continue_)
@@ -166,7 +166,7 @@ def follow(migration: str, output: Output, offset: int = 0, on_interrupt: str = 
     Raises:
         MidstreamError: The migration's process exited without a result.
     """
-    from midstream.migrate.execution import migration_process
+    from midstream.migrate import migration_process
     from midstream.migrate.journal.migration_directory import MigrationDirectory
 
     code: int | None = None

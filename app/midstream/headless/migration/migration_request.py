@@ -19,8 +19,8 @@ def is_path(text: str) -> bool:
 
 def request_of(options: argparse.Namespace, run_id: str, source: str, engine: tuple[str, ...]) -> Request:
     """Return the migration request of the flags."""
-    from midstream.migrate.journal.modes import WARM
     from midstream.migrate.journal.request import Request
+    from midstream.migrate.modes.registry import WARM
 
     return Request(
         run_id=run_id,

@@ -48,7 +48,7 @@ def require_consent(plan: Plan, options: argparse.Namespace, output: Output, *, 
     Raises:
         MidstreamError: The user did not agree.
     """
-    from midstream.migrate.journal.modes import LIVE
+    from midstream.migrate.modes.registry import mode_of
     from midstream_core.records import ENDED
 
     if options.yes:
@@ -68,5 +68,5 @@ def require_consent(plan: Plan, options: argparse.Namespace, output: Output, *, 
         running = plan.route.source_state not in (*ENDED, "lost", "unknown")
         hint = "--yes accepts it" + ("; --checkpoint now discards none" if running else "")
     else:
-        hint = "--yes accepts it" + ("; --mode warm copies instead" if plan.mode == LIVE else "")
+        hint = "--yes accepts it" + mode_of(plan.mode).alternative
     raise MidstreamError(f"nothing was changed, because you did not agree to: {'; '.join(reasons)}", hint, Exit.REFUSED)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 def adopt(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     """Adopt the trainer that runs in a directory of a host."""
-    from midstream.adoption.adopt_process import adopt_process
     from midstream.hosts.host_pool import HostPool
+    from midstream.launch.adopt_process import adopt_process
     from midstream.launch.progress_line import reporter
 
     hosts = HostPool(fleet)
@@ -37,8 +37,8 @@ def init_run(fleet: Fleet | None, options: argparse.Namespace, output: Output) -
 
     The latter is a local directory.
     """
-    from midstream.adoption.initial_run_file import RUN_FILE, launcher_of, look_at, run_file_text, split_place
     from midstream.hosts.host_pool import HostPool
+    from midstream.launch.initial_run_file import RUN_FILE, launcher_of, look_at, run_file_text, split_place
 
     hosts = HostPool(fleet) if fleet is not None else None
     try:

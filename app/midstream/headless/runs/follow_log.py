@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, HostError, RemoteError
-from midstream.watch.runs.host_log import LogFollower
+from midstream.watch.host_log import LogFollower
 from midstream_host.runs import run_state
 
 if TYPE_CHECKING:

@@ -61,7 +61,7 @@ def _start(
     output: Output,
 ) -> int:
     """Start a run, and print the first state of its engine."""
-    from midstream.adoption.launch_run_file import launch_any
+    from midstream.launch.launch_run_file import launch_any
     from midstream.launch.progress_line import reporter
 
     report = reporter(output, verbose=options.verbose)
@@ -123,7 +123,7 @@ def stop(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     from midstream.hosts.host_pool import HostPool
     from midstream.migrate.journal.migration_directory import list_migrations
     from midstream.operations import stop as operation
-    from midstream.watch.runs.damaged_runs import refuse_damaged
+    from midstream.watch.damaged_runs import refuse_damaged
 
     hosts = HostPool(fleet)
     try:

@@ -119,7 +119,7 @@ def log(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     """
     from midstream.hosts.host_pool import HostPool
     from midstream.launch.attempt_monitor import ranks_of
-    from midstream.watch.runs.host_log import read_log
+    from midstream.watch.host_log import read_log
 
     if options.follow and options.search is not None:
         raise UsageError("--follow and --search exclude each other", "midstream --log RUN --follow | grep WORD")

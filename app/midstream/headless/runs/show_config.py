@@ -20,7 +20,7 @@ def config(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     With ``--attempts A``, print the one of that attempt; with ``--attempts A,B``, print what differs.
     """
     from midstream.hosts.host_pool import HostPool
-    from midstream.watch.runs import resolved_config
+    from midstream.watch import resolved_config
 
     hosts = HostPool(fleet)
     try:

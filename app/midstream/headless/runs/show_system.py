@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from midstream.errors import Exit, HostError
 from midstream.operations.fleet_snapshot import SNAPSHOT_TIMEOUT, fleet_snapshot, run_of
-from midstream.watch.runs.run_hosts import hosts_of
+from midstream.watch.run_hosts import hosts_of
 from midstream.watch.snapshot import LIVE
 from midstream.watch.system_metrics import METRICS
 from midstream_core.json_types import JsonValue

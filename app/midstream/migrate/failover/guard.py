@@ -26,7 +26,7 @@ from midstream.fleet.fleet import Fleet
 from midstream.hosts.deadline import Deadline
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.attempt_monitor import look_at_ranks, ranks_of
-from midstream.migrate.execution import migration_process, notify
+from midstream.migrate import migration_process, notify
 from midstream.migrate.failover import guard_plan, guard_pods, job_restart
 from midstream.migrate.failover.guard_consent import GuardConsent, NotAgreedError
 from midstream.migrate.failover.guard_plan import MigratedByAnotherError
@@ -46,16 +46,16 @@ from midstream.migrate.journal import migration_state
 from midstream.migrate.journal.event import Event
 from midstream.migrate.journal.migration_directory import open_migrations
 from midstream.migrate.journal.migration_view import MigrationView
-from midstream.migrate.journal.modes import COLD, WARM
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
+from midstream.migrate.modes.registry import COLD, WARM
 from midstream.migrate.planning.source_run import shares_root
 from midstream.ownership.owner_judge import CLAIM, OWNER
 from midstream.providers import fleet_slices
 from midstream.providers.provider import SliceStatus
 from midstream.watch.known_owners import remember_owners
-from midstream.watch.runs.symptoms import symptoms
 from midstream.watch.snapshot import CONNECTING, LIVE, RunView, Snapshot
+from midstream.watch.symptoms import symptoms
 from midstream.watch.watcher import Watcher
 from midstream_core.json_types import JsonValue
 from midstream_host.machine import preemption_notices

@@ -14,19 +14,19 @@ from midstream.errors import Exit, HostError, MidstreamError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.engine_flags import engine_flags
+from midstream.migrate import host_files
 from midstream.migrate.failover import job_restart
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.planning.source_run import ownership_consent
 from midstream.migrate.planning.trainer_plan import travelling_text
-from midstream.migrate.source_and_target import host_files
-from midstream.migrate.source_and_target.source_config import check_config
+from midstream.migrate.source_config import check_config
 from midstream.ownership import memory, signed_chain
 from midstream.trainers.run_file_parser import from_value
 from midstream.watch.snapshot import LIVE, RunView, Snapshot
 from midstream_core import records
 from midstream_core.json_types import JsonObject, RunConfig
+from midstream_host.allowlist import shown
 from midstream_host.driver.run_file import is_run_file
-from midstream_host.files.allowlist import shown
 from midstream_host.runs import ownership
 from midstream_host.verify import tree
 

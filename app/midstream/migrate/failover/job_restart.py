@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 
 from midstream.errors import HostError, MidstreamError
-from midstream.fleet.fleet import Fleet, SlurmTarget
+from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.install.errors import LaunchError
 from midstream.launch.attempt_monitor import stop_run
@@ -29,13 +29,8 @@ SUBMIT_INTERVAL = 15.0  # seconds
 
 def is_own_target(fleet: Fleet, run: RunView, target: str) -> bool:
     """Return whether the run trains as a job of this very target."""
-    config = fleet.targets.get(target)
-    return (
-        isinstance(config, SlurmTarget)
-        and config.host == run.host
-        and run.fence is not None
-        and run.fence.owner == target
-    )
+    slurm = fleet.slurm_of(target)
+    return slurm is not None and slurm.host == run.host and run.fence is not None and run.fence.owner == target
 
 
 def stop_seconds(run: RunView) -> float:

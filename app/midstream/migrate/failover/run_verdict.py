@@ -9,7 +9,7 @@ from midstream.hosts.rpc.result_checks import repair_hint
 from midstream.launch.attempt_monitor import first_failure
 from midstream.launch.rank_view import RankView
 from midstream.providers.provider import SliceStatus
-from midstream.watch.runs.damaged_runs import describe
+from midstream.watch.damaged_runs import describe
 from midstream.watch.snapshot import LIVE, RunView, Snapshot
 from midstream_core import records
 

@@ -10,18 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from midstream.errors import MidstreamError
-from midstream.fleet.fleet import Fleet, SlurmTarget
+from midstream.fleet.fleet import Fleet
 from midstream.fleet.quantities import parse_duration
 from midstream.format import duration
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.slurm_allocation import query_allocation
 from midstream.launch.slurm_job import seconds_to_save
 from midstream.migrate.failover import job_restart
-from midstream.migrate.journal.modes import COLD, WARM
 from midstream.migrate.journal.request import Request
-from midstream.migrate.journal.stages import Durations, known_seconds, total_text, unknown_stages
+from midstream.migrate.modes.registry import COLD, WARM
 from midstream.migrate.planning import planner
 from midstream.migrate.planning.source_run import shares_root
+from midstream.migrate.stages import Durations, known_seconds, total_text, unknown_stages
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_host.runs.slurm import JobState
 
@@ -94,8 +94,7 @@ class TimeLimit:
         if self.given is not None:
             return Lead(self.given, "as --guard-lead gives it")
         owner = run.fence.owner if run.fence is not None else ""
-        config = self.fleet.targets.get(owner)
-        slurm = config if isinstance(config, SlurmTarget) else None
+        slurm = self.fleet.slurm_of(owner)
         if slurm is not None and slurm.guard_lead is not None:
             return Lead(parse_duration(slurm.guard_lead), f"guard_lead of target {owner}")
         saves = seconds_to_save(() if slurm is None else slurm.sbatch)

@@ -7,10 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from midstream.migrate.journal.json_values import fields_of
-
-# Phases of the downtime, in order.
-# keys of the report, in their order
-DOWNTIME_PHASES = ("quiesce", "save", "copy", "verify", "provision", "install", "compile", "restore", "first_step")
+from midstream.migrate.stages import DOWNTIME_PHASES
 
 
 def shown_phase(name: str) -> str:

@@ -17,8 +17,8 @@ from midstream.migrate.journal import damaged_files
 from midstream.migrate.journal import journal as journals
 from midstream.migrate.journal.certificate import Certificate
 from midstream.migrate.journal.downtime_report import DowntimeReport
-from midstream.migrate.journal.modes import WARM
 from midstream.migrate.journal.plan import Plan
+from midstream.migrate.modes.registry import WARM
 from midstream.state_directory import state_directory
 from midstream_core import records
 

@@ -20,7 +20,7 @@ from midstream.migrate.journal.migration_state import (
 )
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.stage_times import Remaining, StageTimes, estimates, remaining, stage_times
-from midstream.migrate.journal.stages import HEALTHY
+from midstream.migrate.stages import HEALTHY
 from midstream_core.records import Fence
 
 CERTIFIED, NOT_CERTIFIED, VOID = "certified", "failed", "void"  # see `MigrationView.verdict`

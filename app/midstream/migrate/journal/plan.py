@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 
 from midstream.migrate.journal.cost import Cost
 from midstream.migrate.journal.json_values import fields_of
-from midstream.migrate.journal.modes import COLD, MODES
+from midstream.migrate.modes.registry import COLD, MODES
 from midstream_core import records
 from midstream_core.json_shapes import Long
 from midstream_core.json_types import object_or_empty
@@ -85,7 +85,6 @@ class Route:
     """Both ends: hosts, checkpoint stores, data, and the route between them."""
 
     source: str  # host
-    source_attempt: int
     source_state: str
     source_step: int
     target: str  # name of the target
@@ -224,7 +223,7 @@ class Plan:
     @property
     def has_standby(self) -> bool:
         """Whether a standby is started on the target before the source is sealed."""
-        return self.mode != COLD
+        return MODES[self.mode].has_standby
 
     @property
     def target_flags(self) -> tuple[str, ...]:
@@ -305,5 +304,5 @@ class Plan:
         return cls(
             identity=Identity(migration, run_id, COLD, source_epoch=0, epoch=0),
             shape=Shape(0, 0, 0, 0, 0),
-            route=Route(UNKNOWN, 0, "", 0, UNKNOWN, UNKNOWN),
+            route=Route(UNKNOWN, "", 0, UNKNOWN, UNKNOWN),
         )

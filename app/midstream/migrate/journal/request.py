@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from midstream.migrate.journal.modes import WARM
+from midstream.migrate.modes.registry import WARM
 
 
 @dataclass(frozen=True)

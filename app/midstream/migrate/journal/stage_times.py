@@ -10,7 +10,7 @@ from midstream.format import duration as shown
 from midstream.migrate.journal.event import STAGE, Event
 from midstream.migrate.journal.facts import Facts
 from midstream.migrate.journal.plan import Plan
-from midstream.migrate.journal.stages import (
+from midstream.migrate.stages import (
     DOWNTIME,
     HEALTHY,
     STAGES,

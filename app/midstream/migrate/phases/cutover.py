@@ -7,11 +7,11 @@ import time
 
 from midstream.counts import agree, count
 from midstream.errors import MidstreamError
-from midstream.migrate.journal import stages
+from midstream.migrate import stages
 from midstream.migrate.journal.facts import Copied, Facts, required
 from midstream.migrate.journal.phase_names import CUTOVER
 from midstream.migrate.phases.seal import seal
-from midstream.migrate.source_and_target.source_config import agreed_config
+from midstream.migrate.source_config import agreed_config
 from midstream.migrate.steps import prepare_standby, replica
 from midstream.migrate.steps.data_copy import copy_further_caches
 from midstream.migrate.steps.migration import Migration, replayed

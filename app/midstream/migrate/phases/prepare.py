@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from midstream.migrate.journal import stages
+from midstream.migrate import stages
 from midstream.migrate.journal.phase_names import PREPARE
 from midstream.migrate.steps import prepare_standby, rehearsal_overlap
 from midstream.migrate.steps.data_copy import copy_token_caches

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-from midstream.migrate.journal import stages
+from midstream.migrate import stages
 from midstream.migrate.journal.facts import Facts, Sealed, StartingPoint, required
 from midstream.migrate.journal.phase_names import RELAUNCH
 from midstream.migrate.phases.cutover import copy_run_history, copy_state
-from midstream.migrate.source_and_target.source_config import agreed_config
+from midstream.migrate.source_config import agreed_config
 from midstream.migrate.steps import prepare_standby, replica
 from midstream.migrate.steps.attempt_start import start_attempt
 from midstream.migrate.steps.first_update import wait_training

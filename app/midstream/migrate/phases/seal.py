@@ -6,8 +6,8 @@ import time
 
 from midstream.errors import HostError, MidstreamError, RemoteError
 from midstream.launch.process_lease import wait_for_lease
+from midstream.migrate import host_files
 from midstream.migrate.journal.facts import Facts, Sealed
-from midstream.migrate.source_and_target import host_files
 from midstream.migrate.steps.migration import Migration, replayed
 from midstream.migrate.steps.observation import wait_for
 from midstream.migrate.steps.record_commands import show_command, show_fence

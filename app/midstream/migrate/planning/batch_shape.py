@@ -12,7 +12,8 @@ from typing import Any, cast
 
 from midstream.counts import count
 from midstream.errors import MidstreamError
-from midstream_core.arithmetic.mesh_division import (
+from midstream_core.json_types import RunConfig
+from midstream_core.mesh_division import (
     DATA,
     MODEL,
     axis_mappings,
@@ -23,7 +24,6 @@ from midstream_core.arithmetic.mesh_division import (
     shard_count,
     undivided,
 )
-from midstream_core.json_types import RunConfig
 from midstream_core.records import ArrayEntry
 
 

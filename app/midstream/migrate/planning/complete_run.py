@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from midstream.errors import UsageError
-from midstream.migrate.journal.modes import COLD
 from midstream.migrate.journal.request import Request
+from midstream.migrate.modes.registry import mode_of
 from midstream.watch.snapshot import CheckpointView
 from midstream_host.driver.run_file import RunFile
 
@@ -20,7 +20,7 @@ def complete_warning(request: Request, run: RunFile, checkpoint: CheckpointView 
     if checkpoint is None or not run.steps or checkpoint.step < run.steps:
         return ()
     what = f"{request.run_id} is complete, step {checkpoint.step} of {run.steps}"
-    if request.mode != COLD:
+    if mode_of(request.mode).has_standby:
         raise UsageError(
             f"{what}: there is nothing to rehearse", "--mode cold copies it, and does not start the trainer"
         )

@@ -20,7 +20,7 @@ from midstream.migrate.planning import model_arrays
 from midstream_core.json_types import JsonObject, JsonValue, RunConfig
 from midstream_core.precision import levanter_products, precision_of
 from midstream_core.records import ArrayEntry
-from midstream_host.imports.checkpoint_survey import HUGGING_FACE, LEVANTER, NEOX, CheckpointSurvey
+from midstream_host.trainers.checkpoint_survey import HUGGING_FACE, LEVANTER, NEOX, CheckpointSurvey
 
 NAMES = {NEOX: "GPT-NeoX", LEVANTER: "Levanter", HUGGING_FACE: "Hugging Face"}
 # Defaults of Levanter's code that differ from the engine's, as the converter applies them.

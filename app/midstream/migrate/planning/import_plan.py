@@ -13,15 +13,14 @@ from midstream.fleet.fleet import Fleet
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.engine_flags import engine_flags, keep_name
-from midstream.migrate.journal.modes import LIVE, MODES
+from midstream.migrate.checkpoint_store import checkpoint_store_of
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
+from midstream.migrate.modes.registry import mode_of
 from midstream.migrate.planning.batch_shape import check_axes
 from midstream.migrate.planning.foreign_config import NAMES, ForeignRun, foreign_run, with_parameters
 from midstream.migrate.planning.plan_inputs import Contents, Ends, Imported
 from midstream.migrate.planning.plan_parts import assemble
-from midstream.migrate.planning.source_run import check_stores
-from midstream.migrate.source_and_target.checkpoint_store import checkpoint_store_of
 from midstream.stores.bucket import app_errors
 from midstream.stores.bucket_access import access_for
 from midstream.watch.snapshot import CheckpointView, RunView, Snapshot
@@ -29,8 +28,8 @@ from midstream_core import records
 from midstream_core.object_store.open_bucket import open_bucket
 from midstream_core.object_store.urls import in_bucket, split_url
 from midstream_host.bucket.checkpoint_files import BucketFiles
-from midstream_host.imports import checkpoint_survey
-from midstream_host.imports.checkpoint_survey import CheckpointSurvey
+from midstream_host.trainers import checkpoint_survey
+from midstream_host.trainers.checkpoint_survey import CheckpointSurvey
 
 IMPORTABLE = "docs/how-to/import.md says what can be imported"  # a hint
 SURVEY_TIMEOUT = 300.0  # seconds: a checkpoint may have many files on a slow disk
@@ -65,10 +64,7 @@ def plan_import(
         UsageError: The target does not exist, or cannot be the target of this migration.
         MidstreamError: There is no checkpoint that can be read, or it does not fit the target.
     """
-    if request.mode not in MODES:
-        raise UsageError(f"mode {request.mode!r} is not known", f"the modes are {', '.join(MODES)}")
-    if request.mode == LIVE:
-        raise UsageError("an imported run cannot be migrated live: it does not train", "--mode warm can migrate it")
+    mode_of(request.mode).check_import()
     target = fleet.target(request.target)
     keep_name(request.run_id, request.overrides)
     if request.source in target.hosts:
@@ -92,7 +88,7 @@ def plan_import(
     there = checkpoint_store_of(fleet, destination, request.run_id, "" if store == "null" else store)
     name = records.checkpoint_name(survey.step, 1)
     run = _run(request, source.name, survey, found, name)
-    check_stores(request, run, here.store, there.store)
+    mode_of(request.mode).check_stores(request.run_id, here.store or there.store)
     assert run.status is not None
     assert run.fence is not None
     ends = Ends(run, run.status, run.fence, target, source, destinations, (source.name,), here, there, given)

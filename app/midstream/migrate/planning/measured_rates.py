@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from midstream.errors import MidstreamError
 from midstream.migrate.journal import migration_directory
-from midstream.migrate.journal.downtime_report import DOWNTIME_PHASES
 from midstream.migrate.journal.facts import facts_of
 from midstream.migrate.journal.journal import read_events
 from midstream.migrate.journal.stage_times import stage_times
-from midstream.migrate.journal.stages import CERTIFY, COMPILE, INSTALL, REHEARSE, REPLAY, START
+from midstream.migrate.modes.work import Rates
+from midstream.migrate.stages import CERTIFY, COMPILE, DOWNTIME_PHASES, INSTALL, REHEARSE, REPLAY, START
 from midstream_core import records
 from midstream_core.json_types import LoggedRow
 
@@ -21,18 +21,6 @@ MAX_SAMPLES = 5  # newest of those between the same two hosts
 MIN_COPY_BYTES = 16e6  # the time of a smaller copy is not determined by the link
 SCALED_PHASES = frozenset({"save", "copy", "verify", "restore"})  # their time grows with the size of the state
 STEP_SAMPLES = 16  # newest steps on the target, for its step time
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Measured rates between two hosts; None, or a missing entry: not measured."""
-
-    copy: float | None = None  # bytes a second between the two hosts
-    step: float | None = None  # seconds a step on the target
-    # Seconds of each downtime phase of migrations in the same mode, scaled to the current size of the state.
-    entries: Mapping[str, float] = field(default_factory=dict[str, float])
-    stages: Mapping[str, float] = field(default_factory=dict[str, float])  # seconds of `duration.stages`
-    installs: Mapping[bool, float] = field(default_factory=dict[bool, float])  # seconds; True: it was there already
 
 
 @dataclass(frozen=True)

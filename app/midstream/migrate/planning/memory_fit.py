@@ -20,12 +20,12 @@ from midstream.migrate.journal.json_values import section
 from midstream.migrate.planning.batch_shape import BatchShape, batch_shape
 from midstream.watch.snapshot import Accelerator
 from midstream_core.accelerators import find_accelerator
-from midstream_core.arithmetic.logits import LARGEST_BLOCK
-from midstream_core.arithmetic.mesh_division import DATA, MODEL, axis_mappings, partition, shard_count
-from midstream_core.arithmetic.stored_activations import stored_width
 from midstream_core.json_types import JsonObject
+from midstream_core.logits import LARGEST_BLOCK
+from midstream_core.mesh_division import DATA, MODEL, axis_mappings, partition, shard_count
 from midstream_core.precision import Precision, precision_of
 from midstream_core.records import ArrayEntry
+from midstream_core.stored_activations import stored_width
 
 USABLE = 0.92  # share of a device's memory; the rest is used by the runtime and lost to fragmentation
 PREALLOCATED = 0.75  # share of a GPU's memory that jax allocates at its start and does not exceed

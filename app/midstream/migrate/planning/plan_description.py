@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from midstream.counts import count
 from midstream.format import duration, size
-from midstream.migrate.journal import cost, stages
+from midstream.migrate import stages
+from midstream.migrate.journal import cost
 from midstream.migrate.journal.downtime_report import shown_phase
 from midstream.migrate.journal.plan import Plan
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from midstream.fleet.fleet import Target
 from midstream.hosts.host import Host
 from midstream.launch.slurm_allocation import RequestedDevices
+from midstream.migrate.checkpoint_store import CheckpointStore
 from midstream.migrate.journal.json_values import section
-from midstream.migrate.source_and_target.checkpoint_store import CheckpointStore
 from midstream.watch.snapshot import Accelerator, CheckpointView, RunView
 from midstream_core import records
 from midstream_core.json_types import RunConfig

@@ -14,11 +14,15 @@ from midstream.fleet.fleet_path import default_fleet_path
 from midstream.format import duration
 from midstream.hosts.host import Host
 from midstream.install.environment import EnvironmentNeeds, environment_needs
-from midstream.migrate.journal import cost, migration_directory, stages
+from midstream.launch.engine_flags import engine_flags
+from midstream.migrate import stages
+from midstream.migrate.checkpoint_store import CheckpointStore, copy_route, same_store
+from midstream.migrate.journal import cost, migration_directory
 from midstream.migrate.journal.json_values import section
-from midstream.migrate.journal.modes import COLD
 from midstream.migrate.journal.plan import NO_ROUTE, Change, Estimate, Identity, Plan, Policy, Route, Shape
 from midstream.migrate.journal.request import Request
+from midstream.migrate.modes.registry import mode_of
+from midstream.migrate.modes.work import Source, Work
 from midstream.migrate.planning import (
     batch_shape,
     downtime_estimate,
@@ -28,17 +32,14 @@ from midstream.migrate.planning import (
     schedule_change,
 )
 from midstream.migrate.planning.consent import (
-    live_consent,
-    live_warning,
     other_cache,
     schedule_consent,
     steps_to_replay,
     warnings_of,
 )
 from midstream.migrate.planning.plan_inputs import Contents, Ends
-from midstream.migrate.planning.precision_changes import precision_changes
+from midstream.migrate.planning.precision_changes import before_and_after, precision_changes
 from midstream.migrate.planning.source_run import ownership_consent, steps_done
-from midstream.migrate.source_and_target.checkpoint_store import CheckpointStore, copy_route, same_store
 from midstream.watch.snapshot import Accelerator, HostView, RunView, Snapshot
 from midstream_core.json_types import JsonObject
 
@@ -124,7 +125,6 @@ def plan_route(ends: Ends, contents: Contents) -> Route:
     run, target, data = ends.run, ends.target, contents.data_digests
     return Route(
         source=run.host,
-        source_attempt=run.attempt,
         source_state=run.state,
         source_step=steps_done(ends.run),
         target=target.name,
@@ -167,7 +167,7 @@ def estimate(fleet: Fleet, request: Request, ends: Ends, contents: Contents, sha
     )
     left = max(0, wanted.steps - done)
     needs = _environment_needs(fleet, ends)
-    work = plan_estimate.Work(
+    work = Work(
         mode=mode,
         checkpoint_bytes=size,
         data_bytes=contents.data_bytes,
@@ -184,7 +184,7 @@ def estimate(fleet: Fleet, request: Request, ends: Ends, contents: Contents, sha
     predicted, unknown = plan_estimate.downtime_seconds(
         work,
         downtime_estimate.predict(
-            run.curve, size, mode, rates, running=run.running, copied_bytes=plan_estimate.copied_bytes(work, rates)
+            run.curve, size, mode, rates, running=run.running, copied_bytes=work.copied_bytes(rates)
         ),
         rates,
     )
@@ -199,13 +199,8 @@ def estimate(fleet: Fleet, request: Request, ends: Ends, contents: Contents, sha
         cost_per_hour=prices,
         cost=cost.estimate(
             prices,
-            prepare_seconds=downtime_estimate.preparation_seconds(
-                plan_estimate.sent_data(work, rates),
-                size,
-                mode,
-                rates,
-                work.compile or 0.0,
-                copied_bytes=plan_estimate.copied_bytes(work, rates),
+            prepare_seconds=mode_of(mode).preparation_seconds(
+                work.sent_data(rates), size, rates, work.compile or 0.0, work.copied_bytes(rates)
             ),
             downtime=sum(predicted.values()),
             step_before=step,
@@ -283,21 +278,45 @@ def plan_policy(
             consent=consent,
             warnings=contents.imported.warnings,
         )
+    mode, source = mode_of(request.mode), _source_of(request, run, newest, contents.trainer)
+    mode.check_source(source)
     return Policy(
         source_lost=request.source_lost,
         certify_steps=request.certify_steps,
         healthy_steps=request.healthy_steps,
         consent=(
-            *live_consent(request, run, newest, contents.trainer),
+            *mode.consent(source),
             *consent,
             *contents.consent,
         ),
         warnings=(
             *warnings_of(run, snapshot, lost, not newest),
-            *live_warning(request, run, newest),
+            *mode.warnings(source),
             *_queue_warnings(request, ends),
             *other_cache(contents.config, ends.target.name, ends.flags),
         ),
+    )
+
+
+def _source_of(request: Request, run: RunView, newest: str, trainer: Mapping[str, Any]) -> Source:
+    """Return the state of the run of which the mode judges.
+
+    Args:
+        request: The migration that is requested.
+        run: The run.
+        newest: Its newest checkpoint; empty: none.
+        trainer: Section of its configuration.
+    """
+    step, _ = downtime_estimate.step_seconds(run.curve)
+    return Source(
+        run_id=run.run_id,
+        running=run.running,
+        state=run.state,
+        checkpoint=request.checkpoint,
+        saved=bool(newest),
+        replayed_steps=steps_to_replay(run, newest),
+        step=step,
+        precisions=before_and_after(trainer, engine_flags(request.overrides)),
     )
 
 
@@ -307,15 +326,9 @@ def _queue_warnings(request: Request, ends: Ends) -> tuple[str, ...]:
         return ()
     described = f"{ends.target.name} is a SLURM allocation of {ends.allocation.requested.describe()}"
     lines = [f"{described}, as its flags of sbatch request; it is checked when the allocation starts"]
-    if request.mode == COLD:
-        wait = max(0.0, ends.allocation.starts - time.time())
-        shared = ends.source is ends.destinations[0]
-        other = "" if shared else "; --mode warm waits while the source trains"
-        lines.append(
-            f"a cold migration stops the run before the job is submitted: while it waits in the queue (SLURM expects "
-            f"{duration(wait)} now) nothing trains{other}"
-        )
-    return tuple(lines)
+    wait = duration(max(0.0, ends.allocation.starts - time.time()))
+    shared = ends.source is ends.destinations[0]
+    return (*lines, *mode_of(request.mode).queue_warnings(wait, shared=shared))
 
 
 def _probe_route(here: CheckpointStore, there: CheckpointStore, source: Host, target: Host) -> str:

@@ -13,16 +13,16 @@ from midstream.hosts.host_pool import HostPool
 from midstream.launch.engine_flags import engine_flags, keep_name
 from midstream.launch.input_check import check_flags
 from midstream.launch.slurm_allocation import device_kind, query_allocation, requested_devices
+from midstream.migrate import host_files, source_config
+from midstream.migrate.checkpoint_store import CheckpointStore, checkpoint_store_of
+from midstream.migrate.host_group import hosts_of_run
 from midstream.migrate.journal.json_values import section
-from midstream.migrate.journal.modes import COLD, LIVE, MODES
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
+from midstream.migrate.modes.registry import mode_of
 from midstream.migrate.planning import batch_shape, schedule_change, source_run, trainer_plan
 from midstream.migrate.planning.plan_inputs import Allocated, Contents, Ends
 from midstream.migrate.planning.plan_parts import assemble
-from midstream.migrate.source_and_target import host_files, source_config
-from midstream.migrate.source_and_target.checkpoint_store import CheckpointStore, checkpoint_store_of
-from midstream.migrate.source_and_target.host_group import hosts_of_run
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_core.json_types import JsonValue
 from midstream_host.driver.run_file import is_run_file
@@ -46,8 +46,7 @@ def make_plan(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Reques
 
 def _find_ends(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Request) -> Ends:
     """Find the run, its target and their checkpoint stores. Errors as of `make_plan`."""
-    if request.mode not in MODES:
-        raise UsageError(f"mode {request.mode!r} is not known", f"the modes are {', '.join(MODES)}")
+    mode = mode_of(request.mode)
     target = fleet.target(request.target)
     requested = (
         requested_devices(target.name, target.slurm, fleet.hosts[target.slurm.host])
@@ -77,16 +76,12 @@ def _find_ends(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Reque
         )
     source_hosts = hosts_of_run(fleet, source, run, replace(target, hosts=()) if returns or shared else target)
     processes = len(target.hosts) if requested is None else requested.processes
-    if request.mode == LIVE and len(source_hosts) + processes > 2:
-        raise UsageError(
-            "a live migration has one source host and one target host: the states of groups are not compared",
-            "--mode warm supports groups of hosts",
-        )
+    mode.check_hosts(len(source_hosts) + processes)
     flags = engine_flags(request.overrides)
     store = flags.get("trainer.checkpointer.base_path", fleet.store_of(destination.name)).rstrip("/")
     here = source_run.source_checkpoint_store(fleet, source, run, request, store)
     there = checkpoint_store_of(fleet, destination, run.run_id, "" if store == "null" else store)
-    source_run.check_stores(request, run, here.store, there.store)
+    mode.check_stores(run.run_id, here.store or there.store)
     if returns:
         _check_return(request, run, here)
     allocation = None
@@ -124,7 +119,7 @@ def _check_shared_root(request: Request, run: RunView, target: Target) -> None:
             f"run {run.run_id} is already on {target.name}",
             f"midstream --guard {run.run_id} --to {target.name} restarts it there before its time limit",
         )
-    if request.mode != COLD:
+    if mode_of(request.mode).has_standby:
         what = f"{target.name} has the root of {run.host}, where {run.run_id} trains, so that no standby can run there"
         raise UsageError(what, "--mode cold saves and stops the run, then submits its next job; nothing is copied")
 
@@ -141,7 +136,7 @@ def _check_return(request: Request, run: RunView, here: CheckpointStore) -> None
         raise UsageError(
             f"run {run.run_id} is already on {run.host}, and no bucket has later checkpoints", "choose another target"
         )
-    if request.mode != COLD:
+    if mode_of(request.mode).has_standby:
         what = f"{run.host} has a copy of {run.run_id}, so that no standby can run there"
         raise UsageError(what, f"--mode cold copies the checkpoints from {here.store}")
 
@@ -163,8 +158,7 @@ def check_ahead(
         UsageError: As `make_plan`.
         MidstreamError: As `make_plan`.
     """
-    if request.mode not in MODES:
-        raise UsageError(f"mode {request.mode!r} is not known", f"the modes are {', '.join(MODES)}")
+    mode = mode_of(request.mode)
     run = source_run.find_run(fleet, snapshot, request)
     keep_name(run.run_id, request.overrides)
     source = hosts.get(run.host)
@@ -173,7 +167,7 @@ def check_ahead(
             f"run {run.run_id} on {run.host} has never started", f"midstream --launch CONFIG --on {request.target}"
         )
     here = source_run.source_checkpoint_store(fleet, source, run, request, store)
-    source_run.check_stores(request, run, here.store, store)
+    mode.check_stores(run.run_id, here.store or store)
     source_run.choose_checkpoint(source_run.with_stored_checkpoints(run, source, here), request)
     if devices is None:
         return

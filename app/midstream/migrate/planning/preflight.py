@@ -23,18 +23,18 @@ from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.shell_line import shell_line
 from midstream.install.environment import builds_environment
-from midstream.migrate.journal.json_values import section
-from midstream.migrate.journal.migration_directory import list_migrations, open_migrations
-from midstream.migrate.journal.migration_state import RUNNING
-from midstream.migrate.journal.plan import NO_ROUTE, Plan
-from midstream.migrate.planning import batch_shape, trainer_checks
-from midstream.migrate.source_and_target import host_files
-from midstream.migrate.source_and_target.checkpoint_store import (
+from midstream.migrate import host_files
+from midstream.migrate.checkpoint_store import (
     CheckpointStore,
     checkpoint_store_of,
     copy_route,
     store_conflict,
 )
+from midstream.migrate.journal.json_values import section
+from midstream.migrate.journal.migration_directory import list_migrations, open_migrations
+from midstream.migrate.journal.migration_state import RUNNING
+from midstream.migrate.journal.plan import NO_ROUTE, Plan
+from midstream.migrate.planning import batch_shape, trainer_checks
 from midstream.stores.host_identity import identity_problem
 from midstream_core import records
 from midstream_host.machine import checks

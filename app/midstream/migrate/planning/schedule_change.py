@@ -15,8 +15,8 @@ from midstream.counts import count
 from midstream.errors import UsageError
 from midstream.migrate.journal.json_values import section
 from midstream.migrate.journal.plan import Change
-from midstream_core.arithmetic.learning_rate import RatePart, ScheduleError, rate_at, rate_parts, rate_settings
 from midstream_core.json_types import JsonValue, RunConfig, list_or_empty
+from midstream_core.learning_rate import RatePart, ScheduleError, rate_at, rate_parts, rate_settings
 
 BATCH, STEPS = "trainer.train_batch_size", "trainer.num_train_steps"
 _ONE_CYCLE: Mapping[str, Sequence[JsonValue]] = {"cycles": (None, 1), "cycle_length": (None,), "cooldown": (None, 0)}

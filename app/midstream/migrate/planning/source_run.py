@@ -9,18 +9,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from midstream.errors import Exit, HostError, MidstreamError, UsageError
-from midstream.fleet.fleet import Fleet, SlurmTarget
+from midstream.fleet.fleet import Fleet
 from midstream.hosts.host import Host
-from midstream.migrate.journal.modes import LIVE
-from midstream.migrate.journal.request import Request
-from midstream.migrate.source_and_target.checkpoint_store import (
+from midstream.migrate.checkpoint_store import (
     BucketStore,
     CheckpointStore,
     checkpoint_store_of,
 )
+from midstream.migrate.journal.request import Request
 from midstream.ownership.judgement import FOREIGN_HINT, OWNER, Judgement
 from midstream.suggestions import nearest_run
-from midstream.watch.runs.damaged_runs import refuse_damaged
+from midstream.watch.damaged_runs import refuse_damaged
 from midstream.watch.snapshot import CheckpointView, RunView, Snapshot
 from midstream_host.runs import run_state
 from midstream_host.verify import tree
@@ -136,8 +135,8 @@ def shares_root(fleet: Fleet, run: RunView, target: str) -> bool:
 
     Source and target then have one run directory.
     """
-    config = fleet.targets.get(target)
-    return isinstance(config, SlurmTarget) and config.host == run.host
+    slurm = fleet.slurm_of(target)
+    return slurm is not None and slurm.host == run.host
 
 
 def _owned(fleet: Fleet, copies: Sequence[RunView]) -> RunView:
@@ -179,19 +178,6 @@ def _check_owner(fleet: Fleet, snapshot: Snapshot, run: RunView) -> None:
         f"check root: of {owner} in the fleet file; midstream --continue, on the machine that started it, finishes "
         f"an open migration; if that machine's state directory is lost, or {lost.removeprefix('if ')}",
     )
-
-
-def check_stores(request: Request, run: RunView, here: str, there: str) -> None:
-    """Refuse combinations of checkpoint stores that are not supported.
-
-    Raises:
-        UsageError: The migration is live and one store is a bucket.
-    """
-    if request.mode == LIVE and (here or there):
-        raise UsageError(
-            f"a live migration of {run.run_id} is not possible with checkpoints in {here or there}",
-            "--mode warm supports buckets",
-        )
 
 
 def source_checkpoint_store(fleet: Fleet, source: Host, run: RunView, request: Request, store: str) -> CheckpointStore:

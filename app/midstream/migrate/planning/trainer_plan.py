@@ -9,10 +9,11 @@ from midstream.counts import count
 from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet
 from midstream.format import duration
-from midstream.migrate.journal import stages
-from midstream.migrate.journal.modes import COLD, LIVE, WARM
+from midstream.migrate import host_files, stages
 from midstream.migrate.journal.plan import Estimate, Plan, Policy, Shape, TrainerPlan
 from midstream.migrate.journal.request import Request
+from midstream.migrate.modes.registry import COLD, mode_of
+from midstream.migrate.modes.work import Work
 from midstream.migrate.planning import downtime_estimate, measured_rates, plan_estimate, source_run
 from midstream.migrate.planning.complete_run import complete_warning
 from midstream.migrate.planning.consent import warnings_of
@@ -24,7 +25,6 @@ from midstream.migrate.planning.trainer_world import (
     world_changes,
     world_of_source,
 )
-from midstream.migrate.source_and_target import host_files
 from midstream.trainers import conda_lock
 from midstream.trainers.continuation import changes_of, processes_text, stored_for
 from midstream.trainers.run_file_parser import as_text, from_value
@@ -32,8 +32,8 @@ from midstream.trainers.world import check_group, check_world, world_of
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_core import records
 from midstream_core.json_types import JsonObject
+from midstream_host.allowlist import shown
 from midstream_host.driver.run_file import NO, UNKNOWN, RunFile, Stored
-from midstream_host.files.allowlist import shown
 
 
 def plan_trainer(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends, config: JsonObject) -> Plan:
@@ -144,11 +144,6 @@ def travelling_text(run: RunFile) -> str:
 
 def _check_request(request: Request, ends: Ends, run: RunFile) -> None:
     """Refuse what a run of another trainer cannot do. UsageError."""
-    if request.mode == LIVE:
-        raise UsageError(
-            f"{ends.run.run_id} is a run of {run.trainer}: a live migration needs midstream's engine, which can replay",
-            "--mode warm",
-        )
     if request.overrides:
         raise UsageError(f"{ends.run.run_id} is a run of {run.trainer}: flags of the engine do not apply")
     if ends.source_store.store or ends.target_store.store:
@@ -158,12 +153,7 @@ def _check_request(request: Request, ends: Ends, run: RunFile) -> None:
             f"remove store: of {ends.target.name} in the fleet file, or choose another target",
         )
     check_group(run, ends.target)
-    if request.mode != COLD and len(ends.source_hosts) + len(ends.target.hosts) > 2:
-        raise UsageError(
-            f"the rehearsal of {run.trainer} is on one host, and this migration has the hosts "
-            + ", ".join((*ends.source_hosts, *ends.target.hosts)),
-            "--mode cold",
-        )
+    mode_of(request.mode).check_trainer(ends.run.run_id, run.trainer, (*ends.source_hosts, *ends.target.hosts))
     if run.directory and not run.files_digest:
         raise UsageError(
             f"{ends.run.run_id} trains in {shown(run.directory)} of {ends.run.host}, and its run file names no files",
@@ -213,7 +203,7 @@ def _warnings(run: RunView, described: RunFile, request: Request, stored: Stored
     if run.running and request.checkpoint == "now":
         if described.stop.saves:
             lines.append(f"{described.trainer} saves on {described.stop.signal}: no step is given up")
-            if request.mode == WARM and not any(each.complete for each in run.checkpoints):
+            if mode_of(request.mode).has_standby and not any(each.complete for each in run.checkpoints):
                 lines.append(
                     f"a rehearsal needs an earlier checkpoint, and there is none: if {described.trainer} saves only "
                     f"on {described.stop.signal}, choose --mode cold"
@@ -223,7 +213,7 @@ def _warnings(run: RunView, described: RunFile, request: Request, stored: Stored
     if stored.data_position == UNKNOWN:
         lines.append(
             f"whether checkpoints of {described.trainer} store the position of the data is not known: "
-            + ("the rehearsal compares losses before anything is stopped" if request.mode != "cold"
+            + ("the rehearsal compares losses before anything is stopped" if mode_of(request.mode).has_standby
                else "--mode warm compares losses before anything is stopped")
         )  # fmt: skip
     return tuple(lines)
@@ -250,7 +240,7 @@ def _estimate(request: Request, ends: Ends, contents: Contents, lost: int) -> Es
         measured_rates.past_migrations(), run.run_id, run.host, ends.target.hosts[0], request.mode, size
     )
     step, _ = downtime_estimate.step_seconds(run.curve)
-    work = plan_estimate.Work(
+    work = Work(
         mode=request.mode,
         checkpoint_bytes=size,
         data_bytes=contents.data_bytes,
@@ -262,8 +252,8 @@ def _estimate(request: Request, ends: Ends, contents: Contents, lost: int) -> Es
         step=step,
         compile=0.0,
     )
-    copied = plan_estimate.copied_bytes(work, rates)
-    predicted = downtime_estimate.predict(run.curve, size, "cold", rates, running=run.running, copied_bytes=copied)
+    copied = work.copied_bytes(rates)
+    predicted = downtime_estimate.predict(run.curve, size, COLD, rates, running=run.running, copied_bytes=copied)
     predicted["compile"] = 0.0  # part of the trainer's start, which `provision` has
     predicted, unknown = plan_estimate.downtime_seconds(work, predicted, rates)
     downtime = None if unknown else sum(predicted.values())

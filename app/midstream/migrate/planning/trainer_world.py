@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from midstream.counts import count
-from midstream.errors import Exit, MidstreamError
+from midstream.errors import MidstreamError
 from midstream.hosts.host import Host
 from midstream.migrate.journal.plan import Change
 from midstream.migrate.planning.plan_inputs import Ends
+from midstream.trainers.registry import TRAINERS
 from midstream.trainers.world import process_per_device, world_of
 from midstream.watch.snapshot import Snapshot
 from midstream_host.driver.run_file import BY_TRAINER, RunFile, World
@@ -16,7 +17,6 @@ from midstream_host.trainers import stored_state
 
 READ_TIMEOUT = 300.0  # seconds to read the newest checkpoint's structure
 PROCESSES = "processes"  # name of the change of their number
-FACTOR = "expansion_factor_real_data"  # of MaxText: hosts of the target for each host that saved
 
 
 def world_of_source(run: RunFile, ends: Ends, snapshot: Snapshot) -> World:
@@ -63,33 +63,18 @@ def hidden_devices(run: RunFile, target: str, after: World, devices: int) -> tup
 
 
 def check_data_iterator(source: Host, run_id: str, run: RunFile, before: World, after: World) -> None:
-    """Check that MaxText restores the position of its data on another number of hosts.
-
-    MaxText restores the position only with the factor between both numbers.
+    """Check that another number of processes restores the position of the data.
 
     Raises:
         MidstreamError: It would refuse the checkpoint.
         HostError: The source does not answer.
     """
-    if run.trainer != "maxtext" or after.size == before.size:
-        return
-    found = source.call(stored_state.newest, timeout=READ_TIMEOUT)(root=source.root, run_id=run_id, ranks=before.size)
-    if found.data_position != "stored":
-        return
-    wanted = after.size / before.size
-    given = [word.partition("=")[2] for word in run.resume if word.lstrip("-").startswith(f"{FACTOR}=")]
-    if given and _number(given[-1]) == wanted:
-        return
-    raise MidstreamError(
-        f"checkpoints of this run have the state of a grain iterator for {count(before.size, 'host')}: MaxText refuses "
-        f"them on {count(after.size, 'host')}",
-        f"{FACTOR}={wanted:g} in the resume command, or {count(before.size, 'host')}",
-        Exit.REFUSED,
-    )
 
+    def position() -> str:
+        """Return how the newest checkpoint has the position."""
+        read = source.call(stored_state.newest, timeout=READ_TIMEOUT)
+        return read(root=source.root, run_id=run_id, ranks=before.size).data_position
 
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    problem = TRAINERS[run.trainer].data_problem(run, before.size, after.size, position)
+    if problem is not None:
+        raise problem

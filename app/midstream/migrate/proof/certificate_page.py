@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 
 from midstream.migrate.journal.certificate import CLAIM_FAILED, COMPARED, NOT_CHECKED, VERIFIED, Certificate
-from midstream.migrate.journal.downtime_report import DOWNTIME_PHASES, DowntimeReport, shown_phase
+from midstream.migrate.journal.downtime_report import DowntimeReport, shown_phase
+from midstream.migrate.stages import DOWNTIME_PHASES
 from midstream.printable import printable
 from midstream_core.json_types import LoggedRow
 

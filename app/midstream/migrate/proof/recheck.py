@@ -10,13 +10,13 @@ from midstream.errors import HostError, MidstreamError
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.rpc.answer_limits import decode_file
+from midstream.migrate.checkpoint_store import checkpoint_store_of
 from midstream.migrate.journal.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate
 from midstream.migrate.journal.facts import Sealed, required
 from midstream.migrate.journal.migration_view import MigrationView
-from midstream.migrate.journal.modes import LIVE
 from midstream.migrate.journal.plan import Plan
+from midstream.migrate.modes.registry import mode_of, present_mode
 from midstream.migrate.proof import copy_certificate, live_certificate, restore_evidence, trainer_certificate
-from midstream.migrate.source_and_target.checkpoint_store import checkpoint_store_of
 from midstream.transfer.verify_tree import verify_objects
 from midstream_core import records
 from midstream_host.runs import run_state
@@ -66,7 +66,7 @@ def _claims(
     found = restore_evidence.restored(
         target, plan.run_id, sealed, required(view.facts.target_attempt, "target_attempt")
     )
-    if plan.mode == LIVE and not view.facts.fallback_reason:
+    if present_mode(plan.mode, view.facts.fallback_reason).replays:
         yield from _live_claims(source, target, view, proof, sealed)
         return
     if found is None:
@@ -181,7 +181,7 @@ def _lineage(target: Host | str, plan: Plan, proof: Certificate) -> Check:
         entry
         for entry in lineage.entries
         if entry.epoch == proof.epoch
-        and (entry.checkpoint == proof.checkpoint or (plan.mode == LIVE and entry.first_step == proof.step))
+        and (entry.checkpoint == proof.checkpoint or (mode_of(plan.mode).replays and entry.first_step == proof.step))
     ]
     if not begun:
         return Check("lineage", FAIL, f"no attempt of epoch {proof.epoch} began with {proof.checkpoint}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from midstream.errors import RemoteError
 from midstream.launch.host_group_start import start
 from midstream.launch.start_attempt import Launch
-from midstream.migrate.source_and_target.host_group import HostGroup
+from midstream.migrate.host_group import HostGroup
 from midstream.migrate.steps.migration import Migration
 from midstream.migrate.steps.record_commands import show_log
 from midstream_core import records

@@ -7,7 +7,7 @@ it is a standby that no command reached.
 from __future__ import annotations
 
 from midstream.errors import MidstreamError
-from midstream.migrate.source_and_target.host_group import HostGroup
+from midstream.migrate.host_group import HostGroup
 from midstream.migrate.steps.migration import Migration
 from midstream.migrate.steps.observation import run_on
 from midstream_core import records

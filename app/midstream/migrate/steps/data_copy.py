@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Iterable
 
 from midstream.errors import MidstreamError
-from midstream.migrate.source_and_target import host_files
+from midstream.migrate import host_files
 from midstream.migrate.steps.migration import Migration
 from midstream.transfer.copy_tree import copy_tree
 from midstream.transfer.endpoint import Endpoint
-from midstream_host.files.allowlist import DATA
+from midstream_host.allowlist import DATA
 
 
 def copy_token_caches(migration: Migration, digests: Iterable[str]) -> None:

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from midstream.migrate.journal import cost
 from midstream.migrate.journal.facts import Facts
-from midstream.migrate.journal.modes import WARM
+from midstream.migrate.modes.registry import present_mode
 from midstream.migrate.planning import downtime_estimate, measured_rates
-from midstream.migrate.steps.migration import Migration, replayed
+from midstream.migrate.steps.migration import Migration
 from midstream.migrate.steps.observation import run_on
 
 
@@ -21,11 +21,11 @@ def update_estimate(migration: Migration) -> None:
     plan, facts = migration.plan, migration.journal.facts
     run = run_on(migration, migration.watch.snapshot(), plan.source)
     curve = run.curve if run is not None else ()
-    mode = plan.mode if replayed(migration) or plan.mode == WARM else WARM
+    mode = present_mode(plan.mode, facts.fallback_reason)
     rehearsal_copy = facts.rehearsal_copy
     size = (rehearsal_copy.bytes if rehearsal_copy else 0) or plan.estimate.checkpoint_bytes
     rates = measured_rates.rates_between(
-        measured_rates.past_migrations(), plan.run_id, plan.source, plan.target_host, mode, size
+        measured_rates.past_migrations(), plan.run_id, plan.source, plan.target_host, mode.name, size
     )
     rehearsed = facts.rehearsed_step_seconds or rates.step
     copy = rates.copy
@@ -34,18 +34,16 @@ def update_estimate(migration: Migration) -> None:
     entries = {name: value for name, value in rates.entries.items() if name != "first_step"}
     rates = replace(rates, copy=copy, step=rehearsed, entries=entries)
     copied = 0 if plan.route.shared_store else size * (1 if copy else max(1, len(plan.route.target_hosts)))
-    predicted = downtime_estimate.predict(curve, size, mode, rates, copied_bytes=copied)
+    predicted = downtime_estimate.predict(curve, size, mode.name, rates, copied_bytes=copied)
     migration.journal.record(Facts(predicted=predicted))
-    if mode == WARM:
+    if not mode.replays:
         migration.note(f"downtime by the measurements: about {sum(predicted.values()):.1f} s")
     if plan.estimate.cost is None:
         return
     step, first = downtime_estimate.step_seconds(curve)
     updated = cost.estimate(
         plan.estimate.cost_per_hour,
-        prepare_seconds=downtime_estimate.preparation_seconds(
-            plan.estimate.data_bytes, size, mode, rates, max(0.0, first - step), copied_bytes=copied
-        ),
+        prepare_seconds=mode.preparation_seconds(plan.estimate.data_bytes, size, rates, max(0.0, first - step), copied),
         downtime=sum(predicted.values()),
         step_before=step,
         step_after=rehearsed,

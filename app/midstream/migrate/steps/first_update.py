@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midstream.errors import MidstreamError
-from midstream.migrate.source_and_target.host_group import HostGroup
+from midstream.migrate.host_group import HostGroup
 from midstream.migrate.steps.awaited_attempt import check_can_train
 from midstream.migrate.steps.migration import Migration
 from midstream.migrate.steps.observation import wait_for

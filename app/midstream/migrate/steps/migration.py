@@ -15,12 +15,12 @@ from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.prepared_calls import PreparedCalls
 from midstream.hosts.shell_line import shell_line
+from midstream.migrate.host_group import HostGroup, target_of
 from midstream.migrate.journal.facts import required
 from midstream.migrate.journal.journal import Journal
 from midstream.migrate.journal.migration_directory import MigrationDirectory
-from midstream.migrate.journal.modes import LIVE
 from midstream.migrate.journal.plan import Plan
-from midstream.migrate.source_and_target.host_group import HostGroup, target_of
+from midstream.migrate.modes.registry import present_mode
 from midstream.migrate.steps.stage_clock import StageClock
 from midstream.transfer.report import Progress
 from midstream.watch.watcher import Watcher
@@ -182,4 +182,4 @@ def ways_to_continue(migration: Migration) -> str:
 
 def replayed(migration: Migration) -> bool:
     """Return whether the target replays: a live migration that has not fallen back."""
-    return migration.plan.mode == LIVE and not migration.journal.facts.fallback_reason
+    return present_mode(migration.plan.mode, migration.journal.facts.fallback_reason).replays

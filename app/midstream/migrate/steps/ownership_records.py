@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from midstream.errors import HostError, MidstreamError, RemoteError
 from midstream.launch.host_group_start import CONCURRENCY
+from midstream.migrate.host_group import HostGroup
 from midstream.migrate.journal.facts import Sealed
-from midstream.migrate.source_and_target.host_group import HostGroup
 from midstream.migrate.steps.migration import Migration, MovedOnError, NeedsOperatorError
 from midstream.migrate.steps.preemption import preempted
 from midstream.migrate.steps.record_commands import show_ownership

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from midstream.errors import HostError, MidstreamError
 from midstream.fleet.fleet import Fleet, Target
-from midstream.migrate.source_and_target.host_group import HostGroup
+from midstream.migrate.host_group import HostGroup
 from midstream.migrate.steps.migration import Migration
 from midstream.providers import fleet_slices
 from midstream.providers.provider import SliceStatus

@@ -12,9 +12,9 @@ import time
 from midstream.errors import ConnectionLostError, HostError, MidstreamError
 from midstream.hosts.deadline import RECONNECT_STEP, Deadline
 from midstream.install.errors import LaunchError
-from midstream.migrate.journal import stages
+from midstream.migrate import stages
 from midstream.migrate.journal.facts import Copied, Facts, Sealed, StartingPoint
-from midstream.migrate.source_and_target.source_config import agreed_config
+from midstream.migrate.source_config import agreed_config
 from midstream.migrate.steps import estimate_update
 from midstream.migrate.steps.attempt_start import start_attempt
 from midstream.migrate.steps.awaited_attempt import check_can_wait

@@ -11,7 +11,7 @@ from midstream.counts import count
 from midstream.errors import ConnectionLostError, MidstreamError
 from midstream.hosts.deadline import RECONNECT_STEP, Deadline
 from midstream.launch.attempt_monitor import look
-from midstream.migrate.source_and_target.host_group import HostGroup
+from midstream.migrate.host_group import HostGroup
 from midstream.migrate.steps.migration import Migration
 from midstream_core import records
 from midstream_host.runs import run_state, slurm

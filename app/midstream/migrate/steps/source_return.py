@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midstream.errors import MidstreamError
-from midstream.migrate.source_and_target.host_group import HostGroup
+from midstream.migrate.host_group import HostGroup
 from midstream.migrate.steps.attempt_start import start_attempt
 from midstream.migrate.steps.first_update import wait_training
 from midstream.migrate.steps.migration import Migration, MovedOnError

@@ -12,7 +12,7 @@ from midstream.migrate.journal.event import STAGE
 from midstream.migrate.journal.journal import Journal, read_events
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.stage_times import DONE, PROGRESS, STARTED, StageTimes, estimates, remaining, stage_times
-from midstream.migrate.journal.stages import shown_stage
+from midstream.migrate.stages import shown_stage
 from midstream_core.json_types import JsonValue
 
 REPORT_INTERVAL = 30.0  # seconds between two lines about a stage that goes on

@@ -22,8 +22,8 @@ from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.rpc.remote_program import last_words, reports
 from midstream.hosts.rpc.report_types import FOLLOW, Complete, Named
 from midstream.hosts.rpc.result_checks import name_of, report_of
+from midstream.migrate.checkpoint_store import same_store
 from midstream.migrate.journal.facts import Facts
-from midstream.migrate.source_and_target.checkpoint_store import same_store
 from midstream.migrate.steps.migration import Migration
 from midstream.transfer.copy_tree import copy_tree
 from midstream.transfer.endpoint import Endpoint
@@ -31,9 +31,9 @@ from midstream.transfer.incremental_copy import IncrementalCopy
 from midstream.transfer.multi_host_copy import collect_objects
 from midstream.transfer.tree_contents import contents_of
 from midstream_core import records
+from midstream_host.allowlist import CHECKPOINT, shown
 from midstream_host.copy import growing_checkpoint
-from midstream_host.files.allowlist import CHECKPOINT, shown
-from midstream_host.files.copy_items import CopyObject
+from midstream_host.copy_items import CopyObject
 from midstream_host.runs import standby_state
 from midstream_host.runs.run_state import RunDescription
 

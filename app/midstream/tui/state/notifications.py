@@ -8,7 +8,7 @@ from typing import Literal
 from midstream.migrate.journal import migration_state
 from midstream.tui.state.screen_state import ScreenState
 from midstream.watch import snapshot as watch
-from midstream.watch.runs.run_failure import failure_of
+from midstream.watch.run_failure import failure_of
 from midstream_core import records
 
 Severity = Literal["information", "warning", "error"]

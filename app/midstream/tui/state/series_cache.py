@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from midstream.charts import points
 from midstream.charts.points import AXES, CLOCK, COLUMN_OF_AXIS, STEP, TIME, TOKENS
 from midstream.tui.state.series import Series
-from midstream.watch.runs.loss_curve import CurveRows
+from midstream.watch.loss_curve import CurveRows
 from midstream_core.json_types import JsonObject, LoggedRow
 
 __all__ = ["AXES", "CLOCK", "STEP", "TIME", "TOKENS", "SeriesCache", "x_of_step"]

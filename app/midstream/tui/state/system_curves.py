@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from midstream.tui.state.series import Series
 from midstream.tui.state.series_cache import STEP, TIME, TOKENS, SeriesCache
-from midstream.watch.runs.run_hosts import hosts_of
+from midstream.watch.run_hosts import hosts_of
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream.watch.system_metrics import METRICS, PREFIX, SUM, SystemMetric, metric_of
 

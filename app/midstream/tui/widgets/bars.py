@@ -70,7 +70,8 @@ def _copy_numbers(detail: Mapping[str, Any], room: int) -> str:
 
 def downtime(glyphs: Glyphs, report: DowntimeReport | None, predicted: Mapping[str, float], width: int) -> Text:
     """Draw the predicted and measured parts of the downtime as bars on one scale."""
-    from midstream.migrate.journal.downtime_report import DOWNTIME_PHASES, shown_phase
+    from midstream.migrate.journal.downtime_report import shown_phase
+    from midstream.migrate.stages import DOWNTIME_PHASES
 
     measured = dict(report.measured) if report else {}
     names = [name for name in DOWNTIME_PHASES if predicted.get(name) or measured.get(name)]

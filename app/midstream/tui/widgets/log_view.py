@@ -20,7 +20,7 @@ from midstream.counts import count as counted
 from midstream.printable import printable
 from midstream.tui import commands
 from midstream.tui.style import palette
-from midstream.watch.runs.log_query import LogQuery
+from midstream.watch.log_query import LogQuery
 
 MAX_LINES = 1_000_000  # the oldest are dropped at 10% more
 OVERLAP = 400  # lines compared to find the new ones

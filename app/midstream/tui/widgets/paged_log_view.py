@@ -11,8 +11,8 @@ from textual.message import Message
 
 from midstream import format
 from midstream.tui.widgets.log_view import LogView, clean, new_lines
-from midstream.watch.runs.host_log import LogLines
-from midstream.watch.runs.log_query import LogQuery
+from midstream.watch.host_log import LogLines
+from midstream.watch.log_query import LogQuery
 from midstream.watch.snapshot import LogRange
 from midstream_host.runs.log_pages import LogMatches
 

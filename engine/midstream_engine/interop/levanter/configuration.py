@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from midstream_core.arithmetic.learning_rate import LEVANTER_1_2, RULES, ScheduleError, rate_parts, rate_settings
 from midstream_core.json_types import JsonObject, JsonValue
+from midstream_core.learning_rate import LEVANTER_1_2, RULES, ScheduleError, rate_parts, rate_settings
 from midstream_core.precision import JAX_OPTION, levanter_products, precision_of
 from midstream_engine.config import levanter_fields, yaml_file
 from midstream_engine.config.errors import ConfigError

@@ -17,8 +17,8 @@ from midstream_core.object_store.urls import in_bucket
 from midstream_engine.config.trainer import TrainerConfig
 from midstream_engine.data import threefry
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.imported.levanter_cache import INDEX, LevanterCache, open_cache
-from midstream_engine.data.imported.levanter_order import PERMUTATIONS
+from midstream_engine.data.levanter_cache import INDEX, LevanterCache, open_cache
+from midstream_engine.data.levanter_order import PERMUTATIONS
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.foreign_values import ForeignConfig, ForeignValue
 
@@ -38,7 +38,7 @@ USED = {
 class Data:
     """Token caches and their order.
 
-    ``order`` is that of :mod:`midstream_engine.data.imported.levanter_order`; ``eos`` is the id that ends documents.
+    ``order`` is that of :mod:`midstream_engine.data.levanter_order`; ``eos`` is the id that ends documents.
     """
 
     caches: dict[str, LevanterCache]

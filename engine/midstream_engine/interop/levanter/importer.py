@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from midstream_core.arithmetic.learning_rate import LEVANTER_0_2, LEVANTER_1_2
+from midstream_core.learning_rate import LEVANTER_0_2, LEVANTER_1_2
 from midstream_engine.checkpoint.array_names import LogicalArray
 from midstream_engine.checkpoint.boxes import full_box
 from midstream_engine.config.load import from_mapping
 from midstream_engine.config.model import LlamaConfig, LmConfig
-from midstream_engine.data.imported.levanter_cache import import_levanter
+from midstream_engine.data.levanter_cache import import_levanter
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.foreign_run import ForeignRun, constant, state_arrays
 from midstream_engine.interop.imported_array import ImportedArray, Piece

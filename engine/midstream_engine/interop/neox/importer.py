@@ -19,7 +19,7 @@ from midstream_engine.checkpoint.boxes import full_box
 from midstream_engine.config.load import from_mapping
 from midstream_engine.config.model import LmConfig
 from midstream_engine.config.train import TrainLmConfig
-from midstream_engine.data.imported.neox_dataset import import_neox
+from midstream_engine.data.neox_dataset import import_neox
 from midstream_engine.interop.calls import Tensor
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.foreign_run import ForeignRun, constant, encoded_model, state_arrays

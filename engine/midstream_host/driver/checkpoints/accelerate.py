@@ -12,6 +12,7 @@ from midstream_core.json_types import JsonValue, object_or_empty
 from midstream_host.driver.checkpoints import deepspeed
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
+from midstream_host.driver.checkpoints.rule import Rule
 from midstream_host.driver.checkpoints.sharded_files import (
     check_distributed,
     check_ranks,
@@ -20,7 +21,6 @@ from midstream_host.driver.checkpoints.sharded_files import (
 )
 from midstream_host.driver.checkpoints.step_names import step_in
 
-PATTERN = "checkpoints/checkpoint_*"
 _STATES = re.compile(
     r"(?:optimizer|scheduler|sampler|dl_state_dict)(?:_\d+)?\.bin|scaler\.pt|custom_checkpoint_\d+\.pkl"
 )
@@ -98,3 +98,13 @@ def _optimizer_step(tree: CheckpointTree) -> Optional[int]:
             if number is not None:
                 steps.append(number)
     return int(max(steps)) if steps and 0 <= max(steps) < 1 << 53 else None
+
+
+RULE = Rule(
+    "checkpoints/checkpoint_*",
+    named_step,
+    check,
+    saved_state,
+    counts_updates=True,
+    name_hint='save it as save_state(f"{out}/step_{updates}")',
+)

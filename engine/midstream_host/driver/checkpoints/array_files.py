@@ -6,7 +6,7 @@ import posixpath
 
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
-from midstream_host.driver.formats import ocdbt, zarr_array
+from midstream_host.formats import ocdbt, zarr_array
 
 ARRAY = ".zarray"
 ARRAY_3 = "zarr.json"

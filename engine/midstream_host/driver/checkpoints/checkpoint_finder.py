@@ -26,16 +26,16 @@ from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
 from midstream_host.driver.checkpoints.rule import CheckpointRule
 from midstream_host.driver.checkpoints.search import search
 
-RULES: Dict[str, CheckpointRule] = {
-    "huggingface": huggingface,
-    "lightning": lightning,
-    "dcp": dcp,
-    "accelerate": accelerate,
-    "deepspeed": deepspeed,
-    "levanter": levanter,
-    "orbax": orbax,
-    "maxtext": maxtext,
-    "glob": glob,
+RULES: Dict[str, Rule] = {
+    "huggingface": huggingface.RULE,
+    "lightning": lightning.RULE,
+    "dcp": dcp.RULE,
+    "accelerate": accelerate.RULE,
+    "deepspeed": deepspeed.RULE,
+    "levanter": levanter.RULE,
+    "orbax": orbax.RULE,
+    "maxtext": maxtext.RULE,
+    "glob": glob.RULE,
 }
 MOST_CHECKPOINTS = 256  # the newest of a run
 
@@ -63,7 +63,7 @@ class CheckpointFinder:
     def __init__(self, rule: str, directory: str, pattern: str = "", ranks: Optional[int] = None) -> None:
         self._rule = rule_of(rule)
         self._directory = os.path.abspath(os.path.expanduser(directory))
-        self._pattern = pattern or self._rule.PATTERN
+        self._pattern = pattern or self._rule.pattern
         self._ranks = ranks
         self._known: Dict[str, _Known] = {}
 

@@ -13,10 +13,10 @@ from typing import Any, Callable, Dict, Iterator, List, Match, Optional, Pattern
 
 from midstream_core import records
 from midstream_core.json_types import JsonValue
+from midstream_core.safetensors_header import check_size
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError
-from midstream_host.driver.formats import safetensors_file
-from midstream_host.driver.formats.errors import FormatError
-from midstream_host.driver.formats.torch_archive import TorchArchive
+from midstream_host.formats.errors import FormatError
+from midstream_host.formats.torch_archive import TorchArchive
 
 MOST_FILES = 100_000  # of a checkpoint: a file for each chunk of each array is normal for zarr
 TEXT_LIMIT = 64 << 20  # bytes of a JSON file: the log history of a long run has some
@@ -130,7 +130,7 @@ class CheckpointTree:
         """Raise IncompleteError if a torch or safetensors file is missing or partial."""
         self.require(path)
         if path.endswith(".safetensors") or (not path and self.name.endswith(".safetensors")):
-            self.checked(path, lambda: safetensors_file.check(self.full(path)))
+            self.checked(path, lambda: _check_safetensors(self.full(path)))
         else:
             self.archive(path).close()
 
@@ -179,3 +179,12 @@ def number_in(name: str, pattern: Pattern[str]) -> Optional[int]:
     """
     found = pattern.search(name)
     return int(found.group(1)) if found and len(found.group(1)) <= 18 else None
+
+
+def _check_safetensors(path: str) -> None:
+    """Compare a file's size with its header. Raises FormatError, OSError."""
+    with records.open_regular(path) as file:
+        try:
+            check_size(file, os.fstat(file.fileno()).st_size)
+        except ValueError as error:
+            raise FormatError(str(error)) from None

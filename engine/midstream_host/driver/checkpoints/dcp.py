@@ -10,10 +10,10 @@ from typing import List, Optional, Sequence
 
 from midstream_host.driver.checkpoints.checkpoint import SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
+from midstream_host.driver.checkpoints.rule import Rule
 from midstream_host.driver.checkpoints.sharded_files import check_distributed, distributed_step, has_metadata_of_ranks
 from midstream_host.driver.checkpoints.step_names import step_in
 
-PATTERN = "step*"
 _OPTIMIZER = re.compile(r"(?:^|[._])(?:optim|optimizer|optimizers)(?:[._]|$)|exp_avg")
 _SCHEDULER = re.compile(r"(?:^|[._])(?:lr_)?schedulers?(?:[._]|$)")
 _LOADER = re.compile(r"(?:^|[._])(?:train_)?(?:data_?loader|sampler)")
@@ -63,3 +63,12 @@ def _loader_ranks(names: Sequence[str]) -> Optional[int]:
     """Return the number of loaders in the state; None where any number loads it."""
     ranks = [int(found.group(1)) for found in map(_LOADER_RANK.search, names) if found]
     return max(ranks) + 1 if ranks and any(map(_LOADER_RANKS.search, names)) else None
+
+
+RULE = Rule(
+    "step*",
+    named_step,
+    check,
+    saved_state,
+    of_scripts=True,
+)

@@ -14,9 +14,9 @@ from midstream_core import records
 from midstream_core.json_types import JsonValue, list_or_empty, object_or_empty
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
+from midstream_host.driver.checkpoints.rule import Rule
 from midstream_host.driver.checkpoints.step_names import step_in
 
-PATTERN = "global_step*"
 LATEST = "latest"
 LATEST_LIMIT = 4096  # bytes
 _MODEL = re.compile(r"mp_rank_(\d{1,6})_model_states\.pt")
@@ -190,3 +190,13 @@ def _is_older(tree: CheckpointTree, step: Optional[int], newest: str) -> bool:
     if later is None:
         later = step_in(newest)
     return later is not None and step <= later
+
+
+RULE = Rule(
+    "global_step*",
+    named_step,
+    check,
+    saved_state,
+    newest_file=LATEST,
+    more_processes="with ds_to_universal in resume: any",
+)

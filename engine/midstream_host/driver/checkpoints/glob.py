@@ -11,6 +11,7 @@ from midstream_core import records
 from midstream_core.json_types import JsonValue
 from midstream_host.driver.checkpoints.checkpoint import Checkpoint, IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import TEXT_LIMIT, CheckpointTree
+from midstream_host.driver.checkpoints.rule import Rule
 from midstream_host.driver.checkpoints.sharded_files import (
     METADATA,
     check_distributed,
@@ -19,7 +20,6 @@ from midstream_host.driver.checkpoints.sharded_files import (
 )
 from midstream_host.driver.checkpoints.step_names import STEP_NAMES, step_in, step_of_number
 
-PATTERN = "*.pt"
 _CHECKED = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 _JSON, _ARCHIVES = ".json", (".npz", ".zip")  # show their end, too
 _SETTINGS = re.compile(r"config|args|arguments|param|settings|index|tokenizer", re.IGNORECASE)  # of a run
@@ -169,3 +169,15 @@ def _json_value(tree: CheckpointTree, path: str) -> JsonValue:
         return records.parse_json(tree.text(path), path)
     except records.RecordError:
         return None
+
+
+RULE = Rule(
+    "*.pt",
+    named_step,
+    check,
+    saved_state,
+    of_scripts=True,
+    states_processes=False,
+    shows_end=shows_end,
+    name_hint='save the number of updates as "step" in it, or at the end of its name: ckpt-{updates}.pt',
+)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import sys
 from typing import Any, Dict, List, Optional, cast
 
+from midstream_core import records
 from midstream_core.json_types import JsonValue, object_or_empty
 from midstream_core.restricted_pickle import Record
 from midstream_host.driver.checkpoints import deepspeed
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree, number_in
+from midstream_host.driver.checkpoints.rule import RecordedEpoch, Rule
 from midstream_host.driver.checkpoints.sharded_files import (
     check_distributed,
     check_ranks,
@@ -18,9 +21,10 @@ from midstream_host.driver.checkpoints.sharded_files import (
     distributed_folders,
 )
 
-PATTERN = "checkpoint-*"
 STATE = "trainer_state.json"
 ARGUMENTS = "training_args.bin"
+LARGEST_STATE = 64 << 20  # bytes of it
+WITHOUT_LENGTH = 1 << 31  # epochs from which on the data have no length: it writes sys.maxsize
 SENTINEL = "checkpoint-is-incomplete.txt"
 _NAME = re.compile(r"^checkpoint-(\d+)$")
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
@@ -157,3 +161,28 @@ def _check_random_states(tree: CheckpointTree, ranks: Optional[int]) -> None:
         tree.check_file("rng_state.pth")
     elif not check_ranks(tree, "rng_state_{}.pth", ranks, "random state"):
         raise IncompleteError("rng_state.pth is missing, the random state")
+
+
+def recorded_epoch(directory: str) -> Optional[RecordedEpoch]:
+    """Return the epoch of a checkpoint; None where its state has none.
+
+    Raises RecordError, OSError.
+    """
+    try:
+        value: Any = records.read_json(posixpath.join(directory, STATE), LARGEST_STATE)
+    except FileNotFoundError:
+        return None
+    found = cast("Dict[str, Any]", value) if isinstance(value, dict) else {}
+    epochs, step = found.get("num_train_epochs"), found.get("global_step")
+    if type(epochs) is not int or type(step) is not int or step < 0:
+        return None
+    return RecordedEpoch(step, epochs < WITHOUT_LENGTH)
+
+
+RULE = Rule(
+    "checkpoint-*",
+    named_step,
+    check,
+    saved_state,
+    epoch=recorded_epoch,
+)

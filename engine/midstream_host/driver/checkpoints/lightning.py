@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Optional, cast
 
-from midstream_core.json_types import JsonValue, object_or_empty
+from midstream_core.json_types import JsonValue
 from midstream_host.driver.checkpoints import deepspeed
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree, number_in
+from midstream_host.driver.checkpoints.rule import Rule
 from midstream_host.driver.checkpoints.sharded_files import METADATA, check_distributed
 
-PATTERN = "**/*.ckpt"
 META = "meta.pt"  # of a sharded checkpoint: everything but tensors
 _NAME = re.compile(r"step=(\d+)")
 _ENGINE = "checkpoint"  # folder of DeepSpeed's state
@@ -78,5 +78,13 @@ def _loader_states(value: Dict[JsonValue, JsonValue]) -> bool:
     """Return whether a loader has stored its position, as StatefulDataLoader does."""
     place: Any = value
     for name in ("loops", "fit_loop", "state_dict", "combined_loader"):
-        place = object_or_empty(place).get(name)
-    return isinstance(place, list) and any(bool(one) for one in cast("List[JsonValue]", place))
+        place = cast("Dict[Any, Any]", place).get(name) if isinstance(place, dict) else None
+    return isinstance(place, list) and any(bool(one) for one in cast("List[Any]", place))
+
+
+RULE = Rule(
+    "**/*.ckpt",
+    named_step,
+    check,
+    saved_state,
+)

@@ -7,8 +7,7 @@ from typing import Optional
 from midstream_host.driver.checkpoints import orbax
 from midstream_host.driver.checkpoints.checkpoint import SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
-
-PATTERN = "**/checkpoints/*[0-9]*"  # below the directory of the run's name
+from midstream_host.driver.checkpoints.rule import Rule
 
 
 def named_step(name: str) -> Optional[int]:
@@ -28,3 +27,12 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
 def saved_state(tree: CheckpointTree) -> SavedState:
     """Describe a checkpoint; see `Rule.saved_state`."""
     return orbax.saved_state(tree)
+
+
+RULE = Rule(
+    "**/checkpoints/*[0-9]*",  # below the directory of the run's name
+    named_step,
+    check,
+    saved_state,
+    one_process=True,
+)

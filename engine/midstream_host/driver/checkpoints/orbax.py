@@ -11,9 +11,9 @@ from midstream_core.json_types import JsonObject, JsonValue, int_of, object_or_e
 from midstream_host.driver.checkpoints.array_files import check_arrays
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
+from midstream_host.driver.checkpoints.rule import Rule
 from midstream_host.driver.checkpoints.step_names import step_in
 
-PATTERN = "*[0-9]*"
 METADATA = "_CHECKPOINT_METADATA"
 TREE = "_METADATA"  # of an item that is a tree of arrays
 MARKER = "commit_success.txt"
@@ -157,3 +157,12 @@ def saved_state(tree: CheckpointTree) -> SavedState:
         reshards=True,
         advice=advice,
     )
+
+
+RULE = Rule(
+    "*[0-9]*",
+    named_step,
+    check,
+    saved_state,
+    one_process=True,
+)

@@ -6,11 +6,11 @@ import struct
 from typing import Dict, List, Optional
 
 from midstream_core.json_types import JsonValue
-from midstream_host.driver.formats import protobuf
-from midstream_host.driver.formats.errors import FormatError
-from midstream_host.driver.formats.framed_records import RECORD_LIMIT, LargeRecordError, tf_records
 from midstream_host.driver.metrics.parser import IndependentParts, Parsed
 from midstream_host.driver.metrics.rows import LARGEST_STEP, NAME_LIMIT, Columns, Point
+from midstream_host.formats import protobuf
+from midstream_host.formats.errors import FormatError
+from midstream_host.formats.framed_records import RECORD_LIMIT, LargeRecordError, tf_records
 
 PATTERN = "**/events.out.tfevents.*"
 _DTYPES = {1: "<f", 2: "<d"}  # of a tensor: float, double

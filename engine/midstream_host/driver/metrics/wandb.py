@@ -6,11 +6,11 @@ import json
 from typing import Any, Dict, List, Optional, Tuple
 
 from midstream_core.json_types import JsonValue
-from midstream_host.driver.formats import protobuf
-from midstream_host.driver.formats.errors import FormatError
-from midstream_host.driver.formats.framed_records import wandb_records
 from midstream_host.driver.metrics.parser import IndependentParts, Parsed
 from midstream_host.driver.metrics.rows import Columns, Point
+from midstream_host.formats import protobuf
+from midstream_host.formats.errors import FormatError
+from midstream_host.formats.framed_records import wandb_records
 
 PATTERN = "**/run-*.wandb"
 _VALUE_LIMIT = 4096  # characters of a value: numbers are short, and histograms are left out

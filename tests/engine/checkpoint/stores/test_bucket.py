@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from midstream_core.attempt.errors import CheckpointError, EngineError
 from midstream_core.attempt.save_fence import FenceRejectedError
 from midstream_core.records import MANIFEST, Fence, Pin, RunPaths, Store
+from midstream_engine.attempt import resume
 from midstream_engine.checkpoint.errors import CheckpointCorruptError
 from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints, newest_complete
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
@@ -30,8 +31,7 @@ from midstream_engine.checkpoint.saving.retention import Retention
 from midstream_engine.checkpoint.stores import bucket_fence
 from midstream_engine.checkpoint.stores.bucket_objects import BucketObjects
 from midstream_engine.config.keep_policy import KeepEvery, KeepPolicy
-from midstream_engine.trainer.attempt import resume
-from midstream_engine.trainer.runtime.attempt_record import claim_attempt, open_attempt
+from midstream_engine.runtime.attempt_record import claim_attempt, open_attempt
 from simulators.object_stores.bucket import BucketServer, bucket_server
 from simulators.planted_faults import Fault
 from support.checkpoints.checkpoint_states import plain_state, save

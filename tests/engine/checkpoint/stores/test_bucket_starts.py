@@ -15,6 +15,7 @@ from midstream_core.attempt import start_number
 from midstream_core.attempt.errors import CheckpointError
 from midstream_core.attempt.save_fence import SupersededError
 from midstream_core.records import MANIFEST, Fence, Manifest, RunPaths, first_fence
+from midstream_engine.attempt import resume
 from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints, newest_complete
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.checkpoint.saving import commit, retention
@@ -23,7 +24,6 @@ from midstream_engine.checkpoint.saving.save import begin_save
 from midstream_engine.checkpoint.saving.snapshot import Copy
 from midstream_engine.checkpoint.stores import bucket_fence
 from midstream_engine.config.keep_policy import KeepPolicy
-from midstream_engine.trainer.attempt import resume
 from simulators.object_stores.bucket import BucketServer
 from support.checkpoints.checkpoint_states import plain_state, save
 

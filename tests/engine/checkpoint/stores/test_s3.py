@@ -30,7 +30,7 @@ from midstream_engine.checkpoint.stores.bucket_objects import BucketObjects
 from midstream_engine.config.keep_policy import KeepEvery, KeepPolicy
 from midstream_engine.data.sources import bucket as sources
 from midstream_engine.data.sources.formats import open_source
-from midstream_engine.trainer.runtime.compile_cache import SharedCache
+from midstream_engine.runtime.compile_cache import SharedCache
 from simulators.object_stores.s3_server import IGNORED, REFUSED, S3Server
 from simulators.planted_faults import Fault
 from support.checkpoints.checkpoint_states import plain_state, save

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from midstream_core import records
+from midstream_engine.computation.train_state import TrainState
 from midstream_engine.optim import stored_dtypes
-from midstream_engine.trainer.computation.train_state import TrainState
 from support.engines.engine_runs import environment
 from support.imports import levanter_curves
 from support.imports.levanter_curves import BANDS, DEVICES, Continuation, Curve

@@ -22,8 +22,8 @@ from midstream_engine.convert import main
 from midstream_engine.data import threefry
 from midstream_engine.data.batches import TrainingBatches
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.imported.imported_data import Imported
-from midstream_engine.data.imported.levanter_cache import INDEX, import_levanter, open_cache
+from midstream_engine.data.imported_data import Imported
+from midstream_engine.data.levanter_cache import INDEX, import_levanter, open_cache
 from midstream_engine.data.mixture import open_data
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.levanter.data import read_data

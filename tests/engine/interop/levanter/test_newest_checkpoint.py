@@ -12,7 +12,7 @@ from midstream.migrate.planning.import_plan import _places
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.levanter.arrays import find
 from midstream_engine.interop.levanter.importer import open_levanter
-from midstream_host.imports import checkpoint_survey
+from midstream_host.trainers import checkpoint_survey
 from support.paths import FIXTURES
 
 GPT2 = FIXTURES / "levanter" / "gpt2"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from midstream_core.arithmetic.learning_rate import rate_at, rate_parts, rate_settings
+from midstream_core.learning_rate import rate_at, rate_parts, rate_settings
 from midstream_engine.config import ConfigError
 from midstream_engine.config.load import from_mapping
 from midstream_engine.optim.schedule import learning_rate

@@ -20,10 +20,10 @@ from midstream_engine.config.load import load_config
 from midstream_engine.convert import main
 from midstream_engine.data.batches import TrainingBatches
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.imported.imported_data import Imported
-from midstream_engine.data.imported.imported_files import SCHEME
-from midstream_engine.data.imported.neox_dataset import import_neox
+from midstream_engine.data.imported_data import Imported
+from midstream_engine.data.imported_files import SCHEME
 from midstream_engine.data.mixture import open_data
+from midstream_engine.data.neox_dataset import import_neox
 from midstream_engine.data.prepared_data import open_training
 from midstream_engine.data.tokenize.tokenizer import load_tokenizer
 from support.paths import FIXTURES

@@ -15,15 +15,15 @@ import pytest
 from midstream_core import records
 from midstream_core.attempt.errors import EngineError, FencedError
 from midstream_core.attempt.status_file import StatusFile
+from midstream_engine.attempt import attempt_process
 from midstream_engine.config import ConfigError, TrainLmConfig
+from midstream_engine.loop.requests import CommandFile, Known, Requests
 from midstream_engine.processes.rendezvous import ALONE
+from midstream_engine.runtime import attempt_record as attempts
+from midstream_engine.runtime.attempt_record import Attempt, open_attempt
 from midstream_engine.signals import Signals
 from midstream_engine.tracking.metrics_file import MetricsFile
 from midstream_engine.tracking.metrics_recorder import Recorder, close_metrics
-from midstream_engine.trainer.attempt import attempt_process
-from midstream_engine.trainer.loop.requests import CommandFile, Known, Requests
-from midstream_engine.trainer.runtime import attempt_record as attempts
-from midstream_engine.trainer.runtime.attempt_record import Attempt, open_attempt
 from support.paths import CONFIGS
 
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.drawn
 
 PATCHED = """
 import sys
-from midstream_engine.trainer.runtime.host_memory import keep_host_memory
+from midstream_engine.runtime.host_memory import keep_host_memory
 from midstream_engine import train
 {patch}
 sys.exit(train.main(sys.argv[1:]))
@@ -33,7 +33,7 @@ TrainingBatches.samples = samples
 # As where a tracker takes long to finish and the machine is preempted.
 KILLED_AFTER_THE_END = """
 import os, signal, time
-from midstream_engine.trainer.attempt import run_attempt
+from midstream_engine.attempt import run_attempt
 def close(metrics):
     time.sleep(5)
     os.kill(os.getpid(), signal.SIGKILL)

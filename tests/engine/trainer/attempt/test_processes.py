@@ -173,7 +173,7 @@ def test_checkpoint_of_two_processes_equals_that_of_one(
 
 LATE = """
 import sys, time
-from midstream_engine.trainer.computation import programs
+from midstream_engine.computation import programs
 from midstream_engine import train
 compile_steps = programs.compile_steps
 programs.compile_steps = lambda *arguments: (time.sleep(35), compile_steps(*arguments))[1]
@@ -214,7 +214,7 @@ def test_other_validation_text_on_a_host_is_refused(tmp_path: Path) -> None:
 ROOMY = """
 import sys
 from midstream_engine import train
-from midstream_engine.trainer.computation import setup
+from midstream_engine.computation import setup
 setup.by_memory = lambda *arguments, **named: "qkv"
 sys.exit(train.main())
 """

@@ -20,19 +20,19 @@ from midstream_core import records
 from midstream_core.attempt import standby_lease
 from midstream_core.attempt.errors import EngineError, FencedError
 from midstream_core.attempt.status_file import StatusFile
+from midstream_engine.attempt import parameter_drift
+from midstream_engine.attempt.parameter_drift import LateMeasurement
+from midstream_engine.attempt.replica import Outcome, Replay
+from midstream_engine.attempt.run_attempt import promote
 from midstream_engine.checkpoint.saving.snapshot import Copy, HostArray, snapshot
+from midstream_engine.computation.setup import prepare
 from midstream_engine.config import load_config
+from midstream_engine.loop.finite_check import FiniteCheck
+from midstream_engine.loop.requests import Known, Wanted
 from midstream_engine.processes.rendezvous import Processes
+from midstream_engine.runtime.attempt_record import Attempt, open_attempt
 from midstream_engine.tracking.metrics_file import MetricsFile
 from midstream_engine.tracking.metrics_recorder import Recorder
-from midstream_engine.trainer.attempt import parameter_drift
-from midstream_engine.trainer.attempt.parameter_drift import LateMeasurement
-from midstream_engine.trainer.attempt.replica import Outcome, Replay
-from midstream_engine.trainer.attempt.run_attempt import promote
-from midstream_engine.trainer.computation.setup import prepare
-from midstream_engine.trainer.loop.finite_check import FiniteCheck
-from midstream_engine.trainer.loop.requests import Known, Wanted
-from midstream_engine.trainer.runtime.attempt_record import Attempt, open_attempt
 from midstream_host.runs.attempts import EXIT_TIMEOUT
 from support.checkpoints.checkpoint_states import save
 from support.engines.engine_process import train_all

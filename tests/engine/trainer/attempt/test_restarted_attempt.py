@@ -10,11 +10,11 @@ import pytest
 
 from midstream_core import records
 from midstream_core.attempt.status_file import StatusFile
+from midstream_engine.attempt.resume import find_origin
 from midstream_engine.config import TrainLmConfig
+from midstream_engine.loop.requests import CommandFile, Requests
+from midstream_engine.runtime.attempt_record import Attempt, lineage_entry, open_attempt, record_start
 from midstream_engine.signals import Signals
-from midstream_engine.trainer.attempt.resume import find_origin
-from midstream_engine.trainer.loop.requests import CommandFile, Requests
-from midstream_engine.trainer.runtime.attempt_record import Attempt, lineage_entry, open_attempt, record_start
 from support.checkpoints.checkpoint_states import plain_state, save
 from support.engines.engine_process import train_all
 from support.paths import CONFIGS

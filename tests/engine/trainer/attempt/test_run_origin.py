@@ -10,9 +10,9 @@ import pytest
 from midstream_core import records
 from midstream_core.attempt.errors import CheckpointError, EngineError
 from midstream_core.attempt.save_fence import FenceUnreadableError, seal
+from midstream_engine.attempt.resume import Origin, check_same_data, find_origin
 from midstream_engine.config import TrainerConfig, TrainLmConfig
-from midstream_engine.trainer.attempt.resume import Origin, check_same_data, find_origin
-from midstream_engine.trainer.runtime.attempt_record import Attempt, open_attempt
+from midstream_engine.runtime.attempt_record import Attempt, open_attempt
 from support.checkpoints.checkpoint_states import plain_state, save
 
 

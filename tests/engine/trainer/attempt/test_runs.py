@@ -237,7 +237,7 @@ def test_other_data_order_is_refused(root: Path) -> None:
 EARLIER = """
 import sys
 from midstream_engine import train
-from midstream_engine.trainer.computation import setup
+from midstream_engine.computation import setup
 load = setup.load_tokenizer
 setup.load_tokenizer = lambda name, eos, recorded="": load(name, eos, "RECORDED")
 sys.exit(train.main())

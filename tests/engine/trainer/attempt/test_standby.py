@@ -14,10 +14,10 @@ import pytest
 from midstream_core import records
 from midstream_core.attempt import standby_lease
 from midstream_core.attempt.status_file import StatusFile
+from midstream_engine.attempt.standby import wait_on_standby
+from midstream_engine.loop.requests import Known, Wanted
 from midstream_engine.processes.rendezvous import Processes
-from midstream_engine.trainer.attempt.standby import wait_on_standby
-from midstream_engine.trainer.loop.requests import Known, Wanted
-from midstream_engine.trainer.runtime.attempt_record import open_attempt
+from midstream_engine.runtime.attempt_record import open_attempt
 from support.engines.engine_process import train_all
 from support.engines.standby_engine import Held
 from support.paths import CONFIGS

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream_core import records
-from midstream_core.clouds import aws_metadata, azure_metadata, cloud_notices, google_metadata
+from midstream_core import aws_metadata, azure_metadata, cloud_notices, google_metadata, records
 from midstream_host import preemption_watch as preemption_notices
 from midstream_host.machine import preemption_notices as host_notices
 from simulators.cloud_metadata import AwsMetadata, AzureMetadata
@@ -128,7 +127,7 @@ def test_host_reports_notice_to_guard(tmp_path: Path, monkeypatch: pytest.Monkey
         assert read() is None
         azure.event("Redeploy", "vm_3")
         assert read() == host_notices.Notice(
-            "preempted", "the provider ends this machine: redeploy not before Wed, 25 Nov 2026 18:29:47 GMT", None
+            "preempted", "the provider ends this machine: redeploy not before Wed, 25 Nov 2026 18:29:47 GMT"
         )
         azure.events.clear()
         aws.action = TERMINATE

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream_core import records
-from midstream_core.clouds import google_metadata
+from midstream_core import google_metadata, records
 from midstream_engine.config.distributed import DistributedConfig
 from midstream_engine.processes.rendezvous import complete
 from midstream_host import preemption_watch as preemption_notices

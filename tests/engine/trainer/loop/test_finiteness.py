@@ -12,8 +12,7 @@ import pytest
 from midstream_core import records
 from midstream_core.attempt.errors import EngineError
 from midstream_core.attempt.status_file import StatusFile
-from midstream_engine.config import TrainerConfig
-from midstream_engine.trainer.computation.finiteness import (
+from midstream_engine.computation.finiteness import (
     FINITE,
     INFINITE,
     NAN,
@@ -22,7 +21,8 @@ from midstream_engine.trainer.computation.finiteness import (
     float_names,
     number_kinds,
 )
-from midstream_engine.trainer.loop.finite_check import FiniteCheck
+from midstream_engine.config import TrainerConfig
+from midstream_engine.loop.finite_check import FiniteCheck
 from support.engines.engine_runs import Engine
 
 NOT_A_NUMBER, INFINITY = float("nan"), float("inf")

@@ -25,15 +25,15 @@ from midstream_core.records import RunPaths
 from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.checkpoint.stores.directory_objects import DirectoryObjects
+from midstream_engine.computation.programs import compile_reference_losses
+from midstream_engine.computation.reference_losses import ReferenceLosses
+from midstream_engine.computation.setup import Setup, prepare
+from midstream_engine.computation.train_state import TrainState
 from midstream_engine.config import load_config
 from midstream_engine.data.errors import DataError
-from midstream_engine.trainer.computation.programs import compile_reference_losses
-from midstream_engine.trainer.computation.reference_losses import ReferenceLosses
-from midstream_engine.trainer.computation.setup import Setup, prepare
-from midstream_engine.trainer.computation.train_state import TrainState
-from midstream_engine.trainer.loop import copy_memory, saving
-from midstream_engine.trainer.loop.saving import NotSavedError, Saver
-from midstream_engine.trainer.runtime.attempt_record import open_attempt
+from midstream_engine.loop import copy_memory, saving
+from midstream_engine.loop.saving import NotSavedError, Saver
+from midstream_engine.runtime.attempt_record import open_attempt
 from support.engines.engine_runs import Engine
 from support.paths import CONFIGS
 

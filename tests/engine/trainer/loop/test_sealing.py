@@ -10,10 +10,10 @@ import pytest
 from midstream_core import records
 from midstream_core.attempt.save_fence import FenceUnreadableError
 from midstream_core.records import Command, Fence
+from midstream_engine.loop import sealing
 from midstream_engine.processes.coordinator_client import CoordinatorClient
 from midstream_engine.processes.rendezvous import ALONE, Processes
 from midstream_engine.processes.shared_file_systems import SharedFileSystems
-from midstream_engine.trainer.loop import sealing
 from support.checkpoints.spread_hosts import Hosts
 
 COMMAND = Command(records.STOP, epoch=2, owner="b", sequence=5)

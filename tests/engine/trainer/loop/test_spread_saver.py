@@ -15,14 +15,14 @@ from midstream_core.attempt.status_file import StatusFile
 from midstream_core.records import MANIFEST, SHARE
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.checkpoint.stores.directory_objects import DirectoryObjects
+from midstream_engine.computation.programs import compile_reference_losses
+from midstream_engine.computation.setup import prepare
 from midstream_engine.config import load_config
+from midstream_engine.loop.saving import Saver
 from midstream_engine.processes.coordinator_client import CoordinatorClient
 from midstream_engine.processes.rendezvous import Processes
 from midstream_engine.processes.shared_file_systems import SharedFileSystems
-from midstream_engine.trainer.computation.programs import compile_reference_losses
-from midstream_engine.trainer.computation.setup import prepare
-from midstream_engine.trainer.loop.saving import Saver
-from midstream_engine.trainer.runtime.attempt_record import Attempt, open_attempt
+from midstream_engine.runtime.attempt_record import Attempt, open_attempt
 from support.checkpoints.spread_hosts import Hosts
 from support.paths import CONFIGS
 

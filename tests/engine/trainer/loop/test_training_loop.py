@@ -16,17 +16,17 @@ from midstream_core import records
 from midstream_core.attempt.errors import EngineError, FencedError
 from midstream_core.attempt.save_fence import FenceUnreadableError
 from midstream_core.attempt.status_file import StatusFile
+from midstream_engine.computation.finiteness import FINITE, INFINITE, float_names
+from midstream_engine.computation.setup import Setup, prepare
+from midstream_engine.computation.train_step import StepResult
 from midstream_engine.config import load_config
 from midstream_engine.data.errors import DataError
+from midstream_engine.loop import flops, training_loop
+from midstream_engine.loop.requests import CommandFile, Requests
+from midstream_engine.loop.saving import NotSavedError
+from midstream_engine.loop.training_loop import Loop
+from midstream_engine.runtime.attempt_record import Attempt
 from midstream_engine.signals import Signals
-from midstream_engine.trainer.computation.finiteness import FINITE, INFINITE, float_names
-from midstream_engine.trainer.computation.setup import Setup, prepare
-from midstream_engine.trainer.computation.train_step import StepResult
-from midstream_engine.trainer.loop import flops, training_loop
-from midstream_engine.trainer.loop.requests import CommandFile, Requests
-from midstream_engine.trainer.loop.saving import NotSavedError
-from midstream_engine.trainer.loop.training_loop import Loop
-from midstream_engine.trainer.runtime.attempt_record import Attempt
 from support.paths import CONFIGS
 
 STEPS = 6

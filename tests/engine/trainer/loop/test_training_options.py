@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from midstream_core import records
+from midstream_engine.attempt.resume import find_origin, restore
 from midstream_engine.checkpoint.array_names import flatten
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
+from midstream_engine.computation.setup import make_plan
 from midstream_engine.config import load_config
 from midstream_engine.optim.averaging import ModelAverage
-from midstream_engine.trainer.attempt.resume import find_origin, restore
-from midstream_engine.trainer.computation.setup import make_plan
-from midstream_engine.trainer.runtime.attempt_record import open_attempt
+from midstream_engine.runtime.attempt_record import open_attempt
 from support.checkpoints.checkpoint_states import save
 from support.engines.engine_process import train_all
 from support.engines.engine_runs import environment
@@ -148,8 +148,8 @@ def test_run_after_rehearsal_compiles_nothing(left: Attempts) -> None:
 
 
 def test_search_finds_largest_batch_that_fits() -> None:
+    from midstream_engine.computation.programs import compile_step
     from midstream_engine.rehearse import largest_that_fits, memory
-    from midstream_engine.trainer.computation.programs import compile_step
 
     def needs(per_device: int) -> int:
         flags = ["--trainer.per_device_parallelism", str(per_device), "--trainer.model_axis_size", "8"]
@@ -266,7 +266,7 @@ def test_profile_and_log_copy_are_in_log_directory(left: Attempts) -> None:
 def test_jax_config_numbers_reach_jax_as_numbers(tmp_path: Path) -> None:
     script = (
         "import sys, jax\nfrom midstream_engine.config import load_config\n"
-        "from midstream_engine.trainer.runtime.jax_settings import configure_jax\n"
+        "from midstream_engine.runtime.jax_settings import configure_jax\n"
         "config = load_config(sys.argv[1:]).config\nprint(configure_jax(config, '/nowhere'))\n"
         "for name in ('min_compile_time_secs', 'min_entry_size_bytes', 'enable_xla_caches'):\n"
         "    print(repr(getattr(jax.config, f'jax_persistent_cache_{name}')))"

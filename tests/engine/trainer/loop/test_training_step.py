@@ -17,17 +17,17 @@ from haliax import NamedArray
 
 from midstream.migrate.planning.batch_shape import batch_shape
 from midstream_engine.checkpoint.array_names import flatten
-from midstream_engine.config import ConfigError, load_config
-from midstream_engine.data.batches import make_batch
-from midstream_engine.models.lm import token_losses
-from midstream_engine.models.random_keys import key_of
-from midstream_engine.trainer.computation.programs import (
+from midstream_engine.computation.programs import (
     compile_evaluation,
     compile_reference_losses,
     compile_step,
 )
-from midstream_engine.trainer.computation.setup import Setup, prepare
-from midstream_engine.trainer.computation.train_state import TrainState
+from midstream_engine.computation.setup import Setup, prepare
+from midstream_engine.computation.train_state import TrainState
+from midstream_engine.config import ConfigError, load_config
+from midstream_engine.data.batches import make_batch
+from midstream_engine.models.lm import token_losses
+from midstream_engine.models.random_keys import key_of
 from support.engines.train_states import contents, update
 from support.paths import CONFIGS
 

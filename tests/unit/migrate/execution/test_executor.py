@@ -18,7 +18,7 @@ from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.host import Process
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.rpc.remote_call import open_waiting_call
-from midstream.migrate.execution import executor, migration_process
+from midstream.migrate import executor, migration_process
 from midstream.migrate.journal import migration_directory, migration_state, phase_names
 from midstream.migrate.journal.certificate import Certificate
 from midstream.migrate.journal.facts import Facts

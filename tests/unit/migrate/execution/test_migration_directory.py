@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from midstream.errors import MidstreamError, UsageError
-from midstream.migrate.execution import migration_process
+from midstream.migrate import migration_process
 from midstream.migrate.journal import migration_directory, migration_state, phase_names
 from midstream.migrate.journal.downtime_report import DowntimeReport
 from midstream.migrate.journal.event import Event

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from midstream.demo import run_demo
+from midstream import run_demo
 from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.headless.migration import migrate_run
 from midstream.hosts.host_pool import HostPool
-from midstream.migrate.execution import executor, migration_process
+from midstream.migrate import executor, migration_process
 from midstream.migrate.journal import migration_directory, migration_state, phase_names
 from midstream.migrate.journal.journal import Journal, read_events
 from midstream.migrate.journal.migration_directory import MigrationDirectory

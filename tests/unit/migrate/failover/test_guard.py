@@ -21,7 +21,6 @@ from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts import deadline
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.rank_view import RankView
-from midstream.migrate.execution.notify import notify
 from midstream.migrate.failover import guard, guard_plan, run_verdict
 from midstream.migrate.failover.guard_plan import MigratedByAnotherError
 from midstream.migrate.journal import migration_directory, migration_state
@@ -30,10 +29,11 @@ from midstream.migrate.journal.facts import Facts
 from midstream.migrate.journal.journal import Journal
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
+from midstream.migrate.notify import notify
 from midstream.migrate.planning import preflight
 from midstream.providers.provider import SliceStatus
-from midstream.watch.runs.symptoms import DIVERGING, NOT_A_NUMBER, STALLED, symptoms
 from midstream.watch.snapshot import HostView, RunView, Snapshot
+from midstream.watch.symptoms import DIVERGING, NOT_A_NUMBER, STALLED, symptoms
 from midstream_core import records
 from midstream_host.machine import preemption_notices
 from midstream_host.runs import ownership

@@ -12,8 +12,8 @@ import pytest
 from midstream.errors import UsageError
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.fleet.notify_config import NotifyConfig
-from midstream.migrate.execution import webhook
-from midstream.migrate.execution.notify import notify_all
+from midstream.migrate import webhook
+from midstream.migrate.notify import notify_all
 from support.loopback import Loopback, Quiet
 
 NOT_HTTP, BUSY = 0, 503

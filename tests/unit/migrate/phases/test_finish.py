@@ -11,8 +11,8 @@ import pytest
 
 from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.hosts.host_pool import HostPool
+from midstream.migrate.host_group import HostGroup, target_of
 from midstream.migrate.phases.finish import NEAR, Finish, losses_are_lost
-from midstream.migrate.source_and_target.host_group import HostGroup, target_of
 from midstream.migrate.steps.migration import Migration
 from support.migrations.sample_plan import PLAN
 from support.run_directory import RunDirectory

@@ -14,10 +14,10 @@ import pytest
 from midstream.errors import HostError
 from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.hosts.host_pool import HostPool
-from midstream.migrate.execution.lease_renewal import LeaseRenewal
 from midstream.migrate.journal.facts import Copied, Facts
 from midstream.migrate.journal.journal import Journal
-from midstream.migrate.journal.modes import LIVE, WARM
+from midstream.migrate.lease_renewal import LeaseRenewal
+from midstream.migrate.modes.registry import LIVE, WARM
 from midstream.migrate.steps import estimate_update
 from midstream_core import records
 from midstream_host.runs import standby_state

@@ -11,7 +11,7 @@ import pytest
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_forks import LocalForks
 from midstream.hosts.local_host import LocalHost
-from midstream.migrate.source_and_target.checkpoint_store import BucketStore, CheckpointStore, DirectoryStore
+from midstream.migrate.checkpoint_store import BucketStore, CheckpointStore, DirectoryStore
 from midstream.migrate.steps.streamed_copy import prepare_copy
 from midstream.stores import bucket_host
 from midstream.stores.bucket_access import Access

@@ -18,9 +18,9 @@ from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
 from midstream.migrate.journal import downtime_report
 from midstream.migrate.journal.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate
-from midstream.migrate.journal.downtime_report import DOWNTIME_PHASES
 from midstream.migrate.journal.facts import Sealed, StartingPoint
 from midstream.migrate.proof import live_certificate
+from midstream.migrate.stages import DOWNTIME_PHASES
 from midstream.migrate.steps.migration import Migration
 from midstream.migrate.steps.pins import pinned_on_target
 from midstream.migrate.steps.replica import Agreement, ReplicaProgress, ReplicaUnfitError, pace

@@ -23,7 +23,7 @@ from midstream.hosts.host_pool import HostPool
 from midstream.hosts.rpc.report_types import Complete, Named, Object
 from midstream.migrate.journal import migration_directory
 from midstream.migrate.journal.journal import Journal, read_events
-from midstream.migrate.journal.modes import WARM
+from midstream.migrate.modes.registry import WARM
 from midstream.migrate.steps import streamed_copy
 from midstream.migrate.steps.migration import Migration
 from midstream.watch.watcher import Watcher

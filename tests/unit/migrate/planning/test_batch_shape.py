@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from midstream.errors import MidstreamError
 from midstream.migrate.planning.batch_shape import batch_shape, batch_sizes, check_axes
-from midstream_core.arithmetic.mesh_division import divisors
+from midstream_core.mesh_division import divisors
 from midstream_core.records import ArrayEntry
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from midstream.migrate.journal import cost, migration_directory
-from midstream.migrate.journal.downtime_report import DOWNTIME_PHASES
 from midstream.migrate.journal.facts import Copied, Facts
 from midstream.migrate.journal.journal import Journal
-from midstream.migrate.journal.modes import COLD, WARM
+from midstream.migrate.modes.registry import COLD, WARM
 from midstream.migrate.planning import downtime_estimate
 from midstream.migrate.planning.measured_rates import PastMigration, Rates, past_migrations, rates_between
+from midstream.migrate.stages import DOWNTIME_PHASES
 from support.migrations.sample_plan import PLAN, changed
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from midstream.migrate.journal import stages
+from midstream.migrate import stages
 from midstream.migrate.journal.facts import Facts
 from midstream.migrate.journal.journal import Journal, read, read_events
-from midstream.migrate.journal.modes import COLD, LIVE, WARM
 from midstream.migrate.journal.plan import MATMUL_PRECISION, Change, Plan
 from midstream.migrate.journal.stage_times import (
     Remaining,
@@ -22,8 +21,11 @@ from midstream.migrate.journal.stage_times import (
     report_lines,
     stage_times,
 )
+from midstream.migrate.modes.assumptions import ENGINE_START_SECONDS
+from midstream.migrate.modes.registry import COLD, LIVE, WARM
+from midstream.migrate.modes.work import Rates, Work
 from midstream.migrate.planning import downtime_estimate, plan_estimate
-from midstream.migrate.planning.measured_rates import PastMigration, Rates, rates_between
+from midstream.migrate.planning.measured_rates import PastMigration, rates_between
 from midstream.migrate.planning.plan_description import describe
 from midstream.migrate.steps import stage_clock
 from midstream.migrate.steps.stage_clock import StageClock
@@ -32,7 +34,7 @@ from midstream.tui.style.glyphs import UNICODE
 from support.migrations.sample_plan import PLAN, changed
 
 SIZE = 400_000_000
-WORK = plan_estimate.Work(
+WORK = Work(
     mode=WARM, checkpoint_bytes=SIZE, data_bytes=(SIZE,), copies_checkpoint=False, shared_store=False,
     environment_ready=True, steps_compared=0, healthy_steps=100, step=0.5, compile=40.0,
 )  # fmt: skip
@@ -46,7 +48,7 @@ def test_every_stage_of_a_warm_migration_is_estimated() -> None:
         "install": plan_estimate.READY_INSTALL_SECONDS,
         "data": 4.0,
         "checkpoint": 4.0,
-        "start": downtime_estimate.ENGINE_START_SECONDS,
+        "start": ENGINE_START_SECONDS,
         "compile": 40.0,
         "rehearse": 1.0 + 3 * 0.25,
         "downtime": 4.0,
@@ -92,7 +94,7 @@ def test_estimate_has_the_stages_that_happen_and_no_other(
     work = replace(WORK, **changes)
     predicted = downtime_estimate.predict(
         [{"attempt": 1, "throughput/duration": 0.5}] * 20, SIZE, work.mode, rates,
-        copied_bytes=plan_estimate.copied_bytes(work, rates),
+        copied_bytes=work.copied_bytes(rates),
     )  # fmt: skip
     known, unknown = plan_estimate.downtime_seconds(work, predicted, rates)
     assert unknown == ()
@@ -120,8 +122,8 @@ def test_bytes_count_once_per_host_and_never_for_a_shared_bucket() -> None:
     bucket = plan_estimate.durations(replace(WORK, shared_store=True, checkpoint_bytes=0), 4.0, Rates())
     assert bucket["checkpoint"] == 0.0
 
-    def copy_seconds(work: plan_estimate.Work) -> float:
-        copied = plan_estimate.copied_bytes(work, Rates())
+    def copy_seconds(work: Work) -> float:
+        copied = work.copied_bytes(Rates())
         return downtime_estimate.predict([], SIZE, COLD, Rates(), copied_bytes=copied)["copy"]
 
     assert copy_seconds(WORK) == 3.0

@@ -8,7 +8,7 @@ import pytest
 
 from midstream.errors import MidstreamError
 from midstream.migrate.planning.foreign_config import foreign_run
-from midstream_host.imports.checkpoint_survey import CheckpointSurvey
+from midstream_host.trainers.checkpoint_survey import CheckpointSurvey
 
 MODEL = "type: gpt2, hidden_dim: 64, num_layers: 2, num_heads: 2, seq_len: 128"
 

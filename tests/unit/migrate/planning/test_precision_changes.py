@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from midstream.launch.engine_flags import engine_flags
-from midstream.migrate.journal.request import Request
-from midstream.migrate.planning.consent import live_consent
-from midstream.migrate.planning.precision_changes import precision_changes
-from midstream.watch.snapshot import RunView
+from midstream.migrate.modes.registry import LIVE, mode_of
+from midstream.migrate.modes.work import Source
+from midstream.migrate.planning.precision_changes import before_and_after, precision_changes
 
-RUN = cast(RunView, SimpleNamespace(run_id="r", status=None))
 ROUNDED = "trainer.matmul_precision"
 
 
@@ -37,6 +34,7 @@ def test_precision_of_products_is_shown_where_it_matters(
 ) -> None:
     found = precision_changes(trainer, engine_flags(overrides))
     assert {each.name: (each.before, each.after) for each in found} == changes
-    lines = live_consent(Request("r", "b", mode="live", overrides=overrides), RUN, "", trainer)
+    source = Source("r", True, "training", "now", False, 0, 0.1, before_and_after(trainer, engine_flags(overrides)))
+    lines = mode_of(LIVE).consent(source)
     assert len(lines) == bool(consent)
     assert consent in "".join(lines)

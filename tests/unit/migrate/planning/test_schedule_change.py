@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from midstream.errors import UsageError
 from midstream.migrate.planning import schedule_change
 from midstream.migrate.planning.schedule_change import TrainingSchedule, explain, training_schedule
-from midstream_core.arithmetic.learning_rate import rate_settings
+from midstream_core.learning_rate import rate_settings
 from midstream_engine.config.batch_schedule import BatchSchedule
 from midstream_engine.config.optimizer import OptimizerConfig
 from midstream_engine.optim.schedule import learning_rate

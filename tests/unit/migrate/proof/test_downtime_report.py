@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.migrate.journal import downtime_report
-from midstream.migrate.journal.downtime_report import DOWNTIME_PHASES, DowntimeReport, Marks
+from midstream.migrate.journal.downtime_report import DowntimeReport, Marks
+from midstream.migrate.stages import DOWNTIME_PHASES
 
 SPENT = {
     "copy_seconds": 2.0,

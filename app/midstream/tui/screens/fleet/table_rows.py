@@ -351,7 +351,7 @@ def _downtime_spark(view: MigrationView, glyphs: Glyphs) -> str:
     """Draw the parts of the downtime as a sparkline, relative to the longest."""
     if view.downtime is None:
         return ""
-    from midstream.migrate.journal.downtime_report import DOWNTIME_PHASES
+    from midstream.migrate.stages import DOWNTIME_PHASES
 
     parts = [view.downtime.measured.get(name, 0.0) for name in DOWNTIME_PHASES]
     longest = max([*parts, 1e-9])

@@ -13,7 +13,7 @@ from midstream.migrate.journal import migration_state, phase_names
 from midstream.migrate.journal.certificate import COMPARED
 from midstream.migrate.journal.event import STAGE, shell_line_of
 from midstream.migrate.journal.migration_view import VOID, MigrationView
-from midstream.migrate.journal.stages import shown_stage
+from midstream.migrate.stages import shown_stage
 from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.style import glyphs as signs
 from midstream.tui.style import palette

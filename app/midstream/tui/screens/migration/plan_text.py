@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from midstream import format
 from midstream.counts import agree, count
-from midstream.migrate.journal import cost, stages
+from midstream.migrate import stages
+from midstream.migrate.journal import cost
 from midstream.migrate.journal.downtime_report import shown_phase
-from midstream.migrate.journal.modes import LIVE
 from midstream.migrate.journal.plan import Plan
+from midstream.migrate.modes.registry import mode_of
 from midstream.tui.style import palette
 from midstream.tui.style.glyphs import Glyphs
 from midstream.tui.style.styled_text import Text
@@ -115,10 +116,7 @@ def consequences(plan: Plan) -> list[str]:
     """Return what the user confirms before the plan is executed, as lines."""
     downtime = plan.estimate.predicted_downtime
     later = "some time" if downtime is None else f"about {format.seconds(downtime)}"
-    first = f"{plan.source} saves, is sealed and stops; {later} later it continues on {plan.target}."
-    if plan.mode == LIVE:
-        first = f"{plan.target} replays the run; {plan.source} trains until it has caught up."
-    lines = [first]
+    lines = [mode_of(plan.mode).consequence(plan.source, plan.target, later)]
     if plan.estimate.steps_lost:
         lost = plan.estimate.steps_lost
         lines.append(f"{count(lost, 'step')} after {plan.checkpoint} {agree(lost)} discarded.")

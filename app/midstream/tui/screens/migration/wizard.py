@@ -16,9 +16,9 @@ from midstream import format
 from midstream.errors import MidstreamError
 from midstream.listing.run_facts import hardware
 from midstream.migrate.journal import phase_names
-from midstream.migrate.journal.modes import WARM
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
+from midstream.migrate.modes.registry import WARM
 from midstream.tui import commands
 from midstream.tui.actions import Target, TargetMissingError
 from midstream.tui.screens.base import MidstreamScreen
@@ -317,7 +317,7 @@ class WizardScreen(MidstreamScreen):
 
     def action_mode(self) -> None:
         if self._stage == PLAN:
-            self._choose("Mode", wizard_choices.MODE_COLUMNS, wizard_choices.MODE_ROWS, "_mode")
+            self._choose("Mode", wizard_choices.MODE_COLUMNS, wizard_choices.mode_rows(), "_mode")
 
     def action_settings(self) -> None:
         """Change batch, healthy steps and engine flags."""

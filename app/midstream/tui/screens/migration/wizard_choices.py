@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from midstream import format
 from midstream.listing.run_facts import short_kind
-from midstream.migrate.journal.modes import COLD, LIVE, MODES, WARM
+from midstream.migrate.modes.registry import MODES
 from midstream.tui.actions import Target
 from midstream.tui.screens.migration import plan_text
 from midstream.tui.style import glyphs as signs
@@ -18,12 +18,11 @@ from midstream.watch.snapshot import RunView, Snapshot
 TARGET_COLUMNS = (Column("TARGET", widest=24), Column("DEVICES"), Column("LINK"), Column("", widest=200, rest=True))
 CHECKPOINT_COLUMNS = (Column("CHECKPOINT"), Column("LOSS"), Column("STEP", right=True), Column("AGE", right=True))
 MODE_COLUMNS = (Column("MODE"), Column("SEQUENCE", widest=64))
-_SEQUENCES = {
-    WARM: "the target compiles first; then stop, copy, start",
-    COLD: "stop, copy, start",
-    LIVE: "the source trains until the target has caught up",
-}
-MODE_ROWS = tuple(Row(mode, (mode, _SEQUENCES[mode])) for mode in MODES)
+
+
+def mode_rows() -> tuple[Row, ...]:
+    """Return a row for each mode."""
+    return tuple(Row(mode.name, (mode.name, mode.sequence)) for mode in MODES.values())
 
 
 def target_row(target: Target, snapshot: Snapshot, glyphs: Glyphs) -> Row:

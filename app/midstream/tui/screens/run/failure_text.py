@@ -10,7 +10,7 @@ from midstream.tui.style.glyphs import Glyphs
 from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.log_view import clean
 from midstream.watch.log_errors import is_error
-from midstream.watch.runs.run_failure import RunFailure
+from midstream.watch.run_failure import RunFailure
 
 
 def describe_failure(

@@ -12,8 +12,8 @@ from midstream.tui.screens.run.run_tools import LOGS, RunToolsScreen
 from midstream.tui.widgets.log_pane import LogPane
 from midstream.tui.widgets.paged_log_view import END, PagedLogView, PageRequest
 from midstream.tui.widgets.table import Column, Row
+from midstream.watch.host_log import LogLines
 from midstream.watch.log_errors import error_line
-from midstream.watch.runs.host_log import LogLines
 from midstream.watch.snapshot import RunView
 from midstream_host.runs.log_pages import LogMatches
 

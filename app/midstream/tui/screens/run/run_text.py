@@ -17,8 +17,8 @@ from midstream.tui.style import palette
 from midstream.tui.style.glyphs import Glyphs
 from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.bars import bar
-from midstream.watch.runs.loss_curve import CurveRows
-from midstream.watch.runs.run_failure import RunFailure
+from midstream.watch.loss_curve import CurveRows
+from midstream.watch.run_failure import RunFailure
 from midstream.watch.snapshot import RunView
 from midstream_core import records
 

@@ -19,7 +19,7 @@ from midstream.tui.state.selection import Selection
 from midstream.tui.style import palette
 from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.table import Column, Row, Table
-from midstream.watch.runs import resolved_config
+from midstream.watch import resolved_config
 from midstream.watch.snapshot import RunView
 
 LOGS, CHECKPOINTS, INFO = "logs", "checkpoints", "info"

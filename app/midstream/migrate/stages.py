@@ -1,0 +1,68 @@
+"""Stages of a migration and phases of its downtime: estimated, measured, shown."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+
+from midstream.format import duration as shown
+
+IMPORT = "import"  # another trainer's checkpoint becomes a run
+INSTALL = "install"  # engine and environment on the target
+DATA = "data"  # copy of the token caches
+CHECKPOINT = "checkpoint"  # copy of an existing checkpoint, while the source trains
+START = "start"  # of the standby, until it compiles
+COMPILE = "compile"
+REHEARSE = "rehearse"  # restore and some updates on the target
+REPLAY = "replay"  # of a live migration, until the replica has caught up
+DOWNTIME = "downtime"  # neither side trains
+CERTIFY = "certify"
+HEALTHY = "healthy steps"  # until the source is retired
+STAGES = (IMPORT, INSTALL, DATA, CHECKPOINT, START, COMPILE, REHEARSE, REPLAY, DOWNTIME, CERTIFY, HEALTHY)
+
+# Phases of the downtime, in order: keys of the downtime report.
+DOWNTIME_PHASES = ("quiesce", "save", "copy", "verify", "provision", "install", "compile", "restore", "first_step")
+
+Durations = Mapping[str, float | None]  # seconds by stage, in the order of STAGES; None: unknown
+SHORT = 0.05  # seconds; shorter stages are left out of a list
+
+
+def shown_stage(name: str, names: Container[str]) -> str:
+    """Return a stage as users read it.
+
+    In a live migration both sides train in most of `DOWNTIME`, which is longer than the downtime: it is shown as
+    ``takeover``.
+
+    Args:
+        name: The stage.
+        names: Stages of the migration.
+    """
+    return "takeover" if name == DOWNTIME and REPLAY in names else name
+
+
+def known_seconds(durations: Durations) -> float:
+    """Return the sum of the known durations."""
+    return sum(seconds for seconds in durations.values() if seconds is not None)
+
+
+def unknown_stages(durations: Durations) -> tuple[str, ...]:
+    """Return the stages of unknown duration."""
+    return tuple(name for name, seconds in durations.items() if seconds is None)
+
+
+def total_text(durations: Durations) -> str:
+    """Return the total of the durations as text.
+
+    Examples: ``about 3m20``, ``at least 1m05, with install unknown``, ``unknown``.
+    """
+    unknown, known = unknown_stages(durations), known_seconds(durations)
+    if not unknown:
+        return f"about {shown(known)}"
+    if known < SHORT:
+        return "unknown"
+    return f"at least {shown(known)}, with {', '.join(unknown)} unknown"
+
+
+def stages_text(durations: Durations) -> str:
+    """Return the known stages: ``install 1m30, compile 35s``."""
+    known = {name: seconds for name, seconds in durations.items() if seconds is not None and seconds >= SHORT}
+    return ", ".join(f"{name} {shown(seconds)}" for name, seconds in known.items())

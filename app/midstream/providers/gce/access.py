@@ -1,0 +1,147 @@
+"""SSH access to machines of Compute Engine, by OS Login or keys in their metadata."""
+
+from __future__ import annotations
+
+import getpass
+import time
+
+from midstream.errors import UsageError
+from midstream.fleet.gce_target import ComputeTarget
+from midstream.providers import os_login
+from midstream.providers.gce.client import ComputeClients, call
+from midstream.providers.gce.errors import explained
+from midstream.providers.provider import Polling, Progress, ProviderError, Slice
+from midstream.providers.ssh_access import KEY_KINDS, identity, public_key, write_access
+
+SSH_KEYS, OS_LOGIN, BLOCKED = "ssh-keys", "enable-oslogin", "block-project-ssh-keys"
+MAX_UPDATES = 6  # of the metadata, while others change it too
+BOOT_TIMEOUT = 120.0  # seconds that a ready machine may take to publish its host keys
+NEW_SLICE_AGE = 900.0  # seconds; machines of an older slice have booted
+
+
+def grant_access(
+    clients: ComputeClients, name: str, target: ComputeTarget, found: Slice, progress: Progress, *, touch: bool
+) -> dict[str, dict[str, object]]:
+    """Install our key where it is missing; return the machines as fleet file entries.
+
+    Args:
+        clients: Clients of the service.
+        name: Name of the target in the fleet file.
+        target: The target.
+        found: Its slice.
+        progress: Receives the progress.
+        touch: Whether to install the key where it is missing, and to wait for machines that boot.
+
+    Raises:
+        ProviderError: The service refused, or a machine has no address of the requested kind.
+        UsageError: OS Login is in force and the target names no account, or its key cannot be used.
+    """
+    key = identity(target, progress, create=touch)
+    user = target.user or getpass.getuser()
+    if touch and key is not None:
+        public = public_key(key)
+        if target.os_login:
+            user = os_login.import_key(target.os_login, public, found.project)
+        else:
+            _install_key(clients, name, found, user, public, progress)
+    published = [host_keys(clients, found, index, progress, wait=touch) for index in range(len(found.machines))]
+    return write_access(name, target, found, published, user, key)
+
+
+def key_line(user: str, public: str) -> str:
+    """Return a line of the metadata ``ssh-keys``."""
+    return f"{user}:{public} {user}"
+
+
+def _install_key(clients: ComputeClients, name: str, found: Slice, user: str, public: str, progress: Progress) -> None:
+    with explained(f"the metadata of {found.project} cannot be read", found.project, found.zone):
+        project = call(clients.projects.get, project=found.project)
+    common = {item.key: item.value for item in project.common_instance_metadata.items}
+    for machine in found.machines:
+        _install_on(clients, name, found, machine, common, key_line(user, public), progress)
+
+
+def _install_on(
+    clients: ComputeClients,
+    name: str,
+    found: Slice,
+    machine: str,
+    common: dict[str, str],
+    line: str,
+    progress: Progress,
+) -> None:
+    """Add the line to a machine's metadata, unless it or the project's has the key.
+
+    On a conflict with a concurrent update the metadata is read again, so that no key of another user is lost.
+    """
+    from google.api_core import exceptions
+    from google.cloud import compute_v1
+
+    place = {"project": found.project, "zone": found.zone, "instance": machine}
+    polling = Polling()
+    for updates_left in reversed(range(MAX_UPDATES)):
+        with explained(f"no key can be added to {machine}", found.project, found.zone):
+            metadata = call(clients.instances.get, **place).metadata
+            own = {item.key: item.value for item in metadata.items}
+            if own.get(OS_LOGIN, common.get(OS_LOGIN, "")).upper() == "TRUE":
+                where = machine if OS_LOGIN in own else f"the project {found.project}"
+                raise UsageError(
+                    f"{name}: {where} requires OS Login ({OS_LOGIN}), so keys in the metadata have no effect",
+                    f"os_login: YOU@EXAMPLE.COM for {name} in the fleet file",
+                )
+            lines = own.get(SSH_KEYS, "").splitlines()
+            inherited = [] if own.get(BLOCKED, "").upper() == "TRUE" else common.get(SSH_KEYS, "").splitlines()
+            if any(each.split()[:2] == line.split()[:2] for each in (*lines, *inherited)):
+                return
+            items = {**own, SSH_KEYS: "\n".join([*lines, line])}
+            resource = compute_v1.Metadata(
+                fingerprint=metadata.fingerprint,
+                items=[compute_v1.Items(key=key, value=value) for key, value in items.items()],
+            )
+            try:
+                call(clients.instances.set_metadata_unary, metadata_resource=resource, **place)
+                progress(f"{found.path}: key installed on {machine}")
+                return
+            except (exceptions.PreconditionFailed, exceptions.Conflict, exceptions.ServiceUnavailable):
+                if not updates_left:
+                    raise
+        polling.wait()
+
+
+def host_keys(clients: ComputeClients, found: Slice, index: int, progress: Progress, *, wait: bool) -> dict[str, str]:
+    """Return the host keys that a machine publishes, and its name as ``hostname``.
+
+    Machines boot for a moment.
+
+    Args:
+        clients: Clients of the service.
+        found: The slice.
+        index: Number of the machine in it.
+        progress: Receives a warning where the keys cannot be read; the known ones then stay in use.
+        wait: Whether to wait for the keys of a new slice while it boots.
+    """
+    from google.api_core.exceptions import NotFound
+
+    machine = found.machines[index]
+    deadline = time.monotonic() + (BOOT_TIMEOUT if wait and _is_new(found) else 0.0)
+    polling = Polling()
+    place = {"project": found.project, "zone": found.zone, "instance": machine}
+    while True:
+        keys: dict[str, str] = {}
+        try:
+            with explained(f"the host keys of {machine} cannot be read", found.project, found.zone):
+                try:
+                    answer = call(clients.instances.get_guest_attributes, query_path="hostkeys/", **place)
+                    keys = {item.key: item.value for item in answer.query_value.items if item.key in KEY_KINDS}
+                except NotFound:
+                    keys = {}  # it has not published any yet
+        except ProviderError as error:
+            progress(f"{error.message}; the host keys that are known stay in use")
+            return {"hostname": machine}
+        if keys or time.monotonic() >= deadline:
+            return {**keys, "hostname": machine}
+        polling.wait()
+
+
+def _is_new(found: Slice) -> bool:
+    return found.created is None or time.time() - found.created < NEW_SLICE_AGE

@@ -1,1 +1,0 @@
-"""Machines of Google Cloud: TPU slices and Compute Engine."""

@@ -1,1 +1,0 @@
-"""Metadata services of clouds: a machine's identity, and preemption notices."""

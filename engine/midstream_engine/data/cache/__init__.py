@@ -1,1 +1,0 @@
-"""Token caches: build, open, share with a bucket."""

@@ -1,1 +1,0 @@
-"""Data of other trainers, read unchanged and in their order."""

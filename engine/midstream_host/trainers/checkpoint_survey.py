@@ -1,0 +1,277 @@
+"""Format, step, configuration and sizes of another trainer's checkpoint.
+
+The survey only reads, without the trainer's library. Standard library only; Python 3.8. The converter
+(``midstream_engine.convert``) recognises the same formats.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import re
+from typing import Any, BinaryIO, Dict, List, Literal, Optional, Sequence, Tuple, cast
+
+from midstream_core import levanter_checkpoints
+from midstream_core.json_types import int_of, object_or_empty, optional_list
+from midstream_core.latest_file import named_folder
+from midstream_core.safetensors_header import load_header
+from midstream_host.declarations import reads
+from midstream_host.formats.errors import FormatError
+from midstream_host.formats.torch_archive import Tensor, saved_value
+from midstream_host.shapes import FileName, Text
+from midstream_host.trainers.checkpoint_files import CheckpointFiles, DiskFiles
+
+NEOX, LEVANTER, HUGGING_FACE = "neox", "levanter", "huggingface"
+CONFIG_LIMIT = 1 << 20  # bytes of a configuration
+LEVANTER_CONFIGS = ("config.yaml", "train_lm.yaml", "../config.yaml", "../../config.yaml")  # as the converter looks
+_MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt")
+_LAYER = re.compile(r"layer_(\d+)(?:-model_(\d+))?-model_states\.pt")
+_OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_?optim_states\.pt")
+_NEOX_NAME = re.compile(r"(?:sequential\.)?(\d+)\.(.+)")
+_NEOX_MLP = ("mlp.linear1.weight", "mlp.dense_h_to_4h.weight", "mlp.w3.weight")
+_NEOX_FIRST_BLOCK = 2
+_TIED = "tied_modules.embed.word_embeddings.weight"
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointSurvey:
+    """A checkpoint of another trainer. Sizes in bytes."""
+
+    kind: Literal["neox", "levanter", "huggingface"]
+    directory: FileName  # of the checkpoint, which may be the newest of those in the surveyed one
+    step: int
+    size: int  # of its files
+    configs: Dict[str, Text]  # text by file name
+    shapes: Dict[str, List[int]]  # those that the configuration does not determine, or all, by name
+    numbers: Dict[str, int]  # other facts of the files
+    looked: List[FileName] = dataclasses.field(default_factory=lambda: [])  # directories with checkpoints of Levanter
+    unread: Text = ""  # one that its configuration names, and that was not looked at
+
+
+@reads()
+def survey(path: str, config: str = "") -> CheckpointSurvey:
+    """Survey the checkpoint at ``path``: one, or the newest in a run's directory.
+
+    Args:
+        path: The directory; ``~`` is the home directory.
+        config: For a checkpoint of Levanter's, the run's YAML; empty: look near the checkpoint.
+
+    Raises:
+        ValueError: It is no checkpoint that can be imported, or a file is missing or malformed.
+        OSError: It cannot be read.
+    """
+    path = os.path.abspath(os.path.expanduser(path))
+    return survey_of(DiskFiles(), path, os.path.expanduser(config))
+
+
+def survey_of(files: CheckpointFiles, path: str, config: str = "") -> CheckpointSurvey:
+    """As `survey`, of the files that ``files`` has.
+
+    Raises also what ``files`` raises.
+    """
+    names = files.names(path)
+    if any(_MODEL.fullmatch(name) for name in names) or (
+        "latest" in names and any(name.startswith("global_step") for name in names)
+    ):
+        return _neox(files, path)
+    if "manifest.json" in names and "train.json" in names:
+        raise ValueError("{} is a checkpoint of midstream: --migrate RUN migrates its run".format(path))
+    steps = [name for name in names if name.startswith("step-")]
+    is_run = any(files.is_file(os.path.join(path, name, "metadata.json")) for name in steps)
+    if "metadata.json" in names or (is_run and "config.json" not in names):
+        return _levanter(files, path, config)
+    if "config.json" in names:
+        return _hugging_face(files, path)
+    raise ValueError("{}: not a checkpoint of GPT-NeoX, Levanter or Hugging Face".format(path))
+
+
+@reads()
+def sizes(paths: Sequence[str]) -> List[Optional[int]]:
+    """The bytes of each file or directory; None where there is none."""
+    expanded = [os.path.expanduser(path) for path in paths]
+    return [_size(path) if os.path.lexists(path) else None for path in expanded]
+
+
+def _size(path: str) -> int:
+    return sum(DiskFiles().sizes(path).values()) if os.path.isdir(path) else os.stat(path).st_size
+
+
+def _text(files: CheckpointFiles, path: str) -> str:
+    with files.open(path) as file:
+        data = file.read(CONFIG_LIMIT + 1)
+    if len(data) > CONFIG_LIMIT:
+        raise ValueError("{} is larger than {} bytes".format(path, CONFIG_LIMIT))
+    return data.decode(errors="replace")
+
+
+def _torch(files: CheckpointFiles, path: str) -> torch_shapes.TorchState:
+    with files.open(path) as file:
+        return training_state(file, path)
+
+
+def training_state(file: BinaryIO, name: str) -> Dict[str, Any]:
+    """Return the mapping in a file of torch, with tensors as `Tensor`.
+
+    Args:
+        file: Open for reading, seekable.
+        name: Its name in messages.
+
+    Raises:
+        ValueError: It is no such file.
+        OSError: It cannot be read.
+    """
+    try:
+        value = saved_value(file)
+    except FormatError as error:
+        raise ValueError("{}: not a file of torch: it {}".format(name, error)) from None
+    if not isinstance(value, dict):
+        raise ValueError("{}: has no training state".format(name))
+    return cast("Dict[str, Any]", value)
+
+
+# ------------------------------------------------------------------------------------------ GPT-NeoX
+
+
+def _neox(files: CheckpointFiles, path: str) -> CheckpointSurvey:
+    latest = os.path.join(path, "latest")
+    if files.is_file(latest):
+        try:
+            path = os.path.join(path, named_folder(_text(files, latest), files.names(path)))
+        except ValueError as error:
+            raise ValueError("{}/{}".format(path, error)) from None
+    names = sorted(files.names(path))
+    models = {int(found.group(1)): found.group(0) for found in map(_MODEL.fullmatch, names) if found}
+    layers = {
+        (int(found.group(1)), int(found.group(2) or 0)): found.group(0)
+        for found in map(_LAYER.fullmatch, names)
+        if found
+    }
+    if 0 not in models:
+        raise ValueError("{}: there is no mp_rank_00_model_states.pt".format(path))
+    state = _torch(files, os.path.join(path, models[0]))
+    counted = [name for name in ("iteration", "total_iters", "global_steps") if _is_count(state.get(name))]
+    if not counted:
+        raise ValueError("{}: has no number of iterations".format(path))
+    step = state[counted[0]]
+    parallel = [int(found.group(1)) for found in map(_OPTIMIZER.fullmatch, names) if found]
+    numbers = {"optimizer": int(bool(parallel) or isinstance(state.get("optimizer"), dict))}
+    data = state.get("dp_world_size")
+    if isinstance(data, int) or parallel:
+        numbers["data_parallel"] = data if isinstance(data, int) else 1 + max(parallel)
+    numbers["model_parallel"] = len(models)
+    folder = os.path.join(path, "configs")
+    found = [name for name in sorted(files.names(folder)) if name.endswith((".yml", ".yaml", ".json"))]
+    configs = {name: _text(files, os.path.join(folder, name)) for name in found}
+    shapes = _neox_shapes(files, path, models, layers, state)
+    return CheckpointSurvey(NEOX, path, step, sum(files.sizes(path).values()), configs, shapes, numbers)
+
+
+def _neox_shapes(
+    files: CheckpointFiles,
+    path: str,
+    models: Dict[int, str],
+    layers: Dict[Tuple[int, int], str],
+    state: torch_shapes.TorchState,
+) -> Dict[str, List[int]]:
+    """Shapes of embedding, MLP and head, of all tensor-parallel ranks together."""
+    shapes: Dict[str, List[int]] = {}
+
+    def add(rank_state: Dict[str, object], layer: Optional[int]) -> None:
+        for name, value in rank_state.items():
+            if not isinstance(value, Tensor):
+                continue
+            matched = _NEOX_NAME.fullmatch(name)
+            number = 0 if name == _TIED else layer if layer is not None else int(matched.group(1)) if matched else -1
+            inner = "word_embeddings.weight" if name == _TIED else matched.group(2) if matched else name
+            key = {"word_embeddings.weight": "embedding", "final_linear.weight": "head"}.get(inner)
+            if key is None and number == _NEOX_FIRST_BLOCK and inner in _NEOX_MLP:
+                key = "mlp"
+            if key is not None and value.shape:
+                rows = shapes[key][0] if key in shapes else 0
+                shapes[key] = [rows + value.shape[0], *value.shape[1:]]
+
+    if not layers:
+        for rank, name in sorted(models.items()):
+            module = (state if rank == 0 else _torch(files, os.path.join(path, name))).get("module")
+            if isinstance(module, dict):
+                add(cast(torch_shapes.TorchState, module), None)
+        return shapes
+    wanted = {0, _NEOX_FIRST_BLOCK, max(layer for layer, _ in layers)}
+    for (layer, _), name in sorted(layers.items()):
+        if layer in wanted:
+            add(_torch(files, os.path.join(path, name)), layer)
+    return shapes
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+# ------------------------------------------------------------------------------------------ Levanter
+
+
+def _levanter(files: CheckpointFiles, path: str, config: str) -> CheckpointSurvey:
+    choice = levanter_checkpoints.Choice(path, [path])
+    candidates = [config] if config else [os.path.join(path, name) for name in LEVANTER_CONFIGS]
+    if not files.is_file(os.path.join(path, "metadata.json")):
+        beside = [os.path.join(path, name) for name in LEVANTER_CONFIGS[:3]]
+        first = next((each for each in candidates[:1] + beside if files.is_file(each)), "")
+        places = levanter_checkpoints.Places(files.names, files.is_file, functools.partial(_text, files))
+        chosen = levanter_checkpoints.choose(places, path, _text(files, first) if first else "")
+        if chosen is None:
+            raise ValueError("{}: no checkpoint with a metadata.json that has a step".format(path))
+        choice, path = chosen, chosen.path
+        if not config:
+            candidates = [os.path.join(path, name) for name in LEVANTER_CONFIGS] + beside
+    try:
+        metadata = json.loads(_text(files, os.path.join(path, "metadata.json")))
+    except ValueError as error:
+        raise ValueError("{}/metadata.json: not JSON, perhaps truncated ({})".format(path, error)) from None
+    step = object_or_empty(metadata).get("step")
+    if not isinstance(step, int):
+        raise ValueError("{}: metadata.json has no step".format(path))
+    found = next((candidate for candidate in candidates if files.is_file(candidate)), None)
+    if found is None:
+        raise ValueError("{}: the run's configuration is missing: name its YAML with --config".format(config or path))
+    shapes: Dict[str, List[int]] = {}
+    numbers: Dict[str, int] = {"optimizer": 1}
+    sizes_of = files.sizes(path)
+    for name in sizes_of:
+        parent, _, file = name.rpartition("/")
+        if file == ".zarray":  # zarr 2, of Levanter 1.2; newer releases store arrays in OCDBT
+            described = json.loads(_text(files, os.path.join(path, name)))
+            shapes[parent or "."] = [int(length) for length in described["shape"]]
+    scheme, separator, rest = found.rpartition("://")  # of a bucket; empty on a disk
+    configs = {scheme + separator + os.path.normpath(rest): _text(files, found)}
+    return CheckpointSurvey(
+        LEVANTER, path, step, sum(sizes_of.values()), configs, shapes, numbers, choice.looked, choice.unread
+    )
+
+
+# ------------------------------------------------------------------------------------------ Hugging Face
+
+
+def _hugging_face(files: CheckpointFiles, path: str) -> CheckpointSurvey:
+    config = _text(files, os.path.join(path, "config.json"))
+    shapes: Dict[str, List[int]] = {}
+    for name in sorted(files.names(path)):
+        if name.endswith(".safetensors"):
+            shapes.update(_safetensors(files, os.path.join(path, name)))
+    if not shapes:
+        raise ValueError("{}: has no *.safetensors file".format(path))
+    size = sum(files.sizes(path).values())
+    return CheckpointSurvey(HUGGING_FACE, path, 0, size, {"config.json": config}, shapes, {"optimizer": 0})
+
+
+def _safetensors(files: CheckpointFiles, path: str) -> Dict[str, List[int]]:
+    with files.open(path) as file:
+        try:
+            entries, _ = load_header(file)
+        except ValueError as error:
+            raise ValueError("{}: {}".format(path, error)) from None
+    return {
+        name: [int_of(size) for size in optional_list(object_or_empty(entry)["shape"])]
+        for name, entry in entries.items()
+    }
