@@ -152,14 +152,10 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output: Outp
     if chosen is None:
         return _screen(options)
     fleet = _with_rented(_load_fleet(options), options)
-    if fleet.has_slices and not _needs_no_slices(options):
-        from midstream.headless.fleet.slice_creation import with_slices
+    if (fleet.has_slices or fleet.has_pods) and not _needs_no_slices(options):
+        from midstream.headless.fleet.target_creation import with_target
 
-        fleet = with_slices(fleet, options, output, engine)
-    if fleet.has_pods:
-        from midstream.headless.fleet.pod_creation import create_pods
-
-        create_pods(fleet, options, output)
+        fleet = with_target(fleet, options, output, engine)
     from midstream import headless
 
     if chosen in ("launch", "migrate") and (fleet.has_slices or fleet.has_pods):
@@ -224,8 +220,7 @@ def _on_slices(
     mode: Callable[..., int], fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], output: Output
 ) -> int:
     """Run a mode; if it fails, report or delete a slice, or pods, created for it."""
-    from midstream.headless.fleet.pod_creation import settle_unused_pods
-    from midstream.headless.fleet.slice_creation import settle_unused_slice
+    from midstream.headless.fleet.target_creation import settle_unused
 
     code = int(Exit.FAILED)
     try:
@@ -235,8 +230,7 @@ def _on_slices(
         raise
     finally:
         if code != Exit.DONE:
-            settle_unused_slice(fleet, options, code, output)
-            settle_unused_pods(fleet, options, code, output)
+            settle_unused(fleet, options, code, output)
     return code
 
 
@@ -353,10 +347,10 @@ def _screen_fleet(options: argparse.Namespace) -> Fleet:
     _needs_a_terminal()
     if not fleet.has_slices:
         return fleet
-    from midstream.headless.fleet.slice_creation import with_slices
+    from midstream.headless.fleet.target_creation import with_target
     from midstream.output import Output
 
-    return with_slices(fleet, options, Output(False))
+    return with_target(fleet, options, Output(False))
 
 
 def _open_hosts(fleet: Fleet) -> HostPool:

@@ -9,10 +9,13 @@ import json
 import os
 import shutil
 import sys
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from midstream.errors import Exit, MidstreamError
 from midstream.printable import excerpt, printable
+
+if TYPE_CHECKING:
+    from midstream.json_events.json_event import JsonEvent
 
 NO_SCREEN = ("", "dumb", "unknown")  # values of $TERM of terminals that cannot move their cursor
 
@@ -32,11 +35,19 @@ class Output:
         """
         if self.as_json:
             if value.get("event") == "result":
-                value = {"exit_code": int(Exit.DONE if value["ok"] else Exit.FAILED), **value}
+                code = value.get("exit_code")
+                value = {
+                    **value,
+                    "exit_code": int((Exit.DONE if value["ok"] else Exit.FAILED) if code is None else code),
+                }
             self._write(self._data, json_text(value).replace("\x7f", "\\u007f"))
         else:
             for line in ([text] if text else []) if isinstance(text, str) else text:
                 self._write(self._data, line)
+
+    def event(self, event: JsonEvent, text: str | list[str] = "") -> None:
+        """Write an event with --json, else the text."""
+        self.value(event.to_json() if self.as_json else {}, text)
 
     @property
     def columns(self) -> int | None:
@@ -59,15 +70,9 @@ class Output:
         """Write an error: its message and hint."""
         self.message(f"midstream: {excerpt(error.message)}" + (f" ({error.hint})" if error.hint else ""))
         if self.as_json:
-            self.value(
-                {
-                    "event": "result",
-                    "ok": False,
-                    "error": error.message,
-                    "hint": error.hint,
-                    "exit_code": int(error.code),
-                }
-            )
+            from midstream.json_events.result_event import ErrorResult
+
+            self.event(ErrorResult(ok=False, exit_code=int(error.code), error=error.message, hint=error.hint))
 
     @staticmethod
     def _write(stream: TextIO, line: str) -> None:

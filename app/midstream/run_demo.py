@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from midstream.bundled_files import engine_packages_hint, shipped
 from midstream.errors import Exit, MidstreamError
+from midstream.json_events.run_events import LaunchedEvent
 from midstream.output import Output, missing_screen
 from midstream_host.runs import run_state
 
@@ -209,7 +210,7 @@ def _headless(output: Output, *, verbose: bool) -> int:
         with _demo_fleet(claim_at(root), output) as (fleet, hosts):
             output.message(f"launching {run_id} on small (2 devices)")
             attempt = launch_run(hosts, fleet, "small", CONFIG, run_id, (), say=reporter(output, verbose=verbose))
-            output.value({"event": "launched", "run": run_id, "target": "small", "attempt": attempt.number})
+            output.event(LaunchedEvent(run=run_id, target="small", attempt=attempt.number))
             _wait_for_step(Watcher(fleet, hosts, interval=0.5), run_id, MIGRATE_AFTER, output)
             flags = parser().parse_args(
                 ["--migrate", run_id, "--to", "large", "--healthy-steps", str(HEALTHY_STEPS)]

@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -260,10 +261,9 @@ def opened() -> Iterator[TpuServer]:
         patch.setenv(tpu_client.ENDPOINT, server.endpoint)
         patch.setenv("MIDSTREAM_STATE", "")
         hurry(patch.setattr)
-        patch.setattr(executor, "RECONNECT_TIMEOUT", 0.3)
-        patch.setattr(executor, "RECONNECT_INTERVAL", 0.05)
+        patch.setattr(executor, "MIGRATION", replace(executor.MIGRATION, first_delay=0.05, total_time=0.3))
         patch.setattr(preemption, "QUERY_INTERVAL", 0.1)
-        patch.setattr(prepare, "STANDBY_PATIENCE", 0.1)
+        patch.setattr(prepare, "STANDBY_END", replace(prepare.STANDBY_END, first_delay=0.05, total_time=0.1))
         yield server
 
 

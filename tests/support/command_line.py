@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from midstream.json_events import problem_of
 from midstream_core import records
+from pages.json_lines import problem_of
 from support.migrations.spliced_rows import splice
 from support.paths import CONFIGS
 

@@ -203,7 +203,7 @@ def test_row_of_a_config_counts_all_steps() -> None:
     assert found.remaining == Range(4000, 3000, 6000)
     assert found.price_to_end == Range(4.0, 3.0, 6.0)
     assert found.migration is None
-    assert found.to_json()["cost_to_end"] == {"value": 4.0, "low": 3.0, "high": 6.0}
+    assert found.event().cost_to_end == {"value": 4.0, "low": 3.0, "high": 6.0}
 
 
 def run(**changes: Any) -> PresentRun:

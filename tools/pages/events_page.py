@@ -5,8 +5,8 @@ The table is in docs/reference/fleet-file.md.
 
 from __future__ import annotations
 
-from midstream.json_events import EVENTS
 from midstream.json_events.notifications import NOTIFICATION_FIELDS, NOTIFICATIONS
+from pages.json_lines import kinds
 from pages.markdown import marked, table
 
 INTRODUCTION = """\
@@ -37,11 +37,14 @@ come after all hosts.
 def page() -> str:
     """Return the page."""
     lines = [INTRODUCTION]
-    lines += [f"| [`{event.name}`](#{event.name}) | {_modes(event.of)} | {marked(event.text)} |\n" for event in EVENTS]
-    for event in EVENTS:
+    lines += [
+        f"| [`{event.name}`](#{event.name}) | {_modes(event.of)} | {marked(event.about)} |\n"
+        for event in kinds().values()
+    ]
+    for event in kinds().values():
         rows = [(f"`{name}`", marked(text)) for name, text in event.fields.items()]
         lines.append(
-            f"\n## {event.name}\n\n{_modes(event.of)}: {marked(event.text)}.\n\n{table(('field', 'means'), rows)}"
+            f"\n## {event.name}\n\n{marked(event.about)}. From {_modes(event.of)}.\n\n{table(('field', 'means'), rows)}"
         )
         lines += [f"\nFurther fields: {event.more}.\n"] if event.more else []
     return "".join(lines)

@@ -13,15 +13,15 @@ import math
 from midstream.errors import UsageError
 
 PARTS = 1000  # of the visible range
-LARGEST_WEIGHT = 0.999
-LARGEST_FACTOR = 0.999
+MAX_WEIGHT = 0.999
+MAX_FACTOR = 0.999
 
 
 def time_constant(factor: float) -> float:
     """Return the average's time constant as a share of the visible range; 0 for none."""
     if factor <= 0:
         return 0.0
-    return round(-1 / (PARTS * math.log(min(math.sqrt(factor), LARGEST_WEIGHT))), 12)  # the inverse of `factor_of`
+    return round(-1 / (PARTS * math.log(min(math.sqrt(factor), MAX_WEIGHT))), 12)  # the inverse of `factor_of`
 
 
 def factor_of(time_constant: float) -> float:
@@ -77,6 +77,6 @@ def parse_factor(text: str) -> float:
         factor = float(text)
     except ValueError:
         factor = math.nan
-    if not 0 <= factor <= LARGEST_FACTOR:
-        raise UsageError(f"smoothing {text!r} is no factor", f"0 is none, 0.6 a little, {LARGEST_FACTOR} the most")
+    if not 0 <= factor <= MAX_FACTOR:
+        raise UsageError(f"smoothing {text!r} is no factor", f"0 is none, 0.6 a little, {MAX_FACTOR} the most")
     return factor

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PASS, WARN, FAIL = "pass", "warn", "fail"
+OWNERSHIP = "ownership"  # name of a check whose detail needs the user's consent
 
 
 @dataclass(frozen=True)

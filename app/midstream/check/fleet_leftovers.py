@@ -37,6 +37,11 @@ class Leftover:
     removed: bool = False
     changed: float = 0.0  # UTC seconds of the newest change, by the clock of its host
 
+    @property
+    def note(self) -> str:
+        """Outcome of the removal, or why the leftover stays."""
+        return "removed" if self.removed else f"kept: {self.kept}" if self.kept else ""
+
     def is_as(self, listed: Leftover) -> bool:
         """Return whether it is the one that was listed, unchanged."""
         return self == replace(listed, kept=self.kept, removed=self.removed)
@@ -52,6 +57,10 @@ class Skipped:
     host: str
     run: str
     error: HostError
+
+    @property
+    def message(self) -> str:
+        return f"{self.run or self.host} is skipped: {self.error}"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from midstream.check.check_result import FAIL, PASS, WARN, Check
+from midstream.check.check_result import FAIL, OWNERSHIP, PASS, WARN, Check
 from midstream.check.target_checks import check_target
 from midstream.errors import MidstreamError
 from midstream.fleet.fleet import Fleet
@@ -43,7 +43,7 @@ def check_request(fleet: Fleet, hosts: HostPool, request: LaunchRequest) -> Iter
     for note in notes:
         yield Check("inputs", PASS if checked.continues else WARN, note)
     for reason in checked.ownership.reasons:
-        yield Check("ownership", WARN, reason, "--launch with --yes agrees to it")
+        yield Check(OWNERSHIP, WARN, reason, "the confirmation, or --yes, agrees to it")
     usable = [entry for _, found in checked.known for entry in found.usable]
     newest = max(usable, key=lambda entry: (entry.step, entry.attempt), default=None)
     detail = f"continues from {newest.name}" if newest else "starts at step 0" + " again" * checked.continues

@@ -26,7 +26,7 @@ from midstream_host.machine import checks
 CONCURRENCY = 32
 CLOCK_EXCHANGES = 5
 CLOCK_LIMIT = 256  # bytes of a time as text
-SURVEY_TIMEOUT = 120.0  # seconds
+SURVEY_TIMEOUT = 120.0  # seconds for a target to survey itself
 
 
 def check_target(fleet: Fleet, hosts: HostPool, target: Target) -> Iterator[Check]:

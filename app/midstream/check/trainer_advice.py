@@ -20,7 +20,7 @@ from midstream_host.driver.run_file import FIXED, RunFile
 from midstream_host.runs import losses
 from midstream_host.trainers import stored_state
 
-READ_TIMEOUT = 300.0  # seconds to read the newest checkpoint's structure
+STRUCTURE_TIMEOUT = 300.0  # seconds to read the newest checkpoint's structure
 
 
 def advise(hosts: HostPool, run: RunView) -> Iterator[Check]:
@@ -40,7 +40,7 @@ def advise(hosts: HostPool, run: RunView) -> Iterator[Check]:
     yield Check("trainer", PASS, f"{trainer.trainer}, {number}, state {run.state}")
     yield _stop(trainer)
     try:
-        found = host.call(stored_state.newest, timeout=READ_TIMEOUT)(
+        found = host.call(stored_state.newest, timeout=STRUCTURE_TIMEOUT)(
             root=host.root, run_id=run.run_id, ranks=ranks, words=list(WORDS)
         )
     except RemoteError as error:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from midstream.compare.estimate import Range
 from midstream.compare.subject import PresentRun
+from midstream.json_events.comparison_events import BaselineEvent
 from midstream.migrate.journal.cost import HOUR
 from midstream_core.json_types import LoggedRow
 
@@ -46,20 +46,20 @@ class Baseline:
             return None
         return self.remaining.times(self.price / HOUR)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields of the event ``baseline``."""
-        return {
-            "target": self.target,
-            "host": self.host,
-            "devices": self.devices,
-            "device_kind": self.device_kind,
-            "price_per_hour": self.price,
-            "step_seconds": vars(self.step),
-            "tokens_per_second": self.tokens_per_second,
-            "steps_left": self.steps_left,
-            "seconds_to_end": vars(self.remaining) if self.remaining else None,
-            "cost_to_end": vars(self.price_to_end) if self.price_to_end else None,
-        }
+    def event(self) -> BaselineEvent:
+        """Return the line of ``--json``."""
+        return BaselineEvent(
+            target=self.target,
+            host=self.host,
+            devices=self.devices,
+            device_kind=self.device_kind,
+            price_per_hour=self.price,
+            step_seconds=vars(self.step),
+            tokens_per_second=self.tokens_per_second,
+            steps_left=self.steps_left,
+            seconds_to_end=vars(self.remaining) if self.remaining else None,
+            cost_to_end=vars(self.price_to_end) if self.price_to_end else None,
+        )
 
 
 def baseline(run: PresentRun | None) -> Baseline | None:

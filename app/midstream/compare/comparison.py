@@ -11,12 +11,12 @@ from midstream.compare.calibration import Calibration
 from midstream.compare.candidates import Candidate
 from midstream.compare.estimate import Estimate, Range
 from midstream.compare.subject import PresentRun, Subject
+from midstream.json_events.comparison_events import CandidateEvent
 from midstream.migrate.journal import cost
 from midstream.migrate.journal.cost import HOUR, Cost
 from midstream.migrate.modes.registry import WARM, mode_of
 from midstream.migrate.planning import downtime_estimate
 from midstream.migrate.planning.measured_rates import PastMigration, rates_between
-from midstream_core.json_types import JsonValue
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,11 @@ class Row:
         extra = self.migration.cost.migration if self.migration and self.migration.cost else 0.0
         return Range(found.value + extra, found.low + extra, found.high + extra)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields of the event ``candidate``."""
+    def event(self) -> CandidateEvent:
+        """Return the line of ``--json``."""
         estimate, migration = self.estimate, self.migration
-        found: dict[str, JsonValue] = {
+        found: dict[str, Any] = dict.fromkeys(CandidateEvent.__dataclass_fields__)  # null: what is not estimated
+        found |= {
             "candidate": self.candidate.name,
             "accelerators": self.candidate.accelerators.name,
             "topology": self.candidate.accelerators.topology,
@@ -109,7 +110,7 @@ class Row:
                 "pays_after_steps": migration.cost.pays_after_steps if migration.cost else None,
                 "pays_after_hours": migration.cost.pays_after_hours if migration.cost else None,
             }
-        return found
+        return CandidateEvent(**found)
 
 
 def row(

@@ -36,8 +36,7 @@ from midstream_core.json_types import LoggedRow
 FLAG = "--data.tokenizer"
 VOCAB = "vocab"  # the axis of an array with the tokens of the vocabulary
 BY_SIZE = ("bytes", "ids:")  # tokenizers that are no file
-SNAPSHOT_TIMEOUT = 15.0  # seconds after which a host counts as unreachable
-LARGEST_TOKENIZER = 256 << 20  # bytes
+MAX_TOKENIZER = 256 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def of_run_named(fleet: Fleet, hosts: HostPool, run_id: str, overrides: Sequence
 
     Raises as `of_run`.
     """
-    copies = take_snapshot(fleet, hosts, timeout=SNAPSHOT_TIMEOUT).believed(run_id)
+    copies = take_snapshot(fleet, hosts).believed(run_id)
     if not copies:
         raise UsageError(f"no host that answers is believed to have a run {run_id!r}", "midstream --status lists them")
     return of_run(fleet, hosts, copies[0], overrides)
@@ -174,7 +173,7 @@ def vocabulary_of_file(name: str, config: Path) -> int:
     if not path.is_file():
         raise UsageError(f"{config}: data.tokenizer: {name} is not on this machine", hint)
     try:
-        if path.stat().st_size > LARGEST_TOKENIZER:
+        if path.stat().st_size > MAX_TOKENIZER:
             raise ValueError("too large")
         content = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
         vocabulary: Any = content["model"]["vocab"]

@@ -12,20 +12,20 @@ Definitions (docs/reference/costs.md has them for users). All sets of time are c
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from midstream.costs import intervals
 from midstream.costs.intervals import Intervals
 from midstream.costs.prices import Prices
 from midstream.counts import agree, count
 from midstream.fleet.fleet import Fleet
-from midstream.format import age_since, money
+from midstream.format import age_since, money, seconds
+from midstream.json_events.cost_events import HostCostEvent, MigrationCostEvent, RunCostEvent, TotalCostEvent
 from midstream.migrate.journal.migration_view import MigrationView
-from midstream_core.json_types import JsonValue
 from midstream_host.runs.run_times import HostTimes, ProcessTimes
 
 HOUR = 3600.0
+TIMES = ("on", "training", "preparing", "idle")
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,24 @@ class HostCost:
     def idle_cost(self) -> float | None:
         return _money(self.price, self.idle)
 
+    def cells(self) -> tuple[str, ...]:
+        """Return the cells of the tables of hosts."""
+        times = (hours_text(getattr(self, name)) for name in TIMES)
+        return (self.host, money_text(self.price), *times, money_text(self.cost), money_text(self.idle_cost))
+
+    def event(self) -> HostCostEvent:
+        """Return the line of ``--json``; accelerator hours where their number is known."""
+        return HostCostEvent(
+            host=self.host,
+            price_per_hour=self.price,
+            accelerators=self.accelerators or None,
+            known_since=self.known_since,
+            **{f"{name}_hours": getattr(self, name) / HOUR for name in TIMES},
+            idle_accelerator_hours=self.idle / HOUR * self.accelerators if self.accelerators else None,
+            cost=self.cost,
+            idle_cost=self.idle_cost,
+        )
+
 
 @dataclass(frozen=True)
 class RunCost:
@@ -65,6 +83,16 @@ class RunCost:
     processes: float  # seconds, of all hosts together
     training: float
     cost: float | None  # None where a host has no price
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the cells of the tables of runs."""
+        times = hours_text(self.processes), hours_text(self.training)
+        return (self.run_id, "+".join(self.hosts), *times, money_text(self.cost))
+
+    def event(self) -> RunCostEvent:
+        """Return the line of ``--json``."""
+        hours = {"process_hours": self.processes / HOUR, "training_hours": self.training / HOUR}
+        return RunCostEvent(run=self.run_id, hosts=list(self.hosts), **hours, cost=self.cost)
 
 
 @dataclass(frozen=True)
@@ -82,6 +110,24 @@ class MigrationCost:
     preparation: float  # seconds
     downtime: float  # seconds
     cost: float | None
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the cells of the tables of migrations."""
+        times = seconds(self.preparation), seconds(self.downtime)
+        return (self.migration, self.source, self.target, self.state, *times, money_text(self.cost))
+
+    def event(self) -> MigrationCostEvent:
+        """Return the line of ``--json``."""
+        return MigrationCostEvent(
+            migration=self.migration,
+            run=self.run_id,
+            source=self.source,
+            target=self.target,
+            state=self.state,
+            preparation_seconds=self.preparation,
+            downtime_seconds=self.downtime,
+            cost=self.cost,
+        )
 
 
 @dataclass(frozen=True)
@@ -109,18 +155,17 @@ class CostReport:
         """Hosts without a price, which the totals do not contain."""
         return tuple(host.host for host in self.hosts if host.price is None)
 
-    def total(self) -> dict[str, Any]:
+    def total(self) -> TotalCostEvent:
         """Return the totals of all hosts. Runs and migrations are parts of them."""
         times = {name: sum(getattr(host, name) for host in self.hosts) for name in TIMES}
-        return {
+        return TotalCostEvent(
+            since=self.since,
+            until=self.until,
             **{f"{name}_hours": value / HOUR for name, value in times.items()},
-            "cost": self.cost,
-            "idle_cost": self.idle_cost,
-            "without_price": list(self.without_price),
-        }
-
-
-TIMES = ("on", "training", "preparing", "idle")
+            cost=self.cost,
+            idle_cost=self.idle_cost,
+            without_price=list(self.without_price),
+        )
 
 
 @dataclass
@@ -216,35 +261,6 @@ def shifted(times: HostTimes, now: float) -> HostTimes:
         for each in times.processes
     ]
     return HostTimes(now, move(times.booted), processes, times.unreadable, times.omitted)
-
-
-def host_json(host: HostCost) -> dict[str, JsonValue]:
-    """Return a host's hours and money; accelerator hours where their number is known."""
-    hours = {f"{name}_hours": getattr(host, name) / HOUR for name in TIMES}
-    return {
-        "host": host.host,
-        "price_per_hour": host.price,
-        "accelerators": host.accelerators or None,
-        "known_since": host.known_since,
-        **hours,
-        "idle_accelerator_hours": host.idle / HOUR * host.accelerators if host.accelerators else None,
-        "cost": host.cost,
-        "idle_cost": host.idle_cost,
-    }
-
-
-def run_json(run: RunCost) -> dict[str, JsonValue]:
-    """Return a run's hours and money."""
-    hours = {"process_hours": run.processes / HOUR, "training_hours": run.training / HOUR}
-    return {"run": run.run_id, "hosts": list(run.hosts), **hours, "cost": run.cost}
-
-
-def migration_json(migration: MigrationCost) -> dict[str, JsonValue]:
-    """Return a migration's seconds and money."""
-    value = asdict(migration)
-    value["run"] = value.pop("run_id")
-    value["preparation_seconds"], value["downtime_seconds"] = value.pop("preparation"), value.pop("downtime")
-    return value
 
 
 def hours_text(seconds: float) -> str:

@@ -23,7 +23,7 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 OWNER = {"job": "batch.kubernetes.io/job-name", "jobset": "jobset.sigs.k8s.io/jobset-name"}
 LABEL = "midstream-target"  # on what midstream created; its value is the target's name
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?")  # a DNS label, with room for what a JobSet appends
-MOST_PODS = 10_000
+MAX_PODS = 10_000
 # The pods wait: engines are started in them by exec, and stop with the pod. The kubelet signals process 1 alone, and
 # with its end it kills all others: an engine of an evicted pod would not save.
 WAIT = """\
@@ -48,7 +48,7 @@ def pod_hosts(path: str, name: str, target: KubernetesTarget) -> dict[str, Kuber
     where = f"{path}: targets.{name}"
     if target.kind not in JOB_KINDS:
         raise UsageError(f"{where}.kind is {target.kind!r}", nearest(target.kind, JOB_KINDS))
-    if not 0 < target.pods <= MOST_PODS:
+    if not 0 < target.pods <= MAX_PODS:
         raise UsageError(f"{where}.pods is {target.pods}", "1 or more")
     if not NAME.fullmatch(target.name or name):
         raise UsageError(f"{where}: {target.name or name!r} is no name of a Job", "lower case: name: train-big")

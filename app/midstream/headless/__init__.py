@@ -17,7 +17,7 @@ _MODULES = {
     "compare": "runs.compare_accelerators",
     "config": "runs.show_config",
     "cost": "fleet.show_costs",
-    "delete": "fleet.slice_deletion",
+    "delete": "fleet.target_deletion",
     "diff": "checkpoints.diff_checkpoints",
     "doctor": "fleet.run_checks",
     "guard": "migration.guard_run",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from midstream.fleet.fleet import HostConfig
 from midstream.hosts.container_command import in_container
-from midstream.hosts.host import ANSWER_LIMIT, Completed, Host, P, Process, R
+from midstream.hosts.host import ANSWER_LIMIT, CALL_TIMEOUT, Completed, Host, P, Process, R
 from midstream.hosts.rpc import remote_call
 from midstream_host.runs.process_start import with_setup
 
@@ -42,7 +42,7 @@ class ContainerHost:
         *,
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
-        timeout: float | None = 60.0,
+        timeout: float | None = CALL_TIMEOUT,
         limit: int = ANSWER_LIMIT,
         what: str = "",
     ) -> Completed:
@@ -63,7 +63,7 @@ class ContainerHost:
     def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, window: int | None = None) -> Process:
         return self.machine.open(self._wrapped(argv, env), env=env, window=window)
 
-    def call(self, function: Callable[P, R], /, *, timeout: float | None = 60.0) -> Callable[P, R]:
+    def call(self, function: Callable[P, R], /, *, timeout: float | None = CALL_TIMEOUT) -> Callable[P, R]:
         return remote_call.caller(self, function, timeout)
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from typing import BinaryIO, ParamSpec, Protocol, TypeVar
 
 from midstream.hosts.deadline import Deadline
 
+CALL_TIMEOUT = 60.0  # seconds for a command or a call on a host whose caller names none
 ANSWER_LIMIT = 2 << 20  # bytes of one answer
 
 P = ParamSpec("P")
@@ -91,7 +92,7 @@ class Host(Protocol):
         *,
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
-        timeout: float | None = 60.0,
+        timeout: float | None = CALL_TIMEOUT,
         limit: int = ANSWER_LIMIT,
         what: str = "",
     ) -> Completed:
@@ -118,7 +119,7 @@ class Host(Protocol):
         """
         ...
 
-    def call(self, function: Callable[P, R], /, *, timeout: float | None = 60.0) -> Callable[P, R]:
+    def call(self, function: Callable[P, R], /, *, timeout: float | None = CALL_TIMEOUT) -> Callable[P, R]:
         """Return ``function``, a declared one of `midstream_host`, to run on the host.
 
         The host's own Python (3.8 or newer, standard library only) runs it, and its answer is checked against the

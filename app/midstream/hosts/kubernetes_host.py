@@ -20,7 +20,7 @@ from midstream.errors import ConnectionLostError, HostError
 from midstream.fleet.fleet import KubernetesHostConfig, KubernetesTarget, LocalHostConfig
 from midstream.hosts import current_context
 from midstream.hosts.deadline import Deadline
-from midstream.hosts.host import ANSWER_LIMIT, Completed, P, Process, R
+from midstream.hosts.host import ANSWER_LIMIT, CALL_TIMEOUT, Completed, P, Process, R
 from midstream.hosts.local_host import LocalHost, LocalProcess
 from midstream.hosts.rpc import remote_call
 from midstream.hosts.rpc.answer_limits import decode, run_to_end
@@ -193,7 +193,7 @@ class KubernetesHost:
         *,
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
-        timeout: float | None = 60.0,
+        timeout: float | None = CALL_TIMEOUT,
         limit: int = ANSWER_LIMIT,
         what: str = "",
     ) -> Completed:
@@ -213,7 +213,7 @@ class KubernetesHost:
         """Wait for one answer of the container. Raises ConnectionLostError."""
         self.run(["true"], timeout=PING_TIMEOUT)
 
-    def call(self, function: Callable[P, R], /, *, timeout: float | None = 60.0) -> Callable[P, R]:
+    def call(self, function: Callable[P, R], /, *, timeout: float | None = CALL_TIMEOUT) -> Callable[P, R]:
         return remote_call.caller(self, function, timeout)
 
 

@@ -17,7 +17,7 @@ from midstream.errors import ConnectionLostError, HostError
 from midstream.fleet.fleet import HostConfig
 from midstream.hosts.child_pipes import TimedPipe, WritingPipe
 from midstream.hosts.deadline import Deadline
-from midstream.hosts.host import ANSWER_LIMIT, Completed, P, Process, R
+from midstream.hosts.host import ANSWER_LIMIT, CALL_TIMEOUT, Completed, P, Process, R
 from midstream.hosts.local_forks import CLIENT_FORKS, FORKED, FORKED_CLIENTS, FORKS, ForkedChild, LocalForks
 from midstream.hosts.rpc import remote_call
 from midstream.hosts.rpc.answer_limits import run_to_end, too_large
@@ -150,7 +150,7 @@ class LocalHost:
         *,
         stdin: bytes | Job = b"",
         env: Mapping[str, str] | None = None,
-        timeout: float | None = 60.0,
+        timeout: float | None = CALL_TIMEOUT,
         limit: int = ANSWER_LIMIT,
         what: str = "",
     ) -> Completed:
@@ -201,7 +201,7 @@ class LocalHost:
     def run_job(self, argv: Sequence[str], job: Job, *, timeout: float | None, limit: int, what: str) -> Completed:
         return self.run(argv, stdin=job, timeout=timeout, limit=limit, what=what)
 
-    def call(self, function: Callable[P, R], /, *, timeout: float | None = 60.0) -> Callable[P, R]:
+    def call(self, function: Callable[P, R], /, *, timeout: float | None = CALL_TIMEOUT) -> Callable[P, R]:
         return remote_call.caller(self, function, timeout)
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import ParamSpec, TypeVar
 
-from midstream.hosts.host import Host, Process
+from midstream.hosts.host import CALL_TIMEOUT, Host, Process
 from midstream.hosts.kubernetes_host import KubernetesHost
 from midstream.hosts.rpc.remote_call import caller, open_waiting_call
 from midstream.hosts.ssh.ssh_host import SshHost
@@ -48,7 +48,7 @@ class PreparedCalls:
             self._waiting[host.name, function] = opened
         threading.Thread(target=_open, args=(opened, host, function), name="prepared-call", daemon=True).start()
 
-    def call(self, host: Host, function: Callable[P, R], *, timeout: float | None = 60.0) -> Callable[P, R]:
+    def call(self, host: Host, function: Callable[P, R], *, timeout: float | None = CALL_TIMEOUT) -> Callable[P, R]:
         """Return ``function`` so that it runs on ``host``, as `Host.call` does.
 
         The first call after `prepare` runs in the waiting interpreter. Where that has ended, it starts another.

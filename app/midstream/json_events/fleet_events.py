@@ -2,108 +2,147 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import Annotated
+
 from midstream.json_events.json_event import HOST, RUN, TARGET, JsonEvent
 
-_SLICE = {
-    "target": "the target whose slice it is; null: none",
-    "path": "PROJECT/ZONE/NAME",
-    "project": "Google Cloud project",
-    "zone": "zone",
-    "name": "name of the node",
-    "status": "ready, creating, stopping, preempted, failed or unknown",
-    "state": "the same in the provider's words",
-    "health": "the provider's word",
-    "accelerator_type": "as in the fleet file",
-    "topology": "as in the fleet file",
-    "runtime_version": "as in the fleet file",
-    "price_class": "spot, reserved, flex-start or on demand",
-    "queued": "state of its queued request",
-    "request": "the provider's name of that request",
-    "workers": "addresses of its workers",
-    "labels": "labels of the node",
-    "node": "false: requested, but not created yet",
-    "identity": "distinguishes it from an earlier slice of the same name",
-    "created": "UTC seconds",
-    "why": "the provider's explanation",
-    "machines": "the provider's names of the workers",
-    "stopped": "by its owner: it can be started again, with what is on its disks",
-    "multislice": "one of several slices that were requested together",
-}
 
-FLEET_EVENTS = (
-    JsonEvent(
-        "host", ("--status",), "a host of the fleet file",
-        {
-            "name": HOST,
-            "kind": "local or ssh",
-            "link": "connecting, live, stale or down",
-            "last_seen": "UTC seconds",
-            "error": "why it is not live, with a hint",
-            "machine": "hardware, load, software and accelerators; null: not reported",
-        },
-    ),
-    JsonEvent("slice", ("--status",), "a TPU slice of the projects and zones in the fleet file", _SLICE),
-    JsonEvent(
-        "problem", ("--status",), "a project or zone that could not be listed", {"message": "what happened"}
-    ),
-    JsonEvent(
-        "occupant", ("--delete",), "a run that trains on the slice that would be deleted",
-        {"run": RUN, "host": HOST, "step": "its newest step", "store": "bucket of its checkpoints; empty: its disks"},
-    ),
-    JsonEvent(
-        "saved", ("--delete",), "a run that was saved and stopped before its slice is deleted",
-        {"run": RUN, "step": "its last step", "checkpoint": "the checkpoint's name"},
-    ),
-    JsonEvent("serving", ("--serve-metrics",), "the metrics are served", {"url": "where"}),
-    JsonEvent(
-        "removing", ("--clean",), "with --yes: what is about to be removed; nothing else is",
-        {
-            "host": HOST,
-            "run": RUN,
-            "path": "path in the run's directory, or of the slice",
-            "kind": "partial, trash, temporary or slice",
-            "bytes": "size",
-        },
-    ),
-    JsonEvent(
-        "leftover", ("--clean",), "what a killed save, copy or creation left",
-        {
-            "host": HOST,
-            "run": RUN,
-            "path": "path in the run's directory, or of the slice",
-            "kind": "partial, trash, temporary or slice",
-            "bytes": "size",
-            "kept": "why it is not removed; empty: it can be",
-            "removed": "it was removed now",
-            "changed": "UTC seconds of its newest change, by the clock of its host or bucket",
-        },
-        "those of `slice`, for a slice",
-    ),
-    JsonEvent(
-        "check", ("--check", "--doctor", "--migrate", "--verify"), "the result of one check",
-        {
-            "name": "what was checked",
-            "state": "pass, warn or fail",
-            "detail": "what was found",
-            "hint": "what to do",
-            "host": "host that it is about",
-        },
-    ),
-    JsonEvent("fleet", ("--init",), "the fleet file was written", {"path": "its path"}),
-    JsonEvent(
-        "price", ("--launch", "--migrate"), "a slice would be created",
-        {"target": TARGET, "slice": "PROJECT/ZONE/NAME", "class": "price class", "text": "price per hour, in words"},
-    ),
-    JsonEvent(
-        "created", ("--launch", "--migrate"), "a slice, or the pods of a target, were created",
-        {"target": TARGET, "slice": "PROJECT/ZONE/NAME, or KIND/NAME of pods", "class": "price class; pods"},
-    ),
-    JsonEvent(
-        "kept", ("--launch", "--migrate"), "a slice or pods were created for a command that failed, and cost money",
-        {"target": TARGET, "slice": "as in `created`"},
-    ),
-    JsonEvent(
-        "deleted", ("--launch", "--migrate"), "a slice that was created for a refused command was deleted",
-        {"target": TARGET, "slice": "PROJECT/ZONE/NAME"},
-    ),
-)  # fmt: skip
+class HostEvent(JsonEvent, event="host", of=("--status",)):
+    """A host of the fleet file."""
+
+    name: Annotated[str, HOST]
+    kind: Annotated[str, "local or ssh"]
+    link: Annotated[str, "connecting, live, stale or down"]
+    last_seen: Annotated[float, "UTC seconds"]
+    error: Annotated[str, "why it is not live, with a hint"]
+    machine: Annotated[Mapping[str, object] | None, "hardware, load, software and accelerators; null: not reported"]
+
+
+class SliceEvent(JsonEvent, event="slice", of=("--status",)):
+    """A TPU slice of the projects and zones in the fleet file."""
+
+    target: Annotated[str | None, "the target whose slice it is; null: none"]
+    path: Annotated[str, "PROJECT/ZONE/NAME"]
+    project: Annotated[str, "Google Cloud project"]
+    zone: Annotated[str, "zone"]
+    name: Annotated[str, "name of the node"]
+    status: Annotated[str, "ready, creating, stopping, preempted, failed or unknown"]
+    state: Annotated[str, "the same in the provider's words"]
+    health: Annotated[str, "the provider's word"]
+    accelerator_type: Annotated[str, "as in the fleet file"]
+    topology: Annotated[str, "as in the fleet file"]
+    runtime_version: Annotated[str, "as in the fleet file"]
+    price_class: Annotated[str, "spot, reserved, flex-start or on demand"]
+    queued: Annotated[str, "state of its queued request"]
+    request: Annotated[str, "the provider's name of that request"]
+    workers: Annotated[Sequence[Mapping[str, object]], "addresses of its workers"]
+    labels: Annotated[Mapping[str, object], "labels of the node"]
+    node: Annotated[bool, "false: requested, but not created yet"]
+    identity: Annotated[str, "distinguishes it from an earlier slice of the same name"]
+    created: Annotated[float, "UTC seconds"]
+    why: Annotated[str, "the provider's explanation"]
+    machines: Annotated[Sequence[str], "the provider's names of the workers"]
+    stopped: Annotated[bool, "by its owner: it can be started again, with what is on its disks"]
+    multislice: Annotated[bool, "one of several slices that were requested together"]
+
+
+class ProblemEvent(JsonEvent, event="problem", of=("--status",)):
+    """A project or zone that could not be listed."""
+
+    message: Annotated[str, "what happened"]
+
+
+class OccupantEvent(JsonEvent, event="occupant", of=("--delete",)):
+    """A run that trains on the slice that would be deleted."""
+
+    run: Annotated[str, RUN]
+    host: Annotated[str, HOST]
+    step: Annotated[int | None, "its newest step"]
+    store: Annotated[str, "bucket of its checkpoints; empty: its disks"]
+
+
+class SavedEvent(JsonEvent, event="saved", of=("--delete",)):
+    """A run that was saved and stopped before its slice is deleted."""
+
+    run: Annotated[str, RUN]
+    step: Annotated[int, "its last step"]
+    checkpoint: Annotated[str | None, "the checkpoint's name; null: none was saved"]
+
+
+class ServingEvent(JsonEvent, event="serving", of=("--serve-metrics",)):
+    """The metrics are served."""
+
+    url: Annotated[str, "where"]
+
+
+class RemovingEvent(JsonEvent, event="removing", of=("--clean",)):
+    """With --yes: what is about to be removed; nothing else is."""
+
+    host: Annotated[str, HOST]
+    run: Annotated[str, RUN]
+    path: Annotated[str, "path in the run's directory, or of the slice"]
+    kind: Annotated[str, "partial, trash, temporary or slice"]
+    bytes: Annotated[int, "size"]
+
+
+class LeftoverEvent(JsonEvent, event="leftover", of=("--clean",), more="those of `slice`, for a slice"):
+    """A remainder of a killed save, copy or creation."""
+
+    host: Annotated[str | None, HOST] = None
+    run: Annotated[str | None, RUN] = None
+    path: Annotated[str, "path in the run's directory, or of the slice"]
+    kind: Annotated[str, "partial, trash, temporary or slice"]
+    bytes: Annotated[int | None, "size"] = None
+    kept: Annotated[str, "why it is not removed; empty: it can be"]
+    removed: Annotated[bool, "it was removed now"]
+    changed: Annotated[float | None, "UTC seconds of its newest change, by the clock of its host or bucket"] = None
+    values: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+class CheckEvent(JsonEvent, event="check", of=("--check", "--doctor", "--migrate", "--verify")):
+    """The result of one check."""
+
+    name: Annotated[str, "what was checked"]
+    state: Annotated[str, "pass, warn or fail"]
+    detail: Annotated[str, "what was found"]
+    hint: Annotated[str | None, "what to do"] = None
+    host: Annotated[str | None, "host that it is about"] = None
+
+
+class FleetEvent(JsonEvent, event="fleet", of=("--init",)):
+    """The fleet file was written."""
+
+    path: Annotated[str, "its path"]
+
+
+class PriceEvent(JsonEvent, event="price", of=("--launch", "--migrate")):
+    """A slice or pods would be created."""
+
+    target: Annotated[str, TARGET]
+    slice: Annotated[str, "PROJECT/ZONE/NAME"]
+    class_: Annotated[str, "price class"]
+    text: Annotated[str, "price per hour, in words"]
+
+
+class CreatedEvent(JsonEvent, event="created", of=("--launch", "--migrate")):
+    """A slice, or the pods of a target, were created."""
+
+    target: Annotated[str, TARGET]
+    slice: Annotated[str, "PROJECT/ZONE/NAME, or KIND/NAME of pods"]
+    class_: Annotated[str, "price class; pods"]
+
+
+class KeptEvent(JsonEvent, event="kept", of=("--launch", "--migrate")):
+    """A slice or pods were created for a command that failed, and cost money."""
+
+    target: Annotated[str, TARGET]
+    slice: Annotated[str, "as in `created`"]
+
+
+class DeletedEvent(JsonEvent, event="deleted", of=("--launch", "--migrate")):
+    """A slice that was created for a refused command was deleted."""
+
+    target: Annotated[str, TARGET]
+    slice: Annotated[str, "PROJECT/ZONE/NAME"]

@@ -1,61 +1,135 @@
-"""The last event of a command."""
+"""Last event of a command: one class for each kind of command."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
 from midstream.json_events.json_event import HOST, MIGRATION, RUN, TARGET, JsonEvent
 
-RESULT_EVENT = JsonEvent(
-    "result",
-    (
-        "--check", "--doctor", "--launch", "--restart", "--adopt", "--init-run", "--stop", "--migrate", "--continue",
-        "--rollback", "--guard", "--repair",
-        "--clean", "--delete", "--checkpoints", "--config", "--verify", "--diff", "--log", "--compare",
-    ),
-    "the end of a command that acts or judges, and of each one that fails: the last line",
-    {
-        "ok": "the command did what was requested",
-        "exit_code": "exit code of the command",
-        "error": "what happened, if it failed",
-        "hint": "what to do",
-        "message": "of a migration: what happened",
-        "time": "of a migration: UTC seconds",
-        "compared": "--compare: the run or the configuration",
-        "best": "--compare: the first candidate that fits; null: none",
-        "run": RUN,
-        "host": HOST,
-        "target": TARGET,
-        "attempt": "--launch, --restart, --log --follow: number of the attempt",
-        "state": "--launch, --restart: the state of its first process, training if it did not end at once; "
-        "--log --follow: as it ended",
-        "step": "--launch: its step; --stop, --log --follow: the last step",
-        "checkpoint": "--stop, --verify, --checkpoints: the checkpoint",
-        "dry_run": "--migrate --dry-run: nothing was changed",
-        "migration": MIGRATION,
-        "outcome": "of a migration: completed, rolled back, interrupted, rollback incomplete or moved on",
-        "file": "--init-run: the run file that was written",
-        "certificate": "of a migration: the certificate",
-        "downtime": "of a migration: the downtime report",
-        "duration": "of a migration: estimated and measured seconds by stage",
-        "not_checked": "--verify MIGRATION: number of claims that can no longer be checked",
-        "objects": "--verify: number of objects",
-        "bytes": "--verify: bytes",
-        "root_digest": "--verify, --checkpoints: the root digest",
-        "deep": "--verify: every array was decoded",
-        "problems": "--verify: pairs of path and what is wrong",
-        "root_digests": "--diff: of both",
-        "checkpoints": "--diff: names of both",
-        "differences": "--diff: arrays that differ",
-        "attempts": "--config: both attempts",
-        "changes": "--config: number of differences",
-        "damaged": "--repair: number of damaged records",
-        "written": "--repair: number of records written",
-        "matches": "--log --search: number of lines with a match",
-        "lines": "--log --search: number of lines of the log",
-        "leftovers": "--clean: their number",
-        "removable": "--clean: number that can be removed and remains",
-        "deleted": "--delete: the slice",
-        "pass": "--check, --doctor: checks that passed",
-        "warn": "checks with a warning",
-        "fail": "checks that failed",
-    },
-)  # fmt: skip
+
+class ResultEvent(JsonEvent, event="result"):
+    """The last line of a command that acts or judges, and of one that fails."""
+
+    ok: Annotated[bool, "the command did what was requested"] = True
+    exit_code: Annotated[int | None, "exit code of the command"] = None
+
+
+class ErrorResult(ResultEvent):
+    error: Annotated[str, "what happened, if it failed"]
+    hint: Annotated[str, "what to do"]
+
+
+class CheckResult(ResultEvent, of=("--check", "--doctor")):
+    target: Annotated[str | None, TARGET] = None
+    run: Annotated[str | None, RUN] = None
+    pass_: Annotated[int, "checks that passed"]
+    warn: Annotated[int, "checks with a warning"]
+    fail: Annotated[int, "checks that failed"]
+
+
+class LaunchResult(ResultEvent, of=("--launch", "--restart")):
+    run: Annotated[str, RUN]
+    target: Annotated[str, TARGET]
+    attempt: Annotated[int, "number of the attempt"]
+    state: Annotated[str, "the state of its first process, training if it did not end at once"]
+    step: Annotated[int, "its step"]
+
+
+class AdoptResult(ResultEvent, of=("--adopt",)):
+    run: Annotated[str, RUN]
+    host: Annotated[str, HOST]
+    attempt: Annotated[int, "number of the attempt"]
+
+
+class InitRunResult(ResultEvent, of=("--init-run",)):
+    file: Annotated[str, "the run file that was written"]
+
+
+class StopResult(ResultEvent, of=("--stop",)):
+    run: Annotated[str, RUN]
+    host: Annotated[str, HOST]
+    step: Annotated[int | None, "the last step"] = None
+    checkpoint: Annotated[str | None, "the checkpoint"] = None
+
+
+class DryRunResult(ResultEvent, of=("--migrate",)):
+    dry_run: Annotated[bool, "nothing was changed"] = True
+    run: Annotated[str | None, RUN]
+    migration: Annotated[str | None, MIGRATION]
+
+
+class MigrationResult(ResultEvent, of=("--migrate", "--continue", "--rollback")):
+    time: Annotated[float, "UTC seconds"]
+    message: Annotated[str, "what happened"]
+    migration: Annotated[str, MIGRATION]
+    run: Annotated[str, RUN]
+    outcome: Annotated[str, "completed, rolled back, interrupted, rollback incomplete or moved on"]
+    certificate: Annotated[Mapping[str, object] | None, "the certificate"]
+    downtime: Annotated[Mapping[str, object] | None, "the downtime report"]
+    duration: Annotated[Mapping[str, object], "estimated and measured seconds by stage"]
+
+
+class RepairResult(ResultEvent, of=("--repair",)):
+    run: Annotated[str, RUN]
+    damaged: Annotated[int, "number of damaged records"]
+    written: Annotated[int, "number of records written"]
+
+
+class CleanResult(ResultEvent, of=("--clean",)):
+    leftovers: Annotated[int, "their number"]
+    removable: Annotated[int, "number that can be removed and remains"]
+
+
+class DeleteResult(ResultEvent, of=("--delete",)):
+    deleted: Annotated[str, "the slice, or the pods"]
+
+
+class ArraysResult(ResultEvent, of=("--checkpoints",)):
+    checkpoint: Annotated[str, "the checkpoint"]
+    root_digest: Annotated[str, "the root digest"]
+
+
+class ConfigResult(ResultEvent, of=("--config",)):
+    run: Annotated[str, RUN]
+    attempts: Annotated[Sequence[int], "both attempts"]
+    changes: Annotated[int, "number of differences"]
+
+
+class VerifyResult(ResultEvent, of=("--verify",)):
+    checkpoint: Annotated[str, "the checkpoint"]
+    objects: Annotated[int, "number of objects"]
+    bytes: Annotated[int, "bytes"]
+    root_digest: Annotated[str | None, "the root digest"]
+    deep: Annotated[bool, "every array was decoded"]
+    problems: Annotated[Sequence[Sequence[str]], "pairs of path and what is wrong"]
+
+
+class RecheckResult(ResultEvent, of=("--verify",)):
+    migration: Annotated[str, MIGRATION]
+    run: Annotated[str, RUN]
+    not_checked: Annotated[int, "number of claims that can no longer be checked"]
+    duration: Annotated[Mapping[str, object], "estimated and measured seconds by stage"]
+
+
+class DiffResult(ResultEvent, of=("--diff",)):
+    root_digests: Annotated[Sequence[str], "of both"]
+    checkpoints: Annotated[Sequence[str], "names of both"]
+    differences: Annotated[Sequence[Mapping[str, object]], "arrays that differ"]
+
+
+class FollowResult(ResultEvent, of=("--log",)):
+    run: Annotated[str, RUN]
+    attempt: Annotated[int, "number of the attempt"]
+    state: Annotated[str | None, "as it ended; null: it left no status"]
+    step: Annotated[int | None, "the last step; null: it left no status"]
+
+
+class SearchResult(ResultEvent, of=("--log",)):
+    matches: Annotated[int, "number of lines with a match"]
+    lines: Annotated[int, "number of lines of the log"]
+
+
+class CompareResult(ResultEvent, of=("--compare",)):
+    compared: Annotated[str, "the run or the configuration"]
+    best: Annotated[str | None, "the first candidate that fits; null: none"]

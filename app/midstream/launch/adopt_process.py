@@ -83,6 +83,11 @@ def adopt_process(
     return launch_run(hosts, fleet, host.name, None, chosen, (), say, start)
 
 
+def adopted_words(attempt: Attempt) -> str:
+    """Return the outcome of an adoption in one line."""
+    return f"{attempt.run_id} on {attempt.host} is adopted as attempt {attempt.number} (midstream --status shows it)"
+
+
 def world_flags(
     launcher: TrainingProcess, processes: Sequence[TrainingProcess], devices: int, stated: int
 ) -> tuple[str, ...]:

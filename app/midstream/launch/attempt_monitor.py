@@ -21,6 +21,8 @@ from midstream_host.runs.slurm_states import UNKNOWN
 
 POLL_INTERVAL = 0.3  # seconds between two looks at an attempt
 EXIT_TIMEOUT = 300.0  # seconds that processes may take to exit after their last status: they may swap
+STOP_TIMEOUT = 900.0  # seconds for a run to stop: it saves before
+FIRST_STEP_TIMEOUT = 1800.0  # seconds to the first step: the engine tokenizes, restores and compiles before it
 HEARTBEAT_TIMEOUT = 15.0  # seconds without a heartbeat after which a running process is stalled
 UNREACHABLE_TIMEOUT = 600.0  # seconds for which an unreachable host is waited for
 

@@ -11,7 +11,7 @@ import traceback
 from typing import Any
 
 from midstream.errors import ConnectionLostError, Exit, HostError, MidstreamError
-from midstream.hosts.deadline import RECONNECT_STEP, Deadline
+from midstream.hosts.reconnect import MIGRATION, Reconnect
 from midstream.migrate import stages
 from midstream.migrate.host_group import HostGroup
 from midstream.migrate.journal import migration_state, phase_names, stage_times
@@ -32,8 +32,6 @@ from midstream.migrate.steps.preemption import provider_of
 ROLLBACK_REQUESTED = "requested by the user"
 MAX_DISCONNECTS = 12  # in one phase, each within DISCONNECT_WINDOW seconds of the one before
 DISCONNECT_WINDOW = 300.0  # seconds without a disconnect after which the count starts at zero
-RECONNECT_TIMEOUT = 600.0  # seconds of this process' running time to restore a lost connection
-RECONNECT_INTERVAL = 1.0  # seconds
 
 
 def execute(migration: Migration, *, rollback: bool = False) -> Exit:
@@ -139,23 +137,23 @@ def _run_with_reconnects(migration: Migration, phase: Phase) -> None:
         began = time.monotonic()
         try:
             return phase.run(migration)
-        except HostError as error:
+        except MIGRATION.lost as error:
             if not isinstance(error, ConnectionLostError) and _all_reachable(migration):
                 raise  # both hosts answer, so the connection is not the cause
             disconnects = 1 if time.monotonic() - began > DISCONNECT_WINDOW else disconnects + 1
             if disconnects > MAX_DISCONNECTS:
                 raise _contact_lost(migration, phase, error) from error
             migration.note(f"{error.message}; connecting again: losing contact is not losing the run")
-            deadline = Deadline(RECONNECT_TIMEOUT, RECONNECT_STEP)
+            reconnect = Reconnect(MIGRATION)
             while not _all_reachable(migration):
                 migration.check_requests()
                 if phase.name != phase_names.ROLLBACK:
                     target.check()
                     if migration.journal.facts.sealed is None:  # a sealed run can be migrated without the source
                         source.check()
-                if deadline.count():
+                if reconnect.exhausted():
                     raise _contact_lost(migration, phase, error) from error
-                time.sleep(RECONNECT_INTERVAL)
+                time.sleep(reconnect.delay())
 
 
 def _contact_lost(migration: Migration, phase: Phase, error: HostError) -> MidstreamError:
@@ -191,7 +189,7 @@ def _all_reachable(migration: Migration) -> bool:
 def _reachable(group: HostGroup) -> bool:
     try:
         group.connect()
-    except HostError:
+    except MIGRATION.lost:
         return False
     return True
 

@@ -13,13 +13,11 @@ if TYPE_CHECKING:
     from midstream.hosts.host_pool import HostPool
     from midstream.watch.snapshot import RunView, Snapshot
 
-SNAPSHOT_TIMEOUT = 15.0  # seconds after which a host counts as unreachable
-
 
 def fleet_snapshot(
     fleet: Fleet, hosts: HostPool, *, remember: bool = True, seen: Callable[[Snapshot], object] | None = None
 ) -> Snapshot:
-    """Return the state of every host that answers within `SNAPSHOT_TIMEOUT`.
+    """Return the state of every host that answers within `watcher.SNAPSHOT_TIMEOUT`.
 
     ``remember``: store names for shell completion, and the hosts' accelerators; a dry run does not. ``seen``: see
     `take_snapshot`.
@@ -30,7 +28,7 @@ def fleet_snapshot(
     from midstream.watch.known_owners import remember_owners
     from midstream.watch.watcher import take_snapshot
 
-    snapshot = take_snapshot(fleet, hosts, timeout=SNAPSHOT_TIMEOUT, seen=seen)
+    snapshot = take_snapshot(fleet, hosts, seen=seen)
     if remember:
         remember_names(fleet, snapshot)
         remember_devices(fleet, snapshot)

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from midstream.migrate.journal.migration_view import MigrationView
     from midstream.watch.snapshot import RunView, Snapshot
 
-TIMEOUT = 900.0  # seconds: the run saves before it stops
-
 
 @dataclass(frozen=True)
 class Stopped:
@@ -65,7 +63,7 @@ def stop(hosts: HostPool, snapshot: Snapshot, run: RunView, say: Callable[[str],
             not take the command back.
     """
     from midstream.install.errors import NotStartedError, NotYetError
-    from midstream.launch.attempt_monitor import stop_run
+    from midstream.launch.attempt_monitor import STOP_TIMEOUT, stop_run
     from midstream.watch.damaged_runs import refuse_damaged
     from midstream.watch.known_owners import remember_stop
 
@@ -84,7 +82,7 @@ def stop(hosts: HostPool, snapshot: Snapshot, run: RunView, say: Callable[[str],
 
     sent, hint = f"{run.run_id} has the command, and stops when it has saved", "midstream --status shows when it has"
     try:
-        ended = stop_run(hosts, run.host, run.run_id, run.attempt, TIMEOUT, observe)
+        ended = stop_run(hosts, run.host, run.run_id, run.attempt, STOP_TIMEOUT, observe)
     except NotStartedError as error:
         return Stopped(error.message)
     except NotYetError as error:

@@ -49,6 +49,10 @@ class SliceMissingError(UsageError):
     """A target's slice does not exist, or was preempted."""
 
 
+class SlicePendingError(UsageError):
+    """A target's slice was requested, and is not ready yet."""
+
+
 # Provider of each type of target.
 PROVIDERS: dict[type[SliceTarget], Callable[[], Provider]] = {TpuTarget: TpuProvider, ComputeTarget: ComputeProvider}
 
@@ -159,7 +163,7 @@ def unavailable(name: str, target: SliceTarget, found: Slice | None) -> UsageErr
         creates = f"--launch and --migrate --to {name} create it, with --yes"
         hint = creates if target.create else f"create: true for {name} in the fleet file lets midstream create it"
         return SliceMissingError(f"{name}: {path} {state}", hint)
-    return UsageError(f"{name}: {path} is {found.text()}", "midstream --status shows when it is ready")
+    return SlicePendingError(f"{name}: {path} is {found.text()}", "midstream --status shows when it is ready")
 
 
 def with_workers(fleet: Fleet, hosts: Mapping[str, Mapping[str, dict[str, Any]]]) -> Fleet:

@@ -15,7 +15,7 @@ from typing import Any
 from midstream.errors import ConnectionLostError, RemoteError
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.container_host import machine_of
-from midstream.hosts.host import ANSWER_LIMIT, Completed, Host, P, Process, R
+from midstream.hosts.host import ANSWER_LIMIT, CALL_TIMEOUT, Completed, Host, P, Process, R
 from midstream.hosts.local_forks import CLIENT_FORKS
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc import remote_call
@@ -113,7 +113,7 @@ class BucketHost:
         *,
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
-        timeout: float | None = 60.0,
+        timeout: float | None = CALL_TIMEOUT,
         limit: int = ANSWER_LIMIT,
         what: str = "",
     ) -> Completed:
@@ -132,7 +132,7 @@ class BucketHost:
     def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, window: int | None = None) -> Process:
         return self._machine.open(argv, env=env, window=window)
 
-    def call(self, function: Callable[P, R], /, *, timeout: float | None = 60.0) -> Callable[P, R]:
+    def call(self, function: Callable[P, R], /, *, timeout: float | None = CALL_TIMEOUT) -> Callable[P, R]:
         """Return the bucket's function for a function of a tree, as `Host.call` does.
 
         The returned function raises MidstreamError, with a hint, if the service rejects a request, and RemoteError for

@@ -1,13 +1,19 @@
-"""Actions that screens may start: the interface, its values and its errors."""
+"""Actions of the screens on a fleet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import re
+import shlex
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from midstream.errors import MidstreamError
+from midstream.printable import printable
+from midstream_core import records
 
 if TYPE_CHECKING:
     from midstream.check.check_result import Check
@@ -15,16 +21,26 @@ if TYPE_CHECKING:
     from midstream.compare.baseline import Baseline
     from midstream.compare.comparison import Row as Estimated
     from midstream.costs.cost_report import CostReport
+    from midstream.fleet.fleet import Fleet
+    from midstream.hosts.host_pool import HostPool
     from midstream.install.reporter import Reporter
     from midstream.launch.launch_request import LaunchRequest
     from midstream.migrate.journal.migration_view import MigrationView
     from midstream.migrate.journal.plan import Plan
     from midstream.migrate.journal.request import Request
-    from midstream.providers.provider import Slice
+    from midstream.migrate.repair import RepairProposal
+    from midstream.operations.create_target import CreatableTarget
+    from midstream.operations.examine_checkpoint import CheckpointLocation
+    from midstream.operations.list_slices import SliceListing
+    from midstream.operations.repair import Repair
     from midstream.watch.host_log import LogLines
     from midstream.watch.log_query import LogQuery
     from midstream.watch.snapshot import RunView, Snapshot
     from midstream_host.runs.log_pages import LogMatches
+
+MAX_CONFIGS = 200  # files of this directory that a launch offers
+CONFIG_SIZE = 64_000  # characters of a file that are looked at
+_CONFIG_SECTION = re.compile(r"^(data|model|trainer|optimizer)[ \t]*:", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -45,65 +61,74 @@ class Target:
 
 
 class TargetMissingError(MidstreamError):
-    """Error of a target whose slice does not exist and may be created for ``price``.
+    """Error of a target that does not exist and may be created.
 
-    Every check that is possible without the slice passed.
+    Every check that is possible without it has passed.
     """
 
-    def __init__(self, message: str, price: str) -> None:
-        super().__init__(message)
-        self.price = price
+    def __init__(self, missing: CreatableTarget) -> None:
+        super().__init__(missing.state or f"{missing.target} does not exist")
+        self.missing = missing
 
 
-@dataclass(frozen=True)
-class CreatableSlice:
-    """A target whose slice does not exist, or was preempted, and may be created."""
+class Actions:
+    """Actions of the screens on a fleet. Screens call them in background threads.
 
-    target: str
-    path: str  # PROJECT/ZONE/NAME
-    accelerator_type: str
-    price_class: str
-    price: str  # text: the price per hour, and where it comes from
-
-
-@dataclass(frozen=True)
-class SliceListing:
-    """The provider's slices, each with the name of its target (or an empty string).
-
-    ``problems`` are projects and zones that could not be listed. ``configured`` is False where the fleet file names no
-    project. ``creatable`` are targets whose slice can be created.
+    The calls block, and each may raise MidstreamError. Methods import what they need: planning, migration and cloud
+    modules would delay the first paint.
     """
 
-    found: tuple[tuple[Slice, str], ...] = ()
-    problems: tuple[str, ...] = ()
-    configured: bool = True
-    creatable: tuple[CreatableSlice, ...] = ()
+    def __init__(self, fleet: Fleet, hosts: HostPool) -> None:
+        self._fleet = fleet
+        self._hosts = hosts
 
+    def targets(self) -> tuple[Target, ...]:
+        """Return the targets; one whose hosts are unknown has none, and its plan says why.
 
-class Actions(Protocol):
-    """Actions of the screens, which call them in background threads.
+        A worker of a slice is no target: a run there would wait for the devices of the others.
+        """
+        from midstream.providers import fleet_slices
 
-    The calls block. Each may raise MidstreamError.
-    """
-
-    def targets(self) -> tuple[Target, ...]: ...
+        fleet = self._fleet
+        names = [
+            name for name in fleet.target_names if name in fleet.targets or not fleet_slices.target_of_host(fleet, name)
+        ]
+        return tuple(Target(name, fleet.hosts_of(name), fleet.slurm_of(name) is not None) for name in names)
 
     def make_plan(self, snapshot: Snapshot, request: Request) -> Plan:
         """Plan a migration, without side effects.
 
         Raises TargetMissingError where the target must be created first.
         """
-        ...
+        from midstream.migrate.planning import planner
+        from midstream.operations.create_target import creatable_target
+        from midstream.operations.plan_migration import check_ahead
 
-    def create(self, target: str, run_id: str = "") -> None:
-        """Create the target's slice and wait until it is ready.
+        missing = creatable_target(self._fleet, request.target)
+        if missing is not None:
+            check_ahead(self._fleet, self._hosts, snapshot, request)
+            raise TargetMissingError(missing)
+        return planner.make_plan(self._fleet, self._hosts, snapshot, request)
+
+    def create(self, missing: CreatableTarget, run_id: str = "") -> None:
+        """Create the target and wait until it is ready.
 
         Prints to the terminal: suspend the screen first.
 
         Raises:
             MidstreamError: It cannot be created, or the step of the run ``run_id`` cannot fit it.
         """
-        ...
+        from midstream.compare.slice_fit import require_fit
+        from midstream.compare.subject import of_run_named
+        from midstream.operations.create_target import PODS, create_target
+
+        def report(line: str) -> None:
+            print(printable(line), file=sys.stderr, flush=True)
+
+        fleet, hosts = self._fleet, self._hosts
+        if run_id and missing.price_class != PODS:
+            require_fit(fleet, hosts, missing.target, lambda: of_run_named(fleet, hosts, run_id, ()), report)
+        create_target(fleet, missing, report)
 
     def estimates(self, run: RunView, names: str, report: Reporter, cancel: Event) -> Iterator[Baseline | Estimated]:
         """Yield an estimate of a run for each of ``names``, by compiling for it.
@@ -112,42 +137,117 @@ class Actions(Protocol):
 
         ``report`` gets the progress. Once ``cancel`` is set compiling ends, with an error.
         """
-        ...
+        from midstream.compare.subject import of_run
+        from midstream.operations.compare import CompareRequest, compare
+        from midstream.operations.fleet_snapshot import fleet_snapshot
+
+        fleet, hosts = self._fleet, self._hosts
+        subject = of_run(fleet, hosts, run, ())
+        yield from compare(fleet, hosts, subject, CompareRequest(names), fleet_snapshot(fleet, hosts), report, cancel)
+
+    def costs(self, seconds: float) -> CostReport:
+        """Return what hosts, runs and migrations have cost in the last ``seconds``."""
+        from midstream.costs.collect import collect
+
+        return collect(self._fleet, self._hosts, seconds)
+
+    def slices(self) -> SliceListing:
+        """List the TPU slices of the fleet file's projects and zones."""
+        from midstream.operations.list_slices import list_slices
+
+        return list_slices(self._fleet)
+
+    def check(self, name: str) -> list[Check]:
+        """Check a target before a run starts there, or a run before it is moved."""
+        from midstream.operations.check import check
+
+        return list(check(self._fleet, self._hosts, name))
+
+    def find_damage(self, run_id: str) -> tuple[list[Repair], list[str]]:
+        """Return proposals for a run's records, and lines about damaged checkpoints."""
+        from midstream.operations.repair import Repair, find_damage
+
+        proposals, damaged = find_damage(self._fleet, self._hosts, run_id)
+        return [Repair(each) for each in proposals], damaged
+
+    def repair(self, proposals: Sequence[RepairProposal]) -> str:
+        """Write the replacements that the user has agreed to. Return the outcome."""
+        from midstream.operations.repair import repair
+
+        return "\n".join(
+            each.refused or each.lines()[-1].strip() for each in repair(self._hosts, proposals, agreed=True)
+        )
+
+    def adopt(self, place: str) -> str:
+        """Adopt the trainer that runs in a directory ``HOST:DIR``. Return the outcome."""
+        from midstream.launch.adopt_process import adopt_process, adopted_words
+
+        return adopted_words(adopt_process(self._hosts, self._fleet, place))
+
+    def delete(self, place: str, report: Callable[[str], None]) -> str:
+        """Delete a slice, or the slice or pods of a target. Return the outcome.
+
+        ``report`` gets lines of progress.
+        """
+        from midstream.operations.delete_target import delete_target
+
+        return delete_target(self._fleet, place, report)
 
     def preflight(self, plan: Plan) -> Iterator[Check]:
         """Yield each check as it completes, without side effects."""
-        ...
+        from midstream.migrate.planning import preflight
+
+        return preflight.run_checks(self._fleet, self._hosts, plan)
 
     def start(self, plan: Plan) -> str:
         """Start the migration in a process of its own, and return its id.
 
         The process outlives the screen.
         """
-        ...
+        from midstream.migrate import migration_process
 
-    def rollback(self, migration: str) -> None: ...
+        return migration_process.start(self._fleet, plan)
 
-    def continue_(self, migration: str) -> None: ...
+    def rollback(self, migration: str, *, agreed: bool) -> None:
+        """Roll a migration back; ``agreed``: to the loss that was named."""
+        from midstream.migrate import migration_process
 
-    def command(self, *words: str) -> str:
-        """Return a midstream command line with this fleet file, to paste into a shell."""
-        ...
+        migration_process.rollback(migration, agreed=agreed)
+        migration_process.refuse_late_rollback(migration)
+
+    def continue_(self, migration: str) -> None:
+        from midstream.migrate import migration_process
+
+        migration_process.continue_(migration)
 
     def configs(self) -> tuple[str, ...]:
         """Return the configs of this directory, and those that midstream ships."""
-        ...
+        from midstream.bundled_files import config_names
+
+        found = sorted(path for pattern in ("*.yaml", "*/*.yaml") for path in Path().glob(pattern))
+        own = [str(path) for path in found[:MAX_CONFIGS] if _looks_like_config(path)]
+        return tuple(dict.fromkeys([*own, *config_names()]))
 
     def launch_checks(self, request: LaunchRequest) -> Iterator[Check]:
         """Yield the checks of a launch as each completes, without side effects on runs."""
-        ...
+        from midstream.check.launch_checks import check_request
+
+        return check_request(self._fleet, self._hosts, request)
+
+    def command(self, *words: str) -> str:
+        """Return a midstream command line with this fleet file, to paste into a shell."""
+        fleet = ("--fleet", self._named_file) if self._named_file else ()
+        return shlex.join(["midstream", *fleet, *words])
 
     def launch_command(self, request: LaunchRequest) -> str:
         """Return the command line of a launch."""
-        ...
+        return request.command(self._named_file)
 
     def launch(self, request: LaunchRequest, report: Reporter) -> str:
         """Install engine and environment on the target and start the run. Return its id."""
-        ...
+        from midstream.operations.launch import launch
+
+        return launch(self._fleet, self._hosts, request, report).run_id
 
     def leftovers(
         self, report: Callable[[str], None], agreed: Collection[AnyLeftover] | None = None
@@ -157,72 +257,124 @@ class Actions(Protocol):
         Remove those that were listed and ``agreed`` to, unless they have changed since; None: nothing is removed.
         ``report`` gets lines of progress.
         """
-        ...
+        from midstream.check.fleet_leftovers import SliceProblem
+        from midstream.operations.clean import clean
+
+        found: list[AnyLeftover] = []
+        try:
+            found.extend(clean(self._fleet, self._hosts, report, agreed=agreed))
+        except MidstreamError as error:  # what was found and removed before it is shown
+            found.append(SliceProblem(" ".join(filter(None, (f"{error.message}.", error.hint)))))
+        return found
 
     def recheck(self, view: MigrationView) -> list[Check]:
         """Check every claim of a migration's certificate again."""
-        ...
+        from midstream.migrate.proof.recheck import recheck
+
+        return list(recheck(self._hosts, view))
 
     def stop_run(self, snapshot: Snapshot, run: RunView, say: Callable[[str], object]) -> str:
         """Save and stop a run; ``say`` gets lines of progress. Return the outcome."""
-        ...
+        from midstream.operations import stop
+
+        return stop.stop(self._hosts, snapshot, run, say).words
 
     def verify(self, run: RunView, checkpoint: str) -> list[str]:
         """Hash every object of a checkpoint in place. Return its problems, one line each."""
-        ...
+        from midstream.operations.examine_checkpoint import problems_of, verify
+
+        return [f"{path}: {what}" for path, what in problems_of(verify(self._location(run, checkpoint)))]
 
     def compare(self, run: RunView, first: str, second: str) -> list[str]:
         """Return the differences between the manifests of two checkpoints, one line each."""
-        ...
+        from midstream.operations.diff_checkpoints import diff_checkpoints
+
+        return diff_checkpoints(self._location(run, first), self._location(run, second)).lines()
 
     def config(self, run: RunView, attempt: int) -> str:
         """Return the resolved configuration of an attempt, as YAML."""
-        ...
+        from midstream.watch import resolved_config
+
+        return resolved_config.read(self._hosts, run, attempt)
 
     def read_log(self, run: RunView, process: int, begin: int, end: int) -> LogLines:
         """Return the lines between two bytes of the log of a process.
 
         A negative ``begin`` counts from the end of the log.
         """
-        ...
+        from midstream.watch.host_log import read_page
+
+        return read_page(self._hosts.get(run.host), self._log(run, process), begin, end)
 
     def search_log(self, run: RunView, process: int, query: LogQuery, place: int) -> LogMatches:
         """Count the matching lines of a process's log; find those next to byte ``place``."""
-        ...
+        from midstream.watch.host_log import search
+
+        return search(self._hosts.get(run.host), self._log(run, process), query, place)
+
+    def _location(self, run: RunView, name: str) -> CheckpointLocation:
+        from midstream.operations.examine_checkpoint import location_of
+
+        return location_of(self._fleet, self._hosts, run, name)
+
+    def _log(self, run: RunView, process: int) -> str:
+        return records.RunPaths(self._hosts.get(run.host).root, run.run_id).attempt(run.attempt).log(process)
 
     def ssh_hosts(self) -> tuple[dict[str, str], list[str], str]:
         """Return SSH hosts, gcloud's projects and the path of the fleet file.
 
         The result is (host -> its line for the fleet file, gcloud's projects, path of the fleet file).
         """
-        ...
+        from midstream.fleet.ssh_config_hosts import candidates, gcloud_projects
+
+        return candidates(self._fleet.hosts), gcloud_projects(), str(self._file)
 
     def add_hosts(self, lines: list[str]) -> None:
         """Add these lines to the fleet file."""
-        ...
+        from midstream.fleet.ssh_config_hosts import add_hosts
+
+        add_hosts(self._file, lines)
+
+    @property
+    def _named_file(self) -> str:
+        """The fleet file as a flag names it; empty for the default one, which needs none."""
+        from midstream.fleet.fleet_path import default_fleet_path
+
+        return "" if self._fleet.path == str(default_fleet_path()) else self._fleet.path
+
+    @property
+    def _file(self) -> Path:
+        from midstream.fleet.fleet_path import default_fleet_path
+
+        return Path(self._fleet.path).expanduser() if self._fleet.path else default_fleet_path()
 
     def shell(self, host: str) -> int:
         """Run a shell on the host in this terminal, and return its exit code.
 
         Suspend the screen first.
         """
-        ...
+        from midstream.hosts.prompter import PROMPTS
+        from midstream.hosts.shell import open_shell
+        from midstream.hosts.ssh import failed_logins
 
-    def delete(self, place: str, report: Callable[[str], None]) -> None:
-        """Delete the slice ``PROJECT/ZONE/NAME``; return when it is deleted.
-
-        ``report`` gets lines of progress.
-        """
-        ...
-
-    def costs(self, seconds: float) -> CostReport:
-        """Return what hosts, runs and migrations have cost in the last ``seconds``."""
-        ...
-
-    def slices(self) -> SliceListing:
-        """List the TPU slices of the fleet file's projects and zones."""
-        ...
+        PROMPTS.reset()  # a declined host key may be offered again
+        failed_logins.forget()
+        return open_shell(host, self._fleet.hosts[host])
 
     def migrations(self) -> tuple[MigrationView, ...]:
         """Return all migrations, newest first."""
-        ...
+        from midstream.migrate.journal import migration_directory
+
+        return tuple(migration_directory.list_migrations(self._fleet))
+
+
+def _looks_like_config(path: Path) -> bool:
+    """Return whether a YAML file has a section of a config.
+
+    A fleet file, for example, has none.
+    """
+    try:
+        with path.open(errors="replace") as file:
+            return _CONFIG_SECTION.search(file.read(CONFIG_SIZE)) is not None
+    except OSError:
+        return False

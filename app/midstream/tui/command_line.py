@@ -13,6 +13,7 @@ from midstream.suggestions import nearest
 from midstream.tui import commands
 from midstream.tui.base_app import BaseApp
 from midstream.tui.commands import Word
+from midstream.tui.screens import word_operations
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
 from midstream.tui.screens.migration.migration_screen import MigrationScreen
@@ -20,6 +21,7 @@ from midstream.tui.screens.run.run_screen import RunScreen
 from midstream.tui.style import palette
 
 VIEWS = {"run": "curves", "log": "logs", "checkpoints": "checkpoints", "info": "info"}  # of the run screen
+TYPED = ("TARGET|RUN", "HOST:DIR")  # arguments that need not be one of those that are offered
 LISTS = {"hosts": fleet_fields.HOSTS, "runs": fleet_fields.RUNS, "migrations": fleet_fields.MIGRATIONS}
 
 
@@ -92,6 +94,11 @@ def read(app: BaseApp, text: str) -> Callable[[], object]:
         "migration": lambda: _above_fleet(app, MigrationScreen(argument)),
         "migrate": lambda: app.open_wizard(argument),
         "theme": lambda: app.use_theme(argument),
+        "config": lambda: word_operations.show_config(_front(app), argument),
+        "check": lambda: word_operations.check(_front(app), argument),
+        "repair": lambda: word_operations.repair(_front(app), argument),
+        "adopt": lambda: word_operations.adopt(_front(app), argument),
+        "delete": lambda: word_operations.delete(_front(app), argument),
     }
     if word.name in VIEWS:
         return lambda: _above_fleet(app, RunScreen(argument, view=VIEWS[word.name]))
@@ -112,6 +119,9 @@ def _arguments(app: BaseApp, word: Word) -> Sequence[str]:
         "HOST": lambda: (host.name for host in state.snapshot.hosts),
         "MIGRATION": lambda: (view.migration for view in state.migrations),
         "THEME": lambda: palette.PALETTES,
+        "TARGET": lambda: (target.name for target in app.actions.targets()),
+        "TARGET|RUN": lambda: (target.name for target in app.actions.targets()),
+        "HOST:DIR": lambda: (f"{host.name}:" for host in state.snapshot.hosts),
         "[FILTER]": lambda: (f"{name}:" for name in LISTS[word.name]),
     }
     return tuple(kinds[word.argument]()) if word.argument else ()
@@ -123,6 +133,8 @@ def _argument(app: BaseApp, word: Word, text: str) -> str:
     Raises UsageError.
     """
     known = _arguments(app, word)
+    if text and word.argument in TYPED:
+        return text
     found = [text] if text in known else [each for each in known if text and each.startswith(text)]
     if len(found) == 1:
         return found[0]
@@ -132,6 +144,12 @@ def _argument(app: BaseApp, word: Word, text: str) -> str:
     if found:
         raise UsageError(f"{text!r} is the beginning of {len(found)} {kind}s", ", ".join(found[:5]))
     raise UsageError(f"no such {kind} {text!r}", nearest(text, known[:1000]) if len(known) <= 10 else "")
+
+
+def _front(app: BaseApp) -> MidstreamScreen:
+    screen = app.front_screen
+    assert isinstance(screen, MidstreamScreen)
+    return screen
 
 
 def _fleet(app: BaseApp) -> FleetScreen:

@@ -103,7 +103,7 @@ class FleetSession:
             return self._actions
 
     def _open(self, hosts: HostPool) -> Actions:
-        from midstream.tui.fleet_actions import FleetActions
+        from midstream.tui.actions import Actions
         from midstream.watch.watcher import Watcher
 
         fleet, recorder = hosts.fleet, self._recorder
@@ -115,7 +115,7 @@ class FleetSession:
         for callback in self._subscribers:
             watch.subscribe(callback)
         self._watch = watch
-        actions = FleetActions(fleet, hosts)
+        actions = Actions(fleet, hosts)
         return recorder.wrap(actions) if recorder else actions
 
     def start(self) -> None:

@@ -12,10 +12,10 @@ from typing import BinaryIO
 
 from midstream.errors import ConnectionLostError, HostError, RemoteError
 from midstream.fleet.fleet import HostConfig
-from midstream.hosts.backoff import Backoff
 from midstream.hosts.concurrency_limit import CONNECT_LIMIT
 from midstream.hosts.host import Host, Process
 from midstream.hosts.host_pool import HostPool
+from midstream.hosts.reconnect import FEED, Reconnect
 from midstream.hosts.rpc.answer_limits import decode, read_line
 from midstream.hosts.rpc.probe_lines import PROBE
 from midstream.hosts.rpc.remote_call import start_program
@@ -37,7 +37,6 @@ STALE_PING_INTERVAL = 2.0  # seconds; the same for a host without events
 STALE_POLLS, STALE_MARGIN = 3, 2.0  # a host is stale after so many intervals and seconds without an event
 WINDOW = 1 << 20  # bytes of unread output after which a probe blocks
 LINE_LIMIT = 2 << 20  # bytes of a line: 256 KiB of metrics, each byte up to six in JSON
-EXPECTED = (HostError, OSError, ValueError, KeyError, TypeError)  # of a lost connection, or a malformed line
 
 _log = logging.getLogger(__name__)
 
@@ -105,22 +104,22 @@ class HostFeed:
     # ---------------------------------------------------------------------------------------- thread
 
     def _listen(self) -> None:
-        backoff = Backoff()
+        reconnect = Reconnect(FEED)
         while not self._stopped.is_set():
             try:
                 self._store.connecting(self.name)
                 self._follow()
             except Exception as error:  # noqa: BLE001  without this thread old values would count as live for ever
-                if not isinstance(error, EXPECTED):
+                if not isinstance(error, FEED.lost):
                     _log.exception("the feed of %s failed and starts again", self.name)
                 was_connected, self._connected = self._connected, False
                 if self._stopped.is_set():
                     return
                 if was_connected:
-                    backoff.reset()
+                    reconnect.reset()
                 self._store.link(self.name, *_reason(error, was_connected))
                 refused = isinstance(error, HostError) and not was_connected
-                self._stopped.wait(backoff.pause(MIN_RETRY_PAUSE if refused else 0.0))
+                self._stopped.wait(reconnect.delay(MIN_RETRY_PAUSE if refused else 0.0))
 
     def _follow(self) -> None:
         """Merge the probe's events until it exits, which is always an error."""

@@ -18,10 +18,9 @@ from typing import Any, overload
 from midstream.counts import count
 from midstream.watch.metric_columns import MetricColumns
 from midstream_core import records
-from midstream_core.json_types import LoggedRow
 
-Row = LoggedRow
-MOST_INSERTED = 64  # rows of one report that are inserted between others; each takes the time of the rows after it
+Row = Mapping[str, Any]
+MAX_INSERTED = 64  # rows of one report that are inserted between others; each takes the time of the rows after it
 
 
 class _Splice:
@@ -284,7 +283,7 @@ class LossCurve:
             known = self._spliced.steps
             if not known or step > known[-1]:
                 self._spliced.append(step, attempt, index)
-            elif newest and inserted < MOST_INSERTED:
+            elif newest and inserted < MAX_INSERTED:
                 inserted += self._place(attempt, step, index)
             else:  # late rows of an older attempt, or many in no order: rare
                 self._splice()

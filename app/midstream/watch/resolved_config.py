@@ -91,6 +91,11 @@ def changes(before: str, after: str) -> list[Change]:
     return found
 
 
+def unchanged(first: int, second: int) -> str:
+    """Return the line about two attempts without a difference."""
+    return f"attempts {first} and {second} have the same configuration"
+
+
 def line(change: Change, arrow: str = "->") -> str:
     """Format a change in one line.
 

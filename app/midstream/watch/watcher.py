@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MAX_BATCH_TIME = 0.25  # seconds; changes within them are reported together
 MAX_TICK = 0.5  # seconds between two checks for unreachable hosts
 SHUTDOWN_TIMEOUT = 5.0  # seconds that all feeds may take to end
+SNAPSHOT_TIMEOUT = 15.0  # seconds after which a host counts as unreachable
 
 _log = logging.getLogger(__name__)
 
@@ -191,7 +192,7 @@ class Watcher:
 def take_snapshot(
     fleet: Fleet,
     hosts: HostPool,
-    timeout: float = 10.0,
+    timeout: float = SNAPSHOT_TIMEOUT,
     only: Collection[str] | None = None,
     seen: Callable[[Snapshot], object] | None = None,
 ) -> Snapshot:

@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
-from midstream.errors import ConnectionLostError, HostError, MidstreamError, UsageError
+from midstream.errors import ConnectionLostError, Exit, HostError, MidstreamError, UsageError
+from midstream.flags import parse
 from midstream.fleet.fleet import KubernetesHostConfig, KubernetesTarget
 from midstream.fleet.fleet_file import load_fleet, parse_fleet
 from midstream.fleet.job_pods import WAIT, job_manifest
+from midstream.headless.fleet.target_creation import settle_unused
 from midstream.hosts import pod_job
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.kubernetes_host import KubernetesHost
@@ -26,20 +28,21 @@ from midstream.hosts.pod_job import PodJob
 from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.shell import shell_command
 from midstream.hosts.shell_line import shell_line
-from midstream.json_events import problem_of
 from midstream.migrate.failover import guard_pods
 from midstream.migrate.failover.guard import LOST, Guard
 from midstream.migrate.failover.run_verdict import TERMINATING, UNREACHABLE, Verdict, judge
 from midstream.migrate.journal.request import Request
+from midstream.operations.create_target import creatable_target, create_target
+from midstream.output import Output
 from midstream.providers import fleet_slices
 from midstream.transfer.link import probe
-from midstream.tui.actions import TargetMissingError
-from midstream.tui.fleet_actions import FleetActions
+from midstream.tui.actions import Actions, TargetMissingError
 from midstream.watch.snapshot import DOWN, LIVE, HostView, RunView, Snapshot
 from midstream.watch.watcher import take_snapshot
 from midstream_core import records
 from midstream_host.machine import checks
 from midstream_host.runs import run_state
+from pages.json_lines import problem_of
 from simulators.clusters.kubectl import Cluster, parse_manifest
 from simulators.sshd import Lab
 from support.command_line import SLOWER, TINY, Run, midstream, refused, start_midstream
@@ -397,16 +400,26 @@ def test_own_manifest_gets_names_and_has_to_have_the_job(cluster: Cluster, tmp_p
         job_manifest("cell", target)
 
 
-def test_pods_created_for_refused_launch_are_deleted(cluster: Cluster, tmp_path: Path) -> None:
+def test_pods_created_for_refused_launch_are_deleted(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text(TARGET.replace("/data/midstream", str(tmp_path / "volume")))
     refusal = midstream("--fleet", fleet, "--launch", TINY, "--on", "cell", "--run-id", "r")
-    refused(refusal, 3, "cell does not exist", "--yes creates its pods")
+    refused(refusal, 3, "cell does not exist", "--yes creates it")
     assert "kind: Job" in refusal.stderr
     assert cluster.applied() == []
     wrong = midstream("--fleet", fleet, "--launch", TINY, "--on", "cell", "--run-id", "../r", "--yes", "--json")
     assert wrong.code == 2, wrong.stderr
-    assert [event["event"] for event in wrong.events][:2] == ["created", "deleted"]
+    assert [event["event"] for event in wrong.events] == ["result"], "refused before anything is created"
+    assert cluster.applied() == []
+    known, (options, _) = load_fleet(fleet), parse(["--launch", str(TINY), "--on", "cell"])
+    options.created = creatable_target(known, "cell")
+    assert options.created is not None
+    create_target(known, options.created, print)
+    assert [each["kind"] for each in cluster.applied()] == ["Job"]
+    settle_unused(known, options, Exit.REFUSED, Output(False))
+    assert "created for this refused command (--keep-slice keeps it)" in capsys.readouterr().err
     assert cluster.applied() == []
     again = midstream("--fleet", fleet, "--delete", "cell", "--yes")
     refused(again, 1, "not found")
@@ -476,15 +489,18 @@ def test_screen_creates_pods_once_migration_is_possible(
     fleet = load_fleet(file)
     hosts = HostPool(fleet)
     try:
-        actions = FleetActions(fleet, hosts)
+        actions = Actions(fleet, hosts)
         snapshot = take_snapshot(fleet, hosts)
         with pytest.raises(UsageError, match="no run 's'"):
             actions.make_plan(snapshot, Request("s", "cell"))
         with pytest.raises(TargetMissingError, match="cell does not exist") as caught:
             actions.make_plan(snapshot, Request("r", "cell"))
-        assert caught.value.price == "job/cell in ml, 2 pods of registry.example.org/jax:25, nvidia.com/gpu: 8 each"
+        assert (
+            caught.value.missing.price
+            == "job/cell in ml, 2 pods of registry.example.org/jax:25, nvidia.com/gpu: 8 each"
+        )
         assert cluster.applied() == [], "a plan creates nothing"
-        actions.create("cell", "r")
+        actions.create(caught.value.missing, "r")
         assert [each["kind"] for each in cluster.applied()] == ["Job"]
         with pytest.raises(MidstreamError) as refusal:
             actions.make_plan(snapshot, Request("r", "cell"))

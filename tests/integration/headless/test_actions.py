@@ -12,7 +12,7 @@ from midstream.cli import main
 from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.host_pool import HostPool
-from midstream.tui.fleet_actions import FleetActions
+from midstream.tui.actions import Actions
 from midstream.watch.host_log import LogLines
 from midstream.watch.log_query import LogQuery
 from midstream.watch.snapshot import RunView
@@ -44,16 +44,16 @@ def fleet(tmp_path: Path) -> Fleet:
 
 
 @pytest.fixture
-def actions(fleet: Fleet) -> Iterator[FleetActions]:
+def actions(fleet: Fleet) -> Iterator[Actions]:
     hosts = HostPool(fleet)
-    yield FleetActions(fleet, hosts)
+    yield Actions(fleet, hosts)
     hosts.close()
 
 
 RUN = RunView("run", "here", None, None, 1, None, False)
 
 
-def test_actions_read_and_search_a_log(actions: FleetActions) -> None:
+def test_actions_read_and_search_a_log(actions: Actions) -> None:
     lines = LOG.split("\n")
     assert actions.read_log(RUN, 0, 0, 1 << 20) == LogLines(tuple(lines), 0, SIZE, SIZE)
     last = actions.read_log(RUN, 0, -60, 1 << 62)
@@ -63,22 +63,35 @@ def test_actions_read_and_search_a_log(actions: FleetActions) -> None:
     assert (found.before, found.after) == (None, last.begin)
 
 
-def test_actions_read_configuration_of_an_attempt(actions: FleetActions) -> None:
+def test_actions_read_configuration_of_an_attempt(actions: Actions) -> None:
     assert actions.config(RUN, 1) == "seed: 1\ntrainer:\n  id: run"
 
 
-def test_actions_verify_names_damage_of_a_checkpoint(actions: FleetActions) -> None:
+def test_actions_verify_names_damage_of_a_checkpoint(actions: Actions) -> None:
     problems = actions.verify(RUN, "step-1-a001")
     assert problems, "its objects are missing"
     assert any("train.json" in problem for problem in problems)
 
 
-def test_actions_compare_two_checkpoints(actions: FleetActions) -> None:
-    assert actions.compare(RUN, "step-1-a001", "step-2-a001") == []
+def test_actions_compare_two_checkpoints(actions: Actions) -> None:
+    assert actions.compare(RUN, "step-1-a001", "step-2-a001") == [f"equal states: root digest {'d' * 64}"]
+
+
+def test_equal_arrays_with_other_training_state_differ(
+    fleet: Fleet, actions: Actions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = fleet.hosts["here"].root
+    manifest = Path(records.RunPaths(root, "run").checkpoint("step-2-a001"), records.MANIFEST)
+    manifest.write_text(manifest.read_text().replace("d" * 64, "e" * 64))
+    line = "all arrays are equal; the training state in train.json differs"
+    assert actions.compare(RUN, "step-1-a001", "step-2-a001") == [line]
+    places = [str(manifest.parent.parent / name) for name in ("step-1-a001", "step-2-a001")]
+    assert main(["--fleet", fleet.path, "--diff", *places]) == 1
+    assert line in capsys.readouterr().out.splitlines()
 
 
 def test_actions_offer_configs_and_no_other_yaml(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, actions: FleetActions
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, actions: Actions
 ) -> None:
     (tmp_path / "mine.yaml").write_text("# my run\nmodel: {type: llama}\n")
     (tmp_path / "more").mkdir()
@@ -90,7 +103,7 @@ def test_actions_offer_configs_and_no_other_yaml(
 
 
 def test_actions_add_ssh_config_hosts_to_fleet_file(
-    actions: FleetActions, fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    actions: Actions, fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".ssh").mkdir()

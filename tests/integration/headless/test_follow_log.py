@@ -12,12 +12,13 @@ import pytest
 
 from midstream.errors import ConnectionLostError, RemoteError
 from midstream.fleet.fleet import LocalHostConfig
-from midstream.headless.runs.follow_log import LAST_LINES, POLL_INTERVAL, RETRY_INTERVAL, follow_log
+from midstream.headless.runs.follow_log import LAST_LINES, POLL_INTERVAL, follow_log
 from midstream.hosts.local_host import LocalHost
-from midstream.json_events import problem_of
+from midstream.hosts.reconnect import FOLLOWED_LOG
 from midstream.output import Output
 from midstream.watch.snapshot import RunView
 from midstream_core import records
+from pages.json_lines import problem_of
 from support.run_directory import RunDirectory
 
 ENDED = replace(records.this_process(), start_ticks=1)
@@ -105,7 +106,7 @@ def test_host_that_does_not_answer_is_named_once_and_tried_again(
     assert followed.follow() == 0
     assert followed.values.getvalue().splitlines() == ["one", "two"]
     assert followed.messages.getvalue().count("here: the connection was lost; trying again") == 1
-    assert followed.waits == [POLL_INTERVAL, RETRY_INTERVAL, RETRY_INTERVAL]
+    assert followed.waits == [POLL_INTERVAL, FOLLOWED_LOG.first_delay, FOLLOWED_LOG.first_delay]
 
 
 def test_log_that_cannot_be_read_ends_following(followed: Followed) -> None:

@@ -15,10 +15,10 @@ from midstream.fleet.fleet import Fleet, LocalHostConfig, SshHostConfig
 from midstream.headless.runs import metrics_and_log
 from midstream.headless.runs.show_system import show_system
 from midstream.hosts.host_pool import HostPool
-from midstream.json_events import problem_of
 from midstream.output import Output
 from midstream.watch import system_series
 from midstream_core import records
+from pages.json_lines import problem_of
 from support.run_directory import RunDirectory
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ from midstream.errors import ConnectionLostError, HostError, RemoteError
 from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.host import Completed
 from midstream.hosts.local_host import LocalHost
+from midstream.hosts.reconnect import CALL
 from midstream.hosts.rpc import remote_call
 from midstream_host.runs import leftovers, run_state
+
+TRIES = 1 + (CALL.tries or 0)
 
 
 class Host(LocalHost):
@@ -36,20 +40,20 @@ class Host(LocalHost):
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_call, "RETRY_INTERVAL", 0.0)
+    monkeypatch.setattr(remote_call, "CALL", replace(CALL, first_delay=0.0))
 
 
 def test_call_reconnects_and_repeats_after_lost_answer(tmp_path: Path) -> None:
-    host = Host(tmp_path, losses=remote_call.TRIES - 1, executed=False)
+    host = Host(tmp_path, losses=TRIES - 1, executed=False)
     assert host.call(run_state.list_runs)(root=host.root) == []
-    assert (host.calls, host.connected) == (remote_call.TRIES, remote_call.TRIES - 1)
+    assert (host.calls, host.connected) == (TRIES, TRIES - 1)
 
 
 def test_call_is_repeated_a_limited_number_of_times(tmp_path: Path) -> None:
     host = Host(tmp_path, losses=100, executed=False)
     with pytest.raises(ConnectionLostError):
         host.call(run_state.list_runs)(root=host.root)
-    assert host.calls == remote_call.TRIES
+    assert host.calls == TRIES
 
 
 def test_once_function_is_not_repeated(tmp_path: Path) -> None:
@@ -68,7 +72,7 @@ def test_truncated_answer_is_lost_contact_remote_error_is_not(tmp_path: Path) ->
     host = Killed(tmp_path, losses=0, executed=False)
     with pytest.raises(ConnectionLostError, match="ended by signal 9 before it answered"):
         host.call(run_state.list_runs)(root=host.root)
-    assert host.calls == remote_call.TRIES
+    assert host.calls == TRIES
     connected = Host(tmp_path, losses=0, executed=False)
     with pytest.raises(RemoteError):
         connected.call(run_state.read_text)(path=f"{tmp_path}/nothing")

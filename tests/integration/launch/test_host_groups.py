@@ -26,7 +26,7 @@ from midstream.launch import host_group_start
 from midstream.launch.attempt_monitor import look_at_ranks, stop_ranks, verdict, wait_ranks
 from midstream.launch.host_links import all_links, hosts_apart, meet
 from midstream.launch.start_attempt import Attempt, Launch, Rank
-from midstream.tui.fleet_actions import FleetActions
+from midstream.tui.actions import Actions
 from midstream.watch.watcher import take_snapshot
 from midstream_core import records
 from simulators.sshd import Lab
@@ -98,7 +98,7 @@ def test_group_starts_connects_and_stops_all_processes(
     assert os.listdir(pair.hosts["a"].root + "/runs/run/attempts") == ["005"], "the unused claim is removed"
 
     snapshot, said = take_snapshot(pair, hosts, timeout=60), list[str]()
-    words = FleetActions(pair, hosts).stop_run(snapshot, snapshot.copies("run")[0], said.append)  # as the terminal UI
+    words = Actions(pair, hosts).stop_run(snapshot, snapshot.copies("run")[0], said.append)  # as the terminal UI
     assert words.startswith("run stopped at step ")
     assert said[0] == "stopping run on a, b: saving first"
     ended = look_at_ranks(hosts, attempt.ranks, "run", 5)

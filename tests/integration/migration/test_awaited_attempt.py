@@ -53,7 +53,7 @@ def migration(
     fleet: Fleet, hosts: HostPool, target: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Migration]:
     monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(first_update, "START_TIMEOUT", 20.0)  # ten times what a check takes
+    monkeypatch.setattr(first_update, "FIRST_STEP_TIMEOUT", 20.0)  # ten times what a check takes
     directory = migration_directory.create(PLAN, fleet.text)
     watch = Watcher(fleet, hosts)
     watch.start()

@@ -193,7 +193,7 @@ def test_dry_run_of_an_import_prints_a_plan_and_writes_nothing(lab: Lab, tmp_pat
         "takes      at least ",
         "warning    the state of torch's random generators",
         f"same as    midstream --fleet {fleet} --migrate here:{source} --to there",
-        "ok   disk",
+        "ok    disk",
     ):
         assert any(line.startswith(words) for line in lines), (words, planned.stdout)
     as_json = midstream(*flags[:-3], "--json")

@@ -21,12 +21,13 @@ from support.migrations.real_migrations import assert_one_lineage, kill_operator
 
 # Loaded by the interpreter of a migration's process, which waits minutes for a lost connection otherwise.
 IMPATIENT = """
+import dataclasses
 import sys
 
 if "midstream.migrate.migration_process" in sys.orig_argv:
     from midstream.migrate import executor
 
-    executor.RECONNECT_TIMEOUT = 1.0
+    executor.MIGRATION = dataclasses.replace(executor.MIGRATION, total_time=1.0)
 """
 MIGRATE = ("--migrate", "r", "--to", "two", "--mode", "cold", "--json")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -67,7 +68,7 @@ def test_frozen_link_is_reported_and_reconnects(lab: Lab, monkeypatch: pytest.Mo
     link = Link(server.port)
     machine = SshHost("frozen", through(server, link.port).config)
     machine.connect()
-    monkeypatch.setattr(remote_call, "TRIES", 1)
+    monkeypatch.setattr(remote_call, "CALL", replace(remote_call.CALL, tries=0))
     link.freeze()
     try:
         with pytest.raises(ConnectionLostError) as lost:

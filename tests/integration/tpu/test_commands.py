@@ -27,13 +27,14 @@ from midstream.flags import parse
 from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.fleet.fleet_file import load_fleet
 from midstream.fleet.tpu_target import TpuTarget
-from midstream.headless.fleet.slice_creation import settle_unused_slice
+from midstream.headless.fleet.target_creation import settle_unused
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
+from midstream.operations.create_target import creatable_slice
 from midstream.output import Output
 from midstream.providers import fleet_slices, os_login
 from midstream.providers.provider import ProviderError
-from midstream.tui.fleet_actions import FleetActions
+from midstream.tui.actions import Actions
 from midstream_core import records
 from simulators.google.slice import Slice, target_text
 from simulators.google.tpu_api import Fault, TpuServer, fast_polling, tpu_server
@@ -261,7 +262,7 @@ def test_clean_removes_idle_leftover_slices_alone(lab: Lab, tpu_server: TpuServe
     assert left["lab/here-a/ready"]["kept"].startswith("it is READY, and may be in use")
     assert (named.result["leftovers"], named.result["removable"]) == (3, 1)
     fleet = load_fleet(file)
-    actions = FleetActions(fleet, HostPool(fleet))
+    actions = Actions(fleet, HostPool(fleet))
     shown = actions.leftovers(print)
     kept = {each.slice.path: each.kept for each in shown if isinstance(each, SliceLeftover)}
     assert kept == {path: each["kept"] for path, each in left.items()}, "the terminal UI lists the same"
@@ -413,8 +414,8 @@ def test_slice_that_remains_is_reported_with_its_cost(
     if denied:
         tpu_server.faults.append(Fault("DeleteNode", grpc.StatusCode.PERMISSION_DENIED, times=99))
     options, _ = parse(["--migrate", "r", "--to", "pod", *flags])
-    options.created_slice = "pod"
-    settle_unused_slice(fleet, options, code, Output(False))
+    options.created = creatable_slice(fleet, "pod")
+    settle_unused(fleet, options, code, Output(False))
     assert NODE in tpu_server.nodes
     assert "pod was created for this command and costs money until midstream --delete pod" in capsys.readouterr().err
 

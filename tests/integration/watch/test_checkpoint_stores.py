@@ -16,7 +16,7 @@ from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.hosts.host_pool import HostPool
 from midstream.stores.bucket_run import BucketRun
 from midstream.stores.bucket_writers import BucketWriters
-from midstream.tui.fleet_actions import FleetActions
+from midstream.tui.actions import Actions
 from midstream.watch.snapshot import Snapshot
 from midstream.watch.snapshot_store import SnapshotStore
 from midstream.watch.watcher import Watcher, take_snapshot
@@ -202,7 +202,7 @@ def test_fleet_actions_verify_and_compare_bucket_checkpoints(bucket: BucketServe
     try:
         run = run_of(take_snapshot(fleet, hosts, PATIENCE))
         assert run is not None
-        actions = FleetActions(fleet, hosts)
+        actions = Actions(fleet, hosts)
         assert actions.verify(run, first) == []
         assert actions.compare(run, first, second) == []
         bucket.put("runs", f"{PREFIX}/checkpoints/{first}/{records.TRAIN}", b"flipped")

@@ -40,7 +40,7 @@ def plant(name, before, how):
             return result
         with lock:
             if lost:
-                if lost[0] != function or len(lost) >= remote_call.TRIES:
+                if lost[0] != function or len(lost) > remote_call.CALL.tries:
                     return result
                 lost.append(function)
             else:

@@ -9,7 +9,7 @@ import random
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +86,7 @@ def opened(room: Path) -> Iterator[Histories]:
             patch.setattr(module, "wait_training", lambda *_: None)
         patch.setattr(launch_run, "prepare_target", prepare)
         patch.setattr(migration_process, "_spawn", spawn)
-        patch.setattr(executor, "RECONNECT_TIMEOUT", 0.0)
-        patch.setattr(executor, "RECONNECT_INTERVAL", 0.01)
+        patch.setattr(executor, "MIGRATION", replace(executor.MIGRATION, first_delay=0.01, total_time=0.0))
         patch.setenv("MIDSTREAM_STATE", str(room / "none"))
         yield made
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,12 @@ from midstream.launch.launch_request import LaunchRequest
 from midstream.migrate.journal.migration_view import MigrationView
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
+from midstream.migrate.repair import RepairProposal
+from midstream.operations.create_target import CreatableTarget
+from midstream.operations.list_slices import SliceListing
+from midstream.operations.repair import Repair
 from midstream.providers.provider import OWNER_LABEL, TARGET_LABEL, Slice, SliceStatus, Worker
-from midstream.tui.actions import Actions, SliceListing, Target
+from midstream.tui.actions import Actions, Target
 from midstream.watch.host_log import LogLines
 from midstream.watch.log_query import LogQuery
 from midstream.watch.snapshot import (
@@ -132,6 +136,7 @@ class PreparedActions(Actions):
         self.listing: SliceListing | MidstreamError = SliceListing(configured=False)
         self.estimated: tuple[Baseline | Estimated, ...] = ()
         self.cancel: threading.Event | None = None
+        self.repairs: tuple[Repair, ...] = ()
 
     @override
     def targets(self) -> tuple[Target, ...]:
@@ -169,8 +174,8 @@ class PreparedActions(Actions):
         return plan.migration
 
     @override
-    def rollback(self, migration: str) -> None:
-        self.calls.append(("rollback", migration))
+    def rollback(self, migration: str, *, agreed: bool) -> None:
+        self.calls.append(("rollback", migration, *(["agreed"] if agreed else [])))
 
     @override
     def continue_(self, migration: str) -> None:
@@ -280,12 +285,33 @@ class PreparedActions(Actions):
         return self.cost_report
 
     @override
-    def create(self, target: str, run_id: str = "") -> None:
-        self.calls.append(("create", target))
+    def create(self, missing: CreatableTarget, run_id: str = "") -> None:
+        self.calls.append(("create", missing))
 
     @override
-    def delete(self, place: str, report: Callable[[str], None]) -> None:
+    def delete(self, place: str, report: Callable[[str], None]) -> str:
         self.calls.append(("delete", place))
+        return f"{place} is deleted"
+
+    @override
+    def check(self, name: str) -> list[Check]:
+        self.calls.append(("check", name))
+        return list(self.checks)
+
+    @override
+    def find_damage(self, run_id: str) -> tuple[list[Repair], list[str]]:
+        self.calls.append(("find damage", run_id))
+        return list(self.repairs), []
+
+    @override
+    def repair(self, proposals: Sequence[RepairProposal]) -> str:
+        self.calls.append(("repair", *proposals))
+        return "wrote: {}"
+
+    @override
+    def adopt(self, place: str) -> str:
+        self.calls.append(("adopt", place))
+        return f"{place} is adopted"
 
     @override
     def shell(self, host: str) -> int:

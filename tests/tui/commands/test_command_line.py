@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from textual.pilot import Pilot
 
+from midstream.migrate.repair import RepairProposal
+from midstream.operations.repair import Repair
 from midstream.tui import commands
 from midstream.tui.command_line import complete, read
 from midstream.tui.screens.dialogs.command_input import CommandInputScreen
+from midstream.tui.screens.dialogs.confirm import ConfirmScreen
+from midstream.tui.screens.dialogs.document import DocumentScreen
 from midstream.tui.screens.dialogs.help import HelpScreen
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
 from midstream.tui.screens.launch.slices_screen import SlicesScreen
@@ -70,7 +75,7 @@ async def test_command_line_completes_and_shows_errors() -> None:
         await pilot.press("colon")
         await settle(pilot)
         assert isinstance(app.screen, CommandInputScreen)
-        assert "and 9 more" in screen_text(app)
+        assert "and 14 more" in screen_text(app)
         await pilot.press(*"mi", "tab")
         await settle(pilot)
         text = screen_text(app)
@@ -111,3 +116,60 @@ async def test_read_only_command_line_lacks_what_it_refuses(readonly: bool) -> N
     app = app_over(fleets.big_fleet(), readonly=readonly)
     async with app.run_test(size=(80, 24)):
         assert ("migrate " in complete(app, "")) is not readonly
+
+
+async def typed(pilot: Pilot[int], line: str) -> None:
+    await pilot.press("colon", *("space" if char == " " else char for char in line), "enter")
+    await settle(pilot)
+
+
+async def test_command_line_checks_a_target() -> None:
+    actions = PreparedActions()
+    app = app_over(fleets.big_fleet(), actions)
+    async with app.run_test(size=(100, 30)) as pilot:
+        await typed(pilot, "check large")
+        await settle(pilot, lambda: isinstance(app.screen, DocumentScreen))
+        assert "checks large: YAML" in screen_text(app)
+        assert f"name: {actions.checks[0].name}" in screen_text(app)
+    assert actions.calls == [("check", "large")]
+
+
+@pytest.mark.parametrize(("answer", "written"), [("nano", True), ("nono", False)])
+async def test_command_line_repairs_what_was_shown(answer: str, written: bool) -> None:
+    actions = PreparedActions()
+    determined = RepairProposal("large", "nano", "fence.json", "it is empty", {"epoch": 2}, ["the journal has it"])
+    unknown = RepairProposal("small", "nano", "run.json", "it is empty", missing="the host gpu1")
+    actions.repairs = (Repair(determined), Repair(unknown))
+    app = app_over(fleets.big_fleet(), actions)
+    async with app.run_test(size=(100, 30)) as pilot:
+        await typed(pilot, "repair nano")
+        await settle(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        shown = screen_text(app)
+        for words in (
+            "large: nano/fence.json: it is empty",
+            'would write: {"epoch": 2}',
+            "not determined: the host gpu1",
+        ):
+            assert words in shown
+        await pilot.press(*answer, "enter")
+        await settle(pilot)
+    assert actions.calls == [("find damage", "nano"), *([("repair", determined)] if written else [])]
+
+
+@pytest.mark.parametrize(
+    ("line", "keys", "call"),
+    [
+        ("adopt large:/runs/a", ("y",), ("adopt", "large:/runs/a")),
+        ("delete large", (*"large", "enter"), ("delete", "large")),
+    ],
+)
+async def test_command_line_asks_before_it_acts(line: str, keys: tuple[str, ...], call: tuple[str, str]) -> None:
+    actions = PreparedActions()
+    app = app_over(fleets.small_fleet(), actions)
+    async with app.run_test(size=(100, 30)) as pilot:
+        await typed(pilot, line)
+        await settle(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        assert actions.calls == []
+        await pilot.press(*keys)
+        await settle(pilot, lambda: bool(actions.calls))
+    assert actions.calls == [call]

@@ -7,8 +7,9 @@ from dataclasses import replace
 from midstream.errors import MidstreamError
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts.host_pool import HostPool
-from midstream.tui.actions import CreatableSlice, SliceListing
-from midstream.tui.fleet_actions import FleetActions
+from midstream.operations.create_target import CreatableTarget
+from midstream.operations.list_slices import SliceListing
+from midstream.tui.actions import Actions
 from midstream.tui.screens.launch.slices_screen import SlicesScreen
 from support.tui import fleets, prepared_actions
 from support.tui.prepared_actions import PreparedActions
@@ -58,7 +59,7 @@ async def test_slices_error_keeps_last_list() -> None:
 
 async def test_slices_copy_their_command_and_show_the_selection() -> None:
     actions = PreparedActions()
-    missing = CreatableSlice("big", "lab/us-central2-b/big", "v4-64", "spot", "its price is not in the fleet file")
+    missing = CreatableTarget("big", "lab/us-central2-b/big", "v4-64", "spot", "its price is not in the fleet file")
     actions.listing = replace(FOUND, creatable=(missing,))
     async with opened("4", actions, size=(120, 50)) as (app, pilot):
         await settle(pilot, lambda: "READY" in screen_text(app))
@@ -77,4 +78,4 @@ async def test_slices_copy_their_command_and_show_the_selection() -> None:
 
 def test_slices_without_projects_send_no_request() -> None:
     fleet = parse_fleet("hosts:\n  here: {type: local}\n", "fleet.yaml")
-    assert FleetActions(fleet, HostPool(fleet)).slices() == SliceListing(configured=False)
+    assert Actions(fleet, HostPool(fleet)).slices() == SliceListing(configured=False)

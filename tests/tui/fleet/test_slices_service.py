@@ -14,16 +14,15 @@ import pytest
 from google.cloud import tpu_v2
 
 from integration.tpu.test_commands import add_stopped_run, fleet_file
-from midstream.errors import MidstreamError, UsageError
+from midstream.errors import MidstreamError
 from midstream.fleet.fleet_file import load_fleet
 from midstream.fleet.tpu_target import TpuTarget
 from midstream.hosts.host_pool import HostPool
 from midstream.migrate.journal.request import Request
 from midstream.providers import fleet_slices
-from midstream.tui.actions import TargetMissingError
+from midstream.tui.actions import Actions, TargetMissingError
 from midstream.tui.app import MidstreamApp
 from midstream.tui.base_app import RELOAD_EXIT_CODE
-from midstream.tui.fleet_actions import FleetActions
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 from midstream.tui.screens.launch.slices_screen import SlicesScreen
 from midstream.watch.watcher import take_snapshot
@@ -65,7 +64,7 @@ class SliceFleet:
             fleets.snapshot([fleets.host("pod-0")], [run]) if "pod-0" in fleet.hosts else fleets.small_fleet()
         )
         self.snapshots = PreparedSnapshots(screen_state)
-        return MidstreamApp(self.snapshots, FleetActions(fleet, self.hosts[-1]), readonly=readonly)
+        return MidstreamApp(self.snapshots, Actions(fleet, self.hosts[-1]), readonly=readonly)
 
     def add_slice(self, name: str, state: tpu_v2.Node.State = State.READY) -> None:
         """Create a slice of that name and state."""
@@ -100,7 +99,8 @@ async def test_slices_screen_creates_lists_and_deletes_a_slice(
         assert isinstance(app.screen, SlicesScreen), "nothing to delete"
         await pilot.press("n")
         await settle(pilot, lambda: isinstance(app.screen, ConfirmScreen))
-        assert "v3-32, spot: cheaper" in screen_text(app)
+        for words in ("pod does not exist", "v3-32", "8 an hour", "--delete pod"):
+            assert words in screen_text(app), words
         assert slice_fleet.server.created == []
         await pilot.press(*"pod", "enter")
         await settle(pilot, lambda: app.return_value == RELOAD_EXIT_CODE)
@@ -115,7 +115,7 @@ async def test_slices_screen_creates_lists_and_deletes_a_slice(
         assert isinstance(app.screen, SlicesScreen), "an existing slice is not created again"
         await pilot.press("D")
         await settle(pilot, lambda: isinstance(app.screen, ConfirmScreen))
-        assert "nano (step 1,204) trains there" in screen_text(app)
+        assert "nano trains on pod-0 at step 1204" in screen_text(app)
         assert "--save-first" in screen_text(app), "saving is offered"
         await pilot.press("escape")
         await settle(pilot, lambda: isinstance(app.screen, SlicesScreen))
@@ -125,7 +125,7 @@ async def test_slices_screen_creates_lists_and_deletes_a_slice(
         slice_fleet.snapshots.set(fleets.snapshot([fleets.host("pod-0")], runs))
         await settle(pilot, lambda: len(app.screen_state.snapshot.runs) == 2)
         await pilot.press("enter")
-        await settle(pilot, lambda: "late (step 1,204) trains there" in screen_text(app))
+        await settle(pilot, lambda: "late trains on pod-0 at step 1204" in screen_text(app))
         assert NODE in slice_fleet.server.nodes, "consent covers the runs that were shown"
         await pilot.press("n", "enter")
         await settle(pilot, lambda: app.return_value == RELOAD_EXIT_CODE)
@@ -182,10 +182,8 @@ async def test_slices_refusal_is_one_line_with_hint(slice_fleet: SliceFleet, mon
         assert "gcloud auth application-default login" in screen_text(app)
 
 
-async def test_slices_failed_creation_is_shown_in_terminal(
-    slice_fleet: SliceFleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slice_fleet.server.outcomes.append(Outcome())
+async def creation(slice_fleet: SliceFleet, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Create the slice in the list of slices; return the last line of the terminal before enter."""
     app = slice_fleet.app()
     terminal_text = io.StringIO()
 
@@ -202,13 +200,32 @@ async def test_slices_failed_creation_is_shown_in_terminal(
         await settle(pilot, lambda: "missing" in screen_text(app))
         await pilot.press("n", *"pod", "enter")
         await settle(pilot, lambda: isinstance(app.screen, SlicesScreen))
-    line = terminal_text.getvalue().splitlines()[-2]
+    assert app.return_value is None
+    return terminal_text.getvalue().splitlines()[-2]
+
+
+async def test_slices_failed_creation_is_shown_in_terminal(
+    slice_fleet: SliceFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slice_fleet.server.outcomes.append(Outcome())
+    line = await creation(slice_fleet, monkeypatch)
     assert line.startswith(
         "midstream: pod cannot be created: lab/here-a has no capacity now: There is no more capacity"
     )
     assert "what was created is deleted, nothing costs money" in line
-    assert app.return_value is None
     assert slice_fleet.server.nodes == {}
+
+
+async def test_slices_unreachable_creation_says_that_it_costs_money(
+    slice_fleet: SliceFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slice exists, and no worker accepts a login: nothing deletes it."""
+    monkeypatch.setattr(fleet_slices, "LOGIN_TIMEOUT", 0.0)
+    slice_fleet.pod.go_away()
+    line = await creation(slice_fleet, monkeypatch)
+    assert line.startswith("midstream: "), line
+    assert "; lab/here-a/n costs money: midstream --delete pod" in line
+    assert list(slice_fleet.server.nodes) == [NODE]
 
 
 def test_wizard_offers_slice_only_for_possible_migration(slice_fleet: SliceFleet) -> None:
@@ -217,7 +234,7 @@ def test_wizard_offers_slice_only_for_possible_migration(slice_fleet: SliceFleet
         file = add_stopped_run(slice_fleet.lab, fleet_file(slice_fleet.lab, slice_fleet.pod, worker="{}"), batch)
         fleet = fleet_slices.with_slices(load_fleet(file), lambda _: None)
         slice_fleet.hosts.append(HostPool(fleet))
-        actions = FleetActions(fleet, slice_fleet.hosts[-1])
+        actions = Actions(fleet, slice_fleet.hosts[-1])
         assert [target.name for target in actions.targets()] == ["gpu", "pod"]
         actions.make_plan(take_snapshot(fleet, slice_fleet.hosts[-1]), Request("r", "pod"))
 
@@ -225,10 +242,11 @@ def test_wizard_offers_slice_only_for_possible_migration(slice_fleet: SliceFleet
         planned(48)
     with pytest.raises(TargetMissingError, match="lab/here-a/n does not exist") as caught:
         planned(64)
-    assert caught.value.price.startswith("v3-32, spot: cheaper")
+    assert caught.value.missing.price.startswith("v3-32, spot: cheaper")
     slice_fleet.add_slice("n", State.CREATING)
-    with pytest.raises(UsageError, match="lab/here-a/n is CREATING"):
+    with pytest.raises(TargetMissingError, match="lab/here-a/n is CREATING") as caught:
         planned(64)
+    assert "midstream would wait for it: v3-32" in caught.value.missing.question, "as the command line does"
 
 
 async def test_slices_read_only_creates_and_deletes_nothing(slice_fleet: SliceFleet) -> None:

@@ -112,8 +112,8 @@ async def test_rollback_without_loss_asks_again_once_steps_are_lost() -> None:
     source = next(run for run in before.runs if run.host == "small")
     before = fleets.snapshot(before.hosts, [sealed, source])
     shown, again, calls = await rolled_back(before, target_at(1700)[1], prepared_migrations.certified())
-    assert "discarded" not in shown
-    assert "496 steps of large are discarded." in again
+    assert "discards" not in shown
+    assert "a rollback discards 496 steps of large." in again
     assert "type nano" in again
     assert calls == "[]", "nothing is discarded that the user has not read"
 
@@ -122,8 +122,8 @@ async def test_rollback_without_loss_asks_again_once_steps_are_lost() -> None:
 async def test_rollback_asks_again_where_far_more_steps_are_lost(now: int, again: bool) -> None:
     before, _ = target_at(1240)
     shown, after, calls = await rolled_back(before, target_at(now)[1], prepared_migrations.certified())
-    assert "36 steps of large are discarded." in shown
-    assert ("496 steps of large are discarded." in after) == again
+    assert "a rollback discards 36 steps of large." in shown
+    assert ("a rollback discards 496 steps of large." in after) == again
     assert ("rollback" in calls) != again
 
 

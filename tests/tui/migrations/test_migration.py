@@ -183,13 +183,13 @@ async def test_migration_rollback_losing_steps_requires_run_name() -> None:
         await open_migration(pilot, app)
         await pilot.press("r")
         await settle(pilot)
-        assert "36 steps of large are discarded" in screen_text(app)
+        assert "a rollback discards 36 steps of large." in screen_text(app)
         await pilot.press("y", "enter")
         await settle(pilot)
         assert actions.calls == []
         await pilot.press("backspace", *"nano", "enter")
         await settle(pilot)
-        assert actions.calls == [("rollback", prepared_migrations.PLAN.migration)]
+        assert actions.calls == [("rollback", prepared_migrations.PLAN.migration, "agreed")]
 
 
 @pytest.mark.parametrize(
@@ -312,8 +312,45 @@ async def test_rollback_by_an_older_journal_names_the_steps() -> None:
         await open_migration(pilot, app)
         await pilot.press("r")
         await settle(pilot)
-        assert "of large are discarded" in screen_text(app)
+        assert re.search(r"a rollback discards \d+ steps? of large", screen_text(app))
         assert "stays on small" not in screen_text(app)
+
+
+async def test_rollback_names_a_target_that_does_not_answer() -> None:
+    """A host without an answer is no evidence that its run has made no step."""
+    moved = prepared_migrations.moved_fleet()
+    hosts = [
+        replace(host, link="down", error="connection refused") if host.name == "large" else host for host in moved.hosts
+    ]
+    view = prepared_migrations.certified()
+    began = Event("fact", 0.0, detail={"relaunching": True})
+    actions = PreparedActions(replace(view, events=(*view.events, began)))
+    app = app_over(fleets.snapshot(hosts, [run for run in moved.runs if run.host != "large"]), actions)
+    async with app.run_test(size=(120, 30)) as pilot:
+        await open_migration(pilot, app)
+        await pilot.press("r")
+        await settle(pilot)
+        words = " ".join(screen_text(app).split())
+        assert "a rollback discards the steps of large, which is unreachable: connection" in words
+        await pilot.press("y", "enter")
+        await settle(pilot)
+    assert actions.calls == [], "its loss needs the run's name"
+
+
+async def test_rollback_names_an_attempt_that_the_target_has_lost() -> None:
+    """The target's copy is older than the attempt that was started there: that may train."""
+    view = prepared_migrations.certified()
+    started = Event("fact", 0.0, detail={"target_attempt": 3})
+    actions = PreparedActions(replace(view, events=(*view.events, started)))
+    app = app_over(prepared_migrations.moved_fleet(), actions)
+    async with app.run_test(size=(120, 30)) as pilot:
+        await open_migration(pilot, app)
+        await pilot.press("r")
+        await settle(pilot)
+        assert "large shows no attempt 3 of nano, which was started there" in screen_text(app)
+        await pilot.press(*"nano", "enter")
+        await settle(pilot)
+    assert actions.calls == [("rollback", prepared_migrations.PLAN.migration, "agreed")]
 
 
 async def test_rollback_before_the_seal_says_that_the_run_stays() -> None:

@@ -16,6 +16,7 @@ from midstream.errors import MidstreamError, UsageError
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
 from midstream.migrate.modes.registry import COLD, WARM
+from midstream.operations.create_target import CreatableTarget
 from midstream.tui.actions import Target, TargetMissingError
 from midstream.tui.app import MidstreamApp
 from midstream.tui.base_app import RELOAD_EXIT_CODE
@@ -322,12 +323,12 @@ async def test_wizard_creates_missing_slice_after_price_and_name(
 ) -> None:
     actions = PreparedActions()
     price = "v3-8, spot: cheaper, and preempted whenever the provider needs it; 8 an hour"
-    actions.plan = TargetMissingError("large: p/z/large does not exist", price)
+    actions.plan = TargetMissingError(CreatableTarget("large", "p/z/large", "v3-8", "spot", price))
     app = app_over(fleets.small_fleet(), actions)
     monkeypatch.setattr(app, "suspend", contextlib.nullcontext)
     async with app.run_test(size=(100, 30)) as pilot:
         await pilot.press("m")
-        await settle(pilot, lambda: "does not exist. It can be created: v3-8, spot: cheaper" in screen_text(app))
+        await settle(pilot, lambda: "it would be created as p/z/large: v3-8, spot: cheaper" in screen_text(app))
         await pilot.press("o", "j", "enter")
         await settle(pilot, lambda: "mode cold" in screen_text(app))
         await pilot.press("enter")
@@ -338,7 +339,7 @@ async def test_wizard_creates_missing_slice_after_price_and_name(
         assert not calls_of(actions, "create"), "esc costs nothing"
         await pilot.press("enter", *"large", "enter")
         await settle(pilot, lambda: bool(calls_of(actions, "create")))
-    assert calls_of(actions, "create") == ["large"]
+    assert [missing.target for missing in calls_of(actions, "create")] == ["large"]
     assert app.return_value == RELOAD_EXIT_CODE, "restarts with the slice's workers as hosts"
     assert app.request is not None, "and with the earlier choices"
     assert (app.request.run_id, app.request.target, app.request.mode) == ("nano", "large", "cold")

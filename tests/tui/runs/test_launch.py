@@ -10,7 +10,7 @@ from textual import events
 from textual.widgets import Input
 from typing_extensions import override
 
-from midstream.check.check_result import PASS, Check
+from midstream.check.check_result import OWNERSHIP, PASS, WARN, Check
 from midstream.errors import MidstreamError
 from midstream.launch.launch_request import LaunchRequest
 from midstream.migrate.journal.request import Request
@@ -64,6 +64,26 @@ async def test_launch_asks_checks_confirms_and_opens_the_run() -> None:
         assert actions.calls[-1] == ("launch", replace(request, run_id="nano-3fa9")), "the id that was confirmed"
         await pilot.press("escape")
         await settle(pilot, lambda: isinstance(app.screen, FleetScreen))
+
+
+async def test_launch_that_needs_consent_asks_for_the_name() -> None:
+    actions = PreparedActions()
+    reason = "gpu1 does not answer, and may own nano-3fa9"
+    actions.checks = (*actions.checks, Check(OWNERSHIP, WARN, reason))
+    async with opened("L", actions, size=(120, 40)) as (app, pilot):
+        await settle(pilot, lambda: isinstance(app.screen, FormScreen))
+        fill(app, config="configs/gpt2_nano.yaml", target="large")
+        await pilot.press("enter")
+        await settle(pilot, lambda: "Ready. enter starts the run" in screen_text(app))
+        await pilot.press("enter")
+        await settle(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        assert f"{reason}." in screen_text(app)
+        await pilot.press("y", "enter")
+        await settle(pilot)
+        assert actions.calls[-1][0] == "launch_checks", "y alone is no consent"
+        await pilot.press("backspace", *"nano-3fa9", "enter")
+        await settle(pilot, lambda: actions.calls[-1][0] == "launch")
+    assert actions.calls[-1][1].agreed
 
 
 async def test_launch_form_refuses_flags_of_another_run() -> None:

@@ -49,7 +49,11 @@ def test_terminal_wizard_creates_slice_and_migrates_to_it(
         terminal.start([sys.executable, "-m", "midstream", "--fleet", str(file)], env)
         terminal.wait(lambda screen: "nano" in screen and "training" in screen, "the run")
         terminal.press("m")
-        terminal.wait(lambda screen: "It can be created: v3-32, spot: cheaper" in screen, "its price", ENGINE_TIMEOUT)
+        terminal.wait(
+            lambda screen: "would be created as" in screen and "v3-32, spot: cheaper" in screen,
+            "its price",
+            ENGINE_TIMEOUT,
+        )
         terminal.press("c")
         terminal.wait(lambda screen: "saved at the seal" in screen, "the checkpoints")
         terminal.press("j", "Enter")
@@ -57,7 +61,9 @@ def test_terminal_wizard_creates_slice_and_migrates_to_it(
         terminal.press("o")
         terminal.wait(lambda screen: "SEQUENCE" in screen, "the modes")
         terminal.press("j", "Enter")
-        terminal.wait(lambda screen: "mode cold (o)" in screen and "can be created" in screen, "a mode", ENGINE_TIMEOUT)
+        terminal.wait(
+            lambda screen: "mode cold (o)" in screen and "would be created" in screen, "a mode", ENGINE_TIMEOUT
+        )
         terminal.press("Enter")
         question = terminal.wait(lambda screen: "type pod and press enter" in screen, "the question")
         words = " ".join(question.split())

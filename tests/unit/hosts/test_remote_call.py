@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,7 +65,7 @@ def test_deadline_can_skip_time_without_contact(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_call, "RETRY_INTERVAL", 0.0)
+    monkeypatch.setattr(remote_call, "CALL", replace(remote_call.CALL, first_delay=0.0))
 
 
 # ------------------------------------------------------------------------------- functions that act, called twice

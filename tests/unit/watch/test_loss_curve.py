@@ -224,7 +224,7 @@ def test_rows_in_no_order_are_spliced_once(order: str, monkeypatch: pytest.Monke
     assert list(curve.rows()) == splice(
         {1: [{"global_step": 5, "train/loss": 9.0}], 2: rows}, records.Lineage("r"), None
     )
-    assert len(inserted) <= loss_curve.MOST_INSERTED, "each insertion takes the time of all rows after it"
+    assert len(inserted) <= loss_curve.MAX_INSERTED, "each insertion takes the time of all rows after it"
     assert list(before) == [{"global_step": 5, "train/loss": 9.0, "attempt": 1}]
 
 

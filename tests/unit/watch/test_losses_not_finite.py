@@ -86,7 +86,7 @@ def test_json_of_a_loss_that_is_not_finite_has_null(tmp_path: Path) -> None:
     run = reported(tmp_path / "metrics.jsonl", [2.0, math.nan])
     data = io.StringIO()
     output = Output(True, data=data)
-    output.value({"event": "run", **documents.run_value(run)})
+    output.event(documents.run_event(run))
     output.value({"event": "metrics", **run.curve[-1]})
     output.value({"event": "metrics", "nested": [{"loss": math.inf}]})
 
@@ -97,5 +97,5 @@ def test_json_of_a_loss_that_is_not_finite_has_null(tmp_path: Path) -> None:
     assert lines[0]["loss"] is None
     assert lines[1]["train/loss"] is None
     assert lines[2]["nested"] == [{"loss": None}]
-    copied = documents.text_of(documents.run_value(run), documents.JSON)
+    copied = documents.text_of(documents.run_event(run).fields(), documents.JSON)
     assert json.loads(copied, parse_constant=refused)["loss"] is None

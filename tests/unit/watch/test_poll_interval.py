@@ -1,4 +1,4 @@
-"""Poll interval, backoff and concurrency limit."""
+"""Poll interval, reconnection and concurrency limit."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from midstream.hosts.backoff import MAX_PAUSE, Backoff
+from midstream.hosts import deadline
 from midstream.hosts.concurrency_limit import ConcurrencyLimit
+from midstream.hosts.reconnect import CALL, FEED, MIGRATION, Reconnect
 from midstream.watch import poll_interval
 from midstream.watch.poll_interval import PollInterval
 
@@ -83,18 +84,34 @@ def test_cost_settles_at_the_target(poll: float, hosts: int) -> None:
     assert cost >= poll_interval.TARGET_COST / poll_interval.COST_TOLERANCE * 0.79 or made.seconds == 1.0
 
 
-def test_backoff_doubles_to_a_limit_with_jitter() -> None:
-    waits = [Backoff(generator=random.Random(number)).pause() for number in range(50)]
+def test_delays_of_a_feed_double_to_a_limit_with_jitter() -> None:
+    waits = [Reconnect(FEED, random.Random(number)).delay() for number in range(50)]
     assert len(set(waits)) == 50
     assert all(0.25 <= wait <= 0.5 for wait in waits)
-    backoff = Backoff(generator=random.Random(1))
-    pauses = [backoff.pause() for _ in range(100)]
-    for number, pause in enumerate(pauses):
-        longest = min(MAX_PAUSE, 0.5 * 2.0**number)
-        assert longest / 2 <= pause <= longest
-    backoff.reset()
-    assert backoff.pause() <= 0.5
-    assert 2.5 <= backoff.pause(least=5.0) <= 5.0
+    reconnect = Reconnect(FEED, random.Random(1))
+    for number, delay in enumerate([reconnect.delay() for _ in range(100)]):
+        longest = min(FEED.largest_delay, 0.5 * 2.0**number)
+        assert longest / 2 <= delay <= longest
+    assert not reconnect.exhausted(), "a watched host is tried for as long as it is watched"
+    reconnect.reset()
+    assert reconnect.delay() <= 0.5
+    assert 2.5 <= reconnect.delay(least=5.0) <= 5.0
+
+
+def test_contact_is_lost_after_tries_or_time_of_its_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Reconnect(CALL)
+    delays = []
+    while not calls.exhausted():
+        delays.append(calls.delay())
+    assert delays == [1.0, 1.0]
+    now = [0.0]
+    monkeypatch.setattr(deadline.time, "monotonic", lambda: now[0])
+    migration = Reconnect(MIGRATION)
+    for _ in range(40):
+        assert not migration.exhausted()
+        assert migration.delay() == 1.0
+        now[0] += 15.0
+    assert migration.exhausted()
 
 
 def test_concurrency_limit_releases_slots_after_errors() -> None:

@@ -91,10 +91,10 @@ def test_status_has_a_column_with_the_reason() -> None:
     run = copy(log=TRACEBACK, exit=ended(code=None, signal="SIGKILL", message=OUT_OF_MEMORY))
     heading, row = status_mode.run_rows(Snapshot(1, 0.0, (), (run,)))
     assert dict(zip(heading, row, strict=True))["REASON"] == OUT_OF_MEMORY
-    value = documents.run_value(run)
+    value = documents.run_event(run).fields()
     assert value["reason"] == OUT_OF_MEMORY
     assert value["exit"]["signal"] == "SIGKILL"
-    assert documents.run_value(copy(records.STOPPED))["reason"] == ""
+    assert documents.run_event(copy(records.STOPPED)).fields()["reason"] == ""
 
 
 def log_event(text: str, offset: int, end: int, first: bool = False) -> dict[str, Any]:

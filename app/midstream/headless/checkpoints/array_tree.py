@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
-from typing import Any
 
 from midstream.counts import count
 from midstream.format import size
+from midstream.json_events.run_events import ArrayEvent
 from midstream.operations.examine_checkpoint import ArrayStatistics
 from midstream_core.records import ArrayEntry, Manifest
 
@@ -39,13 +39,20 @@ def tree(manifest: Manifest, contents: Mapping[str, ArrayStatistics]) -> list[st
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def values(manifest: Manifest, contents: Mapping[str, ArrayStatistics]) -> Iterable[dict[str, Any]]:
-    """Yield one JSON object per array."""
+def events(manifest: Manifest, contents: Mapping[str, ArrayStatistics]) -> Iterator[ArrayEvent]:
+    """Yield an event for each array."""
     for entry in manifest.array_entries:
         found = contents.get(entry.name)
-        measured = {} if found is None else {"norm": found.norm, "not_finite": found.not_finite}
-        shape = {"axes": entry.axes, "shape": entry.shape, "dtype": entry.dtype, "bytes": stored_bytes(entry)}
-        yield {"event": "array", "name": entry.name, **shape, "grid": entry.grid, **measured}
+        yield ArrayEvent(
+            name=entry.name,
+            axes=entry.axes,
+            shape=entry.shape,
+            dtype=entry.dtype,
+            bytes=stored_bytes(entry),
+            grid=entry.grid,
+            norm=found.norm if found else None,
+            not_finite=found.not_finite if found else None,
+        )
 
 
 def stored_bytes(entry: ArrayEntry) -> int:

@@ -6,9 +6,10 @@ import argparse
 from typing import TYPE_CHECKING
 
 from midstream.errors import Exit
-from midstream.operations.examine_checkpoint import find, read_manifest
+from midstream.json_events.result_event import DiffResult
+from midstream.operations.diff_checkpoints import diff_checkpoints
+from midstream.operations.examine_checkpoint import find
 from midstream.output import Output
-from midstream.transfer.manifest_diff import describe_difference, diff_manifests
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
@@ -26,24 +27,19 @@ def diff(fleet: Fleet | None, options: argparse.Namespace, output: Output) -> in
 
     hosts = HostPool(fleet or Fleet())
     try:
-        manifests = [read_manifest(find(fleet, hosts, text)) for text in options.diff]
+        first, second = (find(fleet, hosts, text) for text in options.diff)
+        found = diff_checkpoints(first, second)
     finally:
         hosts.close()
-    differences = diff_manifests(*manifests)
-    same = manifests[0].root_digest == manifests[1].root_digest
-    value = {
-        "event": "result",
-        "ok": same,
-        "root_digests": [manifest.root_digest for manifest in manifests],
-        "checkpoints": [manifest.name for manifest in manifests],
-        "differences": differences,
-    }
-    if same:
-        output.value(value, f"equal states: root digest {manifests[0].root_digest}")
-        return Exit.DONE
-    lines = [describe_difference(entry) for entry in differences]
-    if not lines:
-        lines = ["all arrays are equal; the training state in train.json differs"]
-    more = [f"and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else []
-    output.value(value, [f"a: {options.diff[0]}", f"b: {options.diff[1]}", *lines[:MAX_LINES], *more])
-    return Exit.FAILED
+    lines = found.lines()
+    if not found.equal:
+        more = [f"and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else []
+        lines = [f"a: {options.diff[0]}", f"b: {options.diff[1]}", *lines[:MAX_LINES], *more]
+    result = DiffResult(
+        ok=found.equal,
+        root_digests=[manifest.root_digest for manifest in found.manifests],
+        checkpoints=[manifest.name for manifest in found.manifests],
+        differences=found.arrays,
+    )
+    output.event(result, lines)
+    return Exit.DONE if found.equal else Exit.FAILED

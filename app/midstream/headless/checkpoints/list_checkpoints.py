@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from midstream.errors import Exit
 from midstream.format import age_since, size
+from midstream.json_events.run_events import CheckpointEvent
 from midstream.operations.fleet_snapshot import fleet_snapshot, unknown_run
 from midstream.output import Output, table
 
@@ -33,15 +34,9 @@ def checkpoints(fleet: Fleet, options: argparse.Namespace, output: Output) -> in
         if run.problem:
             output.message(f"midstream: {run.run_id} on {run.host}: {run.problem}")
         for checkpoint in sorted(run.checkpoints, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt)):
-            output_value = {
-                "event": "checkpoint",
-                "run": run.run_id,
-                "host": run.host,
-                "store": run.store,
-                **asdict(checkpoint),
-            }
             if output.as_json:
-                output.value(output_value)
+                where = {"run": run.run_id, "host": run.host, "store": run.store}
+                output.event(CheckpointEvent(**where, **asdict(checkpoint)))
             rows.append(
                 (
                     run.run_id,

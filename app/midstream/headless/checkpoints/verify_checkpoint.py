@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from midstream.counts import count
 from midstream.errors import Exit
 from midstream.format import size
-from midstream.headless.checkpoints.array_tree import tree, values
+from midstream.headless.checkpoints.array_tree import events, tree
+from midstream.json_events.result_event import ArraysResult, VerifyResult
 from midstream.operations import examine_checkpoint
 from midstream.operations.examine_checkpoint import examine, find, read_manifest
 from midstream.output import Output
-from midstream_core.json_types import JsonValue
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
@@ -33,27 +33,26 @@ def verify(fleet: Fleet | None, options: argparse.Namespace, output: Output) -> 
         location = find(fleet, hosts, options.verify)
         found = examine_checkpoint.verify(location, deep=options.deep)
         if options.deep and output.as_json and not found.problems:
-            for value in values(read_manifest(location), found.contents):
-                output.value(value)
+            for event in events(read_manifest(location), found.contents):
+                output.event(event)
     finally:
         hosts.close()
-    value: dict[str, JsonValue] = {
-        "event": "result",
-        "ok": found.ok,
-        "checkpoint": str(location),
-        "objects": found.objects,
-        "bytes": found.bytes,
-        "root_digest": found.recomputed,
-        "deep": options.deep,
-        "problems": [list(problem) for problem in examine_checkpoint.problems_of(found)],
-    }
+    damage = examine_checkpoint.problems_of(found)
+    event = VerifyResult(
+        ok=found.ok,
+        checkpoint=str(location),
+        objects=found.objects,
+        bytes=found.bytes,
+        root_digest=found.recomputed,
+        deep=options.deep,
+        problems=damage,
+    )
     if found.ok:
         how = f"; arrays decoded by {found.decoder}" if options.deep else ""
         what = f"{count(found.objects, 'object')}, {size(found.bytes)}, root digest {found.recomputed}"
-        output.value(value, f"{location}: verified: {what}{how}")
+        output.event(event, f"{location}: verified: {what}{how}")
         return Exit.DONE
-    damage = examine_checkpoint.problems_of(found)
-    output.value(value, [f"{location}/{path}: {what}" for path, what in damage])
+    output.event(event, [f"{location}/{path}: {what}" for path, what in damage])
     problems = count(len(damage), "problem")
     output.message(f"midstream: {location} is damaged: {problems} (midstream --checkpoints lists others)")
     return Exit.FAILED
@@ -76,13 +75,13 @@ def show_tree(fleet: Fleet | None, options: argparse.Namespace, output: Output) 
         hosts.close()
     contents = found.contents if found else {}
     if output.as_json:
-        for value in values(manifest, contents):
-            output.value(value)
+        for event in events(manifest, contents):
+            output.event(event)
     what = f"{count(len(manifest.arrays), 'array')}, {count(len(manifest.objects), 'object')}, {size(manifest.size)}"
     head = [f"{location}: {manifest.name} of run {manifest.run_id}", f"{what}, root digest {manifest.root_digest}"]
     ok = found is None or found.ok
-    value = {"event": "result", "ok": ok, "checkpoint": str(location), "root_digest": manifest.root_digest}
-    output.value(value, [*head, *tree(manifest, contents)])
+    result = ArraysResult(ok=ok, checkpoint=str(location), root_digest=manifest.root_digest)
+    output.event(result, [*head, *tree(manifest, contents)])
     if found is not None and not found.ok:
         problems = count(len(found.problems), "problem")
         output.message(f"midstream: {location} is damaged: {problems} (midstream --verify names them)")

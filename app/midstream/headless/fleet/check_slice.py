@@ -58,7 +58,7 @@ def check_slice(fleet: Fleet, name: str, config: str, engine: tuple[str, ...], o
     finally:
         hosts.close()
     if row is not None:
-        output.value({"event": "candidate", **row.to_json()})
+        output.event(row.event())
     return check
 
 
@@ -110,5 +110,5 @@ def check_busy(fleet: Fleet, name: str, config: str, engine: tuple[str, ...], ou
     finally:
         hosts.close()
     if row is not None:
-        output.value({"event": "candidate", **row.to_json()})
+        output.event(row.event())
     return check

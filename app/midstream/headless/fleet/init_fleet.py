@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from midstream.errors import Exit, UsageError
+from midstream.json_events.fleet_events import FleetEvent
 from midstream.output import Output
 from midstream_core import records
 
@@ -23,6 +24,6 @@ def init(path: str | None, output: Output) -> int:
         records.write_bytes(str(file), text.encode())  # complete or absent: an empty file would never be replaced
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}", "name another with --fleet FILE") from error
-    output.value({"event": "fleet", "path": str(file)}, str(file))
+    output.event(FleetEvent(path=str(file)), str(file))
     output.message(f"wrote {file}: read it, then run midstream --status")
     return Exit.DONE

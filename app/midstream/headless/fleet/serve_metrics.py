@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, UsageError
+from midstream.json_events.fleet_events import ServingEvent
 from midstream.output import Output
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def serve_metrics(
         watch.start()
         try:
             where = f"http://{address}:{server.server_port}/metrics"
-            output.value({"event": "serving", "url": where}, f"serving {where} until Ctrl-C")
+            output.event(ServingEvent(url=where), f"serving {where} until Ctrl-C")
             (stop or threading.Event()).wait()
         finally:
             server.shutdown()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from midstream.costs import cost_report
 from midstream.costs.cost_report import HOUR, CostReport, hours_text, money_text
 from midstream.errors import Exit
-from midstream.format import duration
+from midstream.json_events.cost_events import NotKnownEvent
 from midstream.output import Output, table
 
 if TYPE_CHECKING:
@@ -42,53 +42,33 @@ def cost(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
 
 
 def _print_json(report: CostReport, output: Output) -> None:
-    for host in report.hosts:
-        output.value({"event": "host_cost", **cost_report.host_json(host)})
-    for run in report.runs:
-        output.value({"event": "run_cost", **cost_report.run_json(run)})
-    for migration in report.migrations:
-        output.value({"event": "migration_cost", **cost_report.migration_json(migration)})
+    for part in (*report.hosts, *report.runs, *report.migrations):
+        output.event(part.event())
     for line in report.not_known:
-        output.value({"event": "not_known", "message": line})
-    output.value({"event": "total_cost", "since": report.since, "until": report.until, **report.total()})
+        output.event(NotKnownEvent(message=line))
+    output.event(report.total())
 
 
 def text(report: CostReport) -> list[str]:
     """Return the report as tables, totals and what is not known."""
     since = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(report.since))
     lines = [f"since {since}; prices are those of the fleet file now, also for the past", ""]
-    hosts = [("HOST", "PER HOUR", "ON", "TRAINING", "PREPARING", "IDLE", "COST", "IDLE COST")]
-    for host in report.hosts:
-        times = (hours_text(host.on), hours_text(host.training), hours_text(host.preparing), hours_text(host.idle))
-        hosts.append((host.host, money_text(host.price), *times, money_text(host.cost), money_text(host.idle_cost)))
+    hosts: list[tuple[str, ...]] = [("HOST", "PER HOUR", "ON", "TRAINING", "PREPARING", "IDLE", "COST", "IDLE COST")]
+    hosts += [host.cells() for host in report.hosts]
     total = report.total()
-    on, training, preparing, idle = (hours_text(total[f"{name}_hours"] * HOUR) for name in cost_report.TIMES)
+    on, training, preparing, idle = (hours_text(getattr(total, f"{name}_hours") * HOUR) for name in cost_report.TIMES)
     cost, idle_cost = "", ""
     if report.cost is not None:
         cost, idle_cost = money_text(report.cost), money_text(report.idle_cost)
     hosts.append(("total", "", on, training, preparing, idle, cost, idle_cost))
     lines += table(hosts)
     if report.runs:
-        rows = [("RUN", "HOSTS", "PROCESSES", "TRAINING", "COST")]
-        rows += [
-            (run.run_id, "+".join(run.hosts), hours_text(run.processes), hours_text(run.training), money_text(run.cost))
-            for run in report.runs
-        ]
+        rows: list[tuple[str, ...]] = [("RUN", "HOSTS", "PROCESSES", "TRAINING", "COST")]
+        rows += [run.cells() for run in report.runs]
         lines += ["", *table(rows)]
     if report.migrations:
-        rows = [("MIGRATION", "FROM", "TO", "STATE", "PREPARATION", "DOWNTIME", "COST")]
-        rows += [
-            (
-                m.migration,
-                m.source,
-                m.target,
-                m.state,
-                duration(m.preparation),
-                duration(m.downtime),
-                money_text(m.cost),
-            )
-            for m in report.migrations
-        ]
+        rows: list[tuple[str, ...]] = [("MIGRATION", "FROM", "TO", "STATE", "PREPARATION", "DOWNTIME", "COST")]
+        rows += [migration.cells() for migration in report.migrations]
         lines += ["", *table(rows)]
     notes = ["runs and migrations are parts of the hosts' cost"]
     if report.without_price:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from midstream.format import age_since
+from midstream.json_events.fleet_events import ProblemEvent
 from midstream.listing import documents
+from midstream.operations.list_slices import list_slices, remarks
 from midstream.output import Output, table
-from midstream.providers import fleet_slices
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
@@ -15,29 +16,26 @@ if TYPE_CHECKING:
 
 def show_slices(fleet: Fleet, output: Output) -> None:
     """Print every slice of the fleet file's projects and zones."""
-    found = fleet_slices.list_slices(fleet)
-    names = {fleet_slices.slice_path(name, target): name for name, target in fleet.slices.items()}
+    found = list_slices(fleet)
     if output.as_json:
-        for each in found.slices:
-            output.value({"event": "slice", **documents.slice_value(each, names.get(each.path, ""))})
+        for each, target in found.found:
+            output.event(documents.slice_event(each, target))
         for problem in found.problems:
-            output.value({"event": "problem", "message": problem})
+            output.event(ProblemEvent(message=problem))
         return
     rows = [("SLICE", "TARGET", "STATE", "TYPE", "RUNTIME", "WORKERS", "PRICE CLASS", "AGE", "")]
-    for each in found.slices:
-        health = "" if each.health in ("", "HEALTHY") else each.health.lower().replace("_", " ")
-        queued = f"queue: {each.queued}" if each.queued not in ("", "ACTIVE", each.state) else ""
+    for each, target in found.found:
         rows.append(
             (
                 each.path,
-                names.get(each.path, "-"),
+                target or "-",
                 each.state,
                 " ".join(filter(None, (each.accelerator_type, each.topology))) or "-",
                 each.runtime_version or "-",
                 str(len(each.workers)) if each.workers else "-",
                 each.price_class,
                 age_since(each.created),
-                ", ".join(filter(None, (health, queued, each.why))),
+                ", ".join(remarks(each)),
             )
         )
     if len(rows) > 1:

@@ -87,7 +87,7 @@ def _json_lines(fleet: Fleet, hosts: HostPool, condition: Condition | None, outp
     from midstream.listing import documents
 
     for migration in _migrations()(fleet):
-        output.value({"event": "migration", **documents.migration_value(migration)})
+        output.event(documents.migration_event(migration))
     _slices(fleet, output)
     return Exit.DONE
 

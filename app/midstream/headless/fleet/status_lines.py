@@ -41,7 +41,7 @@ class StatusLines:
             for run_id in snapshot.order.ids:
                 judgement = snapshot.judgement(run_id)
                 if judgement.signed or len(judgement.standings) > 1:
-                    self._output.value({"event": "ownership", **documents.ownership_value(judgement)})
+                    self._output.event(documents.ownership_event(judgement))
 
     def _write(self, snapshot: Snapshot, *, complete: bool) -> None:
         from midstream.listing import documents  # imported while hosts connect
@@ -55,7 +55,7 @@ class StatusLines:
             if host.name not in new and host.name not in self._waiting:
                 continue
             if host.name in new and self._condition is None:
-                self._output.value({"event": "host", **documents.host_value(host)})
+                self._output.event(documents.host_event(host))
             left = False
             for run in snapshot.runs_on(host.name):
                 if run.key in self._runs:
@@ -65,7 +65,7 @@ class StatusLines:
                     continue
                 self._runs.add(run.key)
                 if self._passes(run, snapshot):
-                    self._output.value({"event": "run", **documents.run_value(run)})
+                    self._output.event(documents.run_event(run))
             (self._waiting.add if left else self._waiting.discard)(host.name)
 
     def _known(self, run: RunView) -> bool:

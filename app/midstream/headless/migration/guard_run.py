@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from midstream.migrate.failover.guard_consent import GuardConsent
     from midstream.watch.snapshot import RunView, Snapshot
 
-FIRST_SNAPSHOT_TIMEOUT = 15.0  # seconds
-
 
 def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     """Guard a run until it ends (0) or needs the user (1).
@@ -33,7 +31,7 @@ def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     from midstream.hosts.host_pool import HostPool
     from midstream.migrate.failover.guard import Guard
     from midstream.migrate.notify import notify_all
-    from midstream.watch.watcher import Watcher
+    from midstream.watch.watcher import SNAPSHOT_TIMEOUT, Watcher
 
     targets = [*dict.fromkeys(name.strip() for name in options.to.split(",") if name.strip())]
     if not targets:
@@ -63,7 +61,7 @@ def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     try:
         guard = Guard(fleet, hosts, watch, options.guard, targets, options.tries, report, options.yes, lead)
         reached = watch.wait_for(
-            lambda at: bool(at.believed(options.guard)) and not guard.owner(at), timeout=FIRST_SNAPSHOT_TIMEOUT
+            lambda at: bool(at.believed(options.guard)) and not guard.owner(at), timeout=SNAPSHOT_TIMEOUT
         )
         found = reached or watch.snapshot()
         judgement = found.judgement(options.guard)

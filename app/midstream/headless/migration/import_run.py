@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.headless.migration.migration_request import request_of
+from midstream.json_events.migration_events import ImportEvent
 from midstream.output import Output
 from midstream.suggestions import nearest
 from midstream_core.object_store.urls import in_bucket
@@ -99,7 +100,8 @@ def import_plan(
         MidstreamError: The checkpoint cannot be read, or does not fit the target, or a check failed.
     """
     from midstream.check.check_result import FAIL
-    from midstream.headless.migration.print_plan import print_check, print_plan
+    from midstream.headless.check_lines import print_check
+    from midstream.headless.migration.print_plan import print_plan
     from midstream.migrate.planning import import_plan as planning
     from midstream.migrate.planning import preflight
     from midstream.operations.fleet_snapshot import fleet_snapshot
@@ -112,9 +114,9 @@ def import_plan(
         fleet, hosts, fleet_snapshot(fleet, hosts, remember=not options.dry_run), request, source.path,
         config=options.config or "", cast_parameters=options.cast_parameters or "", flags=import_flags(options),
     )  # fmt: skip
-    where = {"source": source.host, "path": source.path, "target": options.to, "flags": import_flags(options)}
-    output.value(
-        {"event": "import", "run": run_id, **where},
+    flags = import_flags(options)
+    output.event(
+        ImportEvent(run=run_id, source=source.host, path=source.path, target=options.to, flags=flags),
         f"would import {source} as run {run_id}, then migrate it to {options.to}" if options.dry_run else "",
     )
     print_plan(plan, options, output)

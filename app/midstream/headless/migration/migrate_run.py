@@ -6,13 +6,14 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from midstream.counts import count
 from midstream.errors import Exit, HostError, MidstreamError, RemoteError, UsageError
 from midstream.format import duration, size
+from midstream.headless.check_lines import print_check
 from midstream.headless.confirmation import can_ask, confirmed
 from midstream.headless.migration.import_run import adopt, import_flags, import_plan
 from midstream.headless.migration.migration_request import is_path, request_of
-from midstream.headless.migration.print_plan import print_check, print_plan, require_consent
+from midstream.headless.migration.print_plan import print_plan, require_consent
+from midstream.json_events.result_event import DryRunResult
 from midstream.migrate.journal.certificate import NOT_CHECKED
 from midstream.migrate.journal.downtime_report import shown_phase
 from midstream.migrate.journal.event import STAGE, Event, shell_line_of
@@ -60,7 +61,7 @@ def migrate(
             if options.dry_run or asks:
                 import_plan(fleet, hosts, options, engine, output)
             if options.dry_run:
-                output.value({"event": "result", "ok": True, "dry_run": True, "run": None, "migration": None})
+                output.event(DryRunResult(run=None, migration=None))
                 return Exit.DONE
             if asks and not confirmed(f"Import {options.migrate} and migrate it to {options.to}?", output):
                 raise MidstreamError(
@@ -88,7 +89,7 @@ def migrate(
     if failed is not None:
         raise MidstreamError(f"preflight refused: {failed.name}: {failed.detail}", failed.hint, Exit.REFUSED)
     if options.dry_run:
-        output.value({"event": "result", "ok": True, "dry_run": True, "run": plan.run_id, "migration": None})
+        output.event(DryRunResult(run=plan.run_id, migration=None))
         return Exit.DONE
     require_consent(plan, options, output, confirmed_before=imported)
     return follow(migration_process.start(fleet, plan), output, on_interrupt=on_interrupt)
@@ -125,35 +126,22 @@ def resume(options: argparse.Namespace, output: Output) -> int:
 
 
 def _discarded_steps(view: MigrationView) -> str:
-    """Return which steps a rollback would discard, as text; empty for none.
-
-    The target is queried also where the journal has no start of it: the journal may be damaged, or older than the
-    migration, because it was restored from a backup or another machine has continued a copy of it.
-    """
+    """Return which steps a rollback would discard, by what the target reports now."""
     from midstream.hosts.host_pool import HostPool
     from midstream.migrate.journal.migration_directory import MigrationDirectory
-    from midstream.migrate.journal.migration_view import lost_attempt
+    from midstream.operations.rollback import discarded
 
-    plan, fleet = view.plan, MigrationDirectory(view.migration).fleet()
-    may_train = view.facts.relaunching or any(line.startswith("journal") for line in view.damage)
-    hosts = HostPool(fleet)
+    hosts = HostPool(MigrationDirectory(view.migration).fleet())
     try:
-        host = hosts.get(plan.target_host)
-        described = host.call(run_state.describe)(root=host.root, run_id=plan.run_id)
+        host = hosts.get(view.plan.target_host)
+        described = host.call(run_state.describe)(root=host.root, run_id=view.plan.run_id)
     except RemoteError as error:
-        return f"a rollback discards the steps of {plan.target}, which cannot be read: {error.message}"
+        return discarded(view, None, None, unreadable=error.message)
     except HostError as error:
-        if not may_train:
-            return ""
-        return f"a rollback discards the steps of {plan.target}, which is unreachable: {error.message}"
+        return discarded(view, None, None, unreachable=error.message)
     finally:
         hosts.close()
-    if lost := lost_attempt(plan, view.facts, described.attempts):
-        return lost
-    if not may_train and (described.status is None or described.status.epoch != plan.epoch):
-        return ""  # a standby at most; with one run directory, the source's own attempt
-    steps = view.steps_given_up(described.status.step if described.status else None, described.fence)
-    return f"a rollback discards {count(steps, 'step')} of {plan.target}" if steps else ""
+    return discarded(view, described.status, described.fence, described.attempts)
 
 
 def follow(migration: str, output: Output, offset: int = 0, on_interrupt: str = "") -> int:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from midstream.counts import count
 from midstream.errors import Exit, MidstreamError
 from midstream.headless.confirmation import can_ask, confirmed
+from midstream.json_events.migration_events import PlanEvent
 from midstream.output import Output
 
 if TYPE_CHECKING:
-    from midstream.check.check_result import Check
     from midstream.migrate.journal.plan import Plan
 
 
@@ -21,17 +19,10 @@ def print_plan(plan: Plan, options: argparse.Namespace, output: Output) -> None:
     from midstream.migrate.planning.plan_description import describe
 
     lines = describe(plan)
-    output.value({"event": "plan", **plan.to_json()}, lines if options.dry_run else "")
+    output.event(PlanEvent(**plan.to_json()), lines if options.dry_run else "")
     if not options.dry_run and not output.as_json:
         for line in lines:
             output.message(line)
-
-
-def print_check(check: Check, output: Output) -> None:
-    """Print one line of the preflight."""
-    mark = {"pass": "ok  ", "warn": "warn", "fail": "FAIL"}[check.state]
-    hint = f" ({check.hint})" if check.hint else ""
-    output.value({"event": "check", **asdict(check)}, f"{mark} {check.name}: {check.detail}{hint}")
 
 
 def require_consent(plan: Plan, options: argparse.Namespace, output: Output, *, confirmed_before: bool = False) -> None:
@@ -49,13 +40,12 @@ def require_consent(plan: Plan, options: argparse.Namespace, output: Output, *, 
         MidstreamError: The user did not agree.
     """
     from midstream.migrate.modes.registry import mode_of
+    from midstream.operations.plan_migration import losses
     from midstream_core.records import ENDED
 
     if options.yes:
         return
-    reasons = list(plan.policy.consent)
-    if plan.estimate.steps_lost:
-        reasons.insert(0, f"{count(plan.estimate.steps_lost, 'step')} after {plan.checkpoint} would be discarded")
+    reasons = losses(plan)
     if can_ask(output) and (reasons or not confirmed_before):
         for reason in reasons:
             output.message(f"midstream: {reason}")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from dataclasses import asdict
 
 from midstream.errors import Exit, MidstreamError
 from midstream.format import duration as shown
+from midstream.headless.check_lines import print_check
+from midstream.json_events.result_event import RecheckResult
 from midstream.output import Output
-
-MARKS = {"pass": "ok  ", "warn": "warn", "fail": "FAIL"}
 
 
 def is_migration(name: str) -> bool:
@@ -39,19 +38,26 @@ def recheck(options: argparse.Namespace, output: Output) -> int:
     try:
         for check in checks(hosts, view):
             found.append(check)
-            output.value({"event": "check", **asdict(check)}, f"{MARKS[check.state]} {check.name}: {check.detail}")
+            print_check(check, output)
     finally:
         hosts.close()
     states = Counter(check.state for check in found)
     failed = next((check for check in found if check.state == FAIL), None)
     code = Exit.NOT_CERTIFIED if failed else Exit.DONE
-    result = {"ok": failed is None, "exit_code": int(code), "migration": view.migration, "run": view.plan.run_id}
     duration = report(view.plan, view.stage_times)
     lines = report_lines(duration)
     if view.downtime is not None and view.downtime.total is not None:
         predicted = sum(view.downtime.predicted.values())
         lines.insert(0, f"downtime         predicted {shown(predicted):<8} measured {shown(view.downtime.total)}")
-    output.value({"event": "result", **result, "not_checked": states[WARN], "duration": duration}, lines)
+    result = RecheckResult(
+        ok=failed is None,
+        exit_code=int(code),
+        migration=view.migration,
+        run=view.plan.run_id,
+        not_checked=states[WARN],
+        duration=duration,
+    )
+    output.event(result, lines)
     if failed is not None:
         output.message(f"midstream: {MidstreamError(f'not certified: {failed.name}: {failed.detail}', failed.hint)}")
     elif states[WARN]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, UsageError
+from midstream.json_events.result_event import AdoptResult, InitRunResult
 from midstream.output import Output
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 def adopt(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     """Adopt the trainer that runs in a directory of a host."""
     from midstream.hosts.host_pool import HostPool
-    from midstream.launch.adopt_process import adopt_process
+    from midstream.launch.adopt_process import adopt_process, adopted_words
     from midstream.launch.progress_line import reporter
 
     hosts = HostPool(fleet)
@@ -25,9 +26,9 @@ def adopt(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         attempt = adopt_process(hosts, fleet, options.adopt, options.run_id, reporter(output, verbose=False))
     finally:
         hosts.close()
-    output.value(
-        {"event": "result", "ok": True, "run": attempt.run_id, "host": attempt.host, "attempt": attempt.number},
-        f"{attempt.run_id} on {attempt.host} is adopted as attempt {attempt.number} (midstream --status shows it)",
+    output.event(
+        AdoptResult(run=attempt.run_id, host=attempt.host, attempt=attempt.number),
+        adopted_words(attempt),
     )
     return Exit.DONE
 
@@ -57,8 +58,8 @@ def init_run(fleet: Fleet | None, options: argparse.Namespace, output: Output) -
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}", "a directory that you can write") from error
     shown = f"process {launcher.pid}" if launcher is not None else "the programs"
-    output.value(
-        {"event": "result", "ok": True, "file": str(path)},
+    output.event(
+        InitRunResult(file=str(path)),
         f"{path} is written from {shown} in {found.directory}: check it, then midstream --launch {path} --on TARGET",
     )
     return Exit.DONE

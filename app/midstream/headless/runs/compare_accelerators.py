@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from midstream.errors import Exit
 from midstream.format import duration, size
+from midstream.json_events.result_event import CompareResult
+from midstream.operations.compare import calibration_notes
 from midstream.output import Output, table
 
 if TYPE_CHECKING:
@@ -38,14 +40,13 @@ def compare(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], 
 
     Returns 0 if one fits, 3 if none does, 1 if there is no estimate at all.
     """
-    from midstream.compare import compare as comparing
-    from midstream.compare.baseline import baseline
-    from midstream.compare.candidates import candidates, parse_prices
+    from midstream.compare.baseline import Baseline
+    from midstream.compare.candidates import parse_prices
     from midstream.compare.comparison import ordered
-    from midstream.compare.compiler import Compilers
     from midstream.compare.subject import of_config, of_run
     from midstream.hosts.host_pool import HostPool
     from midstream.launch.progress_line import reporter
+    from midstream.operations import compare as operation
     from midstream.operations.fleet_snapshot import fleet_snapshot, run_of
 
     prices = parse_prices(options.price or "")
@@ -62,22 +63,22 @@ def compare(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], 
         else:
             assert snapshot is not None
             subject = of_run(fleet, hosts, run_of(snapshot, options.compare), engine)
-        wanted = candidates(options.with_, fleet, snapshot, prices)
-        compilers = Compilers(fleet, hosts, options.compile_on, report)
-        rows = ordered(list(comparing.compare(fleet, subject, wanted, compilers)))
+        request = operation.CompareRequest(options.with_, prices, options.compile_on)
+        found = list(operation.compare(fleet, hosts, subject, request, snapshot, report))
     finally:
         hosts.close()
-    present = baseline(subject.run)
+    present = next((each for each in found if isinstance(each, Baseline)), None)
+    rows = ordered([each for each in found if not isinstance(each, Baseline)])
     if present is not None:
-        output.value({"event": "baseline", **present.to_json()})
+        output.event(present.event())
     for row in rows:
-        output.value({"event": "candidate", **row.to_json()})
+        output.event(row.event())
     if not output.as_json:
         output.value({}, text(subject, rows, present, output.columns))
     fits = [row.candidate.name for row in rows if row.fits]
     code = Exit.DONE if fits else Exit.FAILED if all(row.error for row in rows) else Exit.REFUSED
     best = fits[0] if fits else None
-    output.value({"event": "result", "ok": bool(fits), "exit_code": int(code), "compared": subject.name, "best": best})
+    output.event(CompareResult(ok=bool(fits), exit_code=int(code), compared=subject.name, best=best))
     return code
 
 
@@ -151,13 +152,9 @@ def notes(subject: Subject, rows: Sequence[Row]) -> list[str]:
             )
         else:
             lines.append(f"{row.candidate.name}: does not fit: one example at a time {needed}")
-    known = {row.calibration for row in rows if row.calibration is not None}
-    lines += sorted(each.describe() for each in known)
     if subject.run is not None and not subject.run.step_seconds:
         lines.append(f"{subject.name}: no step is measured yet, so that nothing says when a migration pays for itself")
-    if any(row.calibration is None and row.step is not None for row in rows):
-        lines.append("estimates of the compiled program, not measured on these accelerators yet")
-    return lines
+    return [*lines, *calibration_notes(rows)]
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -6,7 +6,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from midstream.errors import Exit, HostError, RemoteError
+from midstream.errors import Exit, RemoteError
+from midstream.hosts.reconnect import FOLLOWED_LOG, Reconnect
+from midstream.json_events.result_event import FollowResult
+from midstream.json_events.run_events import LogEvent
 from midstream.watch.host_log import LogFollower
 from midstream_host.runs import run_state
 
@@ -17,7 +20,6 @@ if TYPE_CHECKING:
 
 LAST_LINES = 20  # with which it begins
 POLL_INTERVAL = 1.0  # seconds between two reads
-RETRY_INTERVAL = 5.0  # seconds until a host that does not answer is tried again
 
 
 def follow_log(
@@ -42,29 +44,28 @@ def follow_log(
         RemoteError: The log cannot be read.
     """
     follower, unreachable = LogFollower(host, path, LAST_LINES), False
+    reconnect = Reconnect(FOLLOWED_LOG)
     while True:
         try:
             # Before the lines: those of an attempt that has ended are complete.
             found = host.call(run_state.status)(root=host.root, run_id=run.run_id, attempt=run.attempt)
             for line in follower.new_lines(complete=not found.running):
-                value = {"event": "log", "run": run.run_id, "attempt": run.attempt, "line": line}
-                output.value(value, [line.removesuffix("\r")])
+                event = LogEvent(run=run.run_id, attempt=run.attempt, line=line)
+                output.event(event, [line.removesuffix("\r")])
         except RemoteError:
             raise
-        except HostError as error:
+        except FOLLOWED_LOG.lost as error:
             if not unreachable:
                 output.message(f"midstream: {error.message}; trying again until it answers")
             unreachable = True
-            wait(RETRY_INTERVAL)
+            wait(reconnect.delay())
             continue
         unreachable = False
         if not found.running:
             break
         wait(POLL_INTERVAL)
     state, step = (found.status.state, found.status.step) if found.status is not None else (None, None)
-    output.value(
-        {"event": "result", "ok": True, "run": run.run_id, "attempt": run.attempt, "state": state, "step": step}
-    )
+    output.event(FollowResult(run=run.run_id, attempt=run.attempt, state=state, step=step))
     how = f"{state} at step {step}" if state is not None else "it left no status"
     output.message(f"midstream: attempt {run.attempt} of {run.run_id} has ended: {how}")
     return Exit.DONE

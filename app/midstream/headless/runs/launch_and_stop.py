@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, UsageError
+from midstream.json_events.result_event import LaunchResult, StopResult
+from midstream.launch.launch_request import LaunchRequest
 from midstream.operations.fleet_snapshot import fleet_snapshot, run_of, unproven_run
 from midstream.output import Output
-from midstream_core import records
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
     from midstream.hosts.host_pool import HostPool
-    from midstream.install.reporter import Reporter
-    from midstream.launch.rank_view import RankView
-    from midstream.launch.start_attempt import Attempt
-
-START_TIMEOUT = 1800.0  # seconds to wait for the first step: the engine tokenizes and compiles before it
 
 
 def launch(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], output: Output) -> int:
@@ -30,7 +25,8 @@ def launch(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], o
 
     hosts = HostPool(fleet)
     try:
-        return _start(hosts, fleet, options, options.on, options.launch, options.run_id, engine, output)
+        request = LaunchRequest(options.on, options.launch, options.run_id, engine, options.yes)
+        return _start(hosts, fleet, request, options, output)
     finally:
         hosts.close()
 
@@ -38,84 +34,38 @@ def launch(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], o
 def restart(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], output: Output) -> int:
     """Start the next attempt of a run on the target that owns it."""
     from midstream.hosts.host_pool import HostPool
+    from midstream.operations.launch import restart_target
 
     hosts = HostPool(fleet)
     try:
         snapshot = fleet_snapshot(fleet, hosts)
-        run, head = run_of(snapshot, options.restart), snapshot.judgement(options.restart).head
-        owner = head.owner if head is not None else run.fence.owner if run.fence is not None else run.host
-        target = owner if owner in fleet.target_names else run.host
-        return _start(hosts, fleet, options, target, None, run.run_id, engine, output)
+        run = run_of(snapshot, options.restart)
+        target = restart_target(fleet.target_names, snapshot, run)
+        request = LaunchRequest(target, None, run.run_id, engine, options.yes)
+        return _start(hosts, fleet, request, options, output)
     finally:
         hosts.close()
 
 
-def _start(
-    hosts: HostPool,
-    fleet: Fleet,
-    options: argparse.Namespace,
-    target: str,
-    config: str | None,
-    run_id: str | None,
-    engine: tuple[str, ...],
-    output: Output,
-) -> int:
+def _start(hosts: HostPool, fleet: Fleet, request: LaunchRequest, options: argparse.Namespace, output: Output) -> int:
     """Start a run, and print the first state of its engine."""
-    from midstream.launch.launch_run_file import launch_any
     from midstream.launch.progress_line import reporter
+    from midstream.operations import launch as operation
 
     report = reporter(output, verbose=options.verbose)
-    attempt = launch_any(hosts, fleet, target, config, run_id, engine, report, options.yes)
-    status = _wait_until_training(hosts, attempt, report)
-    run = f"{attempt.run_id} on {target}, attempt {attempt.number}"
-    output.value(
-        {
-            "event": "result",
-            "ok": True,
-            "run": attempt.run_id,
-            "target": target,
-            "attempt": attempt.number,
-            "state": status.state if status else "starting",
-            "step": status.step if status else 0,
-        },
-        f"{run}: {status.state}, step {status.step}" if status else f"{run}: starting (midstream --status shows it)",
+    attempt = operation.launch(fleet, hosts, request, report)
+    status = operation.wait_until_training(hosts, attempt, report)
+    result = LaunchResult(
+        run=attempt.run_id,
+        target=request.target,
+        attempt=attempt.number,
+        state=status.state if status else "starting",
+        step=status.step if status else 0,
     )
+    run = f"{attempt.run_id} on {request.target}, attempt {attempt.number}"
+    words = f"{run}: {status.state}, step {status.step}" if status else f"{run}: starting (midstream --status shows it)"
+    output.event(result, words)
     return Exit.DONE
-
-
-def _wait_until_training(hosts: HostPool, attempt: Attempt, report: Reporter) -> records.Status | None:
-    """Wait until a run trains or has finished; return its status, None if too slow.
-
-    For a job in a cluster's queue None is returned at once.
-
-    Raises:
-        LaunchError: The run failed, with the reason.
-    """
-    from midstream.install.errors import LaunchError, NotYetError
-    from midstream.launch.attempt_monitor import wait_ranks
-
-    if not attempt.process.pid:  # in the queue of a cluster, for hours perhaps
-        return None
-
-    def observe(ranks: Sequence[RankView]) -> None:
-        first = ranks[0] if ranks else None
-        message = first.status.message if first and first.status else ""
-        report.update(attempt.run_id, (first.state if first else "starting") + (f", {message}" if message else ""))
-
-    states = {records.TRAINING, records.SAVING, records.STOPPED, records.FINISHED}
-    report.update(attempt.run_id, "starting")  # a fast engine has passed it at the first look
-    try:
-        found = wait_ranks(hosts, attempt.ranks, attempt.run_id, attempt.number, states, START_TIMEOUT, observe)
-    except NotYetError:
-        return None
-    except LaunchError as error:
-        raise LaunchError(error.message, f"midstream --log {attempt.run_id} has its log", error.log) from None
-    except KeyboardInterrupt:
-        report(f"{attempt.run_id} starts without this command; midstream --stop {attempt.run_id} stops it")
-        raise
-    finally:
-        report.end(attempt.run_id)
-    return found[0].status
 
 
 def stop(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
@@ -144,8 +94,6 @@ def stop(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         stopped = operation.stop(hosts, snapshot, run, output.message)
     finally:
         hosts.close()
-    result = {"event": "result", "ok": True, "run": run.run_id, "host": run.host}
-    if stopped.status is not None:
-        result |= {"step": stopped.status.step, "checkpoint": stopped.status.checkpoint}
-    output.value(result, stopped.words)
+    step, checkpoint = (stopped.status.step, stopped.status.checkpoint) if stopped.status else (None, None)
+    output.event(StopResult(run=run.run_id, host=run.host, step=step, checkpoint=checkpoint), stopped.words)
     return Exit.DONE

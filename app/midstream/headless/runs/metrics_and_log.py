@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from midstream.counts import agree, count
 from midstream.errors import Exit, MidstreamError, RemoteError, UsageError
+from midstream.json_events.result_event import SearchResult
+from midstream.json_events.run_events import LogEvent, MetricsEvent, PlotEvent
 from midstream.operations.fleet_snapshot import find_run, fleet_snapshot, run_of
 from midstream.output import Output, table
 from midstream_core import records
-from midstream_core.json_types import JsonValue
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,8 +90,8 @@ def _plot(path: Path, chart: Chart, runs: Sequence[RunView], output: Output) -> 
         raise UsageError(f"no points of {metric!r} in {names}", nearest(metric, metric_names(runs)))
     write_chart(chart, path)
     points = sum(len(line.x) for line in chart.lines)
-    value = {"event": "plot", "path": str(path.absolute()), "metric": metric, "points": points}
-    output.value(value, f"{path.absolute()}: {metric}, {count(points, 'point')}")
+    event = PlotEvent(path=str(path.absolute()), metric=metric, points=points)
+    output.event(event, f"{path.absolute()}: {metric}, {count(points, 'point')}")
     return Exit.DONE
 
 
@@ -108,7 +109,8 @@ def _print_rows(run: RunView, output: Output) -> None:
     for row in run.curve:
         words = [f"step {row['global_step']}", f"attempt {row['attempt']}"]
         words += [f"{name} {row[name]:.6g}" for name in ("train/loss", "eval/loss") if row.get(name) is not None]
-        output.value({"event": "metrics", "run": run.run_id, **row}, "  ".join(words))
+        event = MetricsEvent(run=run.run_id, global_step=row["global_step"], attempt=row["attempt"], values=row)
+        output.event(event, "  ".join(words))
 
 
 def log(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
@@ -141,7 +143,7 @@ def log(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         if pattern is not None:
             return _print_matches(run, lines, pattern, output)
         for line in lines:
-            output.value(_line_value(run, line), [line.removesuffix("\r")])
+            output.event(_line_event(run, line), [line.removesuffix("\r")])
     finally:
         hosts.close()
     return Exit.DONE
@@ -169,8 +171,8 @@ def _log_path(host: Host, run: RunView, process: int) -> str:
     )
 
 
-def _line_value(run: RunView, line: str) -> dict[str, JsonValue]:
-    return {"event": "log", "run": run.run_id, "attempt": run.attempt, "line": line}
+def _line_event(run: RunView, line: str, number: int | None = None) -> LogEvent:
+    return LogEvent(run=run.run_id, attempt=run.attempt, line=line, number=number)
 
 
 def _pattern(text: str) -> LinearPattern:
@@ -191,8 +193,8 @@ def _print_matches(run: RunView, lines: Iterable[str], pattern: LinearPattern, o
         text = log_pages.plain(line)
         if pattern.search(text):
             matches += 1
-            output.value({**_line_value(run, line), "number": number}, [f"{number}: {text}"])
-    output.value({"event": "result", "ok": True, "matches": matches, "lines": number}, [])
+            output.event(_line_event(run, line, number), [f"{number}: {text}"])
+    output.event(SearchResult(matches=matches, lines=number))
     if not output.as_json:
         output.message(f"midstream: {matches:,} of {count(number, 'line')} {agree(matches, 'matches', 'match')}")
     return Exit.DONE

@@ -6,6 +6,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, UsageError
+from midstream.json_events.result_event import ConfigResult
+from midstream.json_events.run_events import ChangeEvent, ConfigEvent
 from midstream.operations.fleet_snapshot import find_run
 from midstream.output import Output
 
@@ -30,20 +32,14 @@ def config(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     finally:
         hosts.close()
     if len(attempts) == 1:
-        value = {
-            "event": "config",
-            "run": run.run_id,
-            "attempt": attempts[0],
-            "config": resolved_config.value_of(texts[0]),
-        }
-        output.value(value, texts[0].rstrip("\n").split("\n"))
+        event = ConfigEvent(run=run.run_id, attempt=attempts[0], config=resolved_config.value_of(texts[0]))
+        output.event(event, texts[0].rstrip("\n").split("\n"))
         return Exit.DONE
     changes = resolved_config.changes(*texts)
     for change in changes:
-        output.value({"event": "change", "run": run.run_id, **vars(change)}, resolved_config.line(change))
-    words = [] if changes else [f"attempts {attempts[0]} and {attempts[1]} have the same configuration"]
-    result = {"event": "result", "ok": True, "run": run.run_id, "attempts": attempts, "changes": len(changes)}
-    output.value(result, words)
+        output.event(ChangeEvent(run=run.run_id, **vars(change)), resolved_config.line(change))
+    words = [] if changes else [resolved_config.unchanged(*attempts)]
+    output.event(ConfigResult(run=run.run_id, attempts=attempts, changes=len(changes)), words)
     return Exit.DONE
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from midstream.errors import Exit, HostError
-from midstream.operations.fleet_snapshot import SNAPSHOT_TIMEOUT, fleet_snapshot, run_of
+from midstream.json_events.run_events import SystemEvent
+from midstream.operations.fleet_snapshot import fleet_snapshot, run_of
 from midstream.watch.run_hosts import hosts_of
 from midstream.watch.snapshot import LIVE
 from midstream.watch.system_metrics import METRICS
@@ -39,7 +40,7 @@ def show_system(fleet: Fleet, hosts: HostPool, run_ids: Sequence[str], seconds: 
         UsageError: There is no such run.
         HostError: None of its hosts answers.
     """
-    from midstream.watch.watcher import Watcher
+    from midstream.watch.watcher import SNAPSHOT_TIMEOUT, Watcher
 
     first = fleet_snapshot(fleet, hosts)
     runs = {name: hosts_of(first, run, run.attempt) or [run.host] for name in run_ids for run in (run_of(first, name),)}
@@ -73,8 +74,8 @@ def _print_points(now: Snapshot, run_id: str, name: str, printed: dict[str, floa
     for at, values in points(series, after=printed.get(f"{run_id} {name}", -math.inf)):
         printed[f"{run_id} {name}"] = at
         step = _step_at(copies[0], at + skew) if copies else None
-        line = {"event": "system", "run": run_id, "host": name, "time": at, "global_step": step, **values}
-        output.value(line, _words(host, at, step, values))
+        event = SystemEvent(run=run_id, host=name, time=at, global_step=step, values=values)
+        output.event(event, _words(host, at, step, values))
 
 
 def points(series: SystemSeries, after: float) -> Iterator[tuple[float, dict[str, Any]]]:

@@ -21,7 +21,7 @@ from midstream_host.declarations import PAGE_LIMIT
 LINE_LIMIT = 8 << 20  # of one line of a program
 PREAMBLE_LIMIT = 256 << 10  # of what a login shell prints before a command begins
 STDERR_LIMIT = 4 << 20  # of stderr, of which the end is stored
-MOST_VALUES = 500_000  # values of an answer: an empty list takes 3 bytes of JSON and 64 of memory
+MAX_VALUES = 500_000  # values of an answer: an empty list takes 3 bytes of JSON and 64 of memory
 LINE_TIMEOUT = 60.0  # seconds from a line's first byte to its last
 CHUNK = 1 << 16
 FEED_TIMEOUT = 15.0  # seconds; the thread that writes stdin ends after the command
@@ -50,7 +50,7 @@ _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 _ESCAPE = re.compile(rb"\\(?:(u(?!00))|.)", re.DOTALL)
 
 
-def decode(data: bytes, most: int = MOST_VALUES) -> Any:
+def decode(data: bytes, most: int = MAX_VALUES) -> Any:
     """Decode a JSON text.
 
     Raises:

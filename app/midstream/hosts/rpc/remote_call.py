@@ -21,7 +21,8 @@ from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from midstream.errors import ConnectionLostError, HostError, RemoteError
 from midstream.hosts.deadline import Deadline
-from midstream.hosts.host import Completed, Host, Process
+from midstream.hosts.host import CALL_TIMEOUT, Completed, Host, Process
+from midstream.hosts.reconnect import CALL, Reconnect
 from midstream.hosts.rpc.answer_limits import (
     FORCED,
     PREAMBLE_LIMIT,
@@ -44,8 +45,6 @@ RECORDS = "midstream_core.records"  # a package: its modules are sent before it
 BEGIN = b"\0midstream\n"  # what a program's stdout begins with
 START_TIMEOUT = 60.0  # seconds until a program has begun
 EXIT_TIMEOUT = 10.0  # seconds from the end of a program's stdout to its exit
-TRIES = 3  # of a function that may be repeated, if the connection is lost during a call
-RETRY_INTERVAL = 1.0  # seconds
 
 
 @runtime_checkable
@@ -173,7 +172,7 @@ def job_line(
 def caller(
     host: Host,
     function: Callable[P, R],
-    timeout: float | None = 60.0,
+    timeout: float | None = CALL_TIMEOUT,
     python: str = "",
     waiting: Process | None = None,
 ) -> Callable[P, R]:
@@ -199,17 +198,17 @@ def caller(
                 return result_of(host.name, function, arguments, answer)
             # The waiting process has ended, or did not answer: the function may have run, and is repeated.
         job = functools.partial(_line_for, function, arguments, False)
-        for tries_left in reversed(range(TRIES if declaration.repeatable else 1)):
+        reconnect = Reconnect(CALL)
+        while True:
             try:
                 answer = _call_once(host, argv, name, job, timeout, declaration.answer_limit)
                 return result_of(host.name, function, arguments, answer)
-            except ConnectionLostError:
-                if not tries_left:
+            except CALL.lost:
+                if not declaration.repeatable or reconnect.exhausted():
                     raise
-                time.sleep(RETRY_INTERVAL)
+                time.sleep(reconnect.delay())
                 with contextlib.suppress(HostError):  # the next try reports what is wrong
                     host.connect()
-        raise AssertionError("no try was left")
 
     return call
 

@@ -13,7 +13,7 @@ import paramiko
 from midstream.errors import HostError
 from midstream.fleet.fleet import SshHostConfig
 from midstream.hosts.concurrency_limit import CONNECT_LIMIT
-from midstream.hosts.host import ANSWER_LIMIT, Completed, P, Process, R
+from midstream.hosts.host import ANSWER_LIMIT, CALL_TIMEOUT, Completed, P, Process, R
 from midstream.hosts.rpc import remote_call
 from midstream.hosts.rpc.answer_limits import run_to_end
 from midstream.hosts.ssh.channels import Channels
@@ -203,7 +203,7 @@ class SshHost:
         *,
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
-        timeout: float | None = 60.0,
+        timeout: float | None = CALL_TIMEOUT,
         limit: int = ANSWER_LIMIT,
         what: str = "",
     ) -> Completed:
@@ -222,7 +222,7 @@ class SshHost:
             )
         return done
 
-    def call(self, function: Callable[P, R], /, *, timeout: float | None = 60.0) -> Callable[P, R]:
+    def call(self, function: Callable[P, R], /, *, timeout: float | None = CALL_TIMEOUT) -> Callable[P, R]:
         return remote_call.caller(self, function, timeout)
 
 

@@ -13,7 +13,7 @@ from midstream.errors import HostError, MidstreamError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.install.errors import LaunchError
-from midstream.launch.attempt_monitor import stop_run
+from midstream.launch.attempt_monitor import STOP_TIMEOUT, stop_run
 from midstream.launch.host_group_start import prepare_target
 from midstream.launch.launch_run import launch_run
 from midstream.launch.slurm_allocation import query_allocation
@@ -22,7 +22,6 @@ from midstream.watch.snapshot import RunView
 from midstream_core import records
 from midstream_host.runs import ownership, run_state
 
-STOP_TIMEOUT = 900.0  # seconds: the run saves before it stops
 SUBMIT_TIMEOUT = 900.0  # seconds for which the submission is repeated: the run is stopped, and no one else starts it
 SUBMIT_INTERVAL = 15.0  # seconds
 

@@ -18,7 +18,7 @@ from midstream_host.driver.run_file import RunFile
 COMPILE_CACHE = "--trainer.jax_compilation_cache_dir"
 FORMAT = 2  # of plan.json, and of the plan in journal.jsonl and `--dry-run --json`
 NO_ROUTE = "none: "  # prefix of a plan's route where there is none
-LARGEST_RUN_TEXT = 1 << 20  # characters of another trainer's run file
+MAX_RUN_TEXT = 1 << 20  # characters of another trainer's run file
 UNKNOWN = "?"  # a name that no readable file contains
 
 
@@ -156,7 +156,7 @@ class TrainerPlan:
     """
 
     name: str
-    run_text: Annotated[str, Long(LARGEST_RUN_TEXT)]
+    run_text: Annotated[str, Long(MAX_RUN_TEXT)]
     source_flags: tuple[str, ...]
     target_flags: tuple[str, ...]
     saves_on_signal: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from midstream.hosts.reconnect import STANDBY_END
 from midstream.migrate import stages
 from midstream.migrate.journal.phase_names import PREPARE
 from midstream.migrate.steps import prepare_standby, rehearsal_overlap
@@ -12,8 +13,6 @@ from midstream.migrate.steps.migration import Migration
 from midstream.migrate.steps.pins import pin
 from midstream.migrate.steps.preemption import preempted
 from midstream.migrate.steps.streamed_copy import copy_checkpoint, prepare_copy
-
-STANDBY_PATIENCE = 60.0  # seconds in which an unreachable host is tried again
 
 
 class Prepare:
@@ -54,7 +53,7 @@ class Prepare:
         migration.source_group.release(migration.plan.migration)
         if not preempted(migration.fleet, migration.target_group.target):
             # The run is safe; a remaining standby occupies accelerators.
-            prepare_standby.end_standby_if_reachable(migration, STANDBY_PATIENCE)
+            prepare_standby.end_standby_if_reachable(migration, STANDBY_END)
 
     def _copy_checkpoint(self, migration: Migration) -> None:
         """Copy an existing checkpoint before the cutover.

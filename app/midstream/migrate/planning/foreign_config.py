@@ -31,11 +31,11 @@ _LEVANTER_MODELS: Mapping[str, JsonObject] = {
         "intermediate_dim": 11008,
     },
 }  # fmt: skip
-_LEVANTER_TRAINER: JsonObject = {"train_batch_size": 512, "num_train_steps": 400_000}
-_ENGINE_TRAINER: RunConfig = {"train_batch_size": 32, "num_train_steps": 400_000}
-MOST_NODES = 100_000  # values of a YAML file
-LARGEST_YAML = 1 << 18  # characters; a value takes up to a kilobyte of memory while it is parsed
-LARGEST_NUMBER = 2**31 - 1  # of steps, and of examples in a batch
+_LEVANTER_TRAINER: Mapping[str, Any] = {"train_batch_size": 512, "num_train_steps": 400_000}
+_ENGINE_TRAINER: Mapping[str, Any] = {"train_batch_size": 32, "num_train_steps": 400_000}
+MAX_NODES = 100_000  # values of a YAML file
+MAX_YAML = 1 << 18  # characters; a value takes up to a kilobyte of memory while it is parsed
+MAX_NUMBER = 2**31 - 1  # of steps, and of examples in a batch
 _PADDING = 128  # rows of an imported model's embedding are a multiple of it
 _EMBEDDING = "model/embeddings/token_embeddings/weight"  # of Levanter
 
@@ -63,8 +63,8 @@ class _Loader(yaml.SafeLoader):
 
     def get_single_node(self) -> yaml.Node | None:
         node = super().get_single_node()
-        if node is not None and _expanded(node, {}) > MOST_NODES:
-            raise ValueError(f"more than {MOST_NODES:,} values, aliases expanded")
+        if node is not None and _expanded(node, {}) > MAX_NODES:
+            raise ValueError(f"more than {MAX_NODES:,} values, aliases expanded")
         return node
 
 
@@ -128,8 +128,8 @@ def foreign_run(survey: CheckpointSurvey, host: str, flags: Mapping[str, str]) -
 def _mapping(name: str, text: str) -> dict[str, Any]:
     if name.endswith(".json"):
         value = decode(text.encode("utf-8", "replace"))
-    elif len(text) > LARGEST_YAML:
-        raise ValueError(f"{name} has more than {LARGEST_YAML:,} characters")
+    elif len(text) > MAX_YAML:
+        raise ValueError(f"{name} has more than {MAX_YAML:,} characters")
     else:
         value = yaml.load(text, _Loader)
     if not isinstance(value, dict):
@@ -290,8 +290,8 @@ def _config(model: JsonObject, optimizer: str, trainer: JsonObject) -> dict[str,
     batch: object = trainer["train_batch_size"]  # or its schedule: [{start: STEP, value: EXAMPLES}, ...]
     sizes = [part["value"] for part in cast("list[dict[str, Any]]", batch)] if isinstance(batch, list) else [batch]
     for name, value in [("num_train_steps", trainer["num_train_steps"]), *(("train_batch_size", one) for one in sizes)]:
-        if type(value) is not int or not 0 < value <= LARGEST_NUMBER:
-            raise ValueError(f"trainer.{name} is no number from 1 to {LARGEST_NUMBER:,}")
+        if type(value) is not int or not 0 < value <= MAX_NUMBER:
+            raise ValueError(f"trainer.{name} is no number from 1 to {MAX_NUMBER:,}")
     return {"model": dict(model), "optimizer": {"type": optimizer}, "trainer": dict(trainer), "data": {}}
 
 

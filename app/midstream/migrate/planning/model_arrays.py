@@ -15,7 +15,7 @@ from midstream_core.json_types import JsonObject, RunConfig
 from midstream_core.precision import precision_of
 from midstream_core.records import ArrayEntry
 
-LONGEST_AXIS = 2**31 - 1
+MAX_AXIS = 2**31 - 1
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MOMENTS = {"adam": ("mu", "nu"), "adopt": ("mu", "nu"), "cautious": ("mu", "nu"), "lion": ("mu",), "muon": ("mu",)}
 _Shape = Mapping[str, int]  # length by axis, in order
@@ -58,7 +58,7 @@ def state_arrays(config: JsonObject, rows: int) -> list[ArrayEntry]:
 
 def _check(shapes: Mapping[str, _Shape]) -> None:
     for name, shape in shapes.items():
-        wrong = next((axis for axis, length in shape.items() if not 0 <= length <= LONGEST_AXIS), None)
+        wrong = next((axis for axis, length in shape.items() if not 0 <= length <= MAX_AXIS), None)
         if wrong is not None:
             raise ValueError(f"{name} cannot have this length of the axis {wrong}")
 

@@ -14,7 +14,7 @@ from midstream.check.check_result import FAIL, PASS, WARN, Check
 from midstream.check.host_checks import check_devices, check_libc, check_packages, check_python
 from midstream.check.mesh_checks import check_together
 from midstream.check.slurm_checks import check_allocation
-from midstream.check.target_checks import clock_skew
+from midstream.check.target_checks import SURVEY_TIMEOUT, clock_skew
 from midstream.counts import count
 from midstream.errors import HostError, MidstreamError, RemoteError
 from midstream.fleet.fleet import Fleet
@@ -41,7 +41,6 @@ from midstream_host.machine import checks
 from midstream_host.machine.checks import Survey
 from midstream_host.runs import ownership, run_state, slurm, standby_state
 
-SURVEY_TIMEOUT = 120.0  # seconds for the target to survey itself
 MIGRATION_LOCK = "migration lock"  # name of the check that no other migration has the run
 OTHER_MIGRATION = "other migration"  # name of the check that this machine executes no other migration of the run
 MIGRATED_SINCE = "the run has been migrated since: plan again"  # hint

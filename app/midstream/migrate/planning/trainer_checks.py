@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from midstream.check.check_result import FAIL, PASS, WARN, Check
 from midstream.check.stored_checks import WORDS, stored_checks
+from midstream.check.trainer_advice import STRUCTURE_TIMEOUT
 from midstream.errors import RemoteError
 from midstream.fleet.fleet import HostConfig
 from midstream.hosts.host import Host
@@ -17,7 +18,6 @@ from midstream_host.machine import environments
 from midstream_host.trainers import stored_state
 
 IMPORT_TIMEOUT = 60.0  # seconds
-READ_TIMEOUT = 300.0  # seconds to read the newest checkpoint's structure
 
 
 def check(target: Host, config: HostConfig, plan: Plan) -> Iterator[Check]:
@@ -50,7 +50,7 @@ def check_stored(source: Host, plan: Plan) -> Iterator[Check]:
     processes = next(each for each in plan.shape.changes if each.name == PROCESSES)
     before, after = int(processes.before), int(processes.after)
     try:
-        found = source.call(stored_state.newest, timeout=READ_TIMEOUT)(
+        found = source.call(stored_state.newest, timeout=STRUCTURE_TIMEOUT)(
             root=source.root, run_id=plan.run_id, ranks=None, words=list(WORDS)
         )
     except RemoteError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from midstream.check.trainer_advice import STRUCTURE_TIMEOUT
 from midstream.counts import count
 from midstream.errors import MidstreamError
 from midstream.hosts.host import Host
@@ -15,7 +16,6 @@ from midstream.watch.snapshot import Snapshot
 from midstream_host.driver.run_file import BY_TRAINER, RunFile, World
 from midstream_host.trainers import stored_state
 
-READ_TIMEOUT = 300.0  # seconds to read the newest checkpoint's structure
 PROCESSES = "processes"  # name of the change of their number
 
 
@@ -72,7 +72,7 @@ def check_data_iterator(source: Host, run_id: str, run: RunFile, before: World, 
 
     def position() -> str:
         """Return how the newest checkpoint has the position."""
-        read = source.call(stored_state.newest, timeout=READ_TIMEOUT)
+        read = source.call(stored_state.newest, timeout=STRUCTURE_TIMEOUT)
         return read(root=source.root, run_id=run_id, ranks=before.size).data_position
 
     problem = TRAINERS[run.trainer].data_problem(run, before.size, after.size, position)

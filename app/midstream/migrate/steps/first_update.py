@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from midstream.errors import MidstreamError
+from midstream.launch.attempt_monitor import FIRST_STEP_TIMEOUT
 from midstream.migrate.host_group import HostGroup
 from midstream.migrate.steps.awaited_attempt import check_can_train
 from midstream.migrate.steps.migration import Migration
@@ -10,8 +11,6 @@ from midstream.migrate.steps.observation import wait_for
 from midstream.migrate.steps.queue_wait import check_devices, wait_in_queue
 from midstream.watch.snapshot import RunView
 from midstream_core import records
-
-START_TIMEOUT = 1800.0  # seconds: restore and compile of a large model
 
 
 def wait_training(migration: Migration, group: HostGroup, attempt: int) -> RunView:
@@ -37,7 +36,7 @@ def wait_training(migration: Migration, group: HostGroup, attempt: int) -> RunVi
         "the first update of the new attempt",
         host,
         decided,
-        START_TIMEOUT,
+        FIRST_STEP_TIMEOUT,
         lambda: check_can_train(migration, group, attempt),
     )
     if run.state in ("failed", "stopped", "lost"):

@@ -11,6 +11,7 @@ import time
 
 from midstream.errors import ConnectionLostError, HostError, MidstreamError
 from midstream.hosts.deadline import RECONNECT_STEP, Deadline
+from midstream.hosts.reconnect import ONE_TRY, Reconnect, ReconnectPolicy
 from midstream.install.errors import LaunchError
 from midstream.migrate import stages
 from midstream.migrate.journal.facts import Copied, Facts, Sealed, StartingPoint
@@ -37,7 +38,6 @@ ANSWER_TIMEOUT = 300.0  # seconds to answer a command: the process may be stoppe
 ANSWER_CALL = 20.0  # seconds of these that the call waits that sends the command
 ANSWER_PATIENCE = 2.0  # and each later call for the answer
 STOP_TIMEOUT = 20.0  # seconds for a standby to stop before it is killed
-RETRY_INTERVAL = 1.0  # seconds between two tries to reach a host
 STAGES_BY_STATE = {records.COMPILING: stages.COMPILE, records.RESTORING: stages.REHEARSE}
 
 
@@ -331,21 +331,21 @@ def end_standby(migration: Migration) -> None:
         migration.target_group.kill(number)
 
 
-def end_standby_if_reachable(migration: Migration, patience: float = 0.0) -> bool:
-    """End the standby, trying for ``patience`` seconds; False if it is unreachable.
+def end_standby_if_reachable(migration: Migration, policy: ReconnectPolicy[HostError] = ONE_TRY) -> bool:
+    """End the standby, reconnecting by ``policy``; False if it is unreachable.
 
     If its host is unreachable, a note says what ends the standby there.
     """
     if migration.journal.facts.standby_attempt is None and not migration.plan.has_standby:
         return True
-    deadline = time.monotonic() + patience
+    reconnect = Reconnect(policy)
     while True:
         try:
             end_standby(migration)
             return True
-        except HostError as error:
-            if time.monotonic() < deadline:
-                time.sleep(RETRY_INTERVAL)
+        except policy.lost as error:
+            if not reconnect.exhausted():
+                time.sleep(reconnect.delay())
                 continue
             migration.note(
                 f"{error.message}; an attempt that still waits on {migration.plan.target_host} never trains and "

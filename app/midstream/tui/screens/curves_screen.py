@@ -11,7 +11,7 @@ from textual.app import ComposeResult
 from textual.containers import Container
 
 from midstream.charts.chart import NO_RANGE, Line, Range, parse_range, range_text
-from midstream.charts.smoothing import LARGEST_FACTOR, parse_factor
+from midstream.charts.smoothing import MAX_FACTOR, parse_factor
 from midstream.tui.screens import export_curves
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.dialogs.choose import ChooseScreen
@@ -72,7 +72,7 @@ class CurvesScreen(MidstreamScreen):
     def start_curves(self) -> None:
         """Apply the saved style."""
         layout = self.midstream.saved_layout
-        smoothing = min(max(0.0, layout.smoothing), LARGEST_FACTOR)
+        smoothing = min(max(0.0, layout.smoothing), MAX_FACTOR)
         axis = layout.axis if layout.axis in series_cache.AXES else series_cache.STEP
         self.main_curve.restyle(CurveStyle(layout.log, layout.robust, smoothing, axis, layout.log_x))
         self.place_tiles()
@@ -197,7 +197,7 @@ class CurvesScreen(MidstreamScreen):
                 self._restyle(replace(style, smoothing=factor), f"smoothing {factor:.3g}")
 
         lines = (
-            f"0 is no average, 0.6 a short one, {LARGEST_FACTOR} the longest.",
+            f"0 is no average, 0.6 a short one, {MAX_FACTOR} the longest.",
             "W&B draws the same with this number.",
         )
         self.app.push_screen(

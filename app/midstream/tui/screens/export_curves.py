@@ -19,7 +19,7 @@ from midstream.tui.widgets.curve import CurveView
 from midstream.tui.widgets.plot import Drawn
 from midstream.watch.system_metrics import metric_of
 
-LONGEST_NAME = 100  # characters
+MAX_NAME = 100  # characters
 
 
 def ask(screen: MidstreamScreen, curve: CurveView, name: str, lines: Callable[[str, str], Sequence[Line]]) -> None:
@@ -60,7 +60,7 @@ def ask(screen: MidstreamScreen, curve: CurveView, name: str, lines: Callable[[s
         screen.in_background(work)
 
     words = ("The suffix chooses the format: .csv, .svg or .png.", "Range, axes and smoothing are those of the screen.")
-    file = re.sub(r"[^A-Za-z0-9_.+-]+", "-", f"{name[:LONGEST_NAME]}-{metric}.svg")
+    file = re.sub(r"[^A-Za-z0-9_.+-]+", "-", f"{name[:MAX_NAME]}-{metric}.svg")
     screen.app.push_screen(EnterTextScreen("Export", words, file, check_path), entered)
 
 

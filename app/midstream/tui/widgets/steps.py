@@ -20,7 +20,7 @@ STEPS = (
     phase_names.FINISH,
 )
 UNDONE = "undone"  # state of a phase whose effects a rollback has removed
-LONGEST_JOINT = 6
+MAX_JOINT = 6
 
 
 def at(step: str) -> dict[str, str]:
@@ -62,7 +62,7 @@ def line(glyphs: Glyphs, states: Mapping[str, str], width: int) -> Text:
     free = width - 2 - sum(len(name) + 2 for name in names)
     if free < 2 * joints:
         return _short(glyphs, names, states)
-    rule = min(LONGEST_JOINT, free // joints - 2)
+    rule = min(MAX_JOINT, free // joints - 2)
     text = Text("  ", no_wrap=True)
     for number, name in enumerate(names):
         if number:

@@ -18,7 +18,7 @@ from midstream.cli import main
 from midstream.errors import Exit
 from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.host_pool import HostPool
-from midstream.tui.fleet_actions import FleetActions
+from midstream.tui.actions import Actions
 from midstream_core import records
 from midstream_core.records import RunPaths
 from support.checkpoints.checkpoint_states import STATE, plain_state, save
@@ -164,7 +164,7 @@ def test_clean_removes_what_was_listed_alone(paths: RunPaths, fleet: str) -> Non
     file = Path(paths.dir, f"run.yaml.tmp-{exited_pid()}-1")
     file.write_text("half")
     age(paths)
-    actions = FleetActions(load_fleet(fleet), HostPool(load_fleet(fleet)))
+    actions = Actions(load_fleet(fleet), HostPool(load_fleet(fleet)))
     shown = [each for each in actions.leftovers(print) if isinstance(each, Leftover)]
     assert {each.path for each in shown} == {listed, changed, file.name}
     appeared = partial_save(paths, "step-6-a001")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,8 +202,7 @@ def test_lost_contact_interrupts_without_rollback(
 def test_unreachable_host_interrupts_the_migration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     migration = unsealed(tmp_path)
     reached: list[bool] = []
-    monkeypatch.setattr(executor, "RECONNECT_TIMEOUT", 0.0)
-    monkeypatch.setattr(executor, "RECONNECT_INTERVAL", 0.0)
+    monkeypatch.setattr(executor, "MIGRATION", replace(executor.MIGRATION, first_delay=0.0, total_time=0.0))
     monkeypatch.setattr(executor, "_all_reachable", lambda _: bool(reached))
     step = Step(phase_names.CUTOVER, raising(HostError("a: cannot be reached", "is the machine up?")))
     assert carry_out(migration, monkeypatch, step) == Exit.INTERRUPTED

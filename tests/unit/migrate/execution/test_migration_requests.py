@@ -23,7 +23,7 @@ from midstream.migrate.journal.journal import Journal, read_events
 from midstream.migrate.journal.migration_directory import MigrationDirectory
 from midstream.migrate.steps.migration import Migration, NeedsOperatorError
 from midstream.output import Output
-from midstream.tui.fleet_actions import FleetActions
+from midstream.tui.actions import Actions
 from midstream.tui.screens.dialogs.quit import ROLL_BACK
 from support.migrations.sample_plan import PLAN
 from support.run_directory import RunDirectory
@@ -125,7 +125,7 @@ def test_rollback_after_the_last_look_is_no_success(
 
 def answer_of_screen(migration: MigrationDirectory) -> None:
     fleet = migration.fleet()
-    FleetActions(fleet, HostPool(fleet)).rollback("m")
+    Actions(fleet, HostPool(fleet)).rollback("m", agreed=False)
 
 
 def answer_of_demo(migration: MigrationDirectory) -> None:

@@ -8,7 +8,6 @@ from textual.app import ComposeResult
 from textual.message import Message
 from textual.widgets import Static
 
-from midstream.costs import cost_report
 from midstream.costs.cost_report import money_text
 from midstream.errors import MidstreamError
 from midstream.tui import commands
@@ -117,9 +116,9 @@ class CostsScreen(MidstreamScreen):
         if report is None or key is None:
             return None
         kind, rows = {
-            HOSTS: ("host", {host.host: cost_report.host_json(host) for host in report.hosts}),
-            RUNS: ("run", {run.run_id: cost_report.run_json(run) for run in report.runs}),
-            MIGRATIONS: ("migration", {each.migration: cost_report.migration_json(each) for each in report.migrations}),
+            HOSTS: ("host", {host.host: host.event().fields() for host in report.hosts}),
+            RUNS: ("run", {run.run_id: run.event().fields() for run in report.runs}),
+            MIGRATIONS: ("migration", {each.migration: each.event().fields() for each in report.migrations}),
         }[self._view]
         return Selection(str(key), f"cost of {kind}", rows[str(key)])
 

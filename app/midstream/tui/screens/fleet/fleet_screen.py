@@ -167,11 +167,11 @@ class FleetScreen(ListScreen):
         key, state = self.table().selected, self.screen_state
         name = str(key)
         if key is not None and self._view == HOSTS and (host := state.snapshot.host(name)) is not None:
-            return Selection(name, "host", documents.host_value(host))
+            return Selection(name, "host", documents.host_event(host).fields())
         if key is not None and self._view == MIGRATIONS and (view := state.migration(name)) is not None:
-            return Selection(name, "migration", documents.migration_value(view))
+            return Selection(name, "migration", documents.migration_event(view).fields())
         run = self._selected_run() if self._view == RUNS else None
-        return Selection(run.run_id, "run", documents.run_value(run)) if run is not None else None
+        return Selection(run.run_id, "run", documents.run_event(run).fields()) if run is not None else None
 
     def _selected_run(self) -> RunView | None:
         key = self.table(RUNS).selected

@@ -77,7 +77,7 @@ class HostScreen(CurvesScreen):
 
     def selection(self) -> Selection | None:
         host = self.screen_state.snapshot.host(self.host)
-        return Selection(host.name, "host", documents.host_value(host)) if host is not None else None
+        return Selection(host.name, "host", documents.host_event(host).fields()) if host is not None else None
 
     def metric_names(self) -> Sequence[str]:
         return self.midstream.system_curves.names_of_host(self.screen_state.snapshot, self.host)

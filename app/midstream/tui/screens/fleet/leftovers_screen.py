@@ -124,7 +124,7 @@ class LeftoversScreen(MidstreamScreen):
     def on_leftovers_screen_found(self, event: Found) -> None:
         self._doing = ""
         self._found = [each for each in event.found if isinstance(each, Leftover | SliceLeftover)]
-        self._problems = [_problem(each) for each in event.found if isinstance(each, Skipped | SliceProblem)]
+        self._problems = [each.message for each in event.found if isinstance(each, Skipped | SliceProblem)]
         if event.agreed is not None:
             removed = sum(each.removed for each in self._found)
             changed = len(event.agreed) - removed
@@ -174,16 +174,7 @@ def _row(index: int, each: Leftover | SliceLeftover) -> Row:
 
 def _note(each: Leftover | SliceLeftover) -> str:
     """Return what became of a leftover, or why it is kept."""
-    if isinstance(each, SliceLeftover):
-        return f"{each.note}; {each.text}"
-    return "removed" if each.removed else f"kept: {each.kept}" if each.kept else ""
-
-
-def _problem(each: Skipped | SliceProblem) -> str:
-    """Return the line about what was not examined."""
-    return (
-        each.message if isinstance(each, SliceProblem) else f"{each.run or each.host} is skipped: {each.error.message}"
-    )
+    return f"{each.note}; {each.text}" if isinstance(each, SliceLeftover) else each.note
 
 
 def _consequences(removable: Sequence[Leftover | SliceLeftover]) -> list[str]:

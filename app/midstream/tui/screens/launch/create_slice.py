@@ -1,4 +1,4 @@
-"""Creation of a target's slice, confirmed with its price, in the terminal.
+"""Creation of a target, confirmed with its price, in the terminal.
 
 Ctrl-C cancels it there.
 """
@@ -11,35 +11,36 @@ from textual.app import SuspendNotSupported
 
 from midstream.errors import MidstreamError
 from midstream.migrate.journal.request import Request
+from midstream.operations.create_target import CreatableTarget
 from midstream.printable import printable
 from midstream.tui.base_app import BaseApp
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 
 
-def ask(app: BaseApp, target: str, price: str, request: Request | None = None) -> None:
-    """Confirm, then create the slice with the screen suspended.
+def ask(app: BaseApp, missing: CreatableTarget, request: Request | None = None) -> None:
+    """Confirm, then create the target with the screen suspended.
 
     The application then restarts with the slice's workers among its hosts, and the wizard opens with ``request``.
     """
 
     def answered(yes: bool | None) -> None:
         if yes:
-            _create(app, target, request)
+            _create(app, missing, request)
 
     lines = (
-        f"{target} does not exist. It would be created: {price}.",
-        "It costs money until midstream --delete deletes it.",
+        f"{missing.question}.",
+        f"It {missing.lasts}.",
         "If creation fails, or Ctrl-C cancels it, nothing remains.",
     )
-    app.push_screen(ConfirmScreen(f"Create {target}", lines, word=target), answered)
+    app.push_screen(ConfirmScreen(f"Create {missing.target}", lines, word=missing.target), answered)
 
 
-def _create(app: BaseApp, target: str, request: Request | None) -> None:
+def _create(app: BaseApp, missing: CreatableTarget, request: Request | None) -> None:
     created = False
     try:
         with app.suspend():
             try:
-                app.actions.create(target, request.run_id if request is not None else "")
+                app.actions.create(missing, request.run_id if request is not None else "")
                 created = True
             except MidstreamError as error:
                 print(printable(f"midstream: {error}"), file=sys.stderr)
@@ -47,7 +48,8 @@ def _create(app: BaseApp, target: str, request: Request | None) -> None:
                 sys.stdin.readline()
     except SuspendNotSupported:
         app.notify(
-            f"this terminal cannot be suspended: use midstream --launch ... --on {target} --yes", severity="warning"
+            f"this terminal cannot be suspended: use midstream --launch ... --on {missing.target} --yes",
+            severity="warning",
         )
     if created:
         app.restart(request)

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from midstream import format
 from midstream.errors import MidstreamError
+from midstream.operations.delete_target import Occupants, not_a_target, occupants
 from midstream.providers.provider import Slice
 from midstream.tui.base_app import BaseApp
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
-from midstream.watch.snapshot import RunView
 
 
 def ask(
@@ -46,7 +45,8 @@ def ask(
         ended(MidstreamError(f"{type(error).__name__}: {error}"))
 
     def answered(yes: bool | None) -> None:
-        if yes and {run.run_id for run in _training(app, target)} - {run.run_id for run in training}:
+        now, agreed = ({run.run_id for run in found.runs} for found in (_training(app, each, target), training))
+        if yes and now - agreed:
             app.notify("another run trains there by now", severity="warning")
             ask(app, each, target, report, ended)
         elif yes:
@@ -54,16 +54,16 @@ def ask(
             app.background.run(work, failed)
 
     lines = [f"{each.path} is {each.text()}.", "It is deleted with the data on its disks; a bucket is not."]
-    training = _training(app, target)
-    for run in training:
-        step = format.grouped(run.step)
-        lines += ["", f"{run.run_id} (step {step}) trains there: its steps after the newest checkpoint are lost."]
-    if len(lines) > 2:
+    training = _training(app, each, target)
+    lines += [f"{line}." for line in training.lines()]
+    if training.runs:
         lines.append(f"To save it first: esc, then midstream --delete {target} --save-first.")
     app.push_screen(ConfirmScreen(f"Delete {each.name}", lines, word=each.name), answered)
 
 
-def _training(app: BaseApp, target: str) -> list[RunView]:
-    """Return the runs that train on a target's hosts."""
+def _training(app: BaseApp, each: Slice, target: str) -> Occupants:
+    """Return what trains on a slice, as far as it is known."""
     hosts = next((known.hosts for known in app.actions.targets() if target and known.name == target), ())
-    return [run for run in app.screen_state.snapshot.runs if run.host in hosts and run.running]
+    if not hosts:
+        return Occupants(unknown="" if target else not_a_target(each.path))
+    return occupants(app.screen_state.snapshot, hosts)

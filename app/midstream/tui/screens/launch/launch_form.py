@@ -7,6 +7,7 @@ import shlex
 from midstream.errors import MidstreamError, UsageError
 from midstream.launch.engine_flags import named_run
 from midstream.launch.launch_request import LaunchRequest
+from midstream.operations.launch import restart_target
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.dialogs.form import Field, FormScreen, Values
 from midstream.tui.screens.dialogs.typed_flags import EXAMPLE, flags_problem, words_of
@@ -65,7 +66,9 @@ def offer_start_again(screen: MidstreamScreen, run: RunView) -> None:
     else:
         trained = run.lineage is not None and any(entry.attempt == run.attempt for entry in run.lineage.entries)
         failed = run.attempt if has_failed(run) and not trained else 0
-        ask_start_again(screen, LaunchRequest(run.fence.owner, None, run.run_id), failed)
+        targets = [each.name for each in screen.midstream.actions.targets()]
+        target = restart_target(targets, screen.screen_state.snapshot, run)
+        ask_start_again(screen, LaunchRequest(target, None, run.run_id), failed)
 
 
 def ask_start_again(screen: MidstreamScreen, request: LaunchRequest, failed: int = 0) -> None:

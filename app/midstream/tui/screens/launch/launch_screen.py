@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from textual.app import ComposeResult
@@ -9,7 +10,7 @@ from textual.message import Message
 from textual.widgets import Static
 
 from midstream import format
-from midstream.check.check_result import FAIL
+from midstream.check.check_result import FAIL, OWNERSHIP
 from midstream.errors import MidstreamError
 from midstream.install.reporter import Reporter, state_line
 from midstream.launch.launch_request import LaunchRequest
@@ -153,16 +154,21 @@ class LaunchScreen(MidstreamScreen):
                 f"{run}.",
                 "midstream installs its engine and the packages where they are missing, then starts the run.",
                 "S stops it again; nothing is deleted.",
+                *self._consent,
             )
-            self.app.push_screen(
-                ConfirmScreen(f"Start {self._run_id} on {self.request.target}", lines), self._confirmed
-            )
+            title, word = f"Start {self._run_id} on {self.request.target}", self._run_id if self._consent else ""
+            self.app.push_screen(ConfirmScreen(title, lines, word=word), self._confirmed)
+
+    @property
+    def _consent(self) -> tuple[str, ...]:
+        """Reasons why the start needs consent, as the checks have found them."""
+        return tuple(f"{check.detail}." for check in self._preflight.checks if check.name == OWNERSHIP)
 
     def _confirmed(self, yes: bool | None) -> None:
         if yes and self._stage == READY:
             self._stage, self._since = STARTING, self.screen_state.now
             self.refresh_state()
-            request = LaunchRequest(self.request.target, self.request.config, self._run_id, self.request.overrides)
+            request = replace(self.request, run_id=self._run_id, agreed=bool(self._consent))
             self.in_background(partial(self._start, request))
 
     def _start(self, request: LaunchRequest) -> None:

@@ -13,9 +13,10 @@ from textual.widgets import Static
 from midstream import format
 from midstream.errors import MidstreamError
 from midstream.listing import documents
+from midstream.operations.create_target import CreatableTarget
+from midstream.operations.list_slices import SliceListing, remarks
 from midstream.providers.provider import Slice, SliceStatus
 from midstream.tui import commands
-from midstream.tui.actions import CreatableSlice, SliceListing
 from midstream.tui.base_app import BaseApp, app_of
 from midstream.tui.screens.dialogs.document import DocumentScreen
 from midstream.tui.screens.launch import create_slice, delete_slice
@@ -136,7 +137,7 @@ class SlicesScreen(ModalScreen[None]):
         path = self.query_one(Table).selected
         listing = self._found or SliceListing()
         values = {each.path: {**asdict(each), "status": "missing"} for each in listing.creatable}
-        values |= {each.path: documents.slice_value(each, target) for each, target in listing.found}
+        values |= {each.path: documents.slice_event(each, target).fields() for each, target in listing.found}
         if path is None:
             self.notify("nothing is selected")
         else:
@@ -158,7 +159,7 @@ class SlicesScreen(ModalScreen[None]):
         if creatable is None:
             self.notify("only a missing slice with create: true in the fleet file can be created", severity="warning")
         elif not self._refused():
-            create_slice.ask(self.midstream, creatable.target, creatable.price)
+            create_slice.ask(self.midstream, creatable)
 
     def action_delete(self) -> None:
         path = self.query_one(Table).selected
@@ -191,7 +192,7 @@ class SlicesScreen(ModalScreen[None]):
             self.action_again()
 
 
-def creatable_row(each: CreatableSlice, glyphs: Glyphs) -> Row:
+def creatable_row(each: CreatableTarget, glyphs: Glyphs) -> Row:
     """Return the row of a target whose slice does not exist."""
     project, zone, name = each.path.split("/")
     state = (f"{glyphs.idle} missing", palette.DIM)
@@ -215,8 +216,8 @@ def slice_row(each: Slice, target: str, now: float, glyphs: Glyphs) -> Row:
         SliceStatus.PREEMPTED: (glyphs.idle, palette.DIM),
         SliceStatus.FAILED: (glyphs.failed, palette.BAD),
     }.get(each.status, (glyphs.stale, palette.WAIT))
-    health = "" if each.health in ("", "HEALTHY") else each.health.lower().replace("_", " ")
-    queued = f"queue: {each.queued}" if each.queued not in ("", "ACTIVE", each.state) else ""
+    notes = remarks(each)
+    waits = all(note.startswith("queue: ") for note in notes)
     cells = (
         each.name,
         f"{each.project}/{each.zone}",
@@ -226,6 +227,6 @@ def slice_row(each: Slice, target: str, now: float, glyphs: Glyphs) -> Row:
         str(len(each.workers)) if each.workers else format.NONE,
         each.price_class,
         format.age(now - each.created if each.created else None),
-        (", ".join(filter(None, (health, queued, each.why))), palette.WAIT if health or each.why else palette.DIM),
+        (", ".join(notes), palette.DIM if waits else palette.WAIT),
     )
     return Row(each.path, cells, dim=each.status == SliceStatus.PREEMPTED)

@@ -6,17 +6,18 @@ Closing it does not stop the migration.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import partial
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widgets import Static
 
 from midstream import format
-from midstream.counts import agree, count
 from midstream.listing import documents
 from midstream.migrate.journal import migration_state
 from midstream.migrate.journal.migration_view import CERTIFIED, NOT_CERTIFIED, VOID, MigrationView
 from midstream.migrate.journal.stage_times import report, report_lines
+from midstream.operations import rollback
 from midstream.tui import commands
 from midstream.tui.base_app import SHORT_SCREEN
 from midstream.tui.screens import export_curves
@@ -38,6 +39,7 @@ from midstream.tui.widgets.log_pane import LogPane
 from midstream.tui.widgets.pane import Pane
 from midstream.tui.widgets.plot import Drawn
 from midstream.tui.widgets.table import Column, Row
+from midstream.watch.snapshot import LIVE
 
 PROGRESS, CERTIFICATE, DOWNTIME, LOG = "progress", "certificate", "downtime", "log"
 SEAL_WINDOW = 24  # minimum of steps shown on either side of the seal
@@ -192,7 +194,11 @@ class MigrationScreen(MidstreamScreen):
 
     def selection(self) -> Selection | None:
         view = self.migration_view
-        return Selection(view.migration, "migration", documents.migration_value(view)) if view is not None else None
+        return (
+            Selection(view.migration, "migration", documents.migration_event(view).fields())
+            if view is not None
+            else None
+        )
 
     def action_open_run(self) -> None:
         view = self.migration_view
@@ -237,12 +243,12 @@ class MigrationScreen(MidstreamScreen):
         if view.state == migration_state.ROLLED_BACK:
             self.notify(f"already rolled back: {plan.source} owns the run", markup=False)
             return
-        discarded = self._steps_given_up(view)
+        discarded, lost = self._steps_given_up(view), self._discarded(view)
         lines = [f"{plan.run_id} returns to {plan.source} and continues from the sealed step."]
-        if view.sealed_step is None and not discarded:
+        if view.sealed_step is None and not lost:
             lines = [f"{plan.run_id} stays on {plan.source}. What was started for it on {plan.target} is ended."]
-        if discarded:
-            lines.append(f"{count(discarded, 'step')} of {plan.target} {agree(discarded)} discarded.")
+        if lost:
+            lines.append(f"{lost}.")
         lines.append("Nothing is deleted.")
 
         def answered(yes: bool | None) -> None:
@@ -255,15 +261,27 @@ class MigrationScreen(MidstreamScreen):
                 self.action_rollback()
                 return
             self.notify(f"returning to {plan.source}", markup=False)
-            self._act(self.midstream.actions.rollback, view.migration)
+            self._act(partial(self.midstream.actions.rollback, agreed=bool(lost)), view.migration)
 
         title = f"Roll back {plan.run_id}"
-        self.app.push_screen(ConfirmScreen(title, lines, word=plan.run_id if discarded else ""), answered)
+        self.app.push_screen(ConfirmScreen(title, lines, word=plan.run_id if lost else ""), answered)
 
     def _steps_given_up(self, view: MigrationView) -> int:
         """Return the steps that a rollback would discard, by what the target has reported."""
         run = self.screen_state.run(view.plan.target_host, view.plan.run_id)
         return view.steps_given_up(run.step, run.fence) if run else 0
+
+    def _discarded(self, view: MigrationView) -> str:
+        """Return what a rollback would discard, or that it is not known."""
+        plan = view.plan
+        run, host = (
+            self.screen_state.run(plan.target_host, plan.run_id),
+            self.screen_state.snapshot.host(plan.target_host),
+        )
+        down = "" if host is not None and host.link == LIVE else (host.error if host is not None else "") or "no answer"
+        status, fence = (run.status, run.fence) if run is not None else (None, None)
+        attempts = range(1, run.attempt + 1) if run is not None else ()
+        return rollback.discarded(view, status, fence, attempts, unreachable=down)
 
     def action_continue(self) -> None:
         view = self.migration_view

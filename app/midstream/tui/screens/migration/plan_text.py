@@ -11,6 +11,7 @@ from midstream.migrate.journal import cost
 from midstream.migrate.journal.downtime_report import shown_phase
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.modes.registry import mode_of
+from midstream.operations.plan_migration import losses
 from midstream.tui.style import palette
 from midstream.tui.style.glyphs import Glyphs
 from midstream.tui.style.styled_text import Text
@@ -117,14 +118,11 @@ def consequences(plan: Plan) -> list[str]:
     downtime = plan.estimate.predicted_downtime
     later = "some time" if downtime is None else f"about {format.seconds(downtime)}"
     lines = [mode_of(plan.mode).consequence(plan.source, plan.target, later)]
-    if plan.estimate.steps_lost:
-        lost = plan.estimate.steps_lost
-        lines.append(f"{count(lost, 'step')} after {plan.checkpoint} {agree(lost)} discarded.")
     if plan.estimate.duration:
         lines.append(f"The migration takes {stages.total_text(plan.estimate.duration)}.")
     return [
         *lines,
-        *plan.policy.consent,
+        *losses(plan),
         "",
         "Risk: a link breaks, the target fails. Then it is rolled back and the source runs again.",
         "Safety: nothing is deleted; r rolls back until the target has done "

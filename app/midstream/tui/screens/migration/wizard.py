@@ -148,7 +148,7 @@ class WizardScreen(MidstreamScreen):
 
     def _plan_words(self, width: int) -> Text:
         if isinstance(self._error, TargetMissingError):
-            words = f"{self._error.message}. It can be created: {self._error.price}."
+            words = self._error.missing.question
             text = Text(f"  {self.glyphs.idle} {format.folded(words, width - 1, 4)}\n", palette.WAIT)
             more = "The migration is planned once it exists; every check possible without it has passed."
             return text.append(f"    {format.folded(more, width - 1, 4)}", palette.DIM)
@@ -286,7 +286,7 @@ class WizardScreen(MidstreamScreen):
         if self._stage == PLAN:
             if isinstance(self._error, TargetMissingError) and self._request is not None:
                 if not self.refuse_readonly():
-                    create_slice.ask(self.midstream, self._request.target, self._error.price, self._request)
+                    create_slice.ask(self.midstream, self._error.missing, self._request)
                 return
             if self._plan is None:
                 self.notify(self._why_no_plan, severity="warning")

@@ -15,6 +15,7 @@ from textual.widgets import Static
 from midstream import format
 from midstream.errors import MidstreamError, UsageError
 from midstream.install.reporter import Reporter, state_line
+from midstream.operations.compare import calibration_notes
 from midstream.tui import commands
 from midstream.tui.base_app import BaseApp, app_of
 from midstream.tui.screens.dialogs.enter_text import EnterTextScreen
@@ -151,10 +152,7 @@ class CompareScreen(ModalScreen[str | None]):
     def _paint(self) -> None:
         glyphs = self.midstream.glyphs
         lines = progress_lines(self._progress, self._error, glyphs)
-        known = {row.calibration for row in self._rows if row.calibration is not None}
-        lines += [Text(f" {text}", palette.DIM) for text in sorted(each.describe() for each in known)]
-        if self._rows and not known and not self._progress:
-            lines.append(Text(" estimates of compiled programs, not measured on these accelerators yet", palette.DIM))
+        lines += [Text(f" {text}", palette.DIM) for text in calibration_notes(self._rows)]
         empty = ("no estimate.",) if self._error is not None else ("compiling ...",)
         present = [] if self._present is None else [baseline_row(self._present, glyphs)]
         self.query_one(Table).show([*present, *(table_row(row, glyphs) for row in self._rows)], empty=empty)

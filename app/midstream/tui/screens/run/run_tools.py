@@ -67,7 +67,7 @@ class RunToolsScreen(CurvesScreen):
             for checkpoint in run.checkpoints:
                 if checkpoint.name == name:
                     return Selection(checkpoint.name, "checkpoint", {"run": run.run_id, **asdict(checkpoint)})
-        return Selection(run.run_id, "run", documents.run_value(run))
+        return Selection(run.run_id, "run", documents.run_event(run).fields())
 
     def verified_in(self, run: RunView) -> dict[str, str]:
         """Return checkpoint -> state of its verification, of this copy of the run."""
@@ -149,14 +149,14 @@ class RunToolsScreen(CurvesScreen):
         configs = [self.midstream.actions.config(run, attempt) for attempt in (first, second)]
         found = [resolved_config.line(change, self.glyphs.arrow) for change in resolved_config.changes(*configs)]
         heading = f"attempt {first} {self.glyphs.arrow} attempt {second}"
-        self.post_message(self.Compared(INFO, heading, found or ["equal configurations"]))
+        self.post_message(self.Compared(INFO, heading, found or [resolved_config.unchanged(first, second)]))
 
     def on_run_tools_screen_compared(self, event: Compared) -> None:
         if event.what == INFO:
             self._changes = [event.heading, *event.lines]
             self.action_view(INFO)
         else:
-            self._show_report(event.heading, event.lines or ["equal states: every array is equal"])
+            self._show_report(event.heading, event.lines)
 
     def _show_report(self, heading: str, lines: Sequence[str]) -> None:
         """Show a report under the table of checkpoints; esc closes it."""

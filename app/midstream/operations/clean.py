@@ -1,0 +1,52 @@
+"""Find what killed saves, copies and creations left; remove what was agreed to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING
+
+from midstream.check.fleet_leftovers import AnyLeftover, Examined, Skipped, find_leftovers
+from midstream.errors import UsageError
+from midstream.suggestions import nearest_run
+
+if TYPE_CHECKING:
+    from midstream.fleet.fleet import Fleet
+    from midstream.hosts.host_pool import HostPool
+
+
+def clean(
+    fleet: Fleet,
+    hosts: HostPool,
+    say: Callable[[str], None],
+    run_id: str = "",
+    agreed: Collection[AnyLeftover] | None = None,
+) -> Iterator[AnyLeftover]:
+    """Yield leftovers on hosts, in buckets and, without a run, of slices.
+
+    Those that were listed and ``agreed`` to are removed, unless they have changed since.
+
+    Args:
+        fleet: The fleet.
+        hosts: Connections to its hosts.
+        say: Gets lines of progress.
+        run_id: The run; empty for all.
+        agreed: What may be removed; None: nothing is.
+
+    Raises:
+        UsageError: No host that answers has the run.
+        MidstreamError: A slice could not be deleted, or the run's records are damaged.
+    """
+    from midstream.check.slice_leftovers import find_slice_leftovers
+
+    known, unreachable, remove = set[str](), list[str](), agreed is not None
+    for found in find_leftovers(fleet, hosts, run_id, remove=remove, agreed=agreed):
+        if isinstance(found, Examined):
+            known |= set(found.runs)
+            continue
+        if isinstance(found, Skipped) and not found.run:
+            unreachable.append(found.host)
+        yield found
+    if not run_id:
+        yield from find_slice_leftovers(fleet, say, remove=remove, agreed=agreed)
+    elif run_id not in known and not remove:
+        raise UsageError(f"no run {run_id!r}", nearest_run(run_id, sorted(known), unreachable))
