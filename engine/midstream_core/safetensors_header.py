@@ -100,11 +100,11 @@ def check_size(file: BinaryIO, size: int) -> None:
         raise ValueError(f"has {size} bytes, and its header names {position}")
 
 
-def _span(item: tuple[str, Any]) -> tuple[str, tuple[int, int]]:
+def _span(item: tuple[str, JsonValue]) -> tuple[str, tuple[int, int]]:
     """Return a tensor's name and its place in the data."""
     name, entry = item[0][:80], item[1]
-    span = entry.get("data_offsets") if isinstance(entry, dict) else None
-    if not isinstance(span, list) or len(span) != 2:
+    span = entry.get("data_offsets") if isinstance(entry, Mapping) else None
+    if not isinstance(span, (list, tuple)) or len(span) != 2:
         raise ValueError(f"its header has no offsets of {name!r}")
     begin, end = span
     if type(begin) is not int or type(end) is not int or not 0 <= begin <= end:
@@ -112,7 +112,7 @@ def _span(item: tuple[str, Any]) -> tuple[str, tuple[int, int]]:
     return name, (begin, end)
 
 
-def _entry(name: str, value: object, start: int, size: int) -> TensorEntry:
+def _entry(name: str, value: JsonValue, start: int, size: int) -> TensorEntry:
     try:
         fields = optional_object(value)
         dtype, lengths = _DTYPES[str(fields["dtype"])], optional_list(fields["shape"])

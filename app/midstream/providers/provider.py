@@ -15,7 +15,6 @@ from typing import Protocol
 
 from midstream.counts import count
 from midstream.errors import HostError
-from midstream.fleet.fleet import SliceTarget
 from midstream.fleet.slice_target import SliceTarget
 from midstream_core.json_types import JsonValue
 

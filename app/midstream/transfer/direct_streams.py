@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -40,7 +40,6 @@ from midstream.transfer.link import (
 from midstream.transfer.stream import Events, Stream
 from midstream.transfer.stream_transport import start
 from midstream.transfer.tls_certificates import make_peers
-from midstream_core.json_types import JsonObject
 from midstream_host.copy import disk_receiver, sender, stream_server
 from midstream_host.copy.requested_items import new_key
 
@@ -337,7 +336,7 @@ class _DirectStream(Stream):
         self._number, self._broken = number, broken
         super().__init__(*positional, **named)
 
-    def _write_line(self, line: JsonObject) -> None:
+    def _write_line(self, line: Mapping[str, object]) -> None:
         super()._write_line({**line, "stream": self._number})
 
     def failure(self) -> MidstreamError:

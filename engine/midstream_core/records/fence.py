@@ -9,7 +9,7 @@ import dataclasses
 import math
 from typing import ClassVar, Dict, List, Optional, Tuple
 
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonValue, RecordFields
 from midstream_core.records.errors import RecordError
 from midstream_core.records.field_forms import NAME
 from midstream_core.records.record import JsonRecord
@@ -55,7 +55,7 @@ class Fence(JsonRecord):
     sealed_step: Optional[int] = None  # first step of the current epoch; None for a run that has not been migrated
     seals: List[Dict[str, JsonValue]] = dataclasses.field(default_factory=lambda: [], metadata={"items": Seal})
     start: int = 0  # newest start of the current epoch; 0: no numbered one yet
-    starts: List[Dict[str, JsonValue]] = dataclasses.field(default_factory=lambda: [], metadata={"items": ClosedStart})
+    starts: List[RecordFields] = dataclasses.field(default_factory=lambda: [], metadata={"items": ClosedStart})
 
     @property
     def order(self) -> Tuple[int, int]:

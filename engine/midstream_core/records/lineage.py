@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Dict, List, Optional
+from typing import ClassVar, List, Optional
 
-from midstream_core.json_types import JsonValue, int_of
+from midstream_core.json_types import RecordFields, int_of
 from midstream_core.records.field_forms import CHECKPOINT_NAME, NAME, RUN_ID, RUN_ID_OR_EMPTY
 from midstream_core.records.record import JsonRecord
 
@@ -36,9 +36,7 @@ class Lineage(JsonRecord):
     LIMIT: ClassVar[int] = 1 << 24
 
     run_id: str = dataclasses.field(metadata={"form": RUN_ID})
-    attempts: List[Dict[str, JsonValue]] = dataclasses.field(
-        default_factory=lambda: [], metadata={"items": LineageEntry}
-    )
+    attempts: List[RecordFields] = dataclasses.field(default_factory=lambda: [], metadata={"items": LineageEntry})
 
     @property
     def entries(self) -> List[LineageEntry]:

@@ -8,7 +8,7 @@ import posixpath
 from typing import ClassVar, Dict, List, Sequence
 
 from midstream_core import json_shapes
-from midstream_core.json_types import JsonValue, object_or_empty
+from midstream_core.json_types import JsonValue, RecordFields, object_or_empty
 from midstream_core.records.errors import DamagedRecordError, RecordError
 from midstream_core.records.field_forms import DTYPE, RUN_ID
 from midstream_core.records.files import LARGEST_FILE, read_json
@@ -84,9 +84,9 @@ class Manifest(JsonRecord):
     epoch: int
     created: float
     root_digest: str
-    arrays: List[Dict[str, JsonValue]] = dataclasses.field(metadata={"items": ArrayEntry})
-    objects: List[Dict[str, JsonValue]] = dataclasses.field(metadata={"items": ObjectEntry})
-    hosts: List[Dict[str, JsonValue]] = dataclasses.field(
+    arrays: List[RecordFields] = dataclasses.field(metadata={"items": ArrayEntry})
+    objects: List[RecordFields] = dataclasses.field(metadata={"items": ObjectEntry})
+    hosts: List[RecordFields] = dataclasses.field(
         default_factory=lambda: [], metadata={"items": SpreadHost}
     )  # empty: the checkpoint is not spread
     host: str = ""  # the one of ``hosts`` that has this copy

@@ -99,7 +99,7 @@ def place_checkpoint(paths: records.RunPaths, name: str, directory: str) -> Plac
         os.makedirs(posixpath.dirname(target), exist_ok=True)
         place(posixpath.join(source, FILES, path), target, link=False)
         measured[path] = digest_of(target)[0]
-    write_newest_file(str(state.get("rule", "")), directory, state["path"])
+    write_newest_file(str(state.get("rule", "")), directory, main_path)
     digest = records.root_digest([], {}, {**state, "files": measured})
     path = posixpath.join(directory, main_path)
     return PlacedCheckpoint(path, manifest.step, digest, manifest.root_digest, directory, sorted(measured))

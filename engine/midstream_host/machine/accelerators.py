@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any, Dict, List, Optional, Sequence
 
-from midstream_core.json_types import JsonValue, int_of, optional_list
+from midstream_core.json_types import JsonValue, RecordFields, int_of, optional_list
 from midstream_host.machine import inventory, nvidia, tpu, tpu_metrics
 
 POLL_INTERVAL = 5.0  # seconds
@@ -54,7 +54,7 @@ class Accelerators:
         self._looked.wait(wait)
         return self._found
 
-    def facts(self) -> Dict[str, JsonValue]:
+    def facts(self) -> RecordFields:
         """Return the driver, the newest CUDA it supports, and the accelerators' processes."""
         return self._facts
 

@@ -14,12 +14,12 @@ import re
 from typing import Any, BinaryIO, Dict, List, Literal, Optional, Sequence, Tuple, cast
 
 from midstream_core import levanter_checkpoints
-from midstream_core.json_types import int_of, object_or_empty, optional_list
+from midstream_core.json_types import int_of, optional_list, optional_object
 from midstream_core.latest_file import named_folder
 from midstream_core.safetensors_header import load_header
 from midstream_host.declarations import reads
 from midstream_host.formats.errors import FormatError
-from midstream_host.formats.torch_archive import Tensor, saved_value
+from midstream_host.formats.torch_archive import TensorInArchive, saved_value
 from midstream_host.shapes import FileName, Text
 from midstream_host.trainers.checkpoint_files import CheckpointFiles, DiskFiles
 
@@ -106,13 +106,13 @@ def _text(files: CheckpointFiles, path: str) -> str:
     return data.decode(errors="replace")
 
 
-def _torch(files: CheckpointFiles, path: str) -> torch_shapes.TorchState:
+def _torch(files: CheckpointFiles, path: str) -> Dict[str, Any]:
     with files.open(path) as file:
         return training_state(file, path)
 
 
 def training_state(file: BinaryIO, name: str) -> Dict[str, Any]:
-    """Return the mapping in a file of torch, with tensors as `Tensor`.
+    """Return the mapping in a file of torch, with tensors as `TensorInArchive`.
 
     Args:
         file: Open for reading, seekable.
@@ -173,14 +173,14 @@ def _neox_shapes(
     path: str,
     models: Dict[int, str],
     layers: Dict[Tuple[int, int], str],
-    state: torch_shapes.TorchState,
+    state: Dict[str, Any],
 ) -> Dict[str, List[int]]:
     """Shapes of embedding, MLP and head, of all tensor-parallel ranks together."""
     shapes: Dict[str, List[int]] = {}
 
-    def add(rank_state: Dict[str, object], layer: Optional[int]) -> None:
+    def add(rank_state: Dict[str, Any], layer: Optional[int]) -> None:
         for name, value in rank_state.items():
-            if not isinstance(value, Tensor):
+            if not isinstance(value, TensorInArchive):
                 continue
             matched = _NEOX_NAME.fullmatch(name)
             number = 0 if name == _TIED else layer if layer is not None else int(matched.group(1)) if matched else -1
@@ -196,7 +196,7 @@ def _neox_shapes(
         for rank, name in sorted(models.items()):
             module = (state if rank == 0 else _torch(files, os.path.join(path, name))).get("module")
             if isinstance(module, dict):
-                add(cast(torch_shapes.TorchState, module), None)
+                add(cast(Dict[str, Any], module), None)
         return shapes
     wanted = {0, _NEOX_FIRST_BLOCK, max(layer for layer, _ in layers)}
     for (layer, _), name in sorted(layers.items()):
@@ -205,7 +205,7 @@ def _neox_shapes(
     return shapes
 
 
-def _is_count(value: object) -> bool:
+def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
@@ -229,10 +229,10 @@ def _levanter(files: CheckpointFiles, path: str, config: str) -> CheckpointSurve
         metadata = json.loads(_text(files, os.path.join(path, "metadata.json")))
     except ValueError as error:
         raise ValueError("{}/metadata.json: not JSON, perhaps truncated ({})".format(path, error)) from None
-    step = object_or_empty(metadata).get("step")
+    step = cast(Dict[str, Any], metadata).get("step") if isinstance(metadata, dict) else None
     if not isinstance(step, int):
         raise ValueError("{}: metadata.json has no step".format(path))
-    found = next((candidate for candidate in candidates if files.is_file(candidate)), None)
+    found = next((each for each in candidates if files.is_file(each)), None)
     if found is None:
         raise ValueError("{}: the run's configuration is missing: name its YAML with --config".format(config or path))
     shapes: Dict[str, List[int]] = {}
@@ -272,6 +272,6 @@ def _safetensors(files: CheckpointFiles, path: str) -> Dict[str, List[int]]:
         except ValueError as error:
             raise ValueError("{}: {}".format(path, error)) from None
     return {
-        name: [int_of(size) for size in optional_list(object_or_empty(entry)["shape"])]
+        name: [int_of(size) for size in optional_list(optional_object(entry)["shape"])]
         for name, entry in entries.items()
     }

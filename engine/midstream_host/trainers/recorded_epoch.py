@@ -6,7 +6,7 @@ Standard library only; runs on the host.
 from __future__ import annotations
 
 import posixpath
-from typing import Optional
+from typing import Any, Dict, Optional, cast
 
 from midstream_core import records
 from midstream_host.declarations import reads

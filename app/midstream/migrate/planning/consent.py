@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from midstream.counts import agree, count
 from midstream.migrate.journal.json_values import section

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from midstream.migrate.modes.assumptions import DEFAULT_COPY_SPEED, DEFAULT_DISK_SPEED
 from midstream.migrate.modes.registry import COLD, mode_of
@@ -11,7 +12,7 @@ from midstream.migrate.modes.work import DowntimeSeconds, Rates
 
 
 def predict(
-    curve: Sequence[JsonObject],
+    curve: Sequence[Mapping[str, Any]],
     checkpoint_bytes: int,
     mode: str = COLD,
     rates: Rates | None = None,
@@ -43,7 +44,7 @@ def predict(
     return mode_of(mode).predicted(seconds, rates.entries, running=running)
 
 
-def step_seconds(curve: Sequence[LoggedRow]) -> tuple[float, float]:
+def step_seconds(curve: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     """Return seconds of the median step, and of the newest attempt's first step.
 
     0 where unknown. The first step includes the compilation.

@@ -10,8 +10,7 @@ from midstream.migrate.modes.assumptions import DEFAULT_COPY_SPEED
 from midstream.migrate.modes.registry import mode_of
 from midstream.migrate.modes.work import Rates, Work
 from midstream.migrate.planning import downtime_estimate
-from midstream.migrate.planning.downtime_estimate import DEFAULT_COPY_SPEED
-from midstream.migrate.planning.measured_rates import MIN_COPY_BYTES, Rates
+from midstream.migrate.planning.measured_rates import MIN_COPY_BYTES
 
 READY_INSTALL_SECONDS = 8.0  # to find that the engine's packages are installed and can be imported
 MIN_COMPILE_SECONDS = 1.0  # by which a first step is longer that includes the compilation

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 from midstream.counts import count
 from midstream.errors import HostError, UsageError
@@ -41,7 +42,6 @@ from midstream.migrate.planning.plan_inputs import Contents, Ends
 from midstream.migrate.planning.precision_changes import before_and_after, precision_changes
 from midstream.migrate.planning.source_run import ownership_consent, steps_done
 from midstream.watch.snapshot import Accelerator, HostView, RunView, Snapshot
-from midstream_core.json_types import JsonObject
 
 UNKNOWN = "unknown"
 LIMIT = "trainer.per_device_parallelism"
@@ -370,7 +370,7 @@ def _changes(
     after: batch_shape.BatchShape,
     source_devices: int,
     target_devices: int,
-    trainer: JsonObject,
+    trainer: Mapping[str, Any],
     steps: int,
 ) -> tuple[Change, ...]:
     kind = run.status.devices[0].get("kind", "") if run.status and run.status.devices else ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Optional, cast
 
-from midstream_core.json_types import JsonValue
 from midstream_host.driver.checkpoints import deepspeed
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree, number_in
@@ -57,11 +56,11 @@ def saved_state(tree: CheckpointTree) -> SavedState:
         random_states=0,
         data_position="stored" if stored else "none",
         reshards=tree.has("") or tree.has(METADATA),
-        advice=advice,
+        advice=cast("List[Any]", advice),
     )
 
 
-def _value(tree: CheckpointTree) -> Dict[JsonValue, JsonValue]:
+def _value(tree: CheckpointTree) -> Dict[Any, Any]:
     """Return what the checkpoint has beside tensors."""
     if tree.has(""):
         return tree.torch_value("")
@@ -74,7 +73,7 @@ def _value(tree: CheckpointTree) -> Dict[JsonValue, JsonValue]:
     raise IncompleteError("{} is missing, which has the step".format(META))
 
 
-def _loader_states(value: Dict[JsonValue, JsonValue]) -> bool:
+def _loader_states(value: Dict[Any, Any]) -> bool:
     """Return whether a loader has stored its position, as StatefulDataLoader does."""
     place: Any = value
     for name in ("loops", "fit_loop", "state_dict", "combined_loader"):

@@ -31,7 +31,6 @@ from midstream.tui.widgets.table import Column, Heading, Row, Rows
 from midstream.watch import snapshot as watch
 from midstream.watch.snapshot import HostView, RunView
 from midstream_core import records
-from midstream_core.json_types import JsonValue
 
 if TYPE_CHECKING:
     from midstream.listing.conditions import Condition
@@ -142,7 +141,7 @@ def found_in(
     if (field := listing.fields.get(layout.sort)) is not None:
         values = {id(item): sort_value(field.get(item, screen_state)) for item in items}
         items = ordered(items, lambda item: values[id(item)], descending=layout.descending)
-    groups: list[tuple[str | None, Sequence[JsonValue]]] = [(None, items)]
+    groups: list[tuple[str | None, Sequence[object]]] = [(None, items)]
     if layout.group in listing.groups:
         of = listing.fields[layout.group]
         groups = grouped(items, lambda item: group_name(of.get(item, screen_state)), layout.group)
