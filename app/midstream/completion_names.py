@@ -12,11 +12,11 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from midstream.flag_parser import FlagParser
 from midstream.state_directory import state_directory
 from midstream.watch.known_names import read_names
+from midstream_core.json_types import JsonValue
 
 # bash expands the words that it is offered, so `$(...)` in a name that a host has sent would be executed.
 _PLAIN = re.compile(r"[A-Za-z0-9._:/@~+=,%-]+")
@@ -64,7 +64,7 @@ def _targets(fleet_file: Path) -> Iterator[str]:
     from midstream.fleet.fleet_yaml import load_yaml
 
     try:
-        content: Any = load_yaml(fleet_file.read_text())
+        content: object = load_yaml(fleet_file.read_text())
     except (OSError, ValueError, yaml.YAMLError):
         return
     for section in ("hosts", "targets"):
@@ -77,7 +77,7 @@ def _runs(fleet_file: Path) -> Iterator[str]:
         yield from sorted(runs)
 
 
-def _of_runs(fleet_file: Path, field: str, run_id: str = "") -> Iterator[Any]:
+def _of_runs(fleet_file: Path, field: str, run_id: str = "") -> Iterator[JsonValue]:
     """Yield the values of a field of all runs, or of one."""
     for runs in read_names(fleet_file).values():
         for name, seen in runs.items():

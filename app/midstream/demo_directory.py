@@ -16,6 +16,7 @@ from pathlib import Path
 from midstream.errors import MidstreamError
 from midstream.state_directory import state_directory
 from midstream_core import records
+from midstream_core.json_types import object_or_empty
 
 LOCK = ".lock"
 POLL_INTERVAL = 0.2  # seconds between attempts to lock
@@ -106,7 +107,8 @@ def _try(root: Path) -> DemoDirectory | None:
 def is_open(root: Path) -> bool:
     """Return True if the process that locked the directory runs and is not ending."""
     try:
-        state = records.parse_json(records.read_bytes(str(root / LOCK), MAX_LOCK_BYTES), str(root / LOCK))
+        content = records.read_bytes(str(root / LOCK), MAX_LOCK_BYTES)
+        state = object_or_empty(records.parse_json(content, str(root / LOCK)))
         process = records.ProcessIdentity.from_json(state["process"])
         return not state["ending"] and records.is_running(process)
     except (OSError, records.RecordError, KeyError, TypeError):  # being written: the next poll reads it

@@ -67,7 +67,7 @@ class Section:
 
     def mode(
         self, name: str, *, needs: tuple[str, ...] = (), of: tuple[str, ...] = (), engine: bool = False,
-        completes: str = "", **settings: Any,
+        completes: str = "", **settings: object,
     ) -> None:  # fmt: skip
         """Add a mode.
 
@@ -83,7 +83,7 @@ class Section:
 
     def flag(
         self, name: str, *more: str, of: tuple[str, ...] = (), of_text: str = "", default_text: str = "",
-        completes: str = "", **settings: Any,
+        completes: str = "", **settings: object,
     ) -> None:  # fmt: skip
         """Add a flag that goes with the modes ``of``; without them, with all.
 
@@ -223,11 +223,11 @@ class FlagParser(argparse.ArgumentParser):
 class PrintAndExit(argparse.Action):
     """A flag that prints a text and ends the program. ``text`` gets the flag's value."""
 
-    def __init__(self, text: Callable[[Any], str], **settings: Any) -> None:
+    def __init__(self, text: Callable[[object], str], **settings: Any) -> None:
         super().__init__(default=argparse.SUPPRESS, **settings)
         self._text = text
 
-    def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, *given: object) -> None:
         """Print the text; ``given`` is namespace, value and flag."""
         sys.stdout.write(self._text(given[1]))
         sys.stdout.flush()  # while an error can be reported; argparse's own --help ignores it

@@ -16,6 +16,8 @@ import os
 import urllib.error
 import urllib.request
 
+from midstream_core.json_types import object_or_empty
+
 VARIABLE, DISABLED = "AWS_EC2_METADATA_SERVICE_ENDPOINT", "AWS_EC2_METADATA_DISABLED"
 ADDRESS = "http://169.254.169.254"
 VENDOR = "/sys/class/dmi/id/sys_vendor"
@@ -54,10 +56,10 @@ def notices(address: str) -> list[str] | None:
     except (OSError, http.client.HTTPException, ValueError):
         return None
     try:
-        value = json.loads(answer)
+        value = object_or_empty(json.loads(answer))
     except ValueError:
         return None
-    if not isinstance(value, dict) or value.get("action") not in ACTIONS:
+    if value.get("action") not in ACTIONS:
         return None
     return ["spot {} at {}".format(value["action"], str(value.get("time", ""))[:40])]
 

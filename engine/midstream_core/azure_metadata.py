@@ -15,7 +15,8 @@ import http.client
 import json
 import os
 import urllib.request
-from typing import Any
+
+from midstream_core.json_types import JsonObject, JsonValue, list_or_empty, object_or_empty
 
 VARIABLE = "MIDSTREAM_AZURE_METADATA"
 ADDRESS = "http://169.254.169.254"
@@ -45,29 +46,29 @@ def notices(address: str) -> list[str] | None:
     None where they cannot be read, which proves nothing.
     """
     events = _read(address, "/metadata/scheduledevents?api-version=2020-07-01")
-    found = events.get("Events") if isinstance(events, dict) else None
-    if not isinstance(found, list):
+    listed = object_or_empty(events).get("Events")
+    if not isinstance(listed, list):
         return None
-    ending = [each for each in found[:MAX_EVENTS] if isinstance(each, dict) and each.get("EventType") in ENDING]
+    ending = [event for event in map(object_or_empty, listed[:MAX_EVENTS]) if event.get("EventType") in ENDING]
     if not ending:
         return []
     machine = _read(address, "/metadata/instance/compute?api-version=2021-02-01")
-    name = machine.get("name") if isinstance(machine, dict) else None
+    name = object_or_empty(machine).get("name")
     if not isinstance(name, str) or not name:
         return None  # it is not known which machine is meant
-    return [_text(each) for each in ending if _is_meant(each.get("Resources"), name)]
+    return [_text(event) for event in ending if _is_meant(event.get("Resources"), name)]
 
 
-def _is_meant(resources: Any, name: str) -> bool:
-    return isinstance(resources, list) and any(str(each).lower() == name.lower() for each in resources)
+def _is_meant(resources: JsonValue, name: str) -> bool:
+    return any(str(resource).lower() == name.lower() for resource in list_or_empty(resources))
 
 
-def _text(event: Any) -> str:
+def _text(event: JsonObject) -> str:
     when = str(event.get("NotBefore") or "")[:40]
-    return "{} {}".format(event["EventType"].lower(), "not before " + when if when else "now")
+    return "{} {}".format(str(event["EventType"]).lower(), "not before " + when if when else "now")
 
 
-def _read(address: str, path: str) -> Any:
+def _read(address: str, path: str) -> JsonValue:
     """Return a JSON answer; None where there is none."""
     request = urllib.request.Request(address + path, headers={"Metadata": "true"})
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -20,13 +20,15 @@ import functools
 import re
 import sys
 import typing
-from typing import Any, Callable, Dict, List, Tuple, Type, cast
+from typing import Any, Callable, Dict, List, Tuple, cast
+
+from midstream_core.json_types import JsonValue
 
 LARGEST = 2**63 - 1
 LARGEST_FLOAT = sys.float_info.max
 TEXT = 1 << 16  # characters of a string without a limit of its own
 
-Check = Callable[[Any], None]
+Check = Callable[[JsonValue], None]
 
 
 class ShapeError(ValueError):
@@ -40,9 +42,9 @@ class ShapeError(ValueError):
         self.what = what
         self.path = ""  # "seals[1].step"
 
-    def inside(self, part: str) -> "ShapeError":
-        """Prepend ``part`` to the path: the error as the enclosing value reports it."""
-        self.path = part + ("." if self.path and not self.path.startswith("[") else "") + self.path
+    def inside(self, step: str) -> "ShapeError":
+        """Prepend ``step`` to the path: the error as the enclosing value reports it."""
+        self.path = step + ("." if self.path and not self.path.startswith("[") else "") + self.path
         return self
 
     def __str__(self) -> str:
@@ -88,7 +90,7 @@ class Form:
 
 
 # Marks by their names, for modules that must not import this one.
-MARKS: Dict[Any, Any] = {
+MARKS: Dict[object, object] = {
     "text": Text(),
     "file name": Text(4096),
     "signed": Between(-(2**31)),
@@ -96,13 +98,13 @@ MARKS: Dict[Any, Any] = {
 }
 
 
-def check(annotation: Any, value: Any) -> None:
+def check(annotation: object, value: JsonValue) -> None:
     """Raise ShapeError unless ``value``, from JSON, has the shape of ``annotation``."""
     checker(annotation)(value)
 
 
 @functools.lru_cache(maxsize=None)
-def checker(annotation: Any) -> Check:
+def checker(annotation: object) -> Check:
     """Return the check of an annotation, built once.
 
     Manifests have thousands of entries.
@@ -111,7 +113,7 @@ def checker(annotation: Any) -> Check:
     """
     metadata = getattr(annotation, "__metadata__", ())
     if metadata:
-        return _annotated(annotation.__origin__, metadata)
+        return _annotated(getattr(annotation, "__origin__", None), metadata)
     origin = typing.get_origin(annotation)
     arguments = typing.get_args(annotation)
     if annotation is Any or annotation is object:
@@ -122,8 +124,9 @@ def checker(annotation: Any) -> Check:
         return _PLAIN[annotation]
     if dataclasses.is_dataclass(annotation):
         return _object(_fields(cast(Any, annotation)))
-    if hasattr(annotation, "__required_keys__"):
-        return _object(_keys(annotation))
+    required_keys = getattr(annotation, "__required_keys__", None)
+    if required_keys is not None:
+        return _object({name: (checker(hint), name in required_keys) for name, hint in _hints(annotation).items()})
     if origin is typing.Union or type(annotation).__name__ == "UnionType":
         return _either(arguments)
     if origin is list or annotation is list:
@@ -131,7 +134,7 @@ def checker(annotation: Any) -> Check:
     if origin is tuple:
         if arguments[1:] == (Ellipsis,):
             return _list(checker(arguments[0]))
-        return _tuple([checker(each) for each in arguments])
+        return _tuple([checker(argument) for argument in arguments])
     if origin in (dict, collections.abc.Mapping) or annotation is dict:
         return _dict(checker(arguments[1]) if arguments else _anything)
     if origin is typing.Literal:
@@ -141,7 +144,7 @@ def checker(annotation: Any) -> Check:
     raise TypeError(f"no check for the annotation {annotation!r}")
 
 
-def found(value: Any) -> str:
+def describe(value: JsonValue) -> str:
     """Describe a value for a message: "a string", "null"."""
     if value is None:
         return "null"
@@ -152,25 +155,25 @@ def found(value: Any) -> str:
     return type(value).__name__
 
 
-def _wrong(expected: str, value: Any) -> ShapeError:
-    return ShapeError(f"expected {expected}, found {found(value)}")
+def _wrong(expected: str, value: JsonValue) -> ShapeError:
+    return ShapeError(f"expected {expected}, found {describe(value)}")
 
 
-def _anything(value: Any) -> None:
+def _anything(value: JsonValue) -> None:
     pass
 
 
-def _null(value: Any) -> None:
+def _null(value: JsonValue) -> None:
     if value is not None:
         raise _wrong("null", value)
 
 
-def _bool(value: Any) -> None:
+def _bool(value: JsonValue) -> None:
     if value is not True and value is not False:
         raise _wrong("a boolean", value)
 
 
-def _integer(value: Any) -> None:
+def _integer(value: JsonValue) -> None:
     if type(value) is not int:
         raise _wrong("an integer", value)
     if not 0 <= value <= LARGEST:
@@ -180,7 +183,7 @@ def _integer(value: Any) -> None:
 
 
 def _between(bounds: Between) -> Check:
-    def check(value: Any) -> None:
+    def check(value: JsonValue) -> None:
         if type(value) is not int:
             raise _wrong("an integer", value)
         if not bounds.low <= value <= bounds.high:
@@ -189,19 +192,19 @@ def _between(bounds: Between) -> Check:
     return check
 
 
-def _number(value: Any) -> None:
+def _number(value: JsonValue) -> None:
     if type(value) is not float and type(value) is not int:
         raise _wrong("a number", value)
     if not -LARGEST_FLOAT <= value <= LARGEST_FLOAT:  # Python's reader accepts NaN and the infinities
         raise ShapeError("expected a finite number")
 
 
-def _measured(value: Any) -> None:
+def _measured(value: JsonValue) -> None:
     if type(value) is not float:
         _number(value)
 
 
-def _string(value: Any, limit: int = TEXT) -> None:
+def _string(value: JsonValue, limit: int = TEXT) -> None:
     if type(value) is not str:
         raise _wrong("a string", value)
     if len(value) > limit:
@@ -214,7 +217,7 @@ def _string(value: Any, limit: int = TEXT) -> None:
 
 
 def _text(limit: int) -> Check:
-    def check(value: Any) -> None:
+    def check(value: JsonValue) -> None:
         if type(value) is not str:
             raise _wrong("a string", value)
         if len(value) > limit:
@@ -226,7 +229,7 @@ def _text(limit: int) -> Check:
 def _form(form: Form) -> Check:
     pattern = re.compile(form.pattern)
 
-    def check(value: Any) -> None:
+    def check(value: JsonValue) -> None:
         if type(value) is not str:
             raise _wrong(form.name, value)
         if not pattern.fullmatch(value):
@@ -235,12 +238,12 @@ def _form(form: Form) -> Check:
     return check
 
 
-_PLAIN: Dict[Any, Check] = {bool: _bool, int: _integer, float: _number, str: _string}
+_PLAIN: Dict[object, Check] = {bool: _bool, int: _integer, float: _number, str: _string}
 
 
-def _annotated(kind: Any, metadata: Tuple[Any, ...]) -> Check:
-    for each in metadata:
-        mark = MARKS.get(each, each)
+def _annotated(kind: object, metadata: Tuple[object, ...]) -> Check:
+    for entry in metadata:
+        mark = MARKS.get(entry, entry)
         if isinstance(mark, Between):
             return _between(mark)
         if isinstance(mark, Text):
@@ -254,16 +257,16 @@ def _annotated(kind: Any, metadata: Tuple[Any, ...]) -> Check:
     return checker(kind)
 
 
-def _either(kinds: Tuple[Any, ...]) -> Check:
+def _either(kinds: Tuple[object, ...]) -> Check:
     checks = [checker(kind) for kind in kinds if kind is not type(None)]
     nullable = len(checks) < len(kinds)
 
-    def check(value: Any) -> None:
+    def check(value: JsonValue) -> None:
         if value is None and nullable:
             return
-        for number, one in enumerate(checks):
+        for number, check_kind in enumerate(checks):
             try:
-                one(value)
+                check_kind(value)
                 return
             except ShapeError:
                 if number == len(checks) - 1:
@@ -273,13 +276,13 @@ def _either(kinds: Tuple[Any, ...]) -> Check:
 
 
 def _list(item: Check) -> Check:
-    def check(value: Any) -> None:
+    def check(value: JsonValue) -> None:
         if not isinstance(value, (list, tuple)):
             raise _wrong("a list", value)
         index = 0
         try:
-            for index, each in enumerate(cast("List[Any]", value)):
-                item(each)
+            for index, entry in enumerate(value):
+                item(entry)
         except ShapeError as error:
             raise error.inside(f"[{index}]") from None
 
@@ -287,15 +290,14 @@ def _list(item: Check) -> Check:
 
 
 def _tuple(items: List[Check]) -> Check:
-    def check(value: Any) -> None:
+    def check(value: JsonValue) -> None:
         if not isinstance(value, (list, tuple)):
             raise _wrong("a list", value)
-        values = cast("List[Any]", value)
-        if len(values) != len(items):
-            raise ShapeError(f"expected {len(items)} values, found {len(values)}")
+        if len(value) != len(items):
+            raise ShapeError(f"expected {len(items)} values, found {len(value)}")
         for index, item in enumerate(items):
             try:
-                item(values[index])
+                item(value[index])
             except ShapeError as error:
                 raise error.inside(f"[{index}]") from None
 
@@ -303,84 +305,79 @@ def _tuple(items: List[Check]) -> Check:
 
 
 def _dict(item: Check) -> Check:
-    def check(value: Any) -> None:
+    def check(value: JsonValue) -> None:
         if not isinstance(value, dict):
             raise _wrong("an object", value)
         name = ""
         try:
-            for name, each in cast("Dict[Any, Any]", value).items():
-                item(each)
+            for name, entry in value.items():
+                item(entry)
         except ShapeError as error:
             raise error.inside(str(name)[:60]) from None
 
     return check
 
 
-def _literal(values: Tuple[Any, ...]) -> Check:
-    def check(value: Any) -> None:
-        if not any(value == each and type(value) is type(each) for each in values):
+def _literal(values: Tuple[object, ...]) -> Check:
+    def check(value: JsonValue) -> None:
+        if not any(value == literal and type(value) is type(literal) for literal in values):
             raise ShapeError(f"{str(value)[:60]!r} is not one of {', '.join(map(repr, values))}")
 
     return check
 
 
 def _object(fields: Dict[str, Tuple[Check, bool]]) -> Check:
-    items = [(name, one) for name, (one, _) in fields.items()]
+    checks = [(name, check_field) for name, (check_field, _) in fields.items()]
     required = [name for name, (_, needed) in fields.items() if needed]
     needed = frozenset(required)
 
-    def check(value: Any) -> None:
+    def check(value: JsonValue) -> None:
         if not isinstance(value, dict):
             raise _wrong("an object", value)
         if not needed <= value.keys():
             raise ShapeError("lacks " + ", ".join(name for name in required if name not in value))
         name = ""
         try:
-            for name, one in items:
+            for name, check_field in checks:
                 if name in value:
-                    one(value[name])
+                    check_field(value[name])
         except ShapeError as error:
             raise error.inside(name) from None
 
     return check
 
 
-def _hints(kind: Any) -> Dict[str, Any]:
+def _hints(kind: object) -> Dict[str, object]:
     if sys.version_info >= (3, 9):
         return typing.get_type_hints(kind, include_extras=True)  # novm: guarded
     return typing.get_type_hints(kind)
 
 
-def _fields(kind: Type[Any]) -> Dict[str, Tuple[Check, bool]]:
+def _fields(kind: type) -> Dict[str, Tuple[Check, bool]]:
     hints = _hints(kind)
-    found: Dict[str, Tuple[Check, bool]] = {}
+    checks: Dict[str, Tuple[Check, bool]] = {}
     for field in dataclasses.fields(kind):
-        one = checker(hints[field.name])
+        check_value = checker(hints[field.name])
         form, items = field.metadata.get("form"), field.metadata.get("items")
         if items is not None:
-            one = _list(checker(items))
+            check_value = _list(checker(items))
         if isinstance(form, Long):
-            one = functools.partial(_string, limit=form.limit)
+            check_value = functools.partial(_string, limit=form.limit)
         elif form is not None:
-            one = _formed(one, _form(form))
+            check_value = _formed(check_value, _form(form))
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        found[field.name] = one, required
-    return found
+        checks[field.name] = check_value, required
+    return checks
 
 
-def _formed(one: Check, form: Check) -> Check:
-    """Check ``one``, then ``form`` of the string, or of each string of a list."""
+def _formed(check_value: Check, form: Check) -> Check:
+    """Check with ``check_value``, then the form of each string."""
 
-    def check(value: Any) -> None:
-        one(value)
+    def check(value: JsonValue) -> None:
+        check_value(value)
         if isinstance(value, str):
             form(value)
         elif isinstance(value, (list, tuple)):
             _list(form)(value)
 
     return check
-
-
-def _keys(kind: Any) -> Dict[str, Tuple[Check, bool]]:
-    hints = _hints(kind)
-    return {name: (checker(hint), name in kind.__required_keys__) for name, hint in hints.items()}

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
+
+from midstream_core.json_types import JsonObject, float_of
 
 LEVANTER_0_2 = "levanter-0.2"  # marin-levanter 0.2
 LEVANTER_1_2 = "levanter-1.2"
@@ -31,14 +33,17 @@ class ScheduleError(ValueError):
     """
 
 
+Number = Any  # of Python, or an array of them in the engine
+
+
 class Functions(NamedTuple):
     """The functions of the formulas: of Python's numbers (`PLAIN`) or of arrays."""
 
-    cos: Callable[[Any], Any]
-    sqrt: Callable[[Any], Any]
-    minimum: Callable[[Any, Any], Any]
-    maximum: Callable[[Any, Any], Any]
-    divide: Callable[[Any, Any], Any]  # by 0: infinite
+    cos: Callable[[Number], Number]
+    sqrt: Callable[[Number], Number]
+    minimum: Callable[[Number, Number], Number]
+    maximum: Callable[[Number, Number], Number]
+    divide: Callable[[Number, Number], Number]  # by 0: infinite
 
 
 def _divide(dividend: float, divisor: float) -> float:
@@ -80,16 +85,16 @@ class RateSettings:
         return self.learning_rate * self.min_lr_ratio
 
 
-def rate_settings(optimizer: Mapping[str, Any]) -> RateSettings:
+def rate_settings(optimizer: JsonObject) -> RateSettings:
     """Read the settings from the fields of ``optimizer``.
 
     The fields are numbers or their text; others are ignored.
     """
     values: dict[str, Any] = {}
     for name in (field.name for field in fields(RateSettings)):
-        value: Any = optimizer.get(name)
+        value = optimizer.get(name)
         if value is not None:
-            values[name] = value if name in _TEXTS or type(value) is list else float(value)
+            values[name] = value if name in _TEXTS or type(value) is list else float_of(value)
     return RateSettings(**values)
 
 
@@ -147,7 +152,7 @@ class RatePart:
     begins_at: float = 0.0  # the learning rate at the start of a warmup or cooldown
     warmup: int = 0  # of a decay: the updates of its cycle's warmup
 
-    def rate(self, step: Any, functions: Functions) -> Any:
+    def rate(self, step: Number, functions: Functions) -> Number:
         """Return the learning rate at ``step``, at least ``start``.
 
         ``step``: a number, or an int array of any shape; the result has its shape, or is a number where all are equal.
@@ -159,7 +164,7 @@ class RatePart:
             return _linear(self.begins_at, self.settings.low, count, self.length, functions)
         return self._decayed(count, functions) if self.kind == "decay" else peak
 
-    def _decayed(self, count: Any, functions: Functions) -> Any:
+    def _decayed(self, count: Number, functions: Functions) -> Number:
         """Return the learning rate ``count`` updates into the decay."""
         settings, shape, length = self.settings, self.settings.lr_schedule, self.length
         peak, low = settings.learning_rate, settings.low
@@ -183,7 +188,7 @@ class RatePart:
         return peak
 
 
-def _linear(first: float, last: float, count: Any, length: int, functions: Functions, power: float = 1.0) -> Any:
+def _linear(first: float, last: float, count: Number, length: int, functions: Functions, power: float = 1.0) -> Number:
     """Return the value after ``count`` of ``length`` steps from ``first`` to ``last``.
 
     Without steps the value is ``first``.

@@ -12,14 +12,16 @@ import json
 import posixpath
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
+
+from midstream_core.json_types import JsonValue, object_or_empty
 
 METADATA = "metadata.json"
 OCDBT = "manifest.ocdbt"  # of the releases after 1.2
 _TEMPORARY = re.compile(r"""^\s+["']?temporary_base_path["']?\s*:\s*(["']?)([^"'#\s]+)\1\s*(?:#.*)?$""", re.MULTILINE)
 
 
-class Found(NamedTuple):
+class LevanterCheckpoint(NamedTuple):
     """A checkpoint that is finished. ``timestamp``: None where it has none."""
 
     path: str
@@ -72,9 +74,9 @@ def choose(places: Places, directory: str, config: str = "") -> Choice | None:
     return None if best is None else Choice(best.path, looked, unread)
 
 
-def checkpoints_in(places: Places, directory: str) -> list[Found]:
+def checkpoints_in(places: Places, directory: str) -> list[LevanterCheckpoint]:
     """Return the finished checkpoints of a directory."""
-    found: list[Found] = []
+    found: list[LevanterCheckpoint] = []
     for name in sorted(places.names(directory)):
         path = posixpath.join(directory, name)
         if name[:5] != "step-" or not name[5:].isdecimal() or not places.is_file(posixpath.join(path, METADATA)):
@@ -86,34 +88,35 @@ def checkpoints_in(places: Places, directory: str) -> list[Found]:
     return found
 
 
-def described(path: str, metadata: str, *, by_time: bool) -> Found | None:
+def described(path: str, metadata: str, *, by_time: bool) -> LevanterCheckpoint | None:
     """Return a checkpoint by its ``metadata.json``; None without a step.
 
     Raises ValueError where it is not JSON, or its step is no number: that is no evidence of an older checkpoint.
     """
     try:
-        value: Any = json.loads(metadata)
+        value: JsonValue = json.loads(metadata)
     except ValueError as error:
         raise ValueError(f"{posixpath.join(path, METADATA)}: not JSON, perhaps truncated ({error})") from None
-    fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    fields = object_or_empty(value)
     if "step" not in fields:
         return None
-    if type(fields["step"]) is not int:
-        raise ValueError(f"{posixpath.join(path, METADATA)} has step {fields['step']!r}, which is no whole number")
+    step = fields["step"]
+    if type(step) is not int:
+        raise ValueError(f"{posixpath.join(path, METADATA)} has step {step!r}, which is no whole number")
     try:
         timestamp: datetime.datetime | None = datetime.datetime.fromisoformat(str(fields.get("timestamp")))
     except ValueError:
         timestamp = None
     if timestamp is not None and timestamp.tzinfo is not None:
         timestamp = timestamp.astimezone().replace(tzinfo=None)
-    return Found(path, fields["step"], timestamp, by_time)
+    return LevanterCheckpoint(path, step, timestamp, by_time)
 
 
-def newest(found: list[Found]) -> Found | None:
+def newest(found: list[LevanterCheckpoint]) -> LevanterCheckpoint | None:
     """Return the checkpoint that the release which wrote the last one continues from."""
     if not found:
         return None
-    by_time = max(found, key=lambda one: (one.timestamp or datetime.datetime.min, one.step))
+    by_time = max(found, key=lambda checkpoint: (checkpoint.timestamp or datetime.datetime.min, checkpoint.step))
     return by_time if by_time.by_time else max(
         found, key=lambda one: (one.step, one.timestamp or datetime.datetime.min, one.path)
     )  # fmt: skip

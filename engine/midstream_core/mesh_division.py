@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
+
+from midstream_core.json_types import JsonObject, JsonValue, optional_list, optional_object
 
 DATA, MODEL = "data", "model"  # the mesh's axes
 AxisMapping = Mapping[str, tuple[str, ...]]  # a named axis -> the mesh axes that shard it
@@ -22,27 +24,31 @@ class AxisUse(NamedTuple):
     mesh_axes: tuple[str, ...]
 
 
-def axis_mappings(trainer: Mapping[str, Any]) -> tuple[AxisMapping, AxisMapping]:
+def axis_mappings(trainer: JsonObject) -> tuple[AxisMapping, AxisMapping]:
     """Return the mappings of parameters at rest and of computation in ``trainer``.
 
     A missing field has its default; a name alone stands for a list of one.
     """
     tensor = {axis: [MODEL] for axis in _names(trainer.get("tensor_parallel_axes"))}
-    shared: dict[str, Any] = {**tensor, **cast(Any, trainer.get("axis_resources") or {})}
+    shared: JsonObject = {**tensor, **optional_object(trainer.get("axis_resources"))}
     fsdp_axis = trainer.get("fsdp_axis")
     fsdp = {axis: [DATA] for axis in _names("embed" if fsdp_axis is None else fsdp_axis)}
-    parameters: dict[str, Any] = {**fsdp, **shared, **cast(Any, trainer.get("parameter_axis_resources") or {})}
-    batch_axis = trainer.get("batch_axis") or "batch"
-    compute: dict[str, Any] = {batch_axis: [DATA], **shared, **cast(Any, trainer.get("compute_axis_resources") or {})}
+    parameters: JsonObject = {**fsdp, **shared, **optional_object(trainer.get("parameter_axis_resources"))}
+    batch_axis = str(trainer.get("batch_axis") or "batch")
+    compute: JsonObject = {
+        batch_axis: [DATA],
+        **shared,
+        **optional_object(trainer.get("compute_axis_resources")),
+    }
     return _mapping(parameters), _mapping(compute)
 
 
-def _mapping(mapping: Mapping[str, Any]) -> AxisMapping:
+def _mapping(mapping: JsonObject) -> AxisMapping:
     return {axis: tuple(_names(names)) for axis, names in mapping.items() if names}
 
 
-def _names(value: Any) -> list[str]:
-    return [value] if isinstance(value, str) else list(value or [])
+def _names(value: JsonValue) -> list[str]:
+    return [value] if isinstance(value, str) else [str(name) for name in optional_list(value)]
 
 
 def partition(axes: Iterable[str], mapping: AxisMapping) -> tuple[tuple[str, ...], ...]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+
+from midstream_core.json_types import JsonObject
 
 _DTYPES = {
     "f32": "float32", "float32": "float32", "full": "float32",
@@ -102,7 +103,7 @@ def counterpart(option: object, mp: object) -> str | None:
     return None if found == HIGHEST and precision_of(mp).compute != "float32" else found
 
 
-def levanter_products(trainer: Mapping[str, Any]) -> str:
+def levanter_products(trainer: JsonObject) -> str:
     """Return the ``trainer.matmul_precision`` of an imported run of Levanter.
 
     Where the configuration has neither this key nor ``JAX_OPTION``, jax's default applies.

@@ -24,7 +24,12 @@ _VALUES = frozenset([
     "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8",
     "STRING", "BINSTRING", "SHORT_BINSTRING",
 ])  # fmt: skip
-_EMPTY: dict[str, Callable[[], Any]] = {"EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "EMPTY_DICT": dict, "EMPTY_SET": set}
+_EMPTY: dict[str, Callable[[], object]] = {
+    "EMPTY_LIST": list,
+    "EMPTY_TUPLE": tuple,
+    "EMPTY_DICT": dict,
+    "EMPTY_SET": set,
+}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
@@ -65,18 +70,18 @@ class Vocabulary:
         """Return whether the pickle may name a global."""
         return False
 
-    def call(self, function: Global, arguments: tuple[Any, ...]) -> Any:  # noqa: ARG002
+    def call(self, function: Global, arguments: tuple[object, ...]) -> object:  # noqa: ARG002
         """Return what a call of an allowed global stands for.
 
         Raises ValueError or TypeError.
         """
         raise PickleError("the global {}.{} is not called in a checkpoint".format(*function)[:300])
 
-    def persistent(self, key: Any) -> Any:  # noqa: ARG002
+    def persistent(self, key: object) -> object:  # noqa: ARG002
         """Return the object of a persistent id. Raises ValueError."""
         raise PickleError("opcode BINPERSID is not allowed in a checkpoint")
 
-    def key(self, value: Any) -> Any:
+    def key(self, value: object) -> object:
         """Return ``value`` if it may be a key, which must be fast to hash."""
         if not isinstance(value, SCALARS):
             raise PickleError(f"a key of type {type(value).__name__} is not allowed in a checkpoint")
@@ -99,13 +104,21 @@ def load(data: bytes, vocabulary: Vocabulary) -> Any:
         raise PickleError("broken pickle: {}".format(" ".join(str(error).split())[:200])) from None
 
 
+def items_of(value: object, *kinds: type) -> tuple[object, ...] | None:
+    """Return the items of a tuple or list; None for any other value.
+
+    ``kinds``: the types that count.
+    """
+    return tuple(cast("list[object]", value)) if type(value) in (kinds or (tuple, list)) else None
+
+
 class _Machine:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._stack: list[Any] = []
-        self._memo: dict[int, Any] = {}
+        self._stack: list[object] = []
+        self._memo: dict[int, object] = {}
 
-    def run(self, data: bytes) -> Any:
+    def run(self, data: bytes) -> object:
         for number, (opcode, argument, position) in enumerate(pickletools.genops(data)):
             if number >= MOST_OPERATIONS:
                 raise PickleError(f"a pickle of more than {MOST_OPERATIONS} operations")
@@ -167,7 +180,7 @@ class _Machine:
             items = self._taken(self._unmark())
             if type(stack[-1]) is not set:
                 raise PickleError("broken pickle: it adds to what is no set")
-            cast("set[Any]", stack[-1]).update(self._vocabulary.key(item) for item in items)
+            cast("set[object]", stack[-1]).update(self._vocabulary.key(item) for item in items)
         elif name in ("GLOBAL", "STACK_GLOBAL"):
             self._global(name, argument)
         elif name in ("REDUCE", "NEWOBJ") or (name == "NEWOBJ_EX" and self._vocabulary.inert):
@@ -195,38 +208,39 @@ class _Machine:
             self._stack.pop()  # named arguments of the constructor
         arguments, function = self._stack.pop(), self._stack.pop()
         if self._vocabulary.inert and type(function) is Record and type(arguments) is tuple:
-            self._stack.append(Record(function.kind, cast("tuple[Any, ...]", arguments)))  # what a record returns
+            self._stack.append(Record(function.kind, cast("tuple[object, ...]", arguments)))  # what a record returns
             return
         if type(function) is not Global or type(arguments) is not tuple:
             raise PickleError("broken pickle: it calls what is no global")
-        self._stack.append(self._vocabulary.call(function, cast("tuple[Any, ...]", arguments)))
+        self._stack.append(self._vocabulary.call(function, cast("tuple[object, ...]", arguments)))
 
-    def _build(self, state: Any) -> None:
+    def _build(self, state: object) -> None:
         target = self._stack[-1]
         if type(target) is Record:
             target.state = state
         elif type(target) is not dict:  # an ordered dict's own attributes (a state dict's _metadata) are left out
             raise PickleError("broken pickle: it sets the state of what has none")
 
-    def _extend(self, items: list[Any]) -> None:
+    def _extend(self, items: list[object]) -> None:
         target = self._stack[-1]
         if type(target) is list:
-            cast("list[Any]", target).extend(items)
+            cast("list[object]", target).extend(items)
         elif not self._leaves_out(target):
             raise PickleError("broken pickle: it appends to what is no list")
 
-    def _set_items(self, target: Any, items: list[Any]) -> Any:
+    def _set_items(self, target: object, items: list[object]) -> object:
         if len(items) % 2:
             raise PickleError("broken pickle: a key without a value")
         if type(target) is dict:
-            mapping = cast("dict[Any, Any]", target)
+            mapping = cast("dict[object, object]", target)
             for place in range(0, len(items), 2):
                 mapping[self._vocabulary.key(items[place])] = items[place + 1]
-        elif not self._leaves_out(target):
+            return mapping
+        if not self._leaves_out(target):
             raise PickleError("broken pickle: it sets items of what is no dict")
-        return cast("Any", target)
+        return target
 
-    def _leaves_out(self, target: Any) -> bool:
+    def _leaves_out(self, target: object) -> bool:
         """Return whether ``target``, a class that is only named, accepts items."""
         return self._vocabulary.inert and type(target) is Record
 
@@ -238,12 +252,12 @@ class _Machine:
                 return position
         raise PickleError("broken pickle: a mark is missing")
 
-    def _taken(self, place: int) -> list[Any]:
+    def _taken(self, place: int) -> list[object]:
         items = self._stack[place:]
         del self._stack[place:]
         return items
 
-    def _gather(self, place: int, make: Callable[[list[Any]], Any]) -> None:
+    def _gather(self, place: int, make: Callable[[list[object]], object]) -> None:
         if place < 0:
             raise PickleError("broken pickle: too little on its stack")
         self._stack.append(make(self._taken(place)))

@@ -10,8 +10,9 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
+from midstream_core.json_types import JsonValue, optional_list, optional_object
 from midstream_core.records import RecordError, canonical_json, parse_json
 
 HEADER_LIMIT = 64 << 20  # bytes
@@ -37,7 +38,7 @@ class TensorEntry(NamedTuple):
     stop: int
 
 
-def load_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
+def load_header(file: BinaryIO) -> tuple[dict[str, JsonValue], int]:
     """Read the header of an open file, from its first byte on.
 
     Returns the JSON value of each tensor by name, and the offset of the data.
@@ -99,11 +100,11 @@ def check_size(file: BinaryIO, size: int) -> None:
         raise ValueError(f"has {size} bytes, and its header names {position}")
 
 
-def _span(item: tuple[str, Any]) -> tuple[str, tuple[int, int]]:
+def _span(item: tuple[str, JsonValue]) -> tuple[str, tuple[int, int]]:
     """Return a tensor's name and its place in the data."""
     name, entry = item[0][:80], item[1]
-    span = entry.get("data_offsets") if isinstance(entry, dict) else None
-    if not isinstance(span, list) or len(span) != 2:
+    span = entry.get("data_offsets") if isinstance(entry, Mapping) else None
+    if not isinstance(span, (list, tuple)) or len(span) != 2:
         raise ValueError(f"its header has no offsets of {name!r}")
     begin, end = span
     if type(begin) is not int or type(end) is not int or not 0 <= begin <= end:
@@ -111,18 +112,18 @@ def _span(item: tuple[str, Any]) -> tuple[str, tuple[int, int]]:
     return name, (begin, end)
 
 
-def _entry(name: str, value: object, start: int, size: int) -> TensorEntry:
+def _entry(name: str, value: JsonValue, start: int, size: int) -> TensorEntry:
     try:
-        short, shape = value["dtype"], value["shape"]  # type: ignore[index]
-        first, last = value["data_offsets"]  # type: ignore[index]
-        dtype = _DTYPES[short]
-        sound = all(type(number) is int and number >= 0 for number in (*shape, first, last))
-        length = math.prod(shape) * SIZES[dtype] if sound else 0
+        fields = optional_object(value)
+        dtype, lengths = _DTYPES[str(fields["dtype"])], optional_list(fields["shape"])
+        first, last = optional_list(fields["data_offsets"])
+        numbers = [number for number in (*lengths, first, last) if type(number) is int and number >= 0]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"element type or field {error} of {name} is not understood") from None
-    if not sound or not first <= last <= size - start or last - first != length:
+    *shape, begin, end = numbers if len(numbers) == len(lengths) + 2 else (-1, -1)
+    if not 0 <= begin <= end <= size - start or end - begin != math.prod(shape) * SIZES[dtype]:
         raise ValueError(f"the offsets of {name} do not fit its shape or the file")
-    return TensorEntry(dtype, list(shape), start + first, start + last)
+    return TensorEntry(dtype, shape, start + begin, start + end)
 
 
 def make_header(tensors: Iterable[tuple[str, str, Iterable[int]]], metadata: Mapping[str, str] | None = None) -> bytes:
@@ -132,7 +133,7 @@ def make_header(tensors: Iterable[tuple[str, str, Iterable[int]]], metadata: Map
 
     ``tensors``: name, numpy's name of the dtype, and shape of each, in the order of their data.
     """
-    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    header: dict[str, JsonValue] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0
     for name, dtype, shape in tensors:
         lengths = list(shape)

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Any
+from typing import Any, Dict
+
+from midstream_core.json_types import JsonObject, list_or_empty, object_or_empty
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
 BY_BUS = "PCI_BUS_ID"  # the order of nvidia-smi; CUDA's own has the fastest GPU first
 ENTRY = re.compile(r"\d{1,4}|GPU-[0-9a-fA-F-]{1,40}|MIG-[\w/-]{1,80}")
 _VIRTUAL = re.compile(r"--xla_force_host_platform_device_count=\d+")
+
+
+Gpu = Dict[str, Any]  # as nvidia-smi reports it, with its ``uuid``, or a MIG device of it
 
 
 def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
@@ -31,7 +36,7 @@ def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
     return entries
 
 
-def select_visible(gpus: Sequence[Mapping[str, Any]], entries: Sequence[str] | None) -> list[dict[str, Any]]:
+def select_visible(gpus: Sequence[JsonObject], entries: Sequence[str] | None) -> list[Gpu]:
     """Return the GPUs that a process sees, in its order.
 
     Args:
@@ -40,20 +45,20 @@ def select_visible(gpus: Sequence[Mapping[str, Any]], entries: Sequence[str] | N
         entries: Of `visible_devices`; None: it sees all.
     """
     if entries is None:
-        return [dict(each) for each in gpus]
-    parts = [dict(part) for each in gpus for part in each.get("parts", ())]
-    found: list[dict[str, Any]] = []
+        return [dict(gpu) for gpu in gpus]
+    slices = [object_or_empty(part) for gpu in gpus for part in list_or_empty(gpu.get("parts"))]
+    visible: list[Gpu] = []
     for entry in entries:
         if entry.startswith("MIG-"):
-            named = [each for each in parts if each["uuid"].lower() == entry.lower()]
+            named = [part for part in slices if str(part["uuid"]).lower() == entry.lower()]
         elif entry.startswith("GPU-"):
-            named = [dict(each) for each in gpus if each.get("uuid", "").lower().startswith(entry.lower())]
+            named = [dict(gpu) for gpu in gpus if str(gpu.get("uuid", "")).lower().startswith(entry.lower())]
         else:
-            named = [dict(each) for each in gpus if each["index"] == int(entry)]
-        if len(named) != 1 or named[0] in found:
+            named = [dict(gpu) for gpu in gpus if gpu["index"] == int(entry)]
+        if len(named) != 1 or named[0] in visible:
             break
-        found += named
-    return found
+        visible += named
+    return visible
 
 
 def limit_devices(environment: MutableMapping[str, str], count: int) -> None:

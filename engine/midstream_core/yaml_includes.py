@@ -71,7 +71,7 @@ def compose_text(text: str, name: str, loader: type[yaml.SafeLoader] = yaml.Safe
     except (ValueError, OverflowError) as error:  # of a character: "\Uffffffff"
         raise YamlError(f"{_place(name, reader.line)}: malformed YAML: {error}") from None
     finally:
-        reader.dispose()
+        reader.dispose()  # type: ignore[reportUnknownMemberType]
     if root is not None:
         _Extent().of(root)
     return root

@@ -25,7 +25,9 @@ from midstream_core import records
 from midstream_core.accelerator_types import EXAMPLES, GPU, TPU, AcceleratorType, parse
 from midstream_core.accelerators import find_accelerator
 from midstream_core.attempt.errors import EngineError
+from midstream_core.json_types import JsonValue
 from midstream_core.mesh_division import divisors
+from midstream_engine.array_types import Compiled
 from midstream_engine.config import ConfigError, TrainLmConfig, load_config
 from midstream_engine.interruption import interruptible
 
@@ -63,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return records.EXIT_DONE
 
 
-def _print(value: dict[str, Any]) -> None:
+def _print(value: dict[str, JsonValue]) -> None:
     print(json.dumps(value), flush=True)
 
 
@@ -216,7 +218,7 @@ class _Compiler:
         memory = self.facts["device_memory"]
         return None if self._accelerators.platform == TPU or memory is None else int(PREALLOCATED * memory)
 
-    def _read(self, plan: Any, compiled: Any) -> dict[str, Any]:
+    def _read(self, plan: Any, compiled: Compiled) -> dict[str, JsonValue]:
         """Return memory, time and FLOPs of a compiled step."""
         from midstream_engine.compiled_program.collectives import collectives, total_bytes
         from midstream_engine.compiled_program.gpu_roofline import gpu_step_time

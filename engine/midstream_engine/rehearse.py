@@ -23,6 +23,7 @@ from typing import Any
 
 from midstream_core import records
 from midstream_core.attempt.errors import EngineError
+from midstream_engine.array_types import Compiled
 from midstream_engine.config import ConfigError, TrainLmConfig, load_config
 from midstream_engine.interruption import interruptible
 
@@ -157,7 +158,7 @@ def largest_that_fits(config: TrainLmConfig, limit: int) -> int | None:
     return candidates[low - 1] if low else None
 
 
-def _programs(plan: Any) -> list[tuple[str, dict[str, int], Callable[[], Any]]]:
+def _programs(plan: Any) -> list[tuple[str, dict[str, int], Callable[[], Compiled]]]:
     """Return the run's programs: name, properties, and the function that compiles."""
     from midstream_engine.computation.programs import (
         compile_evaluation_step,
@@ -166,11 +167,11 @@ def _programs(plan: Any) -> list[tuple[str, dict[str, int], Callable[[], Any]]]:
     )
     from midstream_engine.computation.train_state import compile_fresh_state, run_key
 
-    def initialisation() -> Any:
+    def initialisation() -> object:
         run_key(plan.config.trainer.seed)
         return compile_fresh_state(plan.initializer(), plan.layout)
 
-    def step(cut: Any) -> tuple[str, dict[str, int], Callable[[], Any]]:
+    def step(cut: Any) -> tuple[str, dict[str, int], Callable[[], Compiled]]:
         facts = {
             "batch": cut.examples,
             "per_device_parallelism": cut.size // plan.layout.batch_shards,
@@ -186,13 +187,13 @@ def _programs(plan: Any) -> list[tuple[str, dict[str, int], Callable[[], Any]]]:
     return programs
 
 
-def _compiled(name: str, facts: dict[str, int], make: Callable[[], Any]) -> dict[str, Any]:
+def _compiled(name: str, facts: dict[str, int], make: Callable[[], Compiled]) -> dict[str, Any]:
     began = time.monotonic()
     compiled = make()
     return {"name": name, **facts, "seconds": round(time.monotonic() - began, 3), "memory": memory(compiled)}
 
 
-def memory(compiled: Any) -> dict[str, int]:
+def memory(compiled: Compiled) -> dict[str, int]:
     """Return the bytes on each device, as the compiler reports them.
 
     The parts are arguments, results that are not arguments, temporary buffers and code; ``total`` is their sum.

@@ -8,8 +8,9 @@ little, because every stream of a copy begins with an interpreter that reads it.
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, Iterable, List, Pattern, Set, Tuple, cast
+from typing import Dict, Iterable, List, Pattern, Set, Tuple, cast
 
+from midstream_core.json_types import JsonValue
 from midstream_host.copy_items import HistoryObject
 
 CHECKPOINT = "checkpoint"  # the objects of one checkpoint: docs/reference/checkpoint-format.md
@@ -88,7 +89,7 @@ class NotAllowedError(ValueError):
         self.path = path
 
 
-def largest(kind: str, path: Any) -> int:
+def largest(kind: str, path: JsonValue) -> int:
     """Return the largest size in bytes that the object of this path may have.
 
     Raises NotAllowedError where the kind has no such path.
@@ -102,14 +103,14 @@ def largest(kind: str, path: Any) -> int:
     )
 
 
-def checked(kind: str, entry: Any) -> HistoryObject:
+def checked(kind: str, entry: JsonValue) -> HistoryObject:
     """Return ``{path, size, sha256}`` of an entry, and ``offset`` where it has one.
 
     Raises NotAllowedError where this kind of copy does not contain it.
     """
     if not isinstance(entry, dict):
         raise NotAllowedError("an entry that is no object, in the list of {}".format(_NAMES[kind]))
-    fields = cast("Dict[str, Any]", entry)
+    fields = entry
     path, size, sha256, offset = (fields.get(name) for name in ("path", "size", "sha256", "offset"))
     most = largest(kind, path)
     if type(size) is not int or not 0 <= size <= most:
@@ -125,9 +126,9 @@ def checked(kind: str, entry: Any) -> HistoryObject:
     return found
 
 
-def check_all(kind: str, entries: Any) -> List[HistoryObject]:
+def check_all(kind: str, entries: object) -> List[HistoryObject]:
     """All entries of a list, each `checked`, no path twice. NotAllowedError."""
-    listed = cast("List[Any]", entries) if isinstance(entries, list) else None
+    listed = cast("List[JsonValue]", entries) if isinstance(entries, list) else None
     if listed is None or len(listed) > COUNT:
         raise NotAllowedError("no list of at most {:,} objects".format(COUNT))
     found = [checked(kind, entry) for entry in listed]
@@ -139,7 +140,7 @@ def check_all(kind: str, entries: Any) -> List[HistoryObject]:
     return found
 
 
-def shown(value: Any) -> str:
+def shown(value: JsonValue) -> str:
     """Text of another machine, short and printable."""
     text = value if isinstance(value, str) and value.isprintable() and value.isascii() and value else ascii(value)
     return text if len(text) <= 200 else text[:200] + "..."

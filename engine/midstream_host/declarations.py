@@ -48,7 +48,7 @@ def program(function: Function) -> Function:
     return _declare(Declaration(False, "it streams"))(function)
 
 
-def declaration_of(function: Callable[..., Any]) -> Optional[Declaration]:
+def declaration_of(function: Callable[..., object]) -> Optional[Declaration]:
     """The declaration of a function; None where it has none."""
     return getattr(function, "declaration", None)
 

@@ -16,12 +16,14 @@ import sys
 import threading
 from typing import Any, Callable, Dict, List, Optional, Tuple, cast
 
+from midstream_core.json_types import JsonValue
+
 INCOMING = ".incoming"  # staging directory; see midstream_host/copy/staging.py
 BLOCK = 1 << 20  # bytes read at once
 HASHERS = 4
 
 
-def emit(event: str, **fields: Any) -> None:
+def emit(event: str, **fields: object) -> None:
     """Print one line for the app. Any thread may."""
     emit_line(line_of(event, fields))
 
@@ -38,9 +40,9 @@ def emit_line(line: bytes) -> None:
         sys.stdout.buffer.flush()
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> JsonValue:
     """The JSON form of a record or a dataclass."""
-    return value.to_json() if hasattr(value, "to_json") else cast("Dict[str, Any]", vars(value))
+    return value.to_json() if hasattr(value, "to_json") else cast("Dict[str, JsonValue]", vars(value))
 
 
 _emitting = threading.Lock()

@@ -8,7 +8,8 @@ app, which has a newer Python, checks the answers.
 from __future__ import annotations
 
 import sys
-from typing import Any
+
+from midstream_core.json_types import JsonValue
 
 if sys.version_info >= (3, 9):
     from typing import Annotated as Annotated  # novm: guarded
@@ -17,7 +18,7 @@ else:
     class Annotated:
         """Takes the place of `typing.Annotated`."""
 
-        def __class_getitem__(cls, item: Any) -> Any:
+        def __class_getitem__(cls, item: JsonValue) -> JsonValue:
             return item[0]
 
 

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from midstream_core import records
+from midstream_core.json_types import object_or_empty
 from midstream_host.memory_kills import MemoryKills
 from midstream_host.preemption_watch import PreemptionNotices
 
@@ -274,7 +275,7 @@ def read_secrets(path: str, *, keep: bool) -> dict[str, str]:
 
     The file is removed unless ``keep``.
     """
-    secrets = records.read_json(path)
+    secrets = {name: str(value) for name, value in object_or_empty(records.read_json(path)).items()}
     if not keep:
         with contextlib.suppress(OSError):  # on a read-only disk the engine fails with a clearer message
             os.unlink(path)

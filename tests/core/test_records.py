@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from midstream_core import records
+from midstream_core.json_types import JsonObject
 from support.migrations.spliced_rows import splice
 
 
@@ -162,7 +163,7 @@ def test_records_ignore_new_fields_and_name_missing_ones() -> None:
     ("kind", "value"), [(records.Fence, {"epoch": 1, "owner": "a"}), (records.Command, {"action": records.SAVE})]
 )
 def test_newer_format_is_refused_and_none_is_the_first(
-    kind: type[records.JsonRecord], value: dict[str, object], tmp_path: Path
+    kind: type[records.JsonRecord], value: JsonObject, tmp_path: Path
 ) -> None:
     record = kind.from_json(value)
     assert record.to_json()["format"] == kind.FORMAT == 1

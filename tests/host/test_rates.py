@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from midstream_host.machine import rates
-from midstream_host.machine.rates import Rates
+from midstream_host.machine.rates import CounterRates
 
 NETWORK = """\
 Inter-|   Receive                                                |  Transmit
@@ -74,9 +74,9 @@ def test_rates_are_read_from_the_kernels_files(tmp_path: Path) -> None:
     (tmp_path / "proc/diskstats").write_text(DISKS)
     for name in ("port_rcv_data", "port_xmit_data"):
         (port / name).write_text("7\n")
-    read = Rates(str(tmp_path / "proc"), str(tmp_path / "sys")).read()
+    read = CounterRates(str(tmp_path / "proc"), str(tmp_path / "sys")).read()
     assert read == dict.fromkeys(rates.NAMES, 0)
 
 
 def test_host_without_such_files_has_no_rates(tmp_path: Path) -> None:
-    assert Rates(str(tmp_path), str(tmp_path)).read() == dict.fromkeys(rates.NAMES)
+    assert CounterRates(str(tmp_path), str(tmp_path)).read() == dict.fromkeys(rates.NAMES)

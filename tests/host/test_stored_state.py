@@ -16,7 +16,7 @@ from midstream.migrate.planning.trainer_checks import check_stored
 from midstream.trainers.run_file_parser import parse_run_file
 from midstream_core import records
 from midstream_host.driver import recorded_checkpoints
-from midstream_host.driver.recorded_checkpoints import Found
+from midstream_host.driver.recorded_checkpoints import TrainerCheckpoint
 from midstream_host.trainers import stored_state
 from midstream_host.trainers.programs import names_in
 from support.migrations.sample_plan import PLAN, changed
@@ -68,7 +68,7 @@ def test_preflight_counts_processes_and_not_devices(tmp_path: Path) -> None:
     paths = records.RunPaths(str(tmp_path), "r")
     Path(paths.config).write_text(json.dumps(run.to_json()))
     files = tuple(str(each.relative_to(root / "work/out")) for each in (root / "work/out").rglob("*") if each.is_file())
-    recorded_checkpoints.record(paths, run, Found(str(root / "work/out"), "step-3", 4, files), 1, 1, {}, 1)
+    recorded_checkpoints.record(paths, run, TrainerCheckpoint(str(root / "work/out"), "step-3", 4, files), 1, 1, {}, 1)
     trainer = TrainerPlan("levanter", json.dumps(run.to_json()), (), ())
     plan = changed(replace(PLAN, trainer=trainer), changes=(Change("processes", "1", "1"),))
     host = LocalHost("here", LocalHostConfig(root=str(tmp_path)))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import compress
-from typing import Any
 
 from midstream.watch.loss_curve import CurveRows
+from midstream_core.json_types import LoggedRow
 
 STEP, TOKENS, TIME = "step", "tokens", "time"
 AXES = (STEP, TOKENS, TIME)  # of runs
@@ -19,7 +19,7 @@ Block = tuple[int, "array[float]", "array[float]"]  # attempt, x, y
 
 
 def blocks(
-    rows: Sequence[Mapping[str, Any]], start: int, stop: int, metric: str, axis: str, last: float = 0.0
+    rows: Sequence[LoggedRow], start: int, stop: int, metric: str, axis: str, last: float = 0.0
 ) -> Iterator[Block]:
     """Yield the points of rows ``start <= i < stop``, in blocks of one attempt each.
 
@@ -43,7 +43,7 @@ def blocks(
         yield attempt, x, y
 
 
-def _raw(rows: Sequence[Mapping[str, Any]], start: int, stop: int, metric: str, axis: str) -> Iterator[Block]:
+def _raw(rows: Sequence[LoggedRow], start: int, stop: int, metric: str, axis: str) -> Iterator[Block]:
     if isinstance(rows, CurveRows):
         for attempt, begin, end in rows.stretches(start, stop):
             values, present = rows.numbers(metric, begin, end)

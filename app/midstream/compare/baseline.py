@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from midstream.compare.estimate import Range
 from midstream.compare.subject import PresentRun
 from midstream.json_events.comparison_events import BaselineEvent
 from midstream.migrate.journal.cost import HOUR
+from midstream_core.json_types import LoggedRow
 
 NEWEST = 200  # steps that count
 TENTHS = 10  # the range leaves out the fastest and the slowest tenth
@@ -89,5 +89,5 @@ def baseline(run: PresentRun | None) -> Baseline | None:
     )
 
 
-def _values(curve: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+def _values(curve: Sequence[LoggedRow], name: str) -> list[float]:
     return [float(row[name]) for row in curve[-NEWEST:] if name in row]

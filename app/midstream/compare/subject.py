@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -31,6 +31,7 @@ from midstream.migrate.planning.import_plan import read_survey
 from midstream.watch.snapshot import RunView
 from midstream.watch.watcher import take_snapshot
 from midstream_core import records
+from midstream_core.json_types import LoggedRow
 
 FLAG = "--data.tokenizer"
 VOCAB = "vocab"  # the axis of an array with the tokens of the vocabulary
@@ -51,7 +52,7 @@ class PresentRun:
     price: float | None  # an hour of what it trains on
     checkpoint_bytes: int
     kinds: tuple[str, ...]  # of its devices
-    curve: Sequence[Mapping[str, Any]] = ()
+    curve: Sequence[LoggedRow] = ()
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ def vocabulary_of_file(name: str, config: Path) -> int:
         # Of BPE and WordPiece a mapping to ids, of Unigram a list of (token, score).
         if not isinstance(vocabulary, dict):
             vocabulary = {entry[0]: at for at, entry in enumerate(vocabulary)}
-        known = {str(token): int(number) for token, number in cast("dict[str, Any]", vocabulary).items()}
+        known = {str(token): int(number) for token, number in cast("dict[str, int]", vocabulary).items()}
         added = {entry["content"] for entry in content.get("added_tokens") or ()} - known.keys()
         # Added tokens that the model does not have get the ids from its number of tokens on, whatever the file says.
         return 1 + max([*known.values(), len(known) + len(added) - 1])

@@ -30,6 +30,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
+from midstream_core.json_types import JsonValue
+
 # With all that they need; other modules are compiled by the child. The programs of a copy are here because nothing else
 # of a copy goes on while they start.
 IMPORTED = (
@@ -83,7 +85,7 @@ class ForkServer:
         if received or flags & socket.MSG_CTRUNC:  # this process may have too many open files for all of them
             self._descriptors.append(received)
 
-    def _requests(self) -> Iterator[dict[str, Any]]:
+    def _requests(self) -> Iterator[dict[str, JsonValue]]:
         """Yield the complete requests; several may arrive at once, with a part of another."""
         while b"\n" in self._text:
             line, _, self._text = self._text.partition(b"\n")
@@ -100,7 +102,7 @@ class ForkServer:
             return False
         return self._fork(request, self._descriptors.popleft())
 
-    def _fork(self, request: dict[str, Any], descriptors: list[int]) -> bool:
+    def _fork(self, request: dict[str, JsonValue], descriptors: list[int]) -> bool:
         """Fork a child. Returns True in the child.
 
         Where that is not possible the request has failed, and other children run on.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from midstream.hosts.host import CALL_TIMEOUT, Host, Process
 from midstream.hosts.kubernetes_host import KubernetesHost
@@ -26,9 +26,9 @@ class PreparedCalls:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[tuple[str, Callable[..., Any]], Future[Process]] = {}
+        self._waiting: dict[tuple[str, Callable[..., object]], Future[Process]] = {}
 
-    def prepare(self, host: Host, function: Callable[..., Any]) -> None:
+    def prepare(self, host: Host, function: Callable[..., object]) -> None:
         """Begin to start an interpreter for a later call of ``function``.
 
         Does not wait. Where it cannot be started, the call starts its own. On this machine a start takes no time.
@@ -70,7 +70,7 @@ class PreparedCalls:
             opened.add_done_callback(_end)
 
 
-def _open(opened: Future[Process], host: Host, function: Callable[..., Any]) -> None:
+def _open(opened: Future[Process], host: Host, function: Callable[..., object]) -> None:
     try:
         opened.set_result(open_waiting_call(host, function))
     except BaseException as error:  # noqa: BLE001  the call starts its own interpreter, and reports

@@ -26,6 +26,7 @@ from midstream.hosts.host import Host
 from midstream.install.errors import LaunchError
 from midstream.install.placed_directory import install_command, is_complete
 from midstream.state_directory import make_directory
+from midstream_core.json_types import JsonObject
 
 INSTALL_TIMEOUT = 600.0  # seconds for the host to download or unpack
 DOWNLOAD_TIMEOUT = 60.0  # seconds without a byte
@@ -68,7 +69,7 @@ class PythonBuild:
         return f"midstream-{self.version}-{self.sha256[:12]}"
 
 
-def python_build(machine: str, pins: Mapping[str, Any] | None = None) -> PythonBuild:
+def python_build(machine: str, pins: JsonObject | None = None) -> PythonBuild:
     """Return the pinned build for ``uname -m``.
 
     Raises:
@@ -89,7 +90,7 @@ def bring_python(
     host: Host,
     env: Mapping[str, str],
     progress: Callable[[str], None] | None = None,
-    pins: Mapping[str, Any] | None = None,
+    pins: JsonObject | None = None,
 ) -> str:
     """Return the path of a Python under ``<root>/pythons/``; install it if missing.
 

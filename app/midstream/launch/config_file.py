@@ -12,6 +12,7 @@ import yaml
 
 from midstream.bundled_files import config_path
 from midstream.errors import UsageError
+from midstream_core.json_types import JsonValue, object_or_empty
 from midstream_core.yaml_includes import YamlError, compose_file
 
 
@@ -41,14 +42,14 @@ def read_config(name: str | Path) -> str:
     return text
 
 
-def config_values(text: str) -> dict[str, Any]:
+def config_values(text: str) -> dict[str, JsonValue]:
     """Return the config's top-level mapping, to look values up.
 
     Raises:
         UsageError: The text is no mapping.
     """
     try:
-        value: Any = yaml.safe_load(text)
+        value: object = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
         # SafeLoader raises the others for values that do not fit their tag, such as a date with a month 13.
         raise UsageError(f"the config is malformed YAML: {' '.join(str(error).split())}") from None
@@ -57,11 +58,11 @@ def config_values(text: str) -> dict[str, Any]:
     return cast(dict[str, Any], value)
 
 
-def config_section(text: str, name: str) -> dict[str, Any]:
+def config_section(text: str, name: str) -> dict[str, JsonValue]:
     """Return the mapping under a top-level key, empty if there is none.
 
     Raises:
         UsageError: The text is no mapping.
     """
     section = config_values(text).get(name)
-    return cast(dict[str, Any], section) if isinstance(section, dict) else {}
+    return object_or_empty(section)

@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from midstream.install.environment import builds_environment, host_variant
 from midstream.install.package_check import missing_modules
 from midstream.launch.engine_flags import engine_flags
 from midstream_core import records
+from midstream_core.json_types import JsonObject
 from midstream_host.machine import run_inputs
 from midstream_host.machine.run_inputs import InputProblem
 
@@ -75,7 +76,7 @@ def read_inputs(config: str | Path, overrides: Sequence[str] = ()) -> RunInputs:
     raise _refusal(done)
 
 
-def check_flags(config: Mapping[str, Any], overrides: Sequence[str]) -> None:
+def check_flags(config: JsonObject, overrides: Sequence[str]) -> None:
     """Check engine flags for a run that has a config already.
 
     The engine's reader checks them, on this machine. Whatever else it finds in the config is left to the engine

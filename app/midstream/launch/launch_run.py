@@ -259,7 +259,7 @@ def _devices_before(known: Sequence[run_state.RunDescription]) -> int:
 
 def named_bucket(config: str, overrides: Sequence[str]) -> str:
     """Return the bucket that a config or its flags name for checkpoints, else ""."""
-    checkpointer: Any = config_section(config, "trainer").get("checkpointer")
+    checkpointer: object = config_section(config, "trainer").get("checkpointer")
     configured = cast("dict[str, Any]", checkpointer).get("base_path") if isinstance(checkpointer, dict) else ""
     named = str(engine_flags(tuple(overrides)).get("trainer.checkpointer.base_path", str(configured or ""))).rstrip("/")
     return named if "://" in named else ""

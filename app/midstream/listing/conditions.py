@@ -30,7 +30,7 @@ class Condition(ABC):
     """
 
     @abstractmethod
-    def holds(self, item: Any, moment: FleetMoment, text: str | None = None) -> bool:
+    def holds(self, item: object, moment: FleetMoment, text: str | None = None) -> bool:
         """Return True if the item passes.
 
         ``text`` is the item's `search_text`, for a caller that has it: then words are searched in it.
@@ -57,7 +57,7 @@ class AllOf(Condition):
     parts: tuple[Condition, ...]
 
     @override
-    def holds(self, item: Any, moment: FleetMoment, text: str | None = None) -> bool:
+    def holds(self, item: object, moment: FleetMoment, text: str | None = None) -> bool:
         return all(part.holds(item, moment, text) for part in self.parts)
 
     @override
@@ -82,7 +82,7 @@ class AnyOf(Condition):
     parts: tuple[Condition, ...]
 
     @override
-    def holds(self, item: Any, moment: FleetMoment, text: str | None = None) -> bool:
+    def holds(self, item: object, moment: FleetMoment, text: str | None = None) -> bool:
         return any(part.holds(item, moment, text) for part in self.parts)
 
     @override
@@ -101,7 +101,7 @@ class Not(Condition):
     part: Condition
 
     @override
-    def holds(self, item: Any, moment: FleetMoment, text: str | None = None) -> bool:
+    def holds(self, item: object, moment: FleetMoment, text: str | None = None) -> bool:
         return not self.part.holds(item, moment, text)
 
     @override
@@ -132,7 +132,7 @@ class Search(Condition):
         return self.pattern is None and _SEPARATOR not in self.folded
 
     @override
-    def holds(self, item: Any, moment: FleetMoment, text: str | None = None) -> bool:
+    def holds(self, item: object, moment: FleetMoment, text: str | None = None) -> bool:
         folded, pattern = self.folded, self.pattern
         if text is not None and pattern is None and _SEPARATOR not in folded:
             return folded in text
@@ -174,7 +174,7 @@ class Comparison(Condition):
         yield self.field
 
     @override
-    def holds(self, item: Any, moment: FleetMoment, text: str | None = None) -> bool:
+    def holds(self, item: object, moment: FleetMoment, text: str | None = None) -> bool:
         value = self.field.get(item, moment)
         if self.field.kind in (Kind.TEXT, Kind.LIST):
             return self._holds_text(value)
@@ -211,7 +211,7 @@ def searched_fields(fields: Iterable[Field]) -> tuple[Field, ...]:
     return tuple(field for field in fields if field.kind in (Kind.TEXT, Kind.LIST))
 
 
-def search_text(fields: Iterable[Field], item: Any, moment: FleetMoment) -> str:
+def search_text(fields: Iterable[Field], item: object, moment: FleetMoment) -> str:
     """Return the texts of an item in its `searched_fields` as one."""
     texts: list[str] = []
     for field in fields:
@@ -221,7 +221,7 @@ def search_text(fields: Iterable[Field], item: Any, moment: FleetMoment) -> str:
     return _SEPARATOR.join(texts).lower()
 
 
-def _texts(fields: Iterable[Field], item: Any, moment: FleetMoment) -> Iterator[str]:
+def _texts(fields: Iterable[Field], item: object, moment: FleetMoment) -> Iterator[str]:
     for field in fields:
         value = field.get(item, moment)
         if isinstance(value, str):

@@ -66,7 +66,7 @@ def started(run: RunView) -> float | None:
 
     The time is UTC seconds by its host's clock.
     """
-    times = [entry.get("started") for entry in run.lineage.attempts] if run.lineage else []
+    times = [entry.started for entry in run.lineage.entries] if run.lineage else []
     return min((time for time in times if time), default=None)
 
 

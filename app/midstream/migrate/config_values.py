@@ -6,11 +6,11 @@ The file is of a host, which may be damaged or hostile. The engine checks all of
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 from midstream.errors import MidstreamError
 from midstream.migrate.journal.json_values import section
+from midstream_core.json_types import JsonObject, JsonValue, float_of, int_of, object_or_empty
 from midstream_host.allowlist import shown
 
 LARGEST = 1 << 31  # examples of a batch, steps, lengths of axes
@@ -36,7 +36,7 @@ _RATE = (
 _CYCLES = ("cycles", "cycle_length")
 
 
-def check_values(config: Mapping[str, Any], where: str) -> None:
+def check_values(config: JsonObject, where: str) -> None:
     """Check the config values that the app reads: numbers, or names of axes.
 
     Absent values pass.
@@ -67,49 +67,47 @@ def check_values(config: Mapping[str, Any], where: str) -> None:
             )
 
 
-def _is_integer(value: Any, least: int = -1) -> bool:
+def _is_integer(value: JsonValue, least: int = -1) -> bool:
     try:
-        return least <= int(value) <= LARGEST
+        return least <= int_of(value) <= LARGEST
     except (TypeError, ValueError, OverflowError):
         return False
 
 
-def _is_positive(value: Any) -> bool:
+def _is_positive(value: JsonValue) -> bool:
     return _is_integer(value, 1)
 
 
-def _is_batch(value: Any) -> bool:
+def _is_batch(value: JsonValue) -> bool:
     if not isinstance(value, list):
         return _is_positive(value)
-    entries = [
-        cast("dict[str, Any]", each) if isinstance(each, dict) else dict[str, Any]()
-        for each in cast("list[Any]", value)
-    ]
+    entries = [object_or_empty(each) for each in value]
     return bool(entries) and all(_is_integer(e.get("start"), 0) and _is_positive(e.get("value")) for e in entries)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: JsonValue) -> bool:
     try:
-        return math.isfinite(float(value)) and abs(float(value)) <= LARGEST
+        return math.isfinite(float_of(value)) and abs(float_of(value)) <= LARGEST
     except (TypeError, ValueError, OverflowError):
         return False
 
 
-def _is_numbers(value: Any) -> bool:
-    return all(map(_is_number, cast("list[Any]", value))) if isinstance(value, list) else _is_number(value)
+def _is_numbers(value: JsonValue) -> bool:
+    return all(map(_is_number, value)) if isinstance(value, list) else _is_number(value)
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: JsonValue) -> bool:
     return isinstance(value, str)
 
 
-def _is_mapping(value: Any) -> bool:
+def _is_mapping(value: JsonValue) -> bool:
     if not isinstance(value, dict):
         return False
-    entries = cast("dict[Any, Any]", value).items()
+    entries = cast("dict[object, JsonValue]", value).items()
     return all(isinstance(axis, str) and (names is None or _is_names(names)) for axis, names in entries)
 
 
-def _is_names(value: Any) -> bool:
-    names = cast("list[Any]", value) if isinstance(value, list) else [value]
-    return all(isinstance(name, str) for name in names)
+def _is_names(value: JsonValue) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(name, str) for name in value)
+    return isinstance(value, str)

@@ -13,6 +13,7 @@ from midstream.hosts.host import Host
 from midstream.migrate import source_config
 from midstream.watch.snapshot import RunView
 from midstream_core import records
+from midstream_core.json_types import JsonValue
 from midstream_host import allowlist
 from midstream_host.runs import run_state
 from midstream_host.runs.standby_state import NewestState
@@ -35,7 +36,7 @@ def newest_state(
         return found.name, found.manifest, tuple(records.data_digests(found.train))
 
 
-def training_config(source: Host, run_id: str) -> dict[str, Any]:
+def training_config(source: Host, run_id: str) -> dict[str, JsonValue]:
     """Return ``run.yaml`` with all defaults. MidstreamError if it cannot be read."""
     return source_config.read_config(source, run_id)[1]
 

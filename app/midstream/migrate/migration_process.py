@@ -13,7 +13,6 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from typing import Any
 
 from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet
@@ -44,6 +43,7 @@ from midstream.migrate.steps.migration import Migration, MovedOnError
 from midstream.migrate.steps.ownership_records import refuse_later_owner
 from midstream.state_directory import state_directory
 from midstream.watch.watcher import Watcher
+from midstream_core.json_types import JsonValue
 
 MAX_TRACE_CHARS = 1 << 15  # of a traceback in the journal
 WATCH_INTERVAL = 0.25  # seconds; each poll during the cutover adds to the downtime
@@ -280,7 +280,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run_migration(
     directory: MigrationDirectory, rolling_back: bool
-) -> tuple[Exit, tuple[Fleet, dict[str, Any]] | None]:
+) -> tuple[Exit, tuple[Fleet, dict[str, JsonValue]] | None]:
     """Execute a locked migration. The journal's last line is a result in every case.
 
     Returns the exit code; and the event for the user, with the fleet of its receivers.
@@ -344,7 +344,7 @@ def _run_migration(
         journal.close()
 
 
-def _notification(plan: Plan, ended: Outcome, code: Exit) -> dict[str, Any]:
+def _notification(plan: Plan, ended: Outcome, code: Exit) -> dict[str, JsonValue]:
     """Return the event for the receivers of the fleet file."""
     kinds = {Exit.DONE: notify.FINISHED, Exit.INTERRUPTED: notify.NEEDS_YOU, Exit.NOT_RUNNING: notify.NEEDS_YOU}
     return {

@@ -9,13 +9,12 @@ import json
 import logging
 import os
 import subprocess
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from midstream.fleet.fleet import Fleet
 from midstream.migrate import webhook
 from midstream.printable import printable_values
+from midstream_core.json_types import JsonObject
 
 # Kinds of events. Programs match on these.
 FINISHED, FAILED, NEEDS_YOU, LOST, RESTARTED = "finished", "failed", "needs you", "lost", "restarted"
@@ -24,7 +23,7 @@ COMMAND_TIMEOUT = 60.0  # seconds
 _log = logging.getLogger(__name__)
 
 
-def notify_all(fleet: Fleet, event: Mapping[str, Any]) -> None:
+def notify_all(fleet: Fleet, event: JsonObject) -> None:
     """Send the event to the ``on_event:`` command and to all ``notify:`` receivers.
 
     Command and receivers get it concurrently.
@@ -35,7 +34,7 @@ def notify_all(fleet: Fleet, event: Mapping[str, Any]) -> None:
             pool.submit(webhook.send, receiver, event)
 
 
-def notify(command: str | None, event: Mapping[str, Any]) -> bool:
+def notify(command: str | None, event: JsonObject) -> bool:
     """Run ``command`` with ``event`` on its stdin; return whether it succeeded.
 
     ``command`` runs through the shell; the event is a JSON line.

@@ -25,6 +25,7 @@ from midstream.migrate.journal.json_values import section
 from midstream.migrate.journal.plan import Plan
 from midstream.plain_yaml import load_plain
 from midstream_core import records
+from midstream_core.json_types import JsonObject, JsonValue, object_or_empty
 from midstream_host.allowlist import shown
 from midstream_host.driver.run_file import is_run_file
 from midstream_host.runs import run_state
@@ -42,7 +43,7 @@ _SECTIONS = ("data", "model", "trainer", "optimizer")
 _RENDEZVOUS = ("coordinator_address", "num_processes", "process_id")
 
 
-def read_config(source: Host, run_id: str) -> tuple[str, dict[str, Any]]:
+def read_config(source: Host, run_id: str) -> tuple[str, dict[str, JsonValue]]:
     """Return text and value of ``run.yaml``.
 
     Raises:
@@ -57,7 +58,7 @@ def read_config(source: Host, run_id: str) -> tuple[str, dict[str, Any]]:
     return text, parse_config(text, where)
 
 
-def parse_config(text: str, where: str) -> dict[str, Any]:
+def parse_config(text: str, where: str) -> dict[str, JsonValue]:
     """Parse the text of a ``run.yaml``.
 
     Raises:
@@ -88,7 +89,7 @@ def parse_config(text: str, where: str) -> dict[str, Any]:
 
 
 def check_config(
-    config: Mapping[str, Any], source: str, target: str, stores: tuple[str, ...], given: Mapping[str, str]
+    config: JsonObject, source: str, target: str, stores: tuple[str, ...], given: Mapping[str, str]
 ) -> tuple[str, ...]:
     """Return a line for each value of a config that needs the user's consent.
 
@@ -104,7 +105,7 @@ def check_config(
             ``stores``.
     """
     trainer = section(config, "trainer")
-    rendezvous: Any = trainer.get("distributed") or {}
+    rendezvous: object = trainer.get("distributed") or {}
     distributed = cast("dict[str, Any]", rendezvous) if isinstance(rendezvous, dict) else None
     named = [name for name in _RENDEZVOUS if distributed is not None and distributed.get(name) is not None]
     if named or distributed is None:
@@ -113,7 +114,7 @@ def check_config(
             f"remove it there: {source} must not choose the processes that {target} connects to",
         )
     checkpointer = trainer.get("checkpointer")
-    base_path = cast("dict[str, Any]", checkpointer).get("base_path") if isinstance(checkpointer, dict) else None
+    base_path = object_or_empty(checkpointer).get("base_path")
     bucket = str(base_path or "").rstrip("/")
     if bucket and bucket not in stores and "trainer.checkpointer.base_path" not in given:
         raise MidstreamError(

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from midstream.fleet.notify_config import SLACK, NotifyConfig, is_address
 from midstream.printable import printable_values
+from midstream_core.json_types import JsonObject
 
 REQUEST_TIMEOUT = 10.0  # seconds
 ATTEMPTS = 3  # while the receiver does not answer, or is busy
@@ -32,11 +33,11 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
     The event would be sent to a place that the fleet file does not name.
     """
 
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:  # noqa: ARG002
+    def redirect_request(self, req: object, fp: object, code: int, msg: str, headers: object, newurl: str) -> None:  # noqa: ARG002
         return None
 
 
-def send(receiver: NotifyConfig, event: Mapping[str, Any]) -> bool:
+def send(receiver: NotifyConfig, event: JsonObject) -> bool:
     """Send an event; return whether the receiver accepted it.
 
     A failure is logged without the address, which may be a secret, and raises nothing: a notification must not stop a

@@ -38,6 +38,7 @@ from midstream.providers.provider import (
     SliceStatus,
 )
 from midstream.providers.tpu.provider import TpuProvider
+from midstream_core.json_types import JsonValue
 
 MAX_CONCURRENT_REQUESTS = 32
 LOGIN_TIMEOUT = 120.0  # seconds that the first login to a worker of a ready slice may take
@@ -95,7 +96,7 @@ def with_slices(fleet: Fleet, progress: Progress, only: Collection[str] | None =
     if not wanted:
         return fleet
 
-    def resolve(name: str) -> dict[str, dict[str, Any]] | UsageError:
+    def resolve(name: str) -> dict[str, dict[str, JsonValue]] | UsageError:
         target = wanted[name]
         try:
             found = provider_of(target).find(name, target)

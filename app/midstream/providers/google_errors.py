@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
-from typing import Any
 
+from midstream.providers.gcp.service_types import Message
 from midstream.providers.provider import ErrorKind, ProviderError
 
 _PERMISSION = re.compile(r"[Pp]ermission '?([a-z]+(?:\.[A-Za-z]+)+)'?(?: denied)?(?: on (?:resource )?'?([^\s']+)'?)?")
@@ -51,7 +51,7 @@ def no_credentials(what: str) -> ProviderError:
     )
 
 
-def translate(what: str, error: Any, project: str = "", zone: str = "") -> ProviderError:
+def translate(what: str, error: Message, project: str = "", zone: str = "") -> ProviderError:
     """Translate a GoogleAPICallError."""
     from google.api_core import exceptions as google
 

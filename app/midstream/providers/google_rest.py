@@ -5,9 +5,10 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-from typing import Any
 
 from midstream.errors import UsageError
+from midstream.providers.gcp.service_types import Message
+from midstream_core.json_types import JsonValue
 
 CALL_TIMEOUT = 30.0  # seconds
 
@@ -33,7 +34,7 @@ SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 MAX_ANSWER = 1 << 20  # bytes
 
 
-def send(variable: str, host: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+def send(variable: str, host: str, path: str, body: dict[str, JsonValue]) -> tuple[int, dict[str, Message]]:
     """Send a JSON body, and return the status and the JSON answer.
 
     Args:
@@ -68,7 +69,7 @@ def send(variable: str, host: str, path: str, body: dict[str, Any]) -> tuple[int
     return answer.status_code, value if isinstance(value, dict) else {}
 
 
-def post(variable: str, host: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+def post(variable: str, host: str, path: str, body: dict[str, JsonValue]) -> dict[str, JsonValue]:
     """Send a JSON body, and return the answer.
 
     Arguments and errors as of `send`, and GoogleAPICallError.

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from threading import Event
-from typing import Any, Protocol
+from typing import Protocol
 
 from midstream.counts import count
 from midstream.errors import HostError
 from midstream.fleet.slice_target import SliceTarget
+from midstream_core.json_types import JsonValue
 
 Progress = Callable[[str], None]  # gets one line of text at a time
 
@@ -173,7 +174,7 @@ class Provider(Protocol):
 
     def grant_access(
         self, name: str, target: SliceTarget, found: Slice, progress: Progress, *, touch: bool
-    ) -> dict[str, dict[str, Any]]:
+    ) -> dict[str, dict[str, JsonValue]]:
         """Return the workers as entries of the fleet file's ``hosts:``, by name.
 
         Worker 0 is the first.

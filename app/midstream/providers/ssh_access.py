@@ -21,6 +21,7 @@ from midstream.errors import UsageError
 from midstream.fleet.slice_target import SliceTarget
 from midstream.providers.provider import ErrorKind, Progress, ProviderError, Slice
 from midstream.state_directory import make_directory, state_directory
+from midstream_core.json_types import JsonObject
 
 KEYGEN_TIMEOUT = 30.0  # seconds
 PUBLISHED = "published.json"  # what each worker has published, by its name in known_hosts
@@ -89,7 +90,7 @@ def _with_earlier(directory: Path, found: Slice, published: Sequence[dict[str, s
     return merged
 
 
-def _plain(published: Mapping[str, Any]) -> dict[str, str]:
+def _plain(published: JsonObject) -> dict[str, str]:
     """Return the keys and the name that are well-formed."""
     forms = {**dict.fromkeys(KEY_KINDS, _KEY), "hostname": _HOSTNAME}
     return {

@@ -59,7 +59,7 @@ class BucketCheckpoint:
         data = self.get(records.TRAIN)
         if data is None:
             raise MidstreamError(f"{self.url}: there is no {records.TRAIN}", "midstream --verify names the rest")
-        train: Any = records.parse_json(data, where)
+        train: object = records.parse_json(data, where)
         if not isinstance(train, dict):
             raise MidstreamError(f"{self.url}: {records.TRAIN} is not an object", "midstream --verify reads it")
         return cast(dict[str, Any], train)

@@ -21,6 +21,7 @@ from midstream.hosts.local_host import LocalHost
 from midstream.hosts.rpc import remote_call
 from midstream.stores.bucket import app_errors
 from midstream.stores.bucket_access import Access
+from midstream_core.json_types import JsonValue
 from midstream_core.object_store.urls import split_url
 from midstream_host.bucket import access_problem, tree
 from midstream_host.bucket import receiver as bucket_receiver
@@ -32,7 +33,7 @@ from midstream_host.verify import objects
 CHECK_TIMEOUT = 60.0  # seconds for one listing, on the host that has the client
 
 # Functions and programs for a tree on a disk -> those for a tree in a bucket.
-BUCKET_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+BUCKET_FUNCTIONS: dict[Callable[..., object], Callable[..., object]] = {
     objects.describe: tree.describe,
     objects.missing: tree.missing,
     objects.digests: tree.digests,
@@ -61,7 +62,7 @@ class BucketHost:
         self._machine: Host = via or LocalHost(self.name, LocalHostConfig())
         self.remote_python = python or (via.remote_python if via else sys.executable)
 
-    def start(self, program: Callable[P, Any], window: int | None = None) -> Callable[P, Process]:
+    def start(self, program: Callable[P, object], window: int | None = None) -> Callable[P, Process]:
         """Return the bucket's program for ``program``, as `start_program` does.
 
         ``program`` is a program of a tree.
@@ -80,13 +81,13 @@ class BucketHost:
         """Return whether the bucket's client runs on the machine of ``host``."""
         return host is machine_of(self.via) if self.via is not None else isinstance(host, LocalHost)
 
-    def start_own(self, program: Callable[..., Any]) -> Callable[..., Process]:
+    def start_own(self, program: Callable[..., object]) -> Callable[..., Process]:
         """Return a program of the bucket's own, as `start_program` does.
 
         The argument ``access`` is added. Errors of libraries are ConnectionLostError.
         """
 
-        def start(**named: Any) -> Process:
+        def start(**named: object) -> Process:
             try:
                 return remote_call.start_program(self, program)(**named, access=self.access.to_json())
             except (OSError, EOFError) as error:
@@ -145,7 +146,7 @@ class BucketHost:
 
         return call
 
-    def _run_for(self, function: Callable[..., Any], arguments: dict[str, Any], timeout: float | None) -> Any:
+    def _run_for(self, function: Callable[..., object], arguments: dict[str, JsonValue], timeout: float | None) -> Any:
         if self.via is not None:
             return remote_call.caller(self.via, BUCKET_FUNCTIONS[function], timeout, self.remote_python)(**arguments)
         try:

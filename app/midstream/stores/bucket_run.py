@@ -12,6 +12,7 @@ from midstream.stores.bucket_acceptance import acceptance
 from midstream.stores.bucket_access import Access
 from midstream.stores.bucket_writers import BucketWriters
 from midstream_core import records
+from midstream_core.json_types import JsonValue
 from midstream_core.object_store.bucket_client import StoredObject
 from midstream_host.runs.leftovers import ONLY_STATE
 
@@ -19,6 +20,8 @@ TRASH = ".trash-"
 WRITER_TIMEOUT = 600.0  # seconds without a change after which no program is taken to be writing
 
 ManifestCache = dict[str, tuple[Any, records.Manifest]]  # checkpoint -> version of its manifest, manifest
+
+Listed = dict[str, Any]  # a checkpoint or a leftover, as hosts describe theirs
 
 
 class BucketRun:
@@ -61,7 +64,7 @@ class BucketRun:
 
     def checkpoints(
         self, cache: ManifestCache | None = None, accepted: Callable[[int, int, int], bool] | None = None
-    ) -> list[dict[str, Any]]:
+    ) -> list[Listed]:
         """Describe the checkpoints, by step, then attempt.
 
         Args:
@@ -73,12 +76,12 @@ class BucketRun:
         """
         cache = {} if cache is None else cache
         accepted = accepted or acceptance(None, self.fence(), 0).accepts
-        pinned, found = self.pinned(), list[dict[str, Any]]()
+        pinned, found = self.pinned(), list[Listed]()
         for name, objects in self._folders.items():
             key = records.parse_checkpoint_name(name)
             if key is None:
                 continue
-            value: dict[str, Any] = {
+            value: dict[str, JsonValue] = {
                 "name": name, "step": key[0], "attempt": key[1], "complete": False, "accepted": False,
             }  # fmt: skip
             try:
@@ -122,14 +125,14 @@ class BucketRun:
         """Remove the pin of a migration, if it has one."""
         self._bucket.delete(f"pins/{records.check_run_id(migration)}.json")
 
-    def leftovers(self, writers: BucketWriters) -> list[dict[str, Any]]:
+    def leftovers(self, writers: BucketWriters) -> list[Listed]:
         """Find partial checkpoints and deletions that did not finish.
 
         Returns:
             For each ``path``, ``kind`` (partial, trash), ``bytes``, ``kept``: why it must not be removed, or empty, and
             ``changed``: when it did for the last time, in UTC seconds.
         """
-        found = list[dict[str, Any]]()
+        found = list[Listed]()
         for name, objects in sorted(self._folders.items()):
             bare = name.removeprefix(TRASH)
             key = records.parse_checkpoint_name(bare)

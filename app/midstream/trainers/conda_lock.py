@@ -7,10 +7,9 @@ read: one for each platform, with pip's packages as comments, as conda-lock writ
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
 import yaml
@@ -19,6 +18,7 @@ from midstream.counts import count
 from midstream.errors import UsageError
 from midstream.plain_yaml import load_plain_quickly
 from midstream.printable import printable
+from midstream_core.json_types import JsonObject, object_or_empty
 from midstream_host.driver.run_file import LARGEST_LOCK
 
 LARGEST_FILE = 16 << 20  # bytes of a lock file
@@ -179,22 +179,21 @@ def _unified(text: str) -> list[CondaList]:
         value = load_plain_quickly(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(" ".join(str(error).split())) from None
-    version: Any = cast("dict[str, Any]", value).get("version") if isinstance(value, dict) else None
+    version = object_or_empty(value).get("version")
     if version != 1:
         raise UsageError(f"is of version {_shown(version)}, known is 1", "conda-lock lock, of a release from 1 to 4")
-    rows: Any = cast("dict[str, Any]", value).get("package")
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in cast("list[Any]", rows)):
+    rows = object_or_empty(value).get("package")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise UsageError("package: expected a list of packages")
     packages: dict[str, dict[CondaPackage, None]] = {}
     pip: dict[str, dict[PipPackage, None]] = {}
-    for row in cast("list[dict[str, Any]]", rows):
+    for row in map(object_or_empty, rows):
         if row.get("category", "main") not in CATEGORIES:
             continue
         name, platform, manager = (_text(row, key) for key in ("name", "platform", "manager"))
         if platform.startswith("win-"):
             continue
-        digests: Any = row.get("hash")
-        digests = cast("dict[str, Any]", digests) if isinstance(digests, dict) else {}
+        digests = object_or_empty(row.get("hash"))
         packages.setdefault(platform, {})
         if manager == "conda":
             found = _package(_text(row, "url"), str(digests.get("sha256") or digests.get("md5") or ""))
@@ -202,8 +201,8 @@ def _unified(text: str) -> list[CondaList]:
                 raise UsageError(f"package {_shown(name)} has the file of {_shown(found.name)}")
             packages[platform][found] = None
         elif manager == "pip":
-            source: Any = row.get("source")
-            url = _text(cast("dict[str, Any]", source), "url") if isinstance(source, dict) else _text(row, "url")
+            source = row.get("source")
+            url = _text(source if isinstance(source, dict) else row, "url")
             line = f"{name} @ {url.partition('#')[0]}#sha256={digests.get('sha256', '')}"
             pip.setdefault(platform, {})[_pip_line(line)] = None
         else:
@@ -211,7 +210,7 @@ def _unified(text: str) -> list[CondaList]:
     return [_checked(platform, packages[platform], pip.get(platform, ())) for platform in packages]
 
 
-def _text(row: Mapping[str, Any], key: str) -> str:
+def _text(row: JsonObject, key: str) -> str:
     value = row.get(key)
     if not isinstance(value, str) or not value:
         raise UsageError(f"package {_shown(row.get('name'))}: {key}: expected a text, found {_shown(value)}")
@@ -221,7 +220,7 @@ def _text(row: Mapping[str, Any], key: str) -> str:
 # ------------------------------------------------------------------------------------------ checks
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return printable(repr(value)[:120])
 
 

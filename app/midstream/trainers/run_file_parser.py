@@ -6,11 +6,11 @@ import dataclasses
 import fnmatch
 import shlex
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import yaml
 
@@ -22,6 +22,7 @@ from midstream.trainers.command_problem import DEVICES_OF_HOST, command_problem
 from midstream.trainers.environment_files import packages_of
 from midstream.trainers.registry import TRAINERS, TrainerDefaults
 from midstream_core import records
+from midstream_core.json_types import JsonObject, JsonValue, object_or_empty
 from midstream_core.visible_devices import VISIBLE
 from midstream_host.driver.checkpoints.checkpoint_finder import RULES
 from midstream_host.driver.run_file import (
@@ -113,11 +114,11 @@ def parse_run_file(text: str, path: Path, read: Callable[[str], str] | None = No
 
 
 class _Parser:
-    def __init__(self, path: Path, value: Any, read: Callable[[str], str] | None) -> None:
+    def __init__(self, path: Path, value: JsonValue, read: Callable[[str], str] | None) -> None:
         self._path, self._read = path, read
         if not isinstance(value, dict):
             raise self._error("", "not a mapping of keys and values", f"keys: {', '.join(KEYS)}")
-        self._value = cast("dict[str, Any]", value)
+        self._value = value
 
     def _error(self, key: str, what: str, hint: str = "") -> UsageError:
         return UsageError(f"{self._path}: {key + ': ' if key else ''}{what}", hint)
@@ -164,8 +165,8 @@ class _Parser:
         return value
 
     def _texts(self, key: str) -> list[str]:
-        value: Any = self._value.get(key, [])
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in cast("list[Any]", value)):
+        value = self._value.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             raise self._error(key, "expected a list of texts", f'{key}: ["*.py", "data/**"]')
         return cast("list[str]", value)
 
@@ -182,7 +183,7 @@ class _Parser:
         return value
 
     def _words(self, key: str) -> list[str]:
-        value: Any = self._value.get(key)
+        value = self._value.get(key)
         if value is None:
             return []
         if isinstance(value, str):
@@ -190,7 +191,7 @@ class _Parser:
                 return shlex.split(value)
             except ValueError as error:
                 raise self._error(key, str(error).lower()) from None
-        if isinstance(value, list) and all(isinstance(each, str) for each in cast("list[Any]", value)):
+        if isinstance(value, list) and all(isinstance(each, str) for each in value):
             return cast("list[str]", value)
         raise self._error(key, "expected a command line, or a list of its words")
 
@@ -199,10 +200,10 @@ class _Parser:
 
         Keys in ``leave`` are read elsewhere.
         """
-        value: Any = self._value.get(key, {})
+        value = self._value.get(key, {})
         if not isinstance(value, dict):
             raise self._error(key, "expected keys and values")
-        given = {name: item for name, item in cast("dict[str, Any]", value).items() if name not in leave}
+        given = {name: item for name, item in value.items() if name not in leave}
         names = [field.name for field in dataclasses.fields(kind) if field.name != _LOCKED]
         for name in given:
             if name not in names:
@@ -239,9 +240,9 @@ class _Parser:
     def _metrics(self, defaults: TrainerDefaults) -> Metrics:
         if defaults.metrics is None and "metrics" not in self._value:
             raise self._error("metrics", "missing", "metrics: {source: jsonl, path: out/metrics.jsonl}")
-        given: Any = self._value.get("metrics", {})
+        given = self._value.get("metrics", {})
         default = defaults.metrics or Metrics("")
-        source = cast("dict[str, Any]", given).get("source", default.source) if isinstance(given, dict) else ""
+        source = given.get("source", default.source) if isinstance(given, dict) else ""
         found = self._part(
             "metrics", Metrics, default if source == default.source else Metrics("", first_step=default.first_step)
         )
@@ -286,8 +287,8 @@ class _Parser:
         return found
 
     def _environment(self, defaults: TrainerDefaults) -> Environment:
-        value: Any = self._value.get("environment", {})
-        given = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+        value = self._value.get("environment", {})
+        given = object_or_empty(value)
         found = self._part("environment", Environment, Environment(packages=list(defaults.packages)), _REQUIREMENTS)
         named = [key for key in _REQUIREMENTS if key in given]
         if not named:
@@ -361,7 +362,7 @@ def as_text(run: RunFile) -> str:
     return json.dumps(run.to_json(), indent=1, ensure_ascii=False) + "\n"
 
 
-def from_value(value: Mapping[str, Any], where: str) -> RunFile:
+def from_value(value: JsonObject, where: str) -> RunFile:
     """Decode a resolved run file that a host or a plan has.
 
     Raises:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -336,7 +336,7 @@ class _DirectStream(Stream):
         self._number, self._broken = number, broken
         super().__init__(*positional, **named)
 
-    def _write_line(self, line: dict[str, Any]) -> None:
+    def _write_line(self, line: Mapping[str, object]) -> None:
         super()._write_line({**line, "stream": self._number})
 
     def failure(self) -> MidstreamError:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from queue import Queue
-from typing import Any
 
 from midstream.errors import MidstreamError
 from midstream.printable import printable
@@ -24,6 +23,7 @@ from midstream.transfer.send_queue import SendQueue
 from midstream.transfer.stream import Events
 from midstream.transfer.stream_pool import StreamPool
 from midstream.transfer.target_session import new_generation
+from midstream_core.json_types import JsonValue
 from midstream_host import allowlist
 from midstream_host.allowlist import CHECKPOINTS
 from midstream_host.copy_items import CopyObject
@@ -41,7 +41,7 @@ class _NoStaging:
     target: Endpoint
     generation: str
 
-    def landed(self, ranges: Sequence[Sequence[Any]]) -> None:
+    def landed(self, ranges: Sequence[Sequence[JsonValue]]) -> None:
         raise AssertionError(f"{ranges[:1]}: objects are not cut here")
 
 

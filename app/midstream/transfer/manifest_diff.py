@@ -7,9 +7,10 @@ from typing import Any
 
 from midstream.counts import agree, count
 from midstream_core import records
+from midstream_core.json_types import JsonValue
 
 
-def diff_manifests(a: records.Manifest, b: records.Manifest) -> list[dict[str, Any]]:
+def diff_manifests(a: records.Manifest, b: records.Manifest) -> list[dict[str, JsonValue]]:
     """Compare two manifests, array by array.
 
     Returns:
@@ -18,7 +19,7 @@ def diff_manifests(a: records.Manifest, b: records.Manifest) -> list[dict[str, A
     """
     first, second = ({entry.name: entry for entry in manifest.array_entries} for manifest in (a, b))
     hashes = [{entry.path: entry.sha256 for entry in manifest.object_entries} for manifest in (a, b)]
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, JsonValue]] = []
     for name in sorted(first.keys() | second.keys()):
         left, right = first.get(name), second.get(name)
         if left is None or right is None:

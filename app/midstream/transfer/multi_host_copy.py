@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
-from typing import Any
 
 from midstream.hosts.host import Host
 from midstream.hosts.rpc.answer_limits import decode_file
@@ -23,6 +22,7 @@ from midstream.transfer.errors import TransferError
 from midstream.transfer.report import CopyReport, Progress
 from midstream.transfer.tree_contents import Contents, read_contents
 from midstream_core import records
+from midstream_core.json_types import JsonValue
 from midstream_host.allowlist import CHECKPOINT
 
 Wanted = Callable[[str], bool]  # path of an object -> whether it is wanted
@@ -144,12 +144,12 @@ def fan_out(
 
 def _shares(contents: Contents, targets: Mapping[str, Endpoint], needs: Mapping[str, Wanted]) -> dict[str, Contents]:
     manifest = records.Manifest.from_json(decode_file(contents.text, str(contents.first)), str(contents.first))
-    objects: list[dict[str, Any]] = []
-    for entry in manifest.objects:
-        needed_by = [name for name in targets if needs[name](entry["path"])]
+    objects: list[dict[str, JsonValue]] = []
+    for described, entry in zip(manifest.objects, manifest.object_entries, strict=True):
+        needed_by = [name for name in targets if needs[name](entry.path)]
         if not needed_by:
-            raise TransferError(f"no target needs {entry['path']} of {contents.first}", "every object needs a host")
-        objects.append({**entry, "host": "" if len(needed_by) == len(targets) else needed_by[0]})
+            raise TransferError(f"no target needs {entry.path} of {contents.first}", "every object needs a host")
+        objects.append({**described, "host": "" if len(needed_by) == len(targets) else needed_by[0]})
     hosts = [records.SpreadHost(name, [], endpoint.directory).to_json() for name, endpoint in targets.items()]
     shared = dataclasses.replace(manifest, objects=objects, hosts=hosts)
     return {

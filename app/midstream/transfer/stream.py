@@ -7,10 +7,10 @@ import fcntl
 import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Queue
-from typing import Any, BinaryIO, Protocol
+from typing import BinaryIO, Protocol
 
 from midstream.errors import ConnectionLostError, MidstreamError
 from midstream.hosts.host import Process
@@ -139,7 +139,7 @@ class Stream:
         self._bytes -= bytes_
         self._items -= items
 
-    def _write_line(self, line: dict[str, Any]) -> None:
+    def _write_line(self, line: Mapping[str, object]) -> None:
         # The receiver reports what broke, or `failure` finds it.
         with contextlib.suppress(OSError, ValueError, ConnectionLostError):
             self._sender.stdin.write(json.dumps(line).encode() + b"\n")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty
 from threading import Event
-from typing import Any, Protocol
+from typing import Protocol
 
 from midstream.errors import MidstreamError
 from midstream.hosts.rpc.remote_program import Cancelled
@@ -21,6 +21,7 @@ from midstream.transfer.errors import TransferError
 from midstream.transfer.progress import Meter
 from midstream.transfer.send_queue import MIN_STREAM_BYTES, SendQueue, split, stream_count
 from midstream.transfer.stream import Ended, Events, Reported, Reporter, Stream
+from midstream_core.json_types import JsonValue
 from midstream_host.copy_items import CopyItem, CopyObject
 
 MIN_CORE_BYTES = 128 << 20  # and on other links, where it adds a core: a stream costs two logins and two interpreters
@@ -63,7 +64,7 @@ class Staging(Protocol):
     @property
     def generation(self) -> str: ...
 
-    def landed(self, ranges: Sequence[Sequence[Any]]) -> None:
+    def landed(self, ranges: Sequence[Sequence[JsonValue]]) -> None:
         """Report ranges that the receivers have written."""
         ...
 

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, cast
+from typing import ParamSpec, cast
 
 from midstream.errors import ConnectionLostError, RemoteError
 from midstream.fleet.fleet import SshHostConfig
@@ -48,7 +48,7 @@ _no_ssh_program_lock = threading.Lock()
 
 
 def start(
-    host: Host, program: Callable[P, Any], *, window: int | None = None, waiting: Process | None = None
+    host: Host, program: Callable[P, object], *, window: int | None = None, waiting: Process | None = None
 ) -> Callable[P, Process]:
     """Return ``program`` as `start_program` does, also for a bucket.
 
@@ -66,7 +66,7 @@ def start(
     return started
 
 
-def start_stream(host: Host, program: Callable[P, Any]) -> Callable[P, Process]:
+def start_stream(host: Host, program: Callable[P, object]) -> Callable[P, Process]:
     """Return ``program`` as `start` does, over a connection of its own."""
 
     def started(*positional: P.args, **named: P.kwargs) -> Process:
@@ -160,7 +160,7 @@ class _SshProgramHost:
         )
         return _SshChild(self.name, child)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._host, name)
 
 

@@ -11,7 +11,6 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from queue import Empty
-from typing import Any
 
 from midstream.errors import ConnectionLostError, MidstreamError
 from midstream.hosts.rpc.remote_program import Cancelled, last_words
@@ -21,6 +20,7 @@ from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import RESUME_HINT
 from midstream.transfer.stream import Ended, Events, Reported
 from midstream.transfer.stream_transport import start
+from midstream_core.json_types import JsonObject, JsonValue
 from midstream_host.copy import session
 from midstream_host.copy_items import CopyObject
 
@@ -87,7 +87,7 @@ class TargetSession:
         for thread in self._threads:
             thread.start()
 
-    def landed(self, ranges: Sequence[Sequence[Any]]) -> None:
+    def landed(self, ranges: Sequence[Sequence[JsonValue]]) -> None:
         """Report ranges ``[path, offset, length]`` that are in the staging directory."""
         self._write_line({"do": "landed", "ranges": list(ranges)})
 
@@ -137,7 +137,7 @@ class TargetSession:
             if on_report is not None:
                 on_report(report)
 
-    def _write_line(self, line: dict[str, Any]) -> None:
+    def _write_line(self, line: JsonObject) -> None:
         # `failure` returns what broke.
         with self._writing, contextlib.suppress(OSError, ValueError, ConnectionLostError):
             self._process.stdin.write(json.dumps(line).encode() + b"\n")

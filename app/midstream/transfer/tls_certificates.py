@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime
 from dataclasses import dataclass, field
-from typing import Any
 
 from midstream.hosts.host import Host
+from midstream_core.json_types import JsonValue
 
 LIFETIME = datetime.timedelta(days=2)  # a copy may take a day
 CLOCK_SKEW = datetime.timedelta(days=1)  # hosts' clocks may be wrong
@@ -54,7 +54,7 @@ class TlsPeers:
     listens: Certificate
     dials: Certificate
 
-    def listener(self, ports: tuple[int, int] | None, *, ssh_address: bool = False) -> dict[str, Any]:
+    def listener(self, ports: tuple[int, int] | None, *, ssh_address: bool = False) -> dict[str, JsonValue]:
         """Return the listening program's ``peer`` argument.
 
         ``ports``: first and last that it may use. ``ssh_address``: it listens only at the address of its SSH server.
@@ -68,7 +68,7 @@ class TlsPeers:
             "ssh_address": ssh_address,
         }
 
-    def dialer(self, addresses: list[str], port: int) -> dict[str, Any]:
+    def dialer(self, addresses: list[str], port: int) -> dict[str, JsonValue]:
         """Return the dialing program's ``peer`` argument."""
         return {
             "role": "dial",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from midstream.errors import MidstreamError
 from midstream.watch.snapshot import CONNECTING, HostView, Snapshot
@@ -167,5 +167,5 @@ class _ActionsOfSession:
     def __init__(self, session: FleetSession) -> None:
         self._session = session
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._session.open(), name)

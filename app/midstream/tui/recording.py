@@ -59,7 +59,7 @@ class Recorder:
                 with suppress(OSError):  # it writes again what it could not write
                     self._file.close()
 
-    def record(self, what: str, *words: Any) -> None:
+    def record(self, what: str, *words: object) -> None:
         """Record a call of the snapshot store and its arguments."""
         self._put({"do": what, "words": words})
 
@@ -99,7 +99,7 @@ class _RecordedActions:
         self._actions = actions
         self._recorder = recorder
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._actions, name)
 
     def migrations(self) -> tuple[MigrationView, ...]:
@@ -215,7 +215,7 @@ class Replay:
     def snapshot(self) -> Snapshot:
         return self._store.snapshot()
 
-    def subscribe(self, callback: Callable[..., Any], /) -> Callable[[], None]:
+    def subscribe(self, callback: Callable[..., object], /) -> Callable[[], None]:
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback)
 

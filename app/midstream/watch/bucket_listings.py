@@ -14,11 +14,14 @@ from midstream.errors import MidstreamError
 from midstream.fleet.fleet import Fleet
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream.watch.snapshot_store import SnapshotStore
+from midstream_core.json_types import JsonValue
 
 LIST_INTERVAL = 30.0  # seconds after which a run's prefix is listed again if the run has not changed
 RETRY_INTERVAL = 10.0  # seconds; the same, after a failure
 
 _log = logging.getLogger(__name__)
+
+Contents = dict[str, Any]  # of manifests, by name
 
 
 class BucketListings:
@@ -33,7 +36,7 @@ class BucketListings:
 
     def update(self, snapshot: Snapshot) -> None:
         """List the runs of this snapshot from now on."""
-        wanted: dict[str, dict[str, Any]] = {}
+        wanted: dict[str, Contents] = {}
         for views in snapshot.by_host.hosts:
             for run in self._in_buckets(views):
                 wanted.setdefault(run.store, {}).setdefault(run.run_id, {})[run.host] = _change_key(run)
@@ -79,14 +82,14 @@ class _PrefixListing:
         self._store = store
         self._stopped = stopped
         self._changed = threading.Condition()
-        self._wanted: dict[str, Any] = {}  # run -> its change keys
+        self._wanted: dict[str, JsonValue] = {}  # run -> its change keys
         self._listed: dict[
-            str, tuple[float, Any]
+            str, tuple[float, JsonValue]
         ] = {}  # run -> (when it is listed again, its change keys at that time)
-        self._known: dict[str, dict[str, Any]] = {}  # run -> cached contents of its manifests
+        self._known: dict[str, Contents] = {}  # run -> cached contents of its manifests
         threading.Thread(target=self._work, name=f"bucket-{url}", daemon=True).start()
 
-    def set_runs(self, runs: dict[str, Any]) -> None:
+    def set_runs(self, runs: dict[str, JsonValue]) -> None:
         with self._changed:
             if runs != self._wanted or self._stopped.is_set():
                 self._wanted = runs
@@ -119,7 +122,7 @@ class _PrefixListing:
         first = min(times, key=lambda run_id: times[run_id])
         return (first, 0.0) if times[first] <= now else (None, times[first] - now)
 
-    def _list(self, run_id: str) -> tuple[list[dict[str, Any]], str]:
+    def _list(self, run_id: str) -> tuple[list[dict[str, JsonValue]], str]:
         """Return the checkpoints, or the reason why they are unknown."""
         from midstream.stores.bucket_access import access_for
         from midstream.stores.bucket_run import BucketRun

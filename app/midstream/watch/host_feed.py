@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from midstream.errors import ConnectionLostError, HostError, RemoteError
 from midstream.fleet.fleet import HostConfig
@@ -25,6 +25,7 @@ from midstream.watch import shell_probe
 from midstream.watch.report_limits import ReportLimits
 from midstream.watch.snapshot import DOWN, STALE
 from midstream.watch.snapshot_store import SnapshotStore
+from midstream_core.json_types import JsonObject, ReportLine
 from midstream_host.machine import probe
 
 FIRST_BEAT_TIMEOUT = 60.0  # seconds
@@ -160,7 +161,9 @@ class HostFeed:
                 return
             yield line
 
-    def _start(self, host: Host, config: HostConfig) -> tuple[Process, Callable[[bytes], Iterable[Mapping[str, Any]]]]:
+    def _start(
+        self, host: Host, config: HostConfig
+    ) -> tuple[Process, Callable[[bytes], Iterable[Mapping[str, object]]]]:
         """Start the probe. Returns it, and the parser of its lines."""
         if not host.remote_python:
             self._interval, self._speaks_json = max(shell_probe.MIN_INTERVAL, self._min_interval), False
@@ -177,7 +180,7 @@ class HostFeed:
         )
         return process, self._parse_json
 
-    def _parse_json(self, line: bytes) -> Iterable[Mapping[str, Any]]:
+    def _parse_json(self, line: bytes) -> Iterable[JsonObject]:
         return (line_of(self.name, name_of(probe.main), PROBE, decode(line)),)
 
     def set_interval(self, seconds: float) -> None:
@@ -191,7 +194,7 @@ class HostFeed:
             self._probe_interval = seconds
         self._send(process.stdin, {"pace": seconds})
 
-    def _merge(self, stdin: BinaryIO, event: Mapping[str, Any]) -> None:
+    def _merge(self, stdin: BinaryIO, event: ReportLine) -> None:
         if event["event"] == "clock":
             self._measure_skew(event)
             return
@@ -213,14 +216,14 @@ class HostFeed:
         self._sent = {self._pings: time.time()}
         self._send(stdin, {"ping": self._pings})
 
-    def _send(self, stdin: BinaryIO, message: Mapping[str, Any]) -> None:
+    def _send(self, stdin: BinaryIO, message: JsonObject) -> None:
         with contextlib.suppress(
             OSError, ValueError
         ):  # the probe has exited: its reader is about to get the end of file
             stdin.write(json.dumps(message).encode() + b"\n")
             stdin.flush()
 
-    def _measure_skew(self, event: Mapping[str, Any]) -> None:
+    def _measure_skew(self, event: ReportLine) -> None:
         """Compare the host's clock with the middle of the round trip.
 
         The error is at most half of the round trip.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from midstream.state_directory import state_directory
 from midstream.watch.fleet_cache import fleet_key, read_entries, write_entry
+from midstream_core.json_types import JsonValue
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
@@ -59,13 +60,13 @@ def remember_names(fleet: Fleet, snapshot: Snapshot) -> None:
             write_entry(names_file(), fleet.path, hosts)
 
 
-def _of_live_hosts(fleet: Fleet, snapshot: Snapshot) -> dict[str, dict[str, Any]]:
+def _of_live_hosts(fleet: Fleet, snapshot: Snapshot) -> dict[str, dict[str, JsonValue]]:
     """Return host -> run -> its checkpoints, of the hosts that answered.
 
     With thousands of runs some have no checkpoints, and then some are left out, running ones last: a file that is too
     large is not read.
     """
-    hosts: dict[str, dict[str, Any]] = {host.name: {} for host in snapshot.hosts if host.link == "live"}
+    hosts: dict[str, dict[str, JsonValue]] = {host.name: {} for host in snapshot.hosts if host.link == "live"}
     runs = [run for host in hosts for run in snapshot.runs_on(host)]
     detailed, names = DETAILED_SIZE, NAMES_SIZE
     for run in sorted(runs, key=lambda run: not run.running):
@@ -81,7 +82,7 @@ def _of_live_hosts(fleet: Fleet, snapshot: Snapshot) -> dict[str, dict[str, Any]
     return hosts
 
 
-def _checkpoints(fleet: Fleet, run: RunView) -> dict[str, Any]:
+def _checkpoints(fleet: Fleet, run: RunView) -> dict[str, JsonValue]:
     """Return a run's complete checkpoints.
 
     The result has their steps, and each as the argument CHECKPOINT.

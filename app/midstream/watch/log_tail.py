@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
 
 from midstream.watch.snapshot import LogRange
+from midstream_core.json_types import ReportLine
 
 MAX_LINES = 5000
 
@@ -34,7 +33,7 @@ class LogTail:
         self._lines = None
         self._begin = self._end = self._process = 0
 
-    def take(self, event: Mapping[str, Any]) -> None:
+    def take(self, event: ReportLine) -> None:
         """Add the lines of a log event."""
         from midstream_host.runs.log_pages import displayed
 

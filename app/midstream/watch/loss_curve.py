@@ -160,7 +160,7 @@ class CurveRows(Sequence[Row]):
         """Return True if these are the first rows of ``length`` rows of this splice."""
         return self._splice is splice and self._length <= length
 
-    def newest(self, name: str, rows: int | None = None) -> Any:
+    def newest(self, name: str, rows: int | None = None) -> object:
         """Return the newest value of a metric, None without one.
 
         ``rows``: how many of the last rows are searched; None: all.

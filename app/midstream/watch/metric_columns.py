@@ -8,8 +8,10 @@ from __future__ import annotations
 import functools
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
+
+from midstream_core.json_types import JsonObject, JsonValue, LoggedRow
 
 _ABSENT, _FLOAT, _INT, _NONE, _DIGEST, _OTHER = range(6)
 _DIGEST_BYTES = 32  # of a SHA-256, which a row has in hexadecimal
@@ -27,7 +29,7 @@ class _Column:
         self.kinds: bytearray | bytes = bytearray()  # bytes until it grows: those of other runs too
         self.values = array("d")
         self.digests: bytearray | None = None  # made with the first one: most columns have numbers alone
-        self.others: dict[int, Any] | None = None
+        self.others: dict[int, JsonValue] | None = None
 
     def put(self, index: int, value: Any) -> None:
         """Store the value of row ``index``, which is not below the current length.
@@ -109,7 +111,7 @@ class _PackedColumns:
         self._values = values
 
     @classmethod
-    def of(cls, rows: Sequence[Mapping[str, Any]]) -> _PackedColumns | None:
+    def of(cls, rows: Sequence[LoggedRow]) -> _PackedColumns | None:
         """Return the columns of these rows.
 
         The result is None where rows differ or have other values than numbers.
@@ -156,7 +158,7 @@ class MetricColumns:
     def __len__(self) -> int:
         return self._length
 
-    def extend(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def extend(self, rows: Sequence[JsonObject]) -> None:
         """Append rows."""
         packed = None if self._length else _PackedColumns.of(rows)
         if packed is not None:
@@ -165,7 +167,7 @@ class MetricColumns:
         for row in rows:
             self.append(row)
 
-    def append(self, row: Mapping[str, Any]) -> None:
+    def append(self, row: LoggedRow) -> None:
         """Append a row."""
         columns = self._columns
         if isinstance(columns, _PackedColumns):

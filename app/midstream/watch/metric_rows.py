@@ -8,12 +8,14 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from midstream_core.json_types import JsonValue
+
 MAX_NAME_LENGTH, MAX_TEXT_LENGTH = 200, 1000  # characters of names and values of metrics
 MAX_INTEGER = 2**53  # of metrics
 THROUGHPUT = "throughput/"  # of these names of metrics, the values are times and rates: they are always finite
 
 
-def parse_rows(text: str) -> Sequence[dict[str, Any]]:
+def parse_rows(text: str) -> Sequence[dict[str, JsonValue]]:
     """Parse lines of metrics for display.
 
     Partial lines (after a full disk, for example) are left out. The certificate reads the file itself.

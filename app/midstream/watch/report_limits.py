@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from midstream.errors import HostError
+from midstream_core.json_types import ReportLine
 
 MAX_RUNS = 4096
 RUNS_LIMIT = 32 << 20  # bytes that describe runs, without their metrics and logs
@@ -24,7 +22,7 @@ class ReportLimits:
         self._described = 0
         self._metrics = 0
 
-    def count(self, size: int, report: Mapping[str, Any]) -> None:
+    def count(self, size: int, report: ReportLine) -> None:
         """Count a report of ``size`` bytes. HostError if the host exceeds a limit."""
         event, run = report.get("event"), report.get("run")
         if event == "metrics":

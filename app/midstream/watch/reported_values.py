@@ -7,11 +7,12 @@ from dataclasses import fields
 from typing import Any
 
 from midstream.watch.snapshot import AcceleratorUser, Disk, InfinibandPort
+from midstream_core.json_types import ReportLine
 
 MAX_LISTED = 256  # accelerators, processes, disks and ports of a host that are shown
 
 
-def inventory(line: Mapping[str, Any]) -> dict[str, Any]:
+def inventory(line: ReportLine) -> dict[str, Any]:
     """Return fields of a Machine. Fields of a newer probe are ignored."""
     plain = ("system", "kernel", "glibc", "cpu_model", "driver", "cuda", "clock_synchronized")
     lists = {"users": AcceleratorUser, "disks": Disk, "infiniband": InfinibandPort}

@@ -17,6 +17,7 @@ from midstream.hosts.host_pool import HostPool
 from midstream.plain_yaml import load_plain
 from midstream.watch.snapshot import RunView
 from midstream_core import records
+from midstream_core.json_types import RunConfig
 from midstream_host.runs import run_state
 
 HEADER_SIZE = 1 << 18  # bytes of a log's beginning that contain its configuration
@@ -67,7 +68,7 @@ def read(hosts: HostPool, run: RunView, attempt: int) -> str:
     return text
 
 
-def value_of(text: str) -> Any:
+def value_of(text: str) -> RunConfig:
     """Parse a configuration. MidstreamError if it is malformed."""
     try:
         return load_plain(text)

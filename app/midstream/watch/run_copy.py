@@ -12,6 +12,7 @@ from midstream.watch.loss_curve import LossCurve
 from midstream.watch.reported_values import reported
 from midstream.watch.snapshot import CheckpointView, RunView
 from midstream_core import records
+from midstream_core.json_types import JsonObject, LoggedRow, ReportLine
 
 RECORDS = ("fence", "lineage", "status", "store")  # that a run's line may hold
 
@@ -48,7 +49,7 @@ class RunCopy:
     def store(self) -> str:
         return self._view.store
 
-    def set_bucket_checkpoints(self, checkpoints: Sequence[Mapping[str, Any]], error: str) -> None:
+    def set_bucket_checkpoints(self, checkpoints: Sequence[JsonObject], error: str) -> None:
         """Set the checkpoints in its bucket, which replace those on its host."""
         views = tuple(reported(CheckpointView, each) for each in checkpoints)
         self._misread["bucket"] = f"its checkpoints in {self.store} are unknown: {error}" if error else ""
@@ -68,7 +69,7 @@ class RunCopy:
     def _problem(self) -> str:
         return "; ".join(filter(None, self._misread.values()))
 
-    def take(self, event: str, line: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] = ()) -> None:
+    def take(self, event: str, line: JsonObject, rows: Sequence[JsonObject] = ()) -> None:
         """Merge an event; ``rows`` are those of a metrics event."""
         if event == "run":
             self._change(line)
@@ -78,7 +79,7 @@ class RunCopy:
             self._log.take(line)
         self._dirty = True
 
-    def _change(self, line: Mapping[str, Any]) -> None:
+    def _change(self, line: ReportLine) -> None:
         changes: dict[str, Any] = {
             key: line[key]
             for key in ("attempt", "running", "unproven", "job_remark", "ended_without_status", "ownership")
@@ -117,7 +118,7 @@ class RunCopy:
         self._misread.pop("bucket", None)
         return {"store": url, "checkpoints_listed": not url, "checkpoints": ()}
 
-    def _parsed(self, what: str, read: Callable[[], Any]) -> Any:
+    def _parsed(self, what: str, read: Callable[[], object]) -> Any:
         """Return the result of ``read``.
 
         For a malformed record it is empty, and the view has the error.
@@ -130,7 +131,7 @@ class RunCopy:
         self._misread.pop(what, None)
         return value
 
-    def _metrics(self, line: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+    def _metrics(self, line: ReportLine, rows: Sequence[LoggedRow]) -> None:
         attempt = line["attempt"]
         if line["offset"] == 0:
             self._restart(attempt)

@@ -27,6 +27,7 @@ from urllib.parse import quote
 from midstream.state_directory import make_directory, state_directory
 from midstream.watch.system_metrics import MAX_ACCELERATORS, METRICS, Key
 from midstream.watch.system_series import DAY, TIERS, StoredTier, SystemSeries
+from midstream_core.json_types import JsonValue
 
 FORMAT = 1
 INTERVAL = 600.0  # seconds in which each host's file is written once
@@ -105,7 +106,7 @@ class SeriesFiles:
 def write(file: Path, tiers: list[StoredTier]) -> None:
     """Replace a host's file."""
     body = b"".join(part.tobytes() for tier in tiers for part in (tier.times, *tier.columns.values()))
-    head: dict[str, Any] = {
+    head: dict[str, JsonValue] = {
         "format": FORMAT,
         "byteorder": sys.byteorder,
         "crc32": zlib.crc32(body),

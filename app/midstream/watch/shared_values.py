@@ -52,7 +52,7 @@ class SharedValues:
         repeats = all(may_repeat for _, may_repeat in parts)
         return (self._remember(key, shared) if repeats else shared), repeats
 
-    def _remember(self, key: str | bytes, value: Any) -> Any:
+    def _remember(self, key: str | bytes, value: Any) -> object:
         """Return the value known by ``key``; store ``value`` as known if there was none."""
         found = self._known.get(key)
         if found is not None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
+from midstream_core.json_types import JsonObject, JsonValue, ReportLine
 from midstream_host.machine import gauges, inventory, nvidia, rates, tpu
 
 MIN_INTERVAL = 5.0  # seconds; every poll starts a dozen programs on the host
@@ -52,9 +53,9 @@ class ShellProbeParser:
         self._counted: tuple[float, rates.Counters] | None = None  # the host's clock, and its counters
         self._greeted = False
         self._cuda = ""
-        self._users: list[dict[str, Any]] = []
+        self._users: list[dict[str, JsonValue]] = []
 
-    def parse(self, data: bytes) -> Iterator[Mapping[str, Any]]:
+    def parse(self, data: bytes) -> Iterator[ReportLine]:
         """Parse one line, and yield its events."""
         line = data.decode(errors="replace").rstrip("\r\n")[:MAX_LINE_LENGTH]
         if line.startswith("|"):
@@ -83,7 +84,7 @@ class ShellProbeParser:
     def _text(self, name: str) -> str:
         return "\n".join(self._sections.get(name, ("", []))[1])
 
-    def _look(self, began: float) -> Iterator[Mapping[str, Any]]:
+    def _look(self, began: float) -> Iterator[JsonObject]:
         if "name" in self._sections:
             if not self._greeted:
                 self._greeted = True
@@ -92,7 +93,7 @@ class ShellProbeParser:
         if self._greeted:
             yield self._beat(began)
 
-    def _hello(self) -> Mapping[str, Any]:
+    def _hello(self) -> ReportLine:
         libc = inventory.parse_glibc(self._text("libc"))
         kernel = self._text("kernel").split()
         release = ".".join(kernel[1].split(".")[:2]) if len(kernel) > 1 else ""
@@ -106,7 +107,7 @@ class ShellProbeParser:
             "cpus": int(cpus) if re.fullmatch(r"\d{1,6}", cpus, re.ASCII) else 0,
         }
 
-    def _inventory(self, began: float) -> Mapping[str, Any]:
+    def _inventory(self, began: float) -> ReportLine:
         rows = self._gpu_rows()
         self._cuda = nvidia.parse_cuda(self._text("cuda")) or self._cuda
         if "users" in self._sections:
@@ -129,7 +130,7 @@ class ShellProbeParser:
             "users": self._users,
         }
 
-    def _beat(self, began: float) -> Mapping[str, Any]:
+    def _beat(self, began: float) -> JsonObject:
         ticks, before = gauges.parse_ticks(self._text("stat")), self._ticks
         self._ticks = ticks
         memory = gauges.parse_memory(self._text("memory"))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from midstream.ownership.judgement import Judgement
 from midstream.watch.log_errors import error_line
 from midstream.watch.run_order import RunOrder, RunsByHost
 from midstream.watch.system_series import SystemSeries
 from midstream_core import records
+from midstream_core.json_types import LoggedRow
 
 if TYPE_CHECKING:
     from midstream.ownership.owner_judge import OwnerJudge
@@ -151,7 +152,7 @@ class RunView:
     status: records.Status | None  # of its process 0
     running: bool  # positive evidence that the process runs
     checkpoints: tuple[CheckpointView, ...] = ()
-    curve: Sequence[Mapping[str, Any]] = field(default=(), repr=False)  # spliced rows; see loss_curve
+    curve: Sequence[LoggedRow] = field(default=(), repr=False)  # spliced rows; see loss_curve
     log: Sequence[str] = field(default=(), repr=False)  # last lines of the newest attempt's first process here
     problem: str = ""  # one line: which of its files cannot be read; their last readable values are shown
     # (file, error) of records that exist and cannot be read, which are never treated as absent.

@@ -19,11 +19,14 @@ from midstream.watch.run_order import RunOrder, RunsByHost
 from midstream.watch.shared_values import SharedValues
 from midstream.watch.snapshot import CONNECTING, DOWN, LIVE, STALE, Accelerator, HostView, Machine, RunView, Snapshot
 from midstream.watch.system_series import SystemSeries
+from midstream_core.json_types import JsonObject, ReportLine
 
 if TYPE_CHECKING:
     from midstream.ownership.owner_judge import OwnerJudge
 
 Listener = Callable[..., None]
+
+ReportedFields = dict[str, Any]  # of a host
 
 
 def _no_listener(*_: object) -> None:
@@ -54,14 +57,12 @@ class SnapshotStore:
         self._runs: dict[str, dict[str, RunCopy]] = {name: {} for name in hosts}  # host -> run id -> run
         self._shown: dict[str, tuple[RunView, ...]] = dict.fromkeys(hosts, ())  # at each host's last beat
         self._reported: dict[str, set[str]] = {name: set() for name in hosts}
-        self._hello: dict[str, dict[str, Any]] = {}
-        self._inventory: dict[str, dict[str, Any]] = {}
-        self._gauges: dict[str, dict[str, Any]] = {}  # of each host; a beat has the changed ones
+        self._hello: dict[str, ReportedFields] = {}
+        self._inventory: dict[str, ReportedFields] = {}
+        self._gauges: dict[str, ReportedFields] = {}  # of each host; a beat has the changed ones
         self._system = {name: SystemSeries() for name in hosts}
         self._skew: dict[str, float] = {}
-        self._bucket_checkpoints: dict[
-            tuple[str, str], tuple[Sequence[Mapping[str, Any]], str]
-        ] = {}  # by (prefix, run)
+        self._bucket_checkpoints: dict[tuple[str, str], tuple[Sequence[JsonObject], str]] = {}  # by (prefix, run)
         self._numbers = {name: number for number, name in enumerate(sorted(hosts))}
         self._runs_shown = RunsByHost[RunView](self._numbers, ((),) * len(hosts))  # in the last snapshot
         self._order = RunOrder.of(self._runs_shown)
@@ -106,7 +107,7 @@ class SnapshotStore:
 
     # ----------------------------------------------------------------------------------------- input
 
-    def take(self, host: str, line: Mapping[str, Any]) -> None:
+    def take(self, host: str, line: ReportLine) -> None:
         """Merge an event of a host's probe. RecordError if it is malformed."""
         event = line["event"]
         rows = parse_rows(line["text"]) if event == "metrics" else ()  # before the lock: it takes some time
@@ -148,9 +149,7 @@ class SnapshotStore:
             self._hosts[host] = replace(view, link=link, error=error)
             self._changed()
 
-    def set_bucket_checkpoints(
-        self, url: str, run_id: str, checkpoints: Sequence[Mapping[str, Any]], error: str = ""
-    ) -> None:
+    def set_bucket_checkpoints(self, url: str, run_id: str, checkpoints: Sequence[JsonObject], error: str = "") -> None:
         """Set the checkpoints of a run below ``url``.
 
         With an error, the last known checkpoints stay.
@@ -199,7 +198,7 @@ class SnapshotStore:
             runs[run_id] = RunCopy(host, run_id)
         return runs[run_id]
 
-    def _beat(self, host: str, line: Mapping[str, Any]) -> None:
+    def _beat(self, host: str, line: ReportLine) -> None:
         view = self._hosts[host]
         if view.link != LIVE:
             # Until its first beat a probe reports every run: runs without an event no longer exist.

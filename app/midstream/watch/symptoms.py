@@ -8,12 +8,12 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from midstream.watch.snapshot import RunView
 from midstream_core import records
+from midstream_core.json_types import LoggedRow
 
 STALLED, DIVERGING, NOT_A_NUMBER = "stalled", "diverging", "nan"
 MIN_STALL_TIME = 300.0  # seconds without a step
@@ -50,7 +50,7 @@ def symptoms(run: RunView, now: float) -> list[Symptom]:
     return found
 
 
-def _stalled(run: RunView, rows: Sequence[Mapping[str, Any]], now: float) -> str:
+def _stalled(run: RunView, rows: Sequence[LoggedRow], now: float) -> str:
     if not run.running or run.state not in STEPPING or not rows or "time" not in rows[-1]:
         return ""
     durations = [row["throughput/duration"] for row in rows if "throughput/duration" in row]

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from midstream_core.json_types import JsonObject, object_or_empty
+
 PREFIX = "system/"  # of their names beside a run's own metrics
 MAX_ACCELERATORS = 32  # of a host of which series are stored
 MEAN, SUM = "mean", "sum"
@@ -71,7 +73,7 @@ _OF_ACCELERATOR = tuple(
 )
 
 
-def host_values(gauges: Mapping[str, Any]) -> list[tuple[Key, float]]:
+def host_values(gauges: JsonObject) -> list[tuple[Key, float]]:
     """Return the plausible values of a host's own metrics. NaN is not plausible."""
     return [
         (key, value)
@@ -87,7 +89,7 @@ def accelerator_values(accelerators: Any) -> list[tuple[Key, float]]:
     """
     found: list[tuple[Key, float]] = []
     for entry in cast("list[Any]", accelerators)[:MAX_ACCELERATORS] if isinstance(accelerators, list) else ():
-        fields = cast("Mapping[str, Any]", entry) if isinstance(entry, dict) else {}
+        fields = object_or_empty(entry)
         index = fields.get("index")
         if type(index) is int and 0 <= index < MAX_ACCELERATORS:
             found += [

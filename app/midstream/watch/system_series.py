@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from midstream.watch.system_metrics import Key, accelerator_values, host_values
+from midstream_core.json_types import JsonObject
 
 # (seconds of a point, number of points): 15 minutes, 3 hours, 24 hours.
 TIERS = ((5.0, 180), (30.0, 360), (120.0, 720))
@@ -134,7 +135,7 @@ class SystemSeries:
         self._last = -math.inf
         self._lock = threading.Lock()
 
-    def add(self, now: float, gauges: Mapping[str, Any]) -> None:
+    def add(self, now: float, gauges: JsonObject) -> None:
         """Add what a host reported.
 
         Args:

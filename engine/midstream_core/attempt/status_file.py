@@ -6,10 +6,9 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from midstream_core import records
+from midstream_core.json_types import JsonObject, JsonValue
 
 log = logging.getLogger(__name__)
 PASSING = frozenset(
@@ -48,7 +47,8 @@ class StatusFile:
         self._status = records.Status(
             state=records.STARTING, step=0, process=process, heartbeat=time.time(), run_id=run_id, attempt=attempt,
             epoch=epoch, num_train_steps=num_train_steps, processes=processes, host=host, progress=time.time(),
-            acknowledged=acknowledged, rejected=rejected, **identity.to_json(),
+            acknowledged=acknowledged, rejected=rejected,
+            pid=identity.pid, start_ticks=identity.start_ticks, boot_id=identity.boot_id,
         )  # fmt: skip
         self._final = False  # no further change counts, even while other threads still run
         self._ended = threading.Event()
@@ -61,7 +61,7 @@ class StatusFile:
         """The present status."""
         return self._status
 
-    def update(self, **changes: Any) -> None:
+    def update(self, **changes: JsonValue) -> None:
         """Change fields of the status.
 
         A new ``state`` is written immediately, the rest with the next heartbeat. OSError if one that waits for
@@ -88,7 +88,7 @@ class StatusFile:
         self._write_change(changed, changes)
         return True
 
-    def _change(self, changes: Mapping[str, Any]) -> bool:
+    def _change(self, changes: JsonObject) -> bool:
         """Change fields; return whether the state is another one. With the lock."""
         before = self._status
         self._status = dataclasses.replace(before, **changes)
@@ -96,7 +96,7 @@ class StatusFile:
             self._status = dataclasses.replace(self._status, progress=time.time())
         return self._status.state != before.state
 
-    def _write_change(self, changed: bool, changes: Mapping[str, Any]) -> None:
+    def _write_change(self, changed: bool, changes: JsonObject) -> None:
         if changed and changes["state"] in (*PASSING, records.FAILED):
             self._write_or_log(durable=True)
         elif changed:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
+from midstream_core.json_types import JsonObject, JsonValue
 from midstream_core.object_store.errors import StoreError
 
 VARIABLE = "MIDSTREAM_STORES"
@@ -48,7 +49,13 @@ class Access:
     region: str = ""
     public: bool = False
 
-    def to_json(self) -> dict[str, Any]:
+    @classmethod
+    def from_json(cls, value: JsonObject) -> Access:
+        """Decode what `to_json` returns. Raises TypeError for another field."""
+        fields: dict[str, Any] = dict(value)
+        return cls(**fields)
+
+    def to_json(self) -> dict[str, JsonValue]:
         return asdict(self)
 
 

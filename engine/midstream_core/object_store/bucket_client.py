@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from midstream_core.object_store.client_library import Data
+
 if TYPE_CHECKING:
     from midstream_core.object_store.object_checksum import ObjectChecksum
 
@@ -125,7 +127,7 @@ class BucketClient(Protocol):
         ...
 
     def put(
-        self, path: str, data: Any, sha256: str = "", *, part: bool = False, replaces: str | None = None
+        self, path: str, data: Data, sha256: str = "", *, part: bool = False, replaces: str | None = None
     ) -> StoredObject:
         """Create or replace an object in one request.
 
@@ -175,7 +177,7 @@ class BucketClient(Protocol):
         ...
 
 
-def hashed(data: Any) -> str:
+def hashed(data: Data) -> str:
     """Return the SHA-256 of bytes, hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 

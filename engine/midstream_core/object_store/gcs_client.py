@@ -6,18 +6,18 @@ Requests go through google-cloud-storage.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from http import HTTPStatus
 from typing import Any, TypeVar
 
 from midstream_core.object_store import retries
 from midstream_core.object_store.access import Access
 from midstream_core.object_store.bucket_client import ABSENT, HASH, MARK, READS, StoredObject, has_bytes, hashed
+from midstream_core.object_store.client_library import Blob, Data, Retry, library
 from midstream_core.object_store.errors import AccessDeniedError, DamagedObjectError, ObjectExistsError, StoreError
 from midstream_core.object_store.gcs_errors import LOGIN, is_transient, no_bucket, translate_errors
 from midstream_core.object_store.gcs_session import open_storage
@@ -34,14 +34,9 @@ GENERATION = "x-goog-generation"
 T = TypeVar("T")
 
 
-def _library(name: str) -> Any:
-    """Import a module that has no types, or incomplete ones. Raises ImportError."""
-    return importlib.import_module(name)
-
-
-def _retry() -> Any:
+def _retry() -> Retry:
     """Return the retry of transient failures, with the times of `retries`."""
-    default = _library("google.cloud.storage.retry").DEFAULT_RETRY
+    default = library("google.cloud.storage.retry").DEFAULT_RETRY
     pauses = {"initial": retries.FIRST_PAUSE, "maximum": retries.LONGEST_PAUSE, "multiplier": 2.0}
     return default.with_predicate(is_transient).with_delay(**pauses).with_timeout(retries.RETRY_TIMEOUT)
 
@@ -97,7 +92,7 @@ class GcsClient:
     # ------------------------------------------------------------------------------------------------- requests
 
     @contextlib.contextmanager
-    def _errors(self, path: str = "", *, of_bucket: bool = False) -> Iterator[None]:
+    def _errors(self, path: str = "", *, of_bucket: bool = False) -> Generator[None, None, None]:
         """Translate the errors of one request.
 
         A missing object's bucket is looked for, once.
@@ -123,7 +118,7 @@ class GcsClient:
         """
         if self._exists:
             return
-        exceptions = _library("google.api_core.exceptions")
+        exceptions = library("google.api_core.exceptions")
         try:
             found = self._storage.list_blobs(self._bucket, max_results=1, **self._patience())
             next(iter(found), None)
@@ -136,7 +131,7 @@ class GcsClient:
     def _patience(self) -> dict[str, Any]:
         return {"retry": _retry(), "timeout": REQUEST_TIMEOUT}
 
-    def _blob(self, path: str) -> Any:
+    def _blob(self, path: str) -> Blob:
         return self._bucket.blob(joined(self.prefix, path))
 
     def _start(self) -> str:
@@ -217,7 +212,7 @@ class GcsClient:
         """
         if not length:
             return 0
-        exceptions = _library("google.api_core.exceptions")
+        exceptions = library("google.api_core.exceptions")
         blob, pinned = self._blob(path), _generation(version)
 
         def once() -> None:
@@ -245,10 +240,10 @@ class GcsClient:
     # ------------------------------------------------------------------------------------------------- writing
 
     def put(
-        self, path: str, data: Any, sha256: str = "", *, part: bool = False, replaces: str | None = None
+        self, path: str, data: Data, sha256: str = "", *, part: bool = False, replaces: str | None = None
     ) -> StoredObject:
         sha256 = sha256 or hashed(data)
-        crc = crc_text(_library("google_crc32c").value(bytes(data)))
+        crc = crc_text(library("google_crc32c").value(bytes(data)))
         expected = ABSENT if replaces is None else replaces
         while True:
             blob = self._blob(path)
@@ -330,10 +325,10 @@ def _generation(version: str | None) -> int | None:
     return None if version is None else int(version or 0)
 
 
-def _described(blob: Any, path: str) -> StoredObject:
+def _described(blob: Blob, path: str) -> StoredObject:
     updated = blob.updated.timestamp() if blob.updated else 0.0
-    recorded = (blob.metadata or {}).get(HASH)
-    return StoredObject(path, int(blob.size or 0), str(blob.generation), updated, blob.crc32c or "", recorded)
+    metadata: dict[str, str] = blob.metadata or {}
+    return StoredObject(path, int(blob.size or 0), str(blob.generation), updated, blob.crc32c or "", metadata.get(HASH))
 
 
 def _read_again(once: Callable[[], T]) -> T:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Generator
 
+from midstream_core.json_types import JsonValue, object_or_empty, optional_list
+from midstream_core.object_store.client_library import ServiceError, library
 from midstream_core.object_store.errors import (
     AccessDeniedError,
     BucketMissingError,
@@ -24,7 +25,7 @@ AGAIN = "run it again to continue"
 
 
 @contextlib.contextmanager
-def translate_errors(url: str, *, of_bucket: bool = False) -> Iterator[None]:
+def translate_errors(url: str, *, of_bucket: bool = False) -> Generator[None, None, None]:
     """Raise errors of google-cloud-storage as the errors of this package.
 
     Args:
@@ -43,8 +44,9 @@ def translate_errors(url: str, *, of_bucket: bool = False) -> Iterator[None]:
     """
     from google.api_core import exceptions
     from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError
-    from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
     from requests.exceptions import RequestException
+
+    storage_exceptions = library("google.cloud.storage.exceptions")
 
     url = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in url)
     try:
@@ -63,13 +65,13 @@ def translate_errors(url: str, *, of_bucket: bool = False) -> Iterator[None]:
         raise _rejected(url, error) from None
     except exceptions.RetryError as error:
         raise BusyError(f"{url}: the service is busy: {one_line(_words(error.cause or error))}", AGAIN) from None
-    except DataCorruption as error:
+    except storage_exceptions.DataCorruption as error:
         raise DamagedObjectError(f"{url}: {one_line(error)}", AGAIN) from None
-    except (exceptions.GoogleAPIError, RequestException, InvalidResponse, ConnectionError) as error:
+    except (exceptions.GoogleAPIError, RequestException, storage_exceptions.InvalidResponse, ConnectionError) as error:
         raise StoreError(f"{url}: {one_line(_words(error))}", AGAIN) from None
 
 
-def is_transient(error: Exception) -> bool:
+def is_transient(error: ServiceError) -> bool:
     """Return whether a request is sent again after this error.
 
     Transient are 408, 429, 5xx and lost connections, also of the server that renews the credentials: a token expires in
@@ -77,13 +79,12 @@ def is_transient(error: Exception) -> bool:
     """
     from google.auth import exceptions
     from google.auth.transport import DEFAULT_RETRYABLE_STATUS_CODES
-    from google.cloud.storage.retry import DEFAULT_RETRY
 
-    if DEFAULT_RETRY._predicate(error):  # noqa: SLF001
+    if library("google.cloud.storage.retry").DEFAULT_RETRY._predicate(error):  # noqa: SLF001
         return True
     if not isinstance(error, exceptions.GoogleAuthError):
         return False
-    if error.retryable:
+    if getattr(error, "retryable", False):
         return True
     if isinstance(error, exceptions.RefreshError) and error.args and isinstance(error.args[0], Exception):
         error = error.args[0]  # that of the machine's metadata server
@@ -105,7 +106,7 @@ def _bucket(url: str) -> str:
     return split_url(url)[1]
 
 
-def _answer(error: Any) -> dict[str, Any]:
+def _answer(error: ServiceError) -> dict[str, JsonValue]:
     """Return the field ``error`` of the service's answer, or nothing.
 
     A download's error has the field in its text.
@@ -116,25 +117,25 @@ def _answer(error: Any) -> dict[str, Any]:
         text = response.text or text  # pyright: ignore[reportOptionalMemberAccess]
     start = text.find("{")
     try:
-        found: Any = json.JSONDecoder().raw_decode(text[start:])[0] if start >= 0 else {}
+        value: JsonValue = json.JSONDecoder().raw_decode(text[start:])[0] if start >= 0 else {}
     except ValueError:
         return {}
-    found = found.get("error") if isinstance(found, dict) else None
-    return found if isinstance(found, dict) else {}
+    return object_or_empty(object_or_empty(value).get("error"))
 
 
-def _words(error: Any) -> str:
+def _words(error: ServiceError) -> str:
     """Return the service's own message."""
     return str(_answer(error).get("message") or getattr(error, "message", error))
 
 
-def _reason(error: Any) -> str:
+def _reason(error: ServiceError) -> str:
     """Return the first field ``reason`` in an answer's errors or newer ``details``."""
     answer = _answer(error)
-    known = [*(getattr(error, "errors", None) or ()), *(getattr(error, "details", None) or ())]
-    for each in [*known, *(answer.get("errors") or ()), *(answer.get("details") or ())]:
-        if isinstance(each, dict) and each.get("reason"):
-            return str(each["reason"])
+    entries: list[JsonValue] = [*(getattr(error, "errors", None) or ()), *(getattr(error, "details", None) or ())]
+    entries += [*optional_list(answer.get("errors")), *optional_list(answer.get("details"))]
+    for entry in map(object_or_empty, entries):
+        if entry.get("reason"):
+            return str(entry["reason"])
     return ""
 
 
@@ -144,7 +145,7 @@ PAYING = ("userProjectMissing", "requesterPays", "USER_PROJECT_MISSING")
 BILLING = ("userProjectAccountProblem", "accountDisabled", "billingNotEnabled", "BILLING_DISABLED")
 
 
-def _rejected(url: str, error: Any) -> StoreError:
+def _rejected(url: str, error: ServiceError) -> StoreError:
     """Return the error of an answer 400 or 403: a missing permission or project."""
     bucket, line, reason = _bucket(url), one_line(_words(error)), _reason(error)
     pays = StoreError(f"bucket {bucket}: the requester pays, and no project is named", "name user_project")

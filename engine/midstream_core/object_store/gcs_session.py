@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from http import HTTPStatus
-from typing import Any
+from types import ModuleType
 
 from midstream_core.object_store.access import ANONYMOUS, Access
 from midstream_core.object_store.bucket_client import AT_ONCE
+from midstream_core.object_store.client_library import Client, Credentials, Response, library
 from midstream_core.object_store.errors import AccessDeniedError, StoreError
 from midstream_core.object_store.gcs_errors import LOGIN
 
@@ -16,26 +16,21 @@ SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 IAM = "MIDSTREAM_IAM_ENDPOINT"
 
 
-def _library(name: str) -> Any:
-    """Import a module that has no types, or incomplete ones. Raises ImportError."""
-    return importlib.import_module(name)
-
-
 def prepare_storage() -> None:
     """Import google-cloud-storage and what a client needs. Raises ImportError."""
     for name in ("google.auth.exceptions", "google.oauth2.service_account", "requests.adapters"):
-        _library(name)
-    _library("google.cloud.storage").Client.create_anonymous_client().close()
+        library(name)
+    library("google.cloud.storage").Client.create_anonymous_client().close()
 
 
-def open_storage(access: Access) -> tuple[Any, bool]:
+def open_storage(access: Access) -> tuple[Client, bool]:
     """Return a client of google-cloud-storage, and whether it has no credentials.
 
     Raises:
         StoreError: The package is not installed, or there are no credentials.
     """
     try:
-        storage, exceptions = _library("google.cloud.storage"), _library("google.auth.exceptions")
+        storage, exceptions = library("google.cloud.storage"), library("google.auth.exceptions")
     except ImportError as error:
         raise StoreError(
             f"gs:// needs google-cloud-storage, which cannot be imported: {error}", "pip install google-cloud-storage"
@@ -46,14 +41,14 @@ def open_storage(access: Access) -> tuple[Any, bool]:
         if not access.public:
             raise AccessDeniedError(f"no credentials for gs://: {' '.join(str(error).split())}", LOGIN) from None
         client, anonymous = storage.Client.create_anonymous_client(), True
-    adapter = _library("requests.adapters").HTTPAdapter
+    adapter = library("requests.adapters").HTTPAdapter
     for scheme in ("https://", "http://"):
         client._http.mount(scheme, adapter(pool_maxsize=AT_ONCE))  # one connection a thread
     client._http.hooks["response"].append(_read_refusal)
     return client, anonymous
 
 
-def _read_refusal(response: Any, **_: Any) -> None:
+def _read_refusal(response: Response, **_: object) -> None:
     """Read the body of a refusal, so that its connection is used again.
 
     google-auth and google-cloud-storage drop a streamed refusal unread, its connection open, and repeat the request.
@@ -62,12 +57,12 @@ def _read_refusal(response: Any, **_: Any) -> None:
         _ = response.content
 
 
-def _client(storage: Any, access: Access) -> tuple[Any, bool]:
-    auth, service_account = _library("google.auth"), _library("google.oauth2.service_account")
+def _client(storage: ModuleType, access: Access) -> tuple[Client, bool]:
+    auth, service_account = library("google.auth"), library("google.oauth2.service_account")
     project = access.project or access.user_project or None
     if access.credentials == ANONYMOUS:
         return storage.Client.create_anonymous_client(), True
-    credentials: Any = None
+    credentials: Credentials = None
     if not access.credentials and "GOOGLE_APPLICATION_CREDENTIALS" in os.environ:
         # The client finds them too, except with STORAGE_EMULATOR_HOST, where it sends none.
         credentials = auth.default(scopes=[SCOPE])[0]
@@ -78,7 +73,7 @@ def _client(storage: Any, access: Access) -> tuple[Any, bool]:
             raise StoreError(f"{access.credentials}: no service account's key: {error}", "name its JSON file") from None
         project = project or credentials.project_id
     if access.impersonate:
-        credentials = _library("google.auth.impersonated_credentials").Credentials(
+        credentials = library("google.auth.impersonated_credentials").Credentials(
             source_credentials=credentials or auth.default(scopes=[SCOPE])[0],
             target_principal=access.impersonate,
             target_scopes=[SCOPE],

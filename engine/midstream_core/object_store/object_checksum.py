@@ -5,18 +5,20 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import importlib
 import sys
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from midstream_core.object_store.client_library import Data, library
 
 # On a machine in FIPS mode MD5 exists only with this argument, which Python 3.8 lacks.
 NO_SECURITY: dict[str, Any] = {"usedforsecurity": False} if sys.version_info >= (3, 9) else {}
 
 
 class _Hash(Protocol):
-    def update(self, data: Any, /) -> None: ...
+    def update(self, data: Data, /) -> None: ...
 
     def digest(self) -> bytes: ...
 
@@ -24,10 +26,10 @@ class _Hash(Protocol):
 class _Crc:
     """A CRC of 32 bits with the interface of `hashlib`."""
 
-    def __init__(self, extend: Any) -> None:
+    def __init__(self, extend: Callable[[int, Data], int]) -> None:
         self._extend, self._value = extend, 0
 
-    def update(self, data: Any, /) -> None:
+    def update(self, data: Data, /) -> None:
         self._value = self._extend(self._value, data)
 
     def digest(self) -> bytes:
@@ -38,7 +40,7 @@ def _begin(algorithm: str) -> _Hash:
     if algorithm == "crc32":
         return _Crc(lambda value, data: zlib.crc32(data, value))
     if algorithm == "crc32c":
-        google_crc32c = importlib.import_module("google_crc32c")
+        google_crc32c = library("google_crc32c")
         return _Crc(lambda value, data: google_crc32c.extend(value, bytes(data)))
     return hashlib.new(algorithm, **NO_SECURITY)
 

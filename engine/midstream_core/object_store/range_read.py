@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
 
 from midstream_core.object_store.bucket_client import BLOCK
+from midstream_core.object_store.client_library import Response
 from midstream_core.object_store.errors import StoreError
 from midstream_core.object_store.response_body import receive
 
@@ -56,7 +56,7 @@ class RangeRead:
                 "an emulator or a proxy that supports Range is needed",
             )
 
-    def receive(self, response: Any, size: int | None = None, failures: tuple[type[Exception], ...] = ()) -> None:
+    def receive(self, response: Response, size: int | None = None, failures: tuple[type[Exception], ...] = ()) -> None:
         """Receive a body, which begins with the bytes that follow those that have arrived.
 
         Args:

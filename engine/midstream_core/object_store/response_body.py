@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from http.client import HTTPException
-from typing import Any
+
+from midstream_core.object_store.client_library import Response
 
 Room = Callable[[int], memoryview]  # number of bytes that arrived -> memory for those that follow
 Take = Callable[[memoryview], None]
 
 
-def receive(response: Any, length: int, room: Room, take: Take, failures: tuple[type[Exception], ...]) -> int:
+def receive(response: Response, length: int, room: Room, take: Take, failures: tuple[type[Exception], ...]) -> int:
     """Receive a body, block by block; return the number of bytes that arrived.
 
     Fewer than ``length`` bytes arrive if the body ends early or breaks off.

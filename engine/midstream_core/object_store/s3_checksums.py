@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 from midstream_core.object_store.bucket_client import HASH
+from midstream_core.object_store.client_library import Answer
 from midstream_core.object_store.object_checksum import ObjectChecksum, decoded
 
 _REPORTED = {"sha256": "ChecksumSHA256", "crc32c": "ChecksumCRC32C", "crc32": "ChecksumCRC32", "sha1": "ChecksumSHA1"}
@@ -15,7 +15,7 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 _SIZES = {"sha256": 32, "crc32c": 4, "crc32": 4, "sha1": 20}
 
 
-def checksum_of(answer: dict[str, Any], part_size: Callable[[], int]) -> ObjectChecksum | None:
+def checksum_of(answer: Answer, part_size: Callable[[], int]) -> ObjectChecksum | None:
     """Return the checksum of an object.
 
     In this order: the hash that was recorded with it, a checksum of the service, the ETag where it may be an MD5: that

@@ -11,12 +11,12 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 from urllib.parse import urlsplit
 
 from midstream_core.object_store import s3_errors
 from midstream_core.object_store.access import Access
 from midstream_core.object_store.bucket_client import ABSENT, HASH, MARK, READS, StoredObject, has_bytes, hashed
+from midstream_core.object_store.client_library import Answer, Client, Data, Response
 from midstream_core.object_store.errors import (
     ConditionsUnsupportedError,
     DamagedObjectError,
@@ -77,8 +77,8 @@ class S3Client(S3Requests):
             each["Prefix"][len(start) :].rstrip("/") for page in pages for each in page.get("CommonPrefixes", ())
         )
 
-    def _pages(self, start: str, *, one: bool = False, **more: Any) -> list[dict[str, Any]]:
-        pages: list[dict[str, Any]] = []
+    def _pages(self, start: str, *, one: bool = False, **more: object) -> list[Answer]:
+        pages: list[Answer] = []
         token: dict[str, str] = {}
         while True:
             parameters = {"Bucket": self.bucket, "Prefix": start, **more, **token}
@@ -100,7 +100,7 @@ class S3Client(S3Requests):
     def checksum(self, found: StoredObject) -> ObjectChecksum | None:
         named = {"Bucket": self.bucket, "Key": self.key(found.path)}
 
-        def head(**more: Any) -> dict[str, Any]:
+        def head(**more: object) -> Answer:
             return self.request(
                 found.path, lambda client: client.head_object(**named, **more), conditional="IfMatch" in more
             )
@@ -127,9 +127,9 @@ class S3Client(S3Requests):
 
     def _body(self, path: str, version: str | None) -> tuple[bytes, str, str | None]:
         """Return an object's bytes, version and recorded hash."""
-        parameters: dict[str, Any] = {"Bucket": self.bucket, "Key": self.key(path), **_match(version)}
+        parameters: dict[str, object] = {"Bucket": self.bucket, "Key": self.key(path), **_match(version)}
 
-        def once(client: Any) -> tuple[bytes, str, str | None]:
+        def once(client: Client) -> tuple[bytes, str, str | None]:
             answer = client.get_object(**parameters)
             data = bytearray(int(answer["ContentLength"]))
             RangeRead(len(data), memoryview(data)).receive(_response(answer), len(data), self.failures[1])
@@ -161,10 +161,10 @@ class S3Client(S3Requests):
     def _read(self, path: str, offset: int, length: int, reading: RangeRead, version: str | None) -> int:
         if not length:
             return 0
-        parameters: dict[str, Any] = {"Bucket": self.bucket, "Key": self.key(path), **_match(version)}
+        parameters: dict[str, object] = {"Bucket": self.bucket, "Key": self.key(path), **_match(version)}
         client_error, failures = self.failures
 
-        def once(client: Any) -> int:
+        def once(client: Client) -> int:
             wanted = f"bytes={offset + reading.arrived}-{offset + length - 1}"
             try:
                 answer = client.get_object(**parameters, Range=wanted)
@@ -187,7 +187,7 @@ class S3Client(S3Requests):
     # ------------------------------------------------------------------------------------------------- writing
 
     def put(
-        self, path: str, data: Any, sha256: str = "", *, part: bool = False, replaces: str | None = None
+        self, path: str, data: Data, sha256: str = "", *, part: bool = False, replaces: str | None = None
     ) -> StoredObject:
         sha256 = sha256 or hashed(data)
         body = data if isinstance(data, (bytes, bytearray)) else bytes(data)  # botocore sends no other memory
@@ -295,7 +295,7 @@ class S3Client(S3Requests):
 
         Its name has its range: another copy's object of that name has the same bytes.
         """
-        size = sum(each.size for each in parts)
+        size = sum(part.size for part in parts)
         path = f"{temporary}-{start}-{size}"
         with contextlib.suppress(FileNotFoundError):  # the response to its completion was lost
             self._composed(path, parts, {MARK: "part"}, {})
@@ -326,7 +326,7 @@ class S3Client(S3Requests):
         """
         with self.lock:
             if self._conditions is None:
-                host = urlsplit(self.client.meta.endpoint_url).hostname or ""
+                host = urlsplit(str(self.client.meta.endpoint_url)).hostname or ""
                 self._conditions = host.endswith(AMAZON) or self._tried_conditions()
             return self._conditions
 
@@ -349,7 +349,7 @@ class S3Client(S3Requests):
             self.delete(path)
 
 
-def _response(answer: dict[str, Any]) -> Any:
+def _response(answer: Answer) -> Response:
     """Return the answer of urllib3 below that of botocore."""
     return answer["Body"]._raw_stream  # noqa: SLF001  there is no public way to the socket
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from email.utils import parsedate_to_datetime
 from time import time
-from typing import Any
 
+from midstream_core.object_store.client_library import ServiceError
 from midstream_core.object_store.errors import (
     AccessDeniedError,
     BucketMissingError,
@@ -36,7 +36,7 @@ SKEWED = "RequestTimeTooSkewed"
 UNSUPPORTED = ("NotImplemented", "XNotImplemented")
 
 
-def fields(error: Any) -> tuple[int, str, str]:
+def fields(error: ServiceError) -> tuple[int, str, str]:
     """Return status, code and message of a ``ClientError``."""
     answer = error.response
     status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
@@ -44,13 +44,13 @@ def fields(error: Any) -> tuple[int, str, str]:
     return status, str(described.get("Code", "")), str(described.get("Message", ""))
 
 
-def is_transient(error: Any) -> bool:
+def is_transient(error: ServiceError) -> bool:
     """Return whether the same request is sent again after this ``ClientError``."""
     status, code, _ = fields(error)
     return status in TRANSIENT_STATUS or code in TRANSIENT_CODES
 
 
-def translated(error: Any, url: str, bucket: str, *, conditional: bool = False) -> Exception:
+def translated(error: ServiceError, url: str, bucket: str, *, conditional: bool = False) -> Exception:
     """Return the error of this package for a ``ClientError``.
 
     Args:
@@ -83,7 +83,7 @@ def translated(error: Any, url: str, bucket: str, *, conditional: bool = False) 
     return StoreError(f"{url}: {line}")
 
 
-def _skew(error: Any) -> str:
+def _skew(error: ServiceError) -> str:
     """Return this machine's clock skew by the answer's Date; empty without one."""
     date = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
     try:

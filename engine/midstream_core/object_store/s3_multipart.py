@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from midstream_core.object_store.bucket_client import CHUNK, StoredObject
 from midstream_core.object_store.errors import ObjectExistsError, StoreError
@@ -61,7 +60,7 @@ class MultipartUpload:
                 self.path, lambda client: client.abort_multipart_upload(**self._parameters, UploadId=self._identity)
             )
 
-    def _of(self, number: int) -> dict[str, Any]:
+    def _of(self, number: int) -> dict[str, object]:
         return {**self._parameters, "UploadId": self._identity, "PartNumber": number}
 
     def send(self, number: int, data: bytes | bytearray) -> None:

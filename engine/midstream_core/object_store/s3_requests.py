@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import importlib
 import itertools
 import threading
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 
 from midstream_core.object_store import s3_errors
 from midstream_core.object_store.access import Access
+from midstream_core.object_store.client_library import Answer, Client, ServiceError, library
 from midstream_core.object_store.errors import AccessDeniedError, BusyError, StoreError, one_line
 from midstream_core.object_store.object_checksum import NO_SECURITY
 from midstream_core.object_store.retries import repeated
@@ -48,7 +48,7 @@ class S3Requests:
         """Return the name of an object in the bucket."""
         return joined(self.prefix, path)
 
-    def request(self, path: str, once: Callable[[Any], T], *, conditional: bool = False) -> T:
+    def request(self, path: str, once: Callable[[Client], T], *, conditional: bool = False) -> T:
         """Send a request for ``path``; repeat transient failures and translate errors.
 
         Args:
@@ -86,7 +86,7 @@ class S3Requests:
             raise AccessDeniedError(text, s3_errors.CREDENTIALS) from None
         except others as error:
             raise BusyError(f"{where}: {one_line(error)}", s3_errors.AGAIN) from None
-        except _library("botocore.exceptions").BotoCoreError as error:
+        except library("botocore.exceptions").BotoCoreError as error:
             raise StoreError(f"{where}: {one_line(error)}", "correct AWS's configuration") from None
         self._exists = True
         return result
@@ -97,7 +97,7 @@ class S3Requests:
             return s3_errors.is_transient(error)
         return isinstance(error, others)
 
-    def _with_words(self, error: Any) -> Any:
+    def _with_words(self, error: ServiceError) -> ServiceError:
         """Return the error of a listing instead of one of HEAD, which has no words."""
         client_error, others = self.failures
         status, code, _ = s3_errors.fields(error)
@@ -170,12 +170,12 @@ class S3Requests:
 
 def _failures() -> tuple[Any, tuple[type[Exception], ...]]:
     """Return botocore's error for an answer, and those for a connection that failed."""
-    exceptions = _library("botocore.exceptions")
+    exceptions = library("botocore.exceptions")
     return exceptions.ClientError, (
         exceptions.HTTPClientError,
         exceptions.IncompleteReadError,
         exceptions.ResponseStreamingError,
-        _library("urllib3.exceptions").HTTPError,
+        library("urllib3.exceptions").HTTPError,
         ConnectionError,
         TimeoutError,
         *_unrenewed(),
@@ -187,15 +187,11 @@ def _unrenewed() -> tuple[type[Exception], ...]:
 
     Credentials of a role expire in the middle of a copy, and botocore requests new ones once, for a second.
     """
-    exceptions = _library("botocore.exceptions")
+    exceptions = library("botocore.exceptions")
     return exceptions.CredentialRetrievalError, exceptions.MetadataRetrievalError
 
 
-def _library(name: str) -> Any:
-    return importlib.import_module(name)
-
-
-def tag_of(answer: Any) -> str:
+def tag_of(answer: Answer) -> str:
     """Return the ETag of an answer."""
     return str(answer["ETag"]).strip('"')
 

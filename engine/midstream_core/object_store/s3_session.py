@@ -7,12 +7,12 @@ identities, the roles of containers and instances.
 from __future__ import annotations
 
 import functools
-import importlib
 import os
-from typing import Any
+from types import ModuleType
 
 from midstream_core.object_store.access import ANONYMOUS, Access
 from midstream_core.object_store.bucket_client import AT_ONCE
+from midstream_core.object_store.client_library import Session, library
 from midstream_core.object_store.errors import AccessDeniedError, StoreError, one_line
 from midstream_core.object_store.s3_errors import CREDENTIALS
 from midstream_core.object_store.s3_signing import sign_known_hashes
@@ -27,29 +27,25 @@ def prepare_session() -> None:
 
     Raises ImportError and the errors of botocore.
     """
-    session_module, config = _library("botocore.session"), _library("botocore.config")
+    session_module, config = library("botocore.session"), library("botocore.config")
     session = session_module.Session()
     _share_descriptions(session)
-    unsigned = config.Config(signature_version=_library("botocore").UNSIGNED)
+    unsigned = config.Config(signature_version=library("botocore").UNSIGNED)
     session.create_client("s3", region_name=REGION, config=unsigned)
 
 
-def _share_descriptions(session: Any) -> None:
+def _share_descriptions(session: Session) -> None:
     """Make a session use the descriptions of services that this process has read."""
     session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
 
 
 @functools.lru_cache(maxsize=None)
-def _loader(path: str | None) -> Any:
-    return _library("botocore.loaders").create_loader(path)
-
-
-def _library(name: str) -> Any:
-    return importlib.import_module(name)
+def _loader(path: str | None) -> object:
+    return library("botocore.loaders").create_loader(path)
 
 
 @functools.lru_cache(32)
-def open_session(access: Access, environment: tuple[tuple[str, str], ...], opened: int) -> tuple[Any, bool]:
+def open_session(access: Access, environment: tuple[tuple[str, str], ...], opened: int) -> tuple[Session, bool]:
     """Return a client of botocore for S3, and whether it has no credentials.
 
     Args:
@@ -63,8 +59,8 @@ def open_session(access: Access, environment: tuple[tuple[str, str], ...], opene
     """
     del environment, opened
     try:
-        session_module, config = _library("botocore.session"), _library("botocore.config")
-        exceptions, unsigned = _library("botocore.exceptions"), _library("botocore").UNSIGNED
+        session_module, config = library("botocore.session"), library("botocore.config")
+        exceptions, unsigned = library("botocore.exceptions"), library("botocore").UNSIGNED
     except ImportError as error:
         raise StoreError(f"s3:// needs botocore, which cannot be imported: {error}", "pip install botocore") from None
     session = session_module.Session(profile=access.profile or None)
@@ -74,7 +70,7 @@ def open_session(access: Access, environment: tuple[tuple[str, str], ...], opene
         session.set_config_variable("credentials_file", access.credentials)
     try:
         anonymous = access.credentials == ANONYMOUS or _has_none(session, access, exceptions)
-        settings: dict[str, Any] = {
+        settings: dict[str, object] = {
             # Requests are repeated by the client of this package, by class, which reads bodies, too.
             "retries": {"total_max_attempts": 1, "mode": "standard"},
             "connect_timeout": CONNECT_TIMEOUT,
@@ -96,7 +92,7 @@ def open_session(access: Access, environment: tuple[tuple[str, str], ...], opene
     return client, anonymous
 
 
-def _has_none(session: Any, access: Access, exceptions: Any) -> bool:
+def _has_none(session: Session, access: Access, exceptions: ModuleType) -> bool:
     """Return whether a public bucket has to be read without credentials.
 
     Raises:

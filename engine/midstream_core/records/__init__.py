@@ -16,7 +16,7 @@ UTC seconds since the epoch. Update ``k`` (from 0) consumes batch ``k`` and logs
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from midstream_core.records.command import PROMOTE, REPLAY, RESTORE, SAVE, STANDBY, STANDBYS, STARTS, STOP, Command
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         Manifest,
         ObjectEntry,
         SpreadHost,
+        checkpoint_state,
         safe_relative,
     )
     from midstream_core.records.metrics_rows import (
@@ -202,6 +203,7 @@ __all__ = [
     "check_format",
     "check_run_id",
     "checkpoint_name",
+    "checkpoint_state",
     "crc32c_base64",
     "data_digests",
     "difference_text",
@@ -266,6 +268,7 @@ _NAMES = {  # module -> its names; a module is loaded with the first use of one 
         "Manifest",
         "ObjectEntry",
         "SpreadHost",
+        "checkpoint_state",
         "safe_relative",
     ),
     "metrics_rows": (
@@ -314,7 +317,7 @@ _NAMES = {  # module -> its names; a module is loaded with the first use of one 
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Load the module of a name.
 
     A program that reads one record does not wait for the classes of all.

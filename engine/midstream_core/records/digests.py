@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from typing import Any, Iterable, List, Mapping, Sequence, cast
+from typing import Iterable, List, Mapping, Sequence
 
+from midstream_core.json_types import JsonObject, JsonValue, optional_object
 from midstream_core.records.errors import RecordError
 from midstream_core.records.field_forms import DIGEST
 from midstream_core.records.files import canonical_json
@@ -24,7 +25,7 @@ def batch_digest(example_digests: Iterable[bytes]) -> str:
     return total.hexdigest()
 
 
-def root_digest(arrays: Sequence[ArrayEntry], sha256: Mapping[str, str], state: Mapping[str, Any]) -> str:
+def root_digest(arrays: Sequence[ArrayEntry], sha256: Mapping[str, str], state: JsonObject) -> str:
     """Return the checkpoint's identity.
 
     SHA-256 of the canonical JSON of the arrays, sorted by name, each with the hashes of its objects (``sha256``: path
@@ -44,33 +45,34 @@ def root_digest(arrays: Sequence[ArrayEntry], sha256: Mapping[str, str], state: 
     return hashlib.sha256(canonical_json({"arrays": described, "state": state})).hexdigest()
 
 
-def data_digests(train: Mapping[str, Any]) -> List[str]:
+def data_digests(train: JsonObject) -> List[str]:
     """Return the digests of the data directories that a checkpoint's run needs.
 
     First the token cache that it trains on, then its validation sets, both left out where they are stored in a bucket
     (``data.cache_dir``); last the files of an imported tokenizer. Raises RecordError for another shape.
     """
     try:
-        provenance = cast(Any, train.get("provenance") or {})
-        config = cast(Any, cast(Any, provenance.get("config") or {}).get("data") or {})
-        digests: List[Any] = [*tokenizer_digests(config.get("tokenizer"))]
+        provenance = optional_object(train.get("provenance"))
+        config = optional_object(optional_object(provenance.get("config")).get("data"))
+        digests: List[JsonValue] = [*tokenizer_digests(config.get("tokenizer"))]
         if not config.get("cache_dir"):
-            sets = cast(Any, provenance.get("validation") or {})
-            own = [train["state"].get("data_digest", ""), *(sets[name]["digest"] for name in sorted(sets))]
+            sets = optional_object(provenance.get("validation"))
+            digest = optional_object(train["state"]).get("data_digest", "")
+            own = [digest, *(optional_object(sets[name])["digest"] for name in sorted(sets))]
             digests = [*own, *digests]
     except (AttributeError, KeyError, TypeError) as error:
         raise RecordError(f"train.json: another shape than expected ({type(error).__name__}: {error})") from None
     return list(dict.fromkeys(_checked(digest) for digest in digests if digest))
 
 
-def _checked(value: Any) -> str:
+def _checked(value: JsonValue) -> str:
     """Return a digest that may name a directory. Raises RecordError for anything else."""
     if not isinstance(value, str) or not re.fullmatch(DIGEST.pattern, value):
         raise RecordError(f"train.json: {str(value)[:60]!r} is not a digest of data")
     return value
 
 
-def tokenizer_digests(tokenizer: Any) -> List[str]:
+def tokenizer_digests(tokenizer: JsonValue) -> List[str]:
     """Return the digest of an imported tokenizer's files, from ``data.tokenizer``.
 
     The result is empty for any other tokenizer.

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar, Dict, List, Optional, Tuple
+from typing import ClassVar, Dict, List, Optional, Tuple
 
+from midstream_core.json_types import JsonValue, RecordFields
 from midstream_core.records.errors import RecordError
 from midstream_core.records.field_forms import NAME
 from midstream_core.records.record import JsonRecord
@@ -52,9 +53,9 @@ class Fence(JsonRecord):
     epoch: int
     owner: str = dataclasses.field(metadata={"form": NAME})
     sealed_step: Optional[int] = None  # first step of the current epoch; None for a run that has not been migrated
-    seals: List[Dict[str, Any]] = dataclasses.field(default_factory=lambda: [], metadata={"items": Seal})
+    seals: List[Dict[str, JsonValue]] = dataclasses.field(default_factory=lambda: [], metadata={"items": Seal})
     start: int = 0  # newest start of the current epoch; 0: no numbered one yet
-    starts: List[Dict[str, Any]] = dataclasses.field(default_factory=lambda: [], metadata={"items": ClosedStart})
+    starts: List[RecordFields] = dataclasses.field(default_factory=lambda: [], metadata={"items": ClosedStart})
 
     @property
     def order(self) -> Tuple[int, int]:
@@ -90,8 +91,8 @@ class Fence(JsonRecord):
         """
         if (epoch, start) >= self.order:
             return math.inf
-        closed = [ClosedStart.from_checked(each) for each in self.starts]
-        limits = [each.step for each in closed if each.epoch == epoch and each.start >= start]
+        closed = [ClosedStart.from_checked(entry) for entry in self.starts]
+        limits = [entry.step for entry in closed if entry.epoch == epoch and entry.start >= start]
         if not limits:  # the last start of an older epoch: its seal is the limit
             return math.inf if epoch < self.epoch else -1
         return min(-1 if limit is None else limit for limit in limits)

@@ -12,6 +12,7 @@ import stat
 import time
 from typing import Any, BinaryIO, Generator, List, Set, Union
 
+from midstream_core.json_types import JsonValue
 from midstream_core.records.errors import DamagedRecordError, RecordError
 
 LARGEST_FILE = 1 << 26  # bytes of a JSON file that is read: a manifest of a hundred thousand objects has about 20 MB
@@ -19,7 +20,7 @@ TAIL = 1 << 16  # bytes of a file that are searched at a time for the end of its
 _unfinished: Set[str] = set()  # temporary files that this process writes now, in any thread
 
 
-def canonical_json(value: Any) -> bytes:
+def canonical_json(value: object) -> bytes:
     """Encode ``value`` in its one canonical form, which digests are computed over.
 
     Sorted keys, no spaces, UTF-8, no NaN.
@@ -27,19 +28,19 @@ def canonical_json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
-def finite_json(value: Any) -> Any:
+def finite_json(value: JsonValue) -> JsonValue:
     """Return a JSON value with null for numbers that are not finite.
 
     JSON has no form for such numbers.
     """
     if isinstance(value, dict):
-        return {name: finite_json(item) for name, item in value.items()}  # type: ignore[reportUnknownVariableType]
+        return {name: finite_json(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [finite_json(item) for item in value]  # type: ignore[reportUnknownVariableType]
+        return [finite_json(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write_json(path: str, value: Any, *, durable: bool = True) -> None:
+def write_json(path: str, value: object, *, durable: bool = True) -> None:
     """Replace ``path`` atomically.
 
     ``durable`` also waits until the new name is on the disk.
@@ -163,7 +164,7 @@ def read_bytes(path: str, limit: int) -> bytes:
     return b"".join(pieces)
 
 
-def parse_json(data: Union[bytes, str], where: str) -> Any:
+def parse_json(data: Union[bytes, str], where: str) -> JsonValue:
     """Decode JSON.
 
     Raises RecordError that names ``where`` for anything else, at any depth of nesting.

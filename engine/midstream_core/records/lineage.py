@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Dict, List, Optional
+from typing import ClassVar, List, Optional
 
+from midstream_core.json_types import RecordFields, int_of
 from midstream_core.records.field_forms import CHECKPOINT_NAME, NAME, RUN_ID, RUN_ID_OR_EMPTY
 from midstream_core.records.record import JsonRecord
 
@@ -35,7 +36,7 @@ class Lineage(JsonRecord):
     LIMIT: ClassVar[int] = 1 << 24
 
     run_id: str = dataclasses.field(metadata={"form": RUN_ID})
-    attempts: List[Dict[str, Any]] = dataclasses.field(default_factory=lambda: [], metadata={"items": LineageEntry})
+    attempts: List[RecordFields] = dataclasses.field(default_factory=lambda: [], metadata={"items": LineageEntry})
 
     @property
     def entries(self) -> List[LineageEntry]:
@@ -48,4 +49,4 @@ class Lineage(JsonRecord):
         An entry with the same attempt number is replaced.
         """
         others = [old for old in self.attempts if old["attempt"] != entry.attempt]
-        return Lineage(self.run_id, sorted([*others, entry.to_json()], key=lambda old: old["attempt"]))
+        return Lineage(self.run_id, sorted([*others, entry.to_json()], key=lambda old: int_of(old["attempt"])))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import posixpath
-from typing import Any, ClassVar, Dict, List, Sequence, cast
+from typing import ClassVar, Dict, List, Sequence
 
 from midstream_core import json_shapes
-from midstream_core.records.errors import RecordError
+from midstream_core.json_types import JsonValue, RecordFields, object_or_empty
+from midstream_core.records.errors import DamagedRecordError, RecordError
 from midstream_core.records.field_forms import DTYPE, RUN_ID
-from midstream_core.records.files import LARGEST_FILE
+from midstream_core.records.files import LARGEST_FILE, read_json
 from midstream_core.records.record import JsonRecord
 from midstream_core.records.run_paths import checkpoint_name
 
@@ -83,9 +84,9 @@ class Manifest(JsonRecord):
     epoch: int
     created: float
     root_digest: str
-    arrays: List[Dict[str, Any]] = dataclasses.field(metadata={"items": ArrayEntry})
-    objects: List[Dict[str, Any]] = dataclasses.field(metadata={"items": ObjectEntry})
-    hosts: List[Dict[str, Any]] = dataclasses.field(
+    arrays: List[RecordFields] = dataclasses.field(metadata={"items": ArrayEntry})
+    objects: List[RecordFields] = dataclasses.field(metadata={"items": ObjectEntry})
+    hosts: List[RecordFields] = dataclasses.field(
         default_factory=lambda: [], metadata={"items": SpreadHost}
     )  # empty: the checkpoint is not spread
     host: str = ""  # the one of ``hosts`` that has this copy
@@ -93,7 +94,7 @@ class Manifest(JsonRecord):
     numbered: bool = False  # its name has the start's number, as in a bucket
 
     @classmethod
-    def from_json(cls, value: Any, where: str = "") -> Manifest:
+    def from_json(cls, value: JsonValue, where: str = "") -> Manifest:
         """Check and decode a manifest.
 
         Raises RecordError for another format or version, and for unsafe paths or shapes.
@@ -128,7 +129,7 @@ class Manifest(JsonRecord):
     @property
     def size(self) -> int:
         """Bytes of all objects, without the manifest itself."""
-        return sum(entry["size"] for entry in self.objects)
+        return sum(entry.size for entry in self.object_entries)
 
     @property
     def spread_hosts(self) -> List[SpreadHost]:
@@ -141,11 +142,11 @@ class Manifest(JsonRecord):
 
         The directory of this manifest may lack these objects.
         """
-        found: Dict[str, List[ObjectEntry]] = {}
+        missing: Dict[str, List[ObjectEntry]] = {}
         for entry in self.object_entries:
             if self.hosts and entry.host not in ("", self.host):
-                found.setdefault(entry.host, []).append(entry)
-        return found
+                missing.setdefault(entry.host, []).append(entry)
+        return missing
 
     def collected(self) -> Manifest:
         """Return the manifest of the same checkpoint with all objects in one directory.
@@ -156,9 +157,9 @@ class Manifest(JsonRecord):
         return dataclasses.replace(self, objects=objects, hosts=[], host="")
 
 
-def _check_version(value: Any, where: str) -> None:
+def _check_version(value: JsonValue, where: str) -> None:
     """Raise RecordError for another version, whose other fields may differ."""
-    fields = cast("Dict[str, Any]", value) if isinstance(value, dict) else {}
+    fields = object_or_empty(value)
     version = fields.get("version")
     if fields.get("format") == FORMAT and type(version) is int and version != FORMAT_VERSION:
         age = "newer" if version > FORMAT_VERSION else "older"
@@ -173,6 +174,18 @@ def _is_countable(shape: Sequence[int]) -> bool:
         if total > json_shapes.LARGEST:
             return False
     return True
+
+
+def checkpoint_state(directory: str) -> Dict[str, JsonValue]:
+    """Return the state in a checkpoint's ``train.json``.
+
+    Raises FileNotFoundError where the file is absent, DamagedRecordError where it cannot be read or has no state.
+    """
+    path = posixpath.join(directory, TRAIN)
+    state = object_or_empty(read_json(path)).get("state")
+    if not isinstance(state, dict):
+        raise DamagedRecordError(f"{path}: it has no state")
+    return state
 
 
 def safe_relative(path: str) -> bool:

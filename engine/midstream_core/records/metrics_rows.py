@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, Dict, Iterable, List, Mapping, Optional, cast
+from typing import Any, Dict, Iterable, List, Optional
 
 from midstream_core import json_shapes
+from midstream_core.json_types import JsonObject, JsonValue
 from midstream_core.records.errors import RecordError
 
 START_NUMBER = "start_number"  # column: the start that wrote the row; a version without start numbers has none
 
 
-def start_of(row: Mapping[str, Any]) -> Optional[int]:
+def start_of(row: JsonObject) -> Optional[int]:
     """Return the number of the start that wrote a row; None where it has none."""
-    found = row.get(START_NUMBER)
-    return found if type(found) is int and found > 0 else None
+    number = row.get(START_NUMBER)
+    return number if type(number) is int and number > 0 else None
 
 
 def parse_metrics(lines: Iterable[str]) -> List[Dict[str, Any]]:
@@ -32,12 +33,12 @@ def parse_metrics(lines: Iterable[str]) -> List[Dict[str, Any]]:
         if partial is not None:
             raise RecordError(f"metrics.jsonl line {partial} is partial, and lines follow it")
         try:
-            value: Any = json.loads(line)
+            value: JsonValue = json.loads(line)
         except (ValueError, RecursionError):
             partial = number
             continue
-        row = cast("Dict[str, Any]", value) if isinstance(value, dict) else {"global_step": None}
-        step: Any = row.get("global_step", 0)
+        row: Dict[str, JsonValue] = value if isinstance(value, dict) else {"global_step": None}
+        step = row.get("global_step", 0)
         if type(step) is not int or not 0 <= step <= json_shapes.LARGEST:
             raise RecordError(f"metrics.jsonl line {number} is not a row of metrics")
         rows.append(row)

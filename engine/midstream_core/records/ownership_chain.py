@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from typing import Any, ClassVar, Dict, List, Optional
+from typing import ClassVar, Dict, List, Optional
 
 from midstream_core import json_shapes
+from midstream_core.json_types import JsonValue
 from midstream_core.records.errors import RecordError
 from midstream_core.records.field_forms import DIGEST_OR_EMPTY, NAME, RUN_ID, RUN_ID_OR_EMPTY
 from midstream_core.records.files import canonical_json
@@ -75,7 +76,7 @@ class OwnershipChain(JsonRecord):
     FORMAT: ClassVar[int] = 1
 
     run_id: str = dataclasses.field(metadata={"form": RUN_ID})
-    records: List[Dict[str, Any]] = dataclasses.field(metadata={"items": OwnershipRecord})
+    records: List[Dict[str, JsonValue]] = dataclasses.field(metadata={"items": OwnershipRecord})
 
     @property
     def entries(self) -> List[OwnershipRecord]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, Optional
+from typing import Dict, List, Optional
 
+from midstream_core.json_types import JsonValue
 from midstream_core.records.field_forms import CHECKPOINT_NAME, DIGEST, DIGEST_OR_EMPTY, RUN_ID_OR_EMPTY
 from midstream_core.records.process_identity import ProcessIdentity
 from midstream_core.records.process_states import FINISHED, STOPPED
@@ -39,7 +40,7 @@ class Status(JsonRecord):
     epoch: int = 1  # 0 while it waits or replays: it is not part of the run yet
     processes: int = 1
     num_train_steps: int = 0
-    devices: List[Dict[str, Any]] = dataclasses.field(default_factory=lambda: [], metadata={"items": Device})
+    devices: List[Dict[str, JsonValue]] = dataclasses.field(default_factory=lambda: [], metadata={"items": Device})
     versions: Dict[str, str] = dataclasses.field(default_factory=lambda: {})
     checkpoint: Optional[str] = dataclasses.field(
         default=None, metadata={"form": CHECKPOINT_NAME}

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, ClassVar, Dict, Mapping, Optional, Tuple, Type, TypeVar, cast
+from typing import Any, ClassVar, Dict, List, Optional, Tuple, Type, TypeVar, cast
 
 from midstream_core import json_shapes
+from midstream_core.json_types import JsonObject, JsonValue, object_or_empty
 from midstream_core.records.errors import DamagedRecordError, NewerFormatError, RecordError
 from midstream_core.records.files import read_json, write_json
 
@@ -30,11 +31,11 @@ class JsonRecord:
 
     def to_json(self) -> Dict[str, Any]:
         """Return the JSON object of the record."""
-        value = cast("Dict[str, Any]", _plain(self))
+        value: Dict[str, Any] = _plain(self)
         return {"format": self.FORMAT, **value} if self.FORMAT else value
 
     @classmethod
-    def from_json(cls: Type[Record], value: Any, where: str = "") -> Record:
+    def from_json(cls: Type[Record], value: JsonValue, where: str = "") -> Record:
         """Check and decode.
 
         Raises RecordError that names ``where`` and the field that is missing or mistyped, NewerFormatError for a newer
@@ -46,10 +47,10 @@ class JsonRecord:
             json_shapes.check(cls, value)
         except json_shapes.ShapeError as error:
             raise RecordError(f"{where or cls.__name__}: {error}") from None
-        return cls.from_checked(value)
+        return cls.from_checked(object_or_empty(value))
 
     @classmethod
-    def from_checked(cls: Type[Record], value: Mapping[str, Any]) -> Record:
+    def from_checked(cls: Type[Record], value: JsonObject) -> Record:
         """Decode a value that was checked before, as part of a larger one."""
         return cls(**{key: value[key] for key in _field_names(cls) if key in value})
 
@@ -91,19 +92,18 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (str, int, float, type(None))):
         return value
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in cast("Dict[Any, Any]", value).items()}
+        return {key: _plain(item) for key, item in cast("Dict[str, object]", value).items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in cast("Tuple[Any, ...]", value)]
-    kind = cast(Type[Any], type(value))
-    return {name: _plain(getattr(value, name)) for name in _field_names(kind)}
+        return [_plain(item) for item in cast("List[object]", value)]
+    return {name: _plain(getattr(value, name)) for name in _field_names(value.__class__)}
 
 
 @functools.lru_cache(maxsize=None)
-def _field_names(kind: Type[Any]) -> Tuple[str, ...]:
+def _field_names(kind: Type[JsonRecord]) -> Tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
-def check_format(value: Any, newest: int, where: str) -> None:
+def check_format(value: JsonValue, newest: int, where: str) -> None:
     """Check the ``format`` of a JSON object, before its other fields.
 
     A newer format may have others.
@@ -111,10 +111,10 @@ def check_format(value: Any, newest: int, where: str) -> None:
     An object without ``format`` is of format 1. Raises NewerFormatError for a format above ``newest``, RecordError for
     a value that is no format.
     """
-    found = cast("Dict[str, Any]", value).get("format", 1) if isinstance(value, dict) else 1
-    if type(found) is not int or found < 1:
-        raise RecordError(f"{where}: format: expected an integer from 1 on, found {str(found)[:60]!r}")
-    if found > newest:
+    number = object_or_empty(value).get("format", 1)
+    if type(number) is not int or number < 1:
+        raise RecordError(f"{where}: format: expected an integer from 1 on, found {str(number)[:60]!r}")
+    if number > newest:
         raise NewerFormatError(
-            f"{where}: format {found} is newer than this midstream reads ({newest}): update midstream"
+            f"{where}: format {number} is newer than this midstream reads ({newest}): update midstream"
         )

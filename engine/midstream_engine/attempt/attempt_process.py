@@ -15,7 +15,6 @@ import string
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import yaml
 
@@ -23,6 +22,7 @@ from midstream_core import records
 from midstream_core.attempt.earlier_process import running_earlier
 from midstream_core.attempt.errors import AlreadyRunningError, CheckpointError, EngineError
 from midstream_core.attempt.status_file import StatusFile
+from midstream_core.json_types import JsonValue
 from midstream_engine.base_directory import resolved_path
 from midstream_engine.config import ConfigError, Loaded, TrainerConfig, TrainLmConfig, load_config
 from midstream_engine.config.load import USAGE, parse_arguments
@@ -144,7 +144,7 @@ def _attempt(
 ) -> tuple[int, Processes]:
     """Run the attempt. Returns the exit code and the connected processes."""
     config: TrainLmConfig = loaded.config
-    resolved: dict[str, Any] = config.resolved()
+    resolved: dict[str, JsonValue] = config.resolved()
     before: bytes | None = None  # of ``run.yaml``, where this process replaces it
     try:
         distributed = complete(config.trainer.distributed, os.environ)
@@ -313,10 +313,11 @@ def _leave_status(message: str, number: int, arguments: Sequence[str]) -> None:
         return
     files = records.RunPaths(trainer.resolved_root(), run_id).attempt(number)
     if os.path.isdir(files.dir):
-        identity = records.this_process().to_json()
+        identity = records.this_process()
         status = records.Status(
             state=records.FAILED, step=0, process=process, heartbeat=time.time(), run_id=run_id, attempt=number,
-            message=message, **identity,
+            message=message, pid=identity.pid, start_ticks=identity.start_ticks, boot_id=identity.boot_id,
+            machine=identity.machine, namespace=identity.namespace,
         )  # fmt: skip
         status.write(files.status(process))
 

@@ -17,6 +17,7 @@ from midstream_core.attempt import replay_file
 from midstream_core.attempt.errors import EngineError
 from midstream_core.attempt.standby_lease import Lease
 from midstream_core.attempt.status_file import StatusFile
+from midstream_core.json_types import JsonValue, int_of
 from midstream_engine.attempt.parameter_drift import keep
 from midstream_engine.attempt.standby import POLL_INTERVAL, agreed, check_not_passed, unfit, unowned
 from midstream_engine.checkpoint.saving.snapshot import HostArray
@@ -182,10 +183,10 @@ class Replay(Loop):
         if self._finite.reason:
             raise EngineError(f"the replica is not promoted: its state is not finite: {self._finite.reason}")
         self._recorder.settle()
-        rows: dict[int, dict[str, Any]] = {}
+        rows: dict[int, dict[str, JsonValue]] = {}
         if self._leads:
             with open(self._replayed, encoding="utf-8") as file:
-                rows = {row["global_step"]: row for row in records.parse_metrics(file)}
+                rows = {int_of(row["global_step"]): row for row in records.parse_metrics(file)}
         since = tuple(row for step, row in sorted(rows.items()) if command.step <= step < self.step)
         kept = self._kept[1] if self._kept is not None and self._kept[0] == command.step else None
         self._status.update(message="")

@@ -6,11 +6,11 @@ import logging
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 from midstream_core import records
 from midstream_engine.attempt.resume import Origin, Resumed
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
+from midstream_engine.checkpoint.train_document import TrainDocument
 from midstream_engine.computation.programs import CompiledRun
 from midstream_engine.computation.reference_losses import TOLERANCE, Measured, worst_error
 from midstream_engine.models.lm import LmModel
@@ -54,7 +54,7 @@ class ModelLosses:
 def prove(
     origin: Origin,
     resumed: Resumed,
-    train: dict[str, Any],
+    train: TrainDocument,
     devices: int,
     losses_of_model: ModelLosses,
     seconds: dict[str, float],

@@ -17,6 +17,7 @@ import numpy as np
 from midstream_core import records
 from midstream_core.attempt.errors import EngineError, FencedError
 from midstream_core.attempt.save_fence import read_fence
+from midstream_core.json_types import JsonValue
 from midstream_engine.base_directory import resolved_path
 from midstream_engine.checkpoint.array_names import unflatten
 from midstream_engine.checkpoint.errors import CheckpointMismatchError
@@ -26,6 +27,7 @@ from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.checkpoint.loading.restore import First, restore_checkpoint
 from midstream_engine.checkpoint.stores import bucket_fence, in_bucket, open_checkpoints, open_store
 from midstream_engine.checkpoint.stores.stored_manifest import json_object
+from midstream_engine.checkpoint.train_document import TrainDocument
 from midstream_engine.computation.setup import Plan
 from midstream_engine.computation.train_state import TrainState
 from midstream_engine.config.batch_schedule import BatchSchedule
@@ -284,9 +286,9 @@ def report_changes(origin: Origin, config: TrainLmConfig) -> None:
         log.warning("the configuration differs from that of %s: %s", origin.name, "; ".join(changed))
 
 
-def _flat(value: dict[str, Any], above: str = "") -> dict[str, Any]:
+def _flat(value: dict[str, JsonValue], above: str = "") -> dict[str, JsonValue]:
     """Return the values by the names of their flags."""
-    found: dict[str, Any] = {}
+    found: dict[str, JsonValue] = {}
     for key, inner in value.items():
         found |= _flat(inner, f"{above}{key}.") if isinstance(inner, dict) else {above + key: inner}
     return found
@@ -297,7 +299,7 @@ def restore(
     setup: Plan,
     model_ready: Callable[[LmModel], None] | None = None,
     arrival: Arrival | None = None,
-) -> tuple[Resumed, dict[str, Any]]:
+) -> tuple[Resumed, TrainDocument]:
     """Restore ``origin`` to the devices; returns the state and its train.json.
 
     Args:
@@ -367,7 +369,7 @@ def _named_types(origin: Origin, setup: Plan) -> Iterator[None]:
         ) from None
 
 
-def _begin_with_model(origin: Origin, setup: Plan) -> tuple[Resumed, dict[str, Any]]:
+def _begin_with_model(origin: Origin, setup: Plan) -> tuple[Resumed, TrainDocument]:
     """Return the state of step 0 with the model of ``origin``, and nothing else of it."""
     fresh = setup.fresh_state()
     optimizer, key = fresh.optimizer, fresh.key

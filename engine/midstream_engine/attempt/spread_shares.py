@@ -15,10 +15,10 @@ import logging
 import os
 import re
 import time
-from typing import Any
 
 from midstream_core import records
 from midstream_core.attempt.errors import CheckpointError
+from midstream_core.json_types import JsonValue
 from midstream_engine.checkpoint.saving.consensus import complete_share
 from midstream_engine.checkpoint.stores import in_bucket, open_checkpoints, open_store
 from midstream_engine.checkpoint.stores.checkpoint_store import TRASH
@@ -141,7 +141,7 @@ def complete_from(directory: str, manifest: bytes) -> None:
     """
     try:
         share = records.Share.read(os.path.join(directory, records.SHARE))
-        value: dict[str, Any] = json.loads(manifest)
+        value: dict[str, JsonValue] = json.loads(manifest)
         found = records.Manifest.from_json(value, f"manifest for {directory}")
         if share.host not in {entry.host for entry in found.spread_hosts}:
             raise CheckpointError(f"it is not spread over {share.host}")

@@ -16,13 +16,16 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import numpy as np
-from haliax import NamedArray
+from haliax import NamedArray  # pyright: ignore[reportMissingTypeStubs]
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
+from midstream_engine.array_types import Leaf, PathKey, PyTree
+from midstream_engine.checkpoint.jax_functions import functions
+
+_KEY_FIELDS: dict[type, str] = {GetAttrKey: "name", DictKey: "key", SequenceKey: "idx", FlattenedIndexKey: "key"}
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -37,10 +40,10 @@ class LogicalArray:
     axes: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: str  # numpy's name, which is zarr's too: "float32", "bfloat16", "uint32", "bool"
-    value: Any
+    value: Leaf
 
 
-def flatten(tree: Any) -> dict[str, LogicalArray]:
+def flatten(tree: PyTree) -> dict[str, LogicalArray]:
     """Return every array leaf of ``tree`` by its logical name, sorted by name.
 
     Raises:
@@ -64,7 +67,7 @@ def flatten(tree: Any) -> dict[str, LogicalArray]:
     return dict(sorted(found.items()))
 
 
-def unflatten(template: Any, arrays: Mapping[str, Any]) -> Any:
+def unflatten(template: PyTree, arrays: Mapping[str, Leaf]) -> PyTree:
     """Return ``template`` with every array leaf replaced by ``arrays[name]``.
 
     Key data becomes typed keys.
@@ -73,19 +76,19 @@ def unflatten(template: Any, arrays: Mapping[str, Any]) -> Any:
         KeyError: ``arrays`` lacks a name.
     """
 
-    def replace(path: tuple[Any, ...], leaf: Any) -> Any:
+    def replace(path: tuple[PathKey, ...], leaf: Leaf) -> PyTree:
         old = _array_of(leaf)
         if old is None:
             return leaf
-        value = arrays[_name(path)]
+        value: Leaf = arrays[_name(path)]
         if _is_key(old):
-            value = jax.random.wrap_key_data(value, impl=_generator(old))
-        return NamedArray(value, leaf.axes) if isinstance(leaf, NamedArray) else value
+            value = functions.random.wrap_key_data(value, impl=_generator(old))
+        return NamedArray(value, leaf.axes) if _is_named(leaf) else value
 
     return jax.tree_util.tree_map_with_path(replace, template, is_leaf=_is_named)
 
 
-def flatten_shardings(template: Any, shardings: Any) -> dict[str, jax.sharding.Sharding]:
+def flatten_shardings(template: PyTree, shardings: PyTree) -> dict[str, jax.sharding.Sharding]:
     """Return the sharding of each array leaf of ``template`` by logical name.
 
     ``shardings`` is one sharding for all, or a pytree with one sharding for each array leaf in the template's order; it
@@ -104,47 +107,55 @@ def flatten_shardings(template: Any, shardings: Any) -> dict[str, jax.sharding.S
     return dict(zip(names, found, strict=True))
 
 
-def _is_named(node: Any) -> bool:
+def _is_named(node: Leaf) -> bool:
     return isinstance(node, NamedArray)
 
 
-def _leaves(tree: Any) -> list[tuple[tuple[Any, ...], Any]]:
-    return jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_named)[0]
+def _leaves(tree: PyTree) -> list[tuple[tuple[PathKey, ...], Leaf]]:
+    return functions.tree_util.tree_flatten_with_path(tree, is_leaf=_is_named)[0]
 
 
-def _array_of(leaf: Any) -> Any:
+def _array_of(leaf: Leaf) -> Leaf:
     """Return the array in a leaf, None if there is none."""
-    array = leaf.array if isinstance(leaf, NamedArray) else leaf
-    return array if isinstance(array, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)) else None
+    array: Leaf = leaf.array if isinstance(leaf, NamedArray) else leaf
+    return array if _is_array(array) else None
 
 
-def _axes(leaf: Any, array: Any) -> tuple[str, ...]:
+def _is_array(array: Leaf) -> bool:
+    return isinstance(array, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
+
+
+def _axes(leaf: Leaf, array: Leaf) -> tuple[str, ...]:
     if isinstance(leaf, NamedArray):
         return tuple(axis.name for axis in leaf.axes)
     return tuple(f"dim_{number}" for number in range(len(array.shape)))
 
 
-def _is_key(array: Any) -> bool:
+def _is_key(array: Leaf) -> bool:
     return jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
-def _key_data(array: Any) -> Any:
+def _key_data(array: Leaf) -> PyTree:
     if isinstance(array, jax.ShapeDtypeStruct):
-        return jax.eval_shape(jax.random.key_data, array)
+        return functions.eval_shape(jax.random.key_data, array)
     return jax.random.key_data(array)
 
 
-def _generator(keys: Any) -> Any:
+def _generator(keys: Leaf) -> str:
     """Return the generator of typed keys.
 
     jax has it for arrays and tracers, not for a ShapeDtypeStruct: therefore the keys are traced.
     """
-    found = []
-    jax.eval_shape(lambda traced: found.append(jax.random.key_impl(traced)), keys)
-    return found[0]
+    generators: list[str] = []
+
+    def note(traced: Leaf) -> None:
+        generators.append(functions.random.key_impl(traced))
+
+    functions.eval_shape(note, keys)
+    return generators[0]
 
 
-def _name(path: tuple[Any, ...]) -> str:
+def _name(path: tuple[PathKey, ...]) -> str:
     segments = [_segment(key) for key in path] or ["value"]
     for segment in segments:
         if not _SEGMENT.fullmatch(segment):
@@ -155,14 +166,8 @@ def _name(path: tuple[Any, ...]) -> str:
     return "/".join(segments)
 
 
-def _segment(key: Any) -> str:
-    match key:
-        case GetAttrKey(name=name):
-            return name
-        case DictKey(key=name):
-            return str(name)
-        case SequenceKey(idx=index):
-            return str(index)
-        case FlattenedIndexKey(key=index):
-            return str(index)
+def _segment(key: PathKey) -> str:
+    for kind, field in _KEY_FIELDS.items():
+        if isinstance(key, kind):
+            return str(getattr(key, field))
     return str(key)

@@ -40,7 +40,7 @@ def volume(box: Box) -> int:
 
 def overlap(a: Box, b: Box) -> Box | None:
     """Return the part that two boxes share, None if there is none."""
-    shared = []
+    shared: list[tuple[int, int]] = []
     for (start, stop), (other_start, other_stop) in zip(a, b, strict=True):
         first, last = max(start, other_start), min(stop, other_stop)
         if first >= last:

@@ -28,14 +28,14 @@ class Difference:
     dtype: tuple[str, str] | None = None
 
     def __str__(self) -> str:
-        parts = []
+        parts: list[str] = []
         for label, pair in (("axes", self.axes), ("shape", self.shape), ("dtype", self.dtype)):
             if pair is not None:
                 parts.append(f"{label} {_spell(pair[0])} in the checkpoint, {_spell(pair[1])} wanted")
         return f"{self.name}: {'; '.join(parts)}"
 
 
-def _spell(value: object) -> str:
+def _spell(value: tuple[object, ...] | str) -> str:
     return "[" + ", ".join(map(str, value)) + "]" if isinstance(value, tuple) else str(value)
 
 

@@ -12,7 +12,7 @@ import math
 import mmap
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 
@@ -128,7 +128,7 @@ class BufferPool:
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def lend(self) -> Iterator[np.ndarray]:
+    def lend(self) -> Generator[np.ndarray, None, None]:
         """Context manager: a buffer (uint8)."""
         with self._lock:
             buffer = self._free.pop() if self._free else np.empty(BLOCK, np.uint8)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
+from midstream_core.json_types import JsonValue
 from midstream_core.records import ArrayEntry, canonical_json
 from midstream_engine.checkpoint.chunk_grid import chunk_shape, chunks_of
 
@@ -50,7 +50,7 @@ def metadata(axes: Sequence[str], shape: Sequence[int], dtype: str, grid: Sequen
 def disagreement(raw: bytes, array: ArrayEntry) -> str:
     """Return where ``zarr.json`` differs from the manifest; empty if they agree."""
     try:
-        found: Any = json.loads(raw)
+        found: JsonValue = json.loads(raw)
     except ValueError as error:
         return f"not JSON ({error})"
     if not isinstance(found, dict):

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from midstream_core.json_types import JsonValue
 from midstream_engine.config.errors import ConfigError
 
 # Where `make compilers-cuda` installs them: apart, because jax itself would look for GPUs where the plugin is.
@@ -116,7 +117,7 @@ def describe_gpus(topology: str) -> GpuDescription:
     return GpuDescription(target_config(gpu), f"1x{hosts}x{of_host}")
 
 
-def gpu_devices(topology: str) -> Sequence[Any]:
+def gpu_devices(topology: str) -> Sequence[JsonValue]:
     """Return the devices of hosts with GPUs, to compile for.
 
     The process needs ``JAX_PLATFORMS=cpu``: else jax looks for GPUs on this host.

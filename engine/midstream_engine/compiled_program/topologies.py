@@ -10,9 +10,10 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from midstream_core.accelerator_types import TPU, AcceleratorType
+from midstream_core.json_types import JsonValue
+from midstream_engine.array_types import Device
 from midstream_engine.compiled_program.gpu_topologies import gpu_devices
 from midstream_engine.config.errors import ConfigError
 
@@ -27,7 +28,7 @@ def tpu_library() -> Path | None:
     return next((path for place in places if (path := Path(place, "libtpu.so")).is_file()), None)
 
 
-def devices_of(accelerators: AcceleratorType) -> Sequence[Any]:
+def devices_of(accelerators: AcceleratorType) -> Sequence[Device]:
     """Return the devices of accelerators, to compile for.
 
     Raises:
@@ -38,7 +39,7 @@ def devices_of(accelerators: AcceleratorType) -> Sequence[Any]:
     return gpu_devices(accelerators.topology)
 
 
-def tpu_devices(topology: str) -> Sequence[Any]:
+def tpu_devices(topology: str) -> Sequence[JsonValue]:
     """Return the devices of a TPU slice, to compile for.
 
     Args:
@@ -63,13 +64,13 @@ def tpu_devices(topology: str) -> Sequence[Any]:
         raise ConfigError(f"{topology}: no such TPU topology ({reason}); write one as v5e:4x4 or v5p:2x2x2") from None
 
 
-def _details(topology: str) -> dict[str, Any]:
+def _details(topology: str) -> dict[str, JsonValue]:
     """Return what a topology needs beside its name.
 
     A host has four chips unless the slice is smaller. A TPU v4 has two cores, which jax uses as one device (megacore).
     """
     generation, _, sides = topology.partition(":")
-    found: dict[str, Any] = {"chip_config_name": "megacore"} if generation == "v4" else {}
+    found: dict[str, JsonValue] = {"chip_config_name": "megacore"} if generation == "v4" else {}
     chips = [int(side) for side in sides.split("x") if side.isdecimal()]
     if len(chips) in (2, 3) and min(chips[:2]) < 2:
         found["chips_per_host_bounds"] = (min(chips[0], 2), min(chips[1], 2), 1)

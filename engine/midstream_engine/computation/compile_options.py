@@ -10,9 +10,8 @@ of it nothing hides, and cycles by the compiler's estimate (benchmarks/aot.py, l
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
+from midstream_core.json_types import JsonObject
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.runtime.mesh import Layout
 
@@ -47,7 +46,7 @@ _ALIASES = {"TPU v5e": "TPU v5 lite", "TPU v5p": "TPU v5", "TPU v6e": "TPU v6 li
 _ONLY = {"tpu": "tpu", "jf": "tpu", "gpu": "gpu", "cpu": "cpu"}
 
 
-def compile_options(layout: Layout, given: Mapping[str, Any]) -> dict[str, str]:
+def compile_options(layout: Layout, given: JsonObject) -> dict[str, str]:
     """Return the options for programs of ``layout``.
 
     Args:
@@ -73,7 +72,7 @@ def compile_options(layout: Layout, given: Mapping[str, Any]) -> dict[str, str]:
     return options
 
 
-def unknown_option(error: Exception, given: Mapping[str, Any]) -> ConfigError | None:
+def unknown_option(error: Exception, given: JsonObject) -> ConfigError | None:
     """Return the error in ``trainer.compiler_options`` that ``error`` reports.
 
     ``error`` is a compiler's. None for an error of anything else.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from midstream_engine.array_types import Leaf, PyTree
 from midstream_engine.checkpoint.array_names import flatten
 from midstream_engine.models.sharding import mesh_platform
 
@@ -19,7 +19,7 @@ _SHOWN = 2  # names of each kind
 _SCALE = 2.0**-90
 
 
-def number_kinds(tree: Any) -> jax.Array:
+def number_kinds(tree: PyTree) -> jax.Array:
     """Return the kind of each array of floats in ``tree``, int32 [arrays]. Traceable.
 
     The order is that of `float_names`. The kind is NAN where an array has both NaN and infinity.
@@ -33,7 +33,7 @@ def number_kinds(tree: Any) -> jax.Array:
     return jax.lax.cond(finite, lambda: jnp.full(len(values), FINITE, jnp.int32), lambda: _kinds(values))
 
 
-def float_names(tree: Any) -> list[str]:
+def float_names(tree: PyTree) -> list[str]:
     """Return the names in a checkpoint of the arrays of floats in ``tree``.
 
     ``tree`` has arrays, or their shapes.
@@ -49,7 +49,7 @@ def names_by_kind(names: Sequence[str], kinds: np.ndarray) -> dict[str, list[str
     }
 
 
-def find_not_finite(tree: Any) -> dict[str, list[str]]:
+def find_not_finite(tree: PyTree) -> dict[str, list[str]]:
     """Return `names_by_kind` of a state that came from no update.
 
     All processes of the arrays have to call it.
@@ -68,7 +68,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {more} more array{'s' if more > 1 else ''}" if more > 0 else "")
 
 
-def _is_float(value: Any) -> bool:
+def _is_float(value: Leaf) -> bool:
     return jnp.issubdtype(value.dtype, jnp.floating)
 
 

@@ -25,6 +25,8 @@ import jax
 from jax.experimental import serialize_executable
 
 from midstream_core import records
+from midstream_core.json_types import JsonValue
+from midstream_engine.array_types import Compiled, Device, PyTree
 from midstream_engine.computation.serialized_program import Serialized, make_serialized
 from midstream_engine.computation.setup import Plan
 from midstream_engine.runtime.environment import versions
@@ -50,7 +52,9 @@ _ADDRESSES = ("JAX_COMPILATION_CACHE_DIR", "JAX_COORDINATOR_ADDRESS", "JAX_NUM_P
 _DIGEST = hashlib.sha256().digest_size  # bytes before a program: loading a partial one would crash the process
 
 
-def cached_program(setup: Plan, name: str, make: Callable[[], Any], arguments: tuple[Any, ...], result: Any) -> Any:
+def cached_program(
+    setup: Plan, name: str, make: Callable[[], Compiled], arguments: tuple[PyTree, ...], result: object
+) -> Compiled:
     """Load the program ``name`` of ``setup`` from disk, or compile and store it.
 
     Args:
@@ -73,7 +77,7 @@ def cached_program(setup: Plan, name: str, make: Callable[[], Any], arguments: t
     return compiled
 
 
-def _load(path: str, inside: Any, outside: Any, devices: list[Any]) -> Any:
+def _load(path: str, inside: object, outside: object, devices: list[Device]) -> Compiled:
     """Load the program in a file; return None if there is none that can run here."""
     try:
         with open(path, "rb") as file:
@@ -94,7 +98,7 @@ def _load(path: str, inside: Any, outside: Any, devices: list[Any]) -> Any:
     return loaded
 
 
-def _store(path: str, form: Serialized | Exception, known: tuple[Any, Any]) -> None:
+def _store(path: str, form: Serialized | Exception, known: tuple[JsonValue, JsonValue]) -> None:
     try:
         if isinstance(form, Exception):
             raise form

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import numpy as np
 from haliax import NamedArray
 from jax.errors import JaxRuntimeError
 
+from midstream_core.json_types import JsonObject
+from midstream_engine.array_types import Compiled, Leaf, Lowered
 from midstream_engine.computation.batch_division import Cut
 from midstream_engine.computation.compile_options import compile_options, unknown_option
 from midstream_engine.computation.program_cache import cached_program, engine_digest
@@ -28,7 +29,7 @@ from midstream_engine.processes.rendezvous import ALONE, Processes
 log = logging.getLogger(__name__)
 
 # (state, step, tokens, loss mask) -> (state, result); tokens and mask [micro, batch, position].
-Step = Callable[[TrainState, Any, NamedArray, NamedArray], tuple[TrainState, StepResult]]
+Step = Callable[[TrainState, Leaf, NamedArray, NamedArray], tuple[TrainState, StepResult]]
 Evaluate = Callable[[TrainState], dict[str, float]]
 
 
@@ -41,7 +42,7 @@ class WorkingMemory:
     def __init__(self) -> None:
         self.bytes: int | None = 0
 
-    def add(self, compiled: Any) -> None:
+    def add(self, compiled: Compiled) -> None:
         """Count a compiled program."""
         try:
             analysis = compiled.memory_analysis()
@@ -151,14 +152,14 @@ def compile_steps(setup: Plan, processes: Processes = ALONE, memory: WorkingMemo
             memory.add(program)
         compiled[cut.micro, cut.size] = processes.consensus(f"step-{cut.examples}", program)
 
-    def step(state: TrainState, number: Any, tokens: NamedArray, mask: NamedArray) -> tuple[TrainState, StepResult]:
+    def step(state: TrainState, number: object, tokens: NamedArray, mask: NamedArray) -> tuple[TrainState, StepResult]:
         micro, batch = tokens.axes[0].size, tokens.axes[1].size
         return compiled[micro, batch](state, number, tokens, mask)
 
     return step
 
 
-def compile_step(setup: Plan, cut: Cut | None = None, options: Mapping[str, Any] | None = None) -> Any:
+def compile_step(setup: Plan, cut: Cut | None = None, options: JsonObject | None = None) -> Compiled:
     """Compile the update of a batch that is divided as in ``cut``.
 
     ``cut`` None: as the first batch.
@@ -188,7 +189,7 @@ def compile_step(setup: Plan, cut: Cut | None = None, options: Mapping[str, Any]
     example = cut.shape(setup.positions)
     arguments = (setup.abstract, number, example, example)
 
-    def make() -> Any:
+    def make() -> Compiled:
         with setup.layout.active():
             jitted = jax.jit(function, donate_argnums=0, out_shardings=(setup.shardings, replicated))
             return compile_lowered(setup, jitted.lower(*arguments), options)
@@ -200,7 +201,7 @@ def compile_step(setup: Plan, cut: Cut | None = None, options: Mapping[str, Any]
     return cached_program(setup, f"step-{cut.micro}-{cut.size}", make, arguments, result)
 
 
-def compile_lowered(setup: Plan, lowered: Any, options: Mapping[str, Any] | None = None) -> Any:
+def compile_lowered(setup: Plan, lowered: Lowered, options: JsonObject | None = None) -> object:
     """Compile a lowered program with the options for its devices.
 
     Raises:
@@ -285,7 +286,7 @@ def compile_evaluation_step(setup: Plan) -> Callable[..., tuple[jax.Array, jax.A
     example = cut.shape(setup.config.model.seq_len)
     arguments = (setup.abstract.evaluated, example, example)
 
-    def make() -> Any:
+    def make() -> Compiled:
         with setup.layout.active():
             jitted = jax.jit(evaluation_step(setup.policy, eos=setup.eos), out_shardings=setup.layout.replicated())
             return compile_lowered(setup, jitted.lower(*arguments))

@@ -17,6 +17,7 @@ from haliax import Axis, NamedArray
 from jax.sharding import NamedSharding, PartitionSpec
 
 from midstream_core import records
+from midstream_engine.array_types import Compiled
 from midstream_engine.computation.program_cache import cached_program
 from midstream_engine.computation.setup import Plan
 from midstream_engine.data.batches import Batch, example_digest
@@ -72,11 +73,11 @@ class ReferenceLosses:
         def measure(model: LmModel, tokens: NamedArray, mask: NamedArray) -> jax.Array:
             return losses_of(model, tokens, mask, eos=eos).array
 
-        def make() -> Any:
+        def make() -> Compiled:
             with layout.active(), hax.axis_mapping(compute):
                 return jax.jit(measure, out_shardings=layout.replicated()).lower(*arguments).compile()
 
-        self.compiled: Any = cached_program(setup, f"reference-losses-{self.count}", make, arguments, 0)
+        self.compiled: Compiled = cached_program(setup, f"reference-losses-{self.count}", make, arguments, 0)
         self._program = processes.consensus("reference_losses", self.compiled)
 
     def measure(self, model: LmModel, batch: Batch) -> Measured:

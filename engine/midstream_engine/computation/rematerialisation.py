@@ -10,12 +10,12 @@ compiler has the last word (`midstream --compare` shows its number).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
 from midstream_core.accelerators import find_accelerator
 from midstream_core.stored_activations import stored_width
+from midstream_engine.array_types import Device
 from midstream_engine.config.model import LmConfig
 
 RICHEST_FIRST = ("qkv+attention+mlp", "qkv+attention", "attention")
@@ -25,7 +25,9 @@ _BLOCK_ARRAYS = 3  # with the logits of a block of positions: their exponentials
 _LOGITS = 1 / 16  # of the memory, at most: see `models.loss.positions_a_block`
 
 
-def by_memory(config: LmConfig, device: Any, *, state: float, gradients: float, tokens: int, width: int) -> bool | str:
+def by_memory(
+    config: LmConfig, device: Device, *, state: float, gradients: float, tokens: int, width: int
+) -> bool | str:
     """Return the ``gradient_checkpointing`` that stores the most and fits, else True.
 
     Args:
@@ -57,7 +59,7 @@ def layer_width(config: LmConfig, value: str) -> int:
     )  # fmt: skip
 
 
-def own_device(devices: Sequence[Any]) -> Any:
+def own_device(devices: Sequence[Device]) -> object:
     """Return one of this process's devices; the first where it has none of them.
 
     Devices of other processes do not report their memory. Process 0 would then choose by another number than they do,
@@ -67,7 +69,7 @@ def own_device(devices: Sequence[Any]) -> Any:
     return next((device for device in devices if device.process_index == here), devices[0])
 
 
-def memory_of(device: Any) -> int | None:
+def memory_of(device: Device) -> int | None:
     """Return the bytes that a program may use on a device; None if unknown."""
     if device.platform == "cpu":
         return None

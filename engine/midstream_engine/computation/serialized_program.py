@@ -15,16 +15,18 @@ from typing import Any
 
 from jax.experimental import serialize_executable
 
+from midstream_engine.array_types import Compiled, PyTree
+
 _PICKLER = "_JaxPjrtPickler"  # of ``serialize_executable``
-Serialized = tuple[bytes, Any, Any]  # content, structure of the arguments, structure of the result
+Serialized = tuple[bytes, PyTree, PyTree]  # content, structure of the arguments, structure of the result
 
 
 class _Seen:
     """Executables that jax compiled and read while a program was made."""
 
     def __init__(self) -> None:
-        self.compiled: list[Any] = []
-        self.read: list[tuple[Any, bytes]] = []  # with their bytes
+        self.compiled: list[Compiled] = []
+        self.read: list[tuple[Compiled, bytes]] = []  # with their bytes
         self.content = b""  # of the entry of jax's cache that was read last
 
 
@@ -36,7 +38,7 @@ _thread = _Thread()
 _replacing = threading.Lock()
 
 
-def make_serialized(make: Callable[[], Any]) -> tuple[Any, Serialized | Exception]:
+def make_serialized(make: Callable[[], Compiled]) -> tuple[Compiled, Serialized | Exception]:
     """Make a program and serialize it.
 
     Args:
@@ -63,14 +65,14 @@ def make_serialized(make: Callable[[], Any]) -> tuple[Any, Serialized | Exceptio
         return compiled, error
 
 
-def _serialize_as_read(compiled: Any, content: bytes) -> Serialized:
+def _serialize_as_read(compiled: Compiled, content: bytes) -> Serialized:
     """Serialize a program with ``content`` as its executable."""
     executable = compiled.runtime_executable()
     pickler = getattr(serialize_executable, _PICKLER)
     replaced = False
 
     class AsRead(pickler):
-        def persistent_id(self, obj: Any) -> Any:
+        def persistent_id(self, obj: object) -> object:
             nonlocal replaced
             if obj is not executable:
                 return super().persistent_id(obj)
@@ -103,14 +105,14 @@ def _watch() -> None:
         return
 
     @wraps(extract)
-    def noted_extract(*arguments: Any, **named: Any) -> Any:
+    def noted_extract(*arguments: PyTree, **named: object) -> object:
         found = extract(*arguments, **named)
         if _thread.seen is not None:
             _thread.seen.content = found[0]
         return found
 
     @wraps(read)
-    def noted_read(*arguments: Any, **named: Any) -> Any:
+    def noted_read(*arguments: PyTree, **named: object) -> object:
         if _thread.seen is not None:
             _thread.seen.content = b""
         found = read(*arguments, **named)
@@ -119,7 +121,7 @@ def _watch() -> None:
         return found
 
     @wraps(compile_and_load)
-    def noted_compile(*arguments: Any, **named: Any) -> Any:
+    def noted_compile(*arguments: PyTree, **named: object) -> object:
         found = compile_and_load(*arguments, **named)
         if _thread.seen is not None:
             _thread.seen.compiled.append(found)

@@ -6,7 +6,6 @@ import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ import optax
 from jaxtyping import PRNGKeyArray
 
 from midstream_core import records
+from midstream_engine.array_types import Device, PyTree
 from midstream_engine.computation.batch_division import Cut, ScheduledBatches, cut_batch
 from midstream_engine.computation.rematerialisation import by_memory, own_device
 from midstream_engine.computation.train_state import (
@@ -54,7 +54,7 @@ class Plan:
     schedule: Schedule
     optimizer: optax.GradientTransformationExtraArgs
     template: TrainState  # shapes
-    shardings: Any  # of the template's arrays, at rest
+    shardings: PyTree  # of the template's arrays, at rest
     batch_schedule: BatchSchedule  # of the run from step 0
     cuts: Mapping[int, Cut]  # by batch size, for the sizes from the present step on
     evaluation_cut: Cut
@@ -139,7 +139,7 @@ class Setup(Plan):
 
 def make_plan(
     config: TrainLmConfig,
-    devices: Sequence[Any] | None = None,
+    devices: Sequence[Device] | None = None,
     *,
     step: int = 0,
     batch_schedule: BatchSchedule | None = None,
@@ -209,7 +209,7 @@ def prepare(
     config: TrainLmConfig,
     root: str,
     data_digest: str | None,
-    devices: Sequence[Any] | None = None,
+    devices: Sequence[Device] | None = None,
     *,
     step: int = 0,
     batch_schedule: BatchSchedule | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import equinox as eqx
 import jax
@@ -16,6 +16,7 @@ import optax
 from haliax import NamedArray
 from jaxtyping import PRNGKeyArray
 
+from midstream_engine.array_types import Leaf, PyTree
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.models.initialization import init_model
 from midstream_engine.models.lm import LmModel
@@ -35,7 +36,7 @@ class TrainState(eqx.Module):
     """
 
     model: LmModel
-    optimizer: Any  # optax state: moments like the model, counts int32 []
+    optimizer: PyTree  # optax state: moments like the model, counts int32 []
     key: PRNGKeyArray
     average: ModelAverage | None = None  # with trainer.model_averaging
 
@@ -119,7 +120,7 @@ def run_key(seed: int) -> np.ndarray:
     return np.asarray(jax.random.key_data(new_key(seed)))
 
 
-def compile_fresh_state(init: Callable[[PRNGKeyArray], TrainState], layout: Layout) -> Any:
+def compile_fresh_state(init: Callable[[PRNGKeyArray], TrainState], layout: Layout) -> PyTree:
     """Compile ``init`` to a program that makes the state from the raw key, in place.
 
     The key is uint32 [2].
@@ -136,10 +137,10 @@ def compile_fresh_state(init: Callable[[PRNGKeyArray], TrainState], layout: Layo
         return jitted.lower(jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=layout.replicated())).compile()
 
 
-def with_shardings(template: Any, shardings: Any) -> Any:
+def with_shardings(template: PyTree, shardings: PyTree) -> PyTree:
     """Attach each array's sharding to ``template`` (shapes), to lower ahead of time."""
 
-    def attach(leaf: Any, sharding: Any) -> Any:
+    def attach(leaf: Leaf, sharding: Leaf) -> PyTree:
         if isinstance(leaf, NamedArray):
             return NamedArray(attach(leaf.array, sharding), leaf.axes)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

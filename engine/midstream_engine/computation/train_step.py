@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import haliax as hax
 import jax
@@ -12,6 +12,7 @@ import optax
 from haliax import Axis, NamedArray
 from jax.typing import DTypeLike
 
+from midstream_engine.array_types import Carry, PyTree
 from midstream_engine.computation.batch_division import MICRO
 from midstream_engine.computation.finiteness import number_kinds
 from midstream_engine.computation.train_state import StepPolicy, TrainState
@@ -87,7 +88,7 @@ def train_step(
             total, gradient = micro_batch(0, tokens[MICRO, 0], mask[MICRO, 0])
         else:
 
-            def add(carry: tuple[jax.Array, LmModel], inputs: Any) -> tuple[tuple[jax.Array, LmModel], None]:
+            def add(carry: tuple[jax.Array, LmModel], inputs: Carry) -> tuple[tuple[jax.Array, LmModel], None]:
                 number, tokens_array, mask_array = inputs
                 axes = tokens.axes[1:]
                 result = micro_batch(number, NamedArray(tokens_array, axes), NamedArray(mask_array, axes))
@@ -102,9 +103,9 @@ def train_step(
         norm = optax.tree.norm(gradient)
         rate = schedule(schedule_count(state.optimizer))
         loss = total / counted
-        current: Any = state.model
+        current: PyTree = state.model
         updates, optimizer_state = optimizer.update(gradient, state.optimizer, current, loss=loss, gradient_norm=norm)  # pyright: ignore[reportArgumentType]
-        model: Any = optax.apply_updates(current, updates)
+        model: PyTree = optax.apply_updates(current, updates)
         average = state.average
         if averaging is not None and average is not None:
             average = update_average(averaging, average, model, step)
@@ -135,7 +136,7 @@ def evaluation_step(
         cast = policy.cast_to_compute(model)
         axes = tokens.axes[1:]
 
-        def add(carry: jax.Array, inputs: Any) -> tuple[jax.Array, None]:
+        def add(carry: jax.Array, inputs: Carry) -> tuple[jax.Array, None]:
             losses = token_losses(cast, NamedArray(inputs[0], axes), NamedArray(inputs[1], axes), eos=eos)
             return carry + hax.sum(losses).scalar(), None
 

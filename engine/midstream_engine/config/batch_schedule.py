@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from midstream_engine.config.errors import ConfigError
 
@@ -19,7 +18,7 @@ class BatchSchedule:
     points: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, value: Any, where: str = "trainer.train_batch_size") -> BatchSchedule:
+    def of(cls, value: object, where: str = "trainer.train_batch_size") -> BatchSchedule:
         """Return the schedule of a number or of a list of starts and values.
 
         A list is ``[{start: 0, value: 32}, {start: 1000, value: 64}]``.
@@ -88,7 +87,7 @@ def _merged(points: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(kept)
 
 
-def _integer(value: Any) -> int | None:
+def _integer(value: object) -> int | None:
     """Return ``value`` if it is an integer, else None."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None

@@ -7,14 +7,14 @@ becomes that of ``trainer.matmul_precision``; the configuration refuses the othe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+from midstream_core.json_types import JsonObject
 from midstream_core.precision import JAX_OPTION, counterpart
 from midstream_engine.config import yaml_file
 from midstream_engine.config.errors import ConfigError
 
 
-def with_counterpart(trainer: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_counterpart(trainer: JsonObject) -> JsonObject:
     """Return the section ``trainer`` with our key in the place of jax's option.
 
     A section without the option, or with one that has no counterpart, is returned unchanged.

@@ -11,6 +11,7 @@ from typing import Any
 
 import draccus
 
+from midstream_core.json_types import JsonObject
 from midstream_core.object_store.urls import FORMS, SCHEMES
 from midstream_engine.config import jax_precision, levanter_dump, levanter_fields, mesh, yaml_file
 from midstream_engine.config.errors import ConfigError
@@ -47,7 +48,7 @@ _URLS = {"data.cache_dir": (*SCHEMES, "https://", "http://"), "trainer.checkpoin
 _DEFAULT_PLACES = ("cache", "cache/", "checkpoints", "checkpoints/")
 
 
-def normalise(cls: type, value: Any, notes: list[str], path: str = "") -> Any:
+def normalise(cls: type, value: object, notes: list[str], path: str = "") -> object:
     """Return ``value`` with aliases and lists normalised and every key checked.
 
     Aliases are replaced, and single strings become lists where a list is expected.
@@ -83,7 +84,7 @@ def normalise(cls: type, value: Any, notes: list[str], path: str = "") -> Any:
     return result
 
 
-def _is_local(full: str, item: Any, where: str, notes: list[str]) -> bool:
+def _is_local(full: str, item: object, where: str, notes: list[str]) -> bool:
     """Return whether a URL field has a path of this machine, which is not used.
 
     Raises:
@@ -105,7 +106,7 @@ def _is_local(full: str, item: Any, where: str, notes: list[str]) -> bool:
     return True
 
 
-def _renamed(value: Mapping[str, Any], path: str) -> tuple[yaml_file.Mapping, dict[str, str]]:
+def _renamed(value: JsonObject, path: str) -> tuple[yaml_file.Mapping, dict[str, str]]:
     """Return ``value`` with our keys, and the name by which each is given.
 
     A null beside another name counts as absent.
@@ -130,7 +131,7 @@ def _renamed(value: Mapping[str, Any], path: str) -> tuple[yaml_file.Mapping, di
     return result, names
 
 
-def _spread(value: Mapping[str, Any], notes: list[str], path: str) -> Mapping[str, Any]:
+def _spread(value: JsonObject, notes: list[str], path: str) -> JsonObject:
     """Return ``value`` with nested spellings of flat fields flattened."""
     if path == "trainer":
         value = jax_precision.with_counterpart(value)
@@ -144,7 +145,7 @@ def _spread(value: Mapping[str, Any], notes: list[str], path: str) -> Mapping[st
     return value
 
 
-def _flattened(value: Mapping[str, Any], name: str, nested: Mapping[str, Any], notes: list[str]) -> Mapping[str, Any]:
+def _flattened(value: JsonObject, name: str, nested: JsonObject, notes: list[str]) -> JsonObject:
     """Return ``value`` with the keys of ``nested``, its field ``name``, among its own."""
     path, _, outer = name.rpartition(".")
     places = getattr(value, "places", {})
@@ -169,7 +170,7 @@ def _flattened(value: Mapping[str, Any], name: str, nested: Mapping[str, Any], n
     return result
 
 
-def _choose(cls: type, value: Mapping[str, Any], path: str) -> tuple[type, str | None]:
+def _choose(cls: type, value: JsonObject, path: str) -> tuple[type, str | None]:
     """Return the dataclass of ``value``, and its ``type`` if it is one of several."""
     if not issubclass(cls, draccus.ChoiceRegistry):
         return cls, None
@@ -185,7 +186,7 @@ def _choose(cls: type, value: Mapping[str, Any], path: str) -> tuple[type, str |
     return choices[name], name
 
 
-def _fit(hint: Any, item: Any, notes: list[str], path: str) -> Any:
+def _fit(hint: object, item: Any, notes: list[str], path: str) -> object:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return normalise(hint, item, notes, path)
     if path == "model.gradient_checkpointing" and isinstance(item, Mapping):
@@ -211,7 +212,7 @@ def _fit(hint: Any, item: Any, notes: list[str], path: str) -> Any:
     return _plain(item)
 
 
-def _plain(item: Any) -> Any:
+def _plain(item: object) -> object:
     """Return ``item`` without line numbers, so that it can be written again."""
     if isinstance(item, Mapping):
         return {key: _plain(one) for key, one in item.items()}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
+from midstream_core.json_types import JsonObject
 from midstream_engine.config import levanter_fields
 
 
-def kind_of(value: Mapping[str, Any], choices: Mapping[str, type], default: str, path: str) -> str:
+def kind_of(value: JsonObject, choices: Mapping[str, type], default: str, path: str) -> str:
     """Return the ``type`` of a value without one.
 
     The type is ``default``, unless that lacks a field of the value and only one other type has all of them.
@@ -21,7 +21,7 @@ def kind_of(value: Mapping[str, Any], choices: Mapping[str, type], default: str,
     return fitting[0] if default not in fitting and len(fitting) == 1 else default
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one: object, other: object) -> bool:
     """Return whether two values are one tracker.
 
     Levanter writes a tracker twice, once without its type.
@@ -31,7 +31,7 @@ def same(one: Any, other: Any) -> bool:
     return {**one, "type": None} == {**other, "type": None}
 
 
-def gradient_checkpointing(policy: Mapping[str, Any]) -> bool | str:
+def gradient_checkpointing(policy: JsonObject) -> bool | str:
     """Return the nearest value for the fields of Haliax's ``ScanCheckpointPolicy``.
 
     The fields select memory and speed.

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from midstream_core.json_types import JsonValue
 from midstream_engine.config.errors import ConfigError
 
 
@@ -24,7 +25,7 @@ class LeftOut:
     """
 
     reason: str
-    neutral: tuple[Any, ...] = (None,)
+    neutral: tuple[JsonValue, ...] = (None,)
     refused: bool = False
 
 
@@ -175,7 +176,7 @@ def covers(name: str) -> bool:
     return name in FIELDS or any(field.startswith(f"{name}.") for field in FIELDS)
 
 
-def left_out(name: str, value: Any, where: str = "") -> Iterator[str]:
+def left_out(name: str, value: object, where: str = "") -> Iterator[str]:
     """Yield a line for each value under ``name`` that is left out and not neutral.
 
     Args:
@@ -208,11 +209,11 @@ def canonical(name: str) -> str:
     return _DATASET.sub("data.", name).replace("trainer.wandb.", "trainer.tracker.")
 
 
-def _equal(value: Any, neutral: Any) -> bool:
+def _equal(value: object, neutral: Any) -> bool:
     """Compare, with true and 1 as different values."""
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(dict(value) if isinstance(value, Mapping) else value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -35,7 +35,7 @@ def load_config(arguments: Sequence[str]) -> Loaded:
         ConfigError: The configuration is wrong; one line with file, line and key if they are known.
     """
     path, overrides = parse_arguments(arguments)
-    value: Any = {}
+    value: object = {}
     if path is not None:
         try:
             value = yaml_file.load(path)
@@ -110,7 +110,7 @@ def _assign(value: dict[str, Any], flag: str, item: Any) -> None:
     value[last] = item
 
 
-def _one_line(error: Exception, value: Any) -> ConfigError:
+def _one_line(error: Exception, value: object) -> ConfigError:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ConfigError):

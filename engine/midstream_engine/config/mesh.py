@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from midstream_core.json_types import JsonObject
 from midstream_engine.config import yaml_file
 from midstream_engine.config.errors import ConfigError
 
@@ -14,7 +15,7 @@ _MAPPINGS = ("compute_mapping", "param_mapping", "shared_mapping")
 _TENSOR_PARALLEL = ["mlp", "heads"]  # axes that are sharded over `model` by default
 
 
-def without_replicas(nested: Mapping[str, Any]) -> Mapping[str, Any]:
+def without_replicas(nested: JsonObject) -> JsonObject:
     """Return ``trainer.mesh`` without axes of size 1, and with a key ``axes.model``.
 
     Raises:
@@ -42,7 +43,7 @@ def without_replicas(nested: Mapping[str, Any]) -> Mapping[str, Any]:
     return result
 
 
-def _mapping(nested: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def _mapping(nested: JsonObject, key: str) -> Mapping[str, Any]:
     value = nested.get(key) or {}
     if not isinstance(value, Mapping):
         raise ConfigError(f"trainer.mesh.{key}: expected keys and values, found {value!r}")

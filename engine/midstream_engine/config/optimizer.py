@@ -250,5 +250,5 @@ def _is_steps(value: Any) -> bool:
     return _positive(value) and value % 1 == 0
 
 
-def _positive(value: Any) -> bool:
+def _positive(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf

@@ -24,7 +24,7 @@ class Mapping(dict):
     ``places`` has file and line of each key: ``"file.yaml:12"``.
     """
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: object) -> None:
         super().__init__(*args)
         self.places: dict[str, str] = {}
 
@@ -37,7 +37,7 @@ class _Loader(yaml.SafeLoader):
     Raises ConfigError with the place of a value that has the wrong form for its tag.
     """
 
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         try:
             value = super().construct_object(node, deep)
         except (yaml.YAMLError, ConfigError):
@@ -107,7 +107,7 @@ _PYTHON = "tag:yaml.org,2002:python/object"
 _PACKAGES = ("levanter.", "haliax.")
 
 
-def _enumeration(loader: _Loader, name: str, node: yaml.Node) -> Any:
+def _enumeration(loader: _Loader, name: str, node: yaml.Node) -> object:
     """Return the value of an enumeration of Levanter's as a string.
 
     In YAML it is ``!!python/object/apply:CLASS [value]``.
@@ -159,7 +159,7 @@ def load(path: str) -> Any:
     return _constructed(root)
 
 
-def _constructed(root: yaml.Node | None) -> Any:
+def _constructed(root: yaml.Node | None) -> object:
     if root is None:
         return None
     loader = _Loader("")

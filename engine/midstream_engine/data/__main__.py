@@ -11,7 +11,6 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from midstream_core import records
 from midstream_engine.config import ConfigError, load_config
@@ -49,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return records.EXIT_DONE
 
 
-def _print(name: str, data: TokenCache | Mixture | Imported, **more: Any) -> None:
+def _print(name: str, data: TokenCache | Mixture | Imported, **more: object) -> None:
     described = {
         "set": name, "digest": data.digest, "tokens": data.tokens, "documents": data.documents,
         "directory": data.directory, **more,

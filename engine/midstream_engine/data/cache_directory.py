@@ -9,9 +9,9 @@ import hashlib
 import logging
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from midstream_core import records
+from midstream_core.json_types import JsonValue, object_or_empty, str_of
 from midstream_engine.config.data import DataConfig
 from midstream_engine.data import remote_cache
 from midstream_engine.data.block_cache import BlockCache
@@ -27,7 +27,7 @@ def data_root(root: str) -> str:
     return os.path.join(root, "data")
 
 
-def request_of(what: Sequence[Any], config: DataConfig, tokenizer: Tokenizer) -> str:
+def request_of(what: Sequence[JsonValue], config: DataConfig, tokenizer: Tokenizer) -> str:
     """Return the name of a request for tokens of listed files, or of URLs as written."""
     request = {
         "sources": list(what), "tokenizer": tokenizer.id, "max_bytes": config.max_bytes, "text_key": config.text_key,
@@ -62,8 +62,8 @@ class CacheDirectory:
         Raises:
             DataError: The cache has a token id beyond its vocabulary.
         """
-        index = records.read_json_or_none(self._index(request))
-        found = self._acceptable(index["digest"] if index else None, wanted)
+        index = object_or_empty(records.read_json_or_none(self._index(request)))
+        found = self._acceptable(str_of(index["digest"]) if index else None, wanted)
         if index and found is not None and found.local and not index.get("ids_checked"):
             log.info("%s: checking the token ids, once", found.directory)
             found.check_ids()

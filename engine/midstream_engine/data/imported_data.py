@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from midstream_core import records
+from midstream_engine.data.data_manifest import DataManifest
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.examples import Examples
 from midstream_engine.data.imported_files import VERSION, vocabulary_of
@@ -19,7 +17,7 @@ class Imported:
 
     local = True
 
-    def __init__(self, directory: str, manifest: Mapping[str, Any], examples: Examples) -> None:
+    def __init__(self, directory: str, manifest: DataManifest, examples: Examples) -> None:
         self.directory, self.manifest = directory, manifest
         self.digest: str = manifest["digest"]
         self.tokenizer: str = manifest["tokenizer"]
@@ -30,7 +28,7 @@ class Imported:
         self.examples = examples
 
 
-def open_imported(directory: str, manifest: Mapping[str, Any]) -> Imported:
+def open_imported(directory: str, manifest: DataManifest) -> Imported:
     """Open the imported data in ``directory``.
 
     Raises:

@@ -14,12 +14,12 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from typing import Any
 
 import google_crc32c
 import numpy as np
 
 from midstream_core import records
+from midstream_core.json_types import JsonObject, JsonValue, object_or_empty, optional_list, str_of
 from midstream_engine.base_directory import resolved_path
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.token_cache import building, commit
@@ -32,7 +32,7 @@ _BLOCK = 16 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-def write_imported(data_root: str, files: Mapping[str, str | bytes], about: Mapping[str, Any]) -> str:
+def write_imported(data_root: str, files: Mapping[str, str | bytes], about: JsonObject) -> str:
     """Make a directory of ``files`` under ``data_root``; return its path.
 
     ``files``: name -> path, which is linked or copied, or contents. ``about``: kind, tokenizer, tokens, documents,
@@ -51,7 +51,7 @@ def write_imported(data_root: str, files: Mapping[str, str | bytes], about: Mapp
             else:
                 _link(source, place)
             objects.append(dataclasses.asdict(_described(place, name)))
-        manifest: dict[str, Any] = {"format": FORMAT, "version": VERSION, **about, "objects": objects}
+        manifest: dict[str, JsonValue] = {"format": FORMAT, "version": VERSION, **about, "objects": objects}
         manifest["digest"] = hashlib.sha256(records.canonical_json(manifest)).hexdigest()
         return commit(directory, data_root, manifest)
 
@@ -88,16 +88,16 @@ def link_imported(url: str, data_root: str, field: str = "data.train_urls") -> s
     if os.path.exists(os.path.join(place, records.MANIFEST)):
         return digest
     try:
-        manifest = records.read_json(os.path.join(source, records.MANIFEST))
+        manifest = object_or_empty(records.read_json(os.path.join(source, records.MANIFEST)))
     except (FileNotFoundError, records.RecordError) as error:
         raise DataError(f"{field}: {source} is no imported data: {error}") from None
     rest = {key: item for key, item in manifest.items() if key != "digest"}
-    paths = [entry["path"] for entry in manifest["objects"]]
+    paths = [str_of(object_or_empty(entry)["path"]) for entry in optional_list(manifest["objects"])]
     if hashlib.sha256(records.canonical_json(rest)).hexdigest() != digest or not all(map(records.safe_relative, paths)):
         raise DataError(f"{field}: the data in {source} has another digest than its name")
     with building(data_root) as directory:
-        for entry in manifest["objects"]:
-            _link(os.path.join(source, entry["path"]), os.path.join(directory, entry["path"]))
+        for path in paths:
+            _link(os.path.join(source, path), os.path.join(directory, path))
         commit(directory, data_root, manifest)
     return digest
 

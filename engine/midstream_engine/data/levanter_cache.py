@@ -20,9 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from midstream_core.json_types import JsonObject, JsonValue
 from midstream_core.object_store.access import engine_access
 from midstream_core.object_store.errors import StoreError
 from midstream_core.object_store.urls import GCS, in_bucket, split_url
+from midstream_engine.data.data_manifest import DataManifest
 from midstream_engine.data.errors import DataError, SourceNotFoundError
 from midstream_engine.data.examples import sequence_mask
 from midstream_engine.data.imported_files import vocabulary_of, write_imported
@@ -174,7 +176,7 @@ def _tokens(read: Any) -> np.ndarray:
         raise DataError(f"Levanter's token cache: {' '.join(str(error).split())[:200]}") from None
 
 
-def _bucket_store(url: str) -> dict[str, Any]:
+def _bucket_store(url: str) -> dict[str, JsonValue]:
     """Return TensorStore's key-value store of a directory in a bucket.
 
     Raises:
@@ -235,7 +237,7 @@ class _TokenReader:
 class LevanterExamples:
     """Example i is the run's sample i. A mixture is endless; a single dataset repeats."""
 
-    def __init__(self, directory: str, manifest: Mapping[str, Any]) -> None:
+    def __init__(self, directory: str, manifest: DataManifest) -> None:
         self.key = manifest["digest"]
         self._length = manifest["seq_len"]
         datasets = manifest["datasets"]
@@ -253,7 +255,7 @@ class LevanterExamples:
         self.sequences = sum(lengths)
         self.count = self.sequences if manifest["order"]["mixture"] is None else _ENDLESS
         self._mask = sequence_mask(self._length)
-        self._started: dict[int, list[Any]] = {}
+        self._started: dict[int, list[JsonValue]] = {}
 
     def read(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return tokens and loss mask of an example."""
@@ -265,7 +267,7 @@ class LevanterExamples:
         """Start reading and decompressing the chunks of these examples."""
         self._started = {number: self._begin(number) for number in numbers.tolist()}
 
-    def _begin(self, number: int) -> list[Any]:
+    def _begin(self, number: int) -> list[JsonValue]:
         dataset, example = self._order(number)
         return self._readers[dataset].begin(example * self._length, self._length)
 
@@ -286,7 +288,7 @@ def _check_same(url: str | None, index: str) -> None:
 def import_levanter(
     data_root: str,
     caches: Mapping[str, LevanterCache],
-    order: Mapping[str, Any],
+    order: JsonObject,
     *,
     seq_len: int,
     tokenizer: str,

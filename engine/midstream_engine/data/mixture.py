@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from midstream_core import records
+from midstream_core.json_types import JsonValue, object_or_empty
 from midstream_engine.data import packing
+from midstream_engine.data.data_manifest import DataManifest
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.examples import Examples, Packed, Stretches
 from midstream_engine.data.imported_data import Imported, open_imported
@@ -43,7 +45,7 @@ class Mixture:
     ``block``: examples of a block; ``pack``: tokens of a packed example, or None.
     """
 
-    def __init__(self, directory: str, manifest: Mapping[str, Any], datasets: Sequence[MixtureDataset]) -> None:
+    def __init__(self, directory: str, manifest: DataManifest, datasets: Sequence[MixtureDataset]) -> None:
         self.directory = directory
         self.digest: str = manifest["digest"]
         self.tokenizer: str = manifest["tokenizer"]
@@ -60,7 +62,7 @@ class Mixture:
         return all(dataset.cache.local for dataset in self.datasets)
 
 
-def open_mixture(directory: str, manifest: Mapping[str, Any]) -> Mixture:
+def open_mixture(directory: str, manifest: DataManifest) -> Mixture:
     """Open the mixture in ``directory``.
 
     Raises:
@@ -85,7 +87,7 @@ def open_data(directory: str) -> TokenCache | Mixture | Imported:
         DataError: The directory has no tokens, or is not complete.
     """
     try:
-        manifest = records.read_json(os.path.join(directory, records.MANIFEST))
+        manifest = object_or_empty(records.read_json(os.path.join(directory, records.MANIFEST)))
     except (FileNotFoundError, records.RecordError) as error:
         raise DataError(f"{directory} is no token cache: {error}") from None
     if manifest.get("format") == IMPORTED:
@@ -148,14 +150,14 @@ def assemble(
                     path = f"{cache.digest}/{entry.path}"
                     objects[path] = dataclasses.asdict(dataclasses.replace(entry, path=path))
         final = commit(directory, data_root, {**manifest, "objects": list(objects.values())})
-        return open_mixture(final, records.read_json(os.path.join(final, records.MANIFEST)))
+        return open_mixture(final, object_or_empty(records.read_json(os.path.join(final, records.MANIFEST))))
 
 
 def _describe(
     caches: Mapping[str, TokenCache], shares: Mapping[str, int], block: int, pack: int | None
-) -> dict[str, Any]:
+) -> dict[str, JsonValue]:
     """Return the manifest without its objects: the order and the datasets' digests."""
-    manifest: dict[str, Any] = {
+    manifest: dict[str, JsonValue] = {
         "format": FORMAT,
         "version": VERSION,
         "tokenizer": next(iter(caches.values())).tokenizer,
@@ -166,7 +168,7 @@ def _describe(
     return {**manifest, "digest": hashlib.sha256(records.canonical_json(manifest)).hexdigest()}
 
 
-def _gathered(caches: Mapping[str, TokenCache], manifest: Mapping[str, Any], pack: int | None) -> Mixture:
+def _gathered(caches: Mapping[str, TokenCache], manifest: DataManifest, pack: int | None) -> Mixture:
     datasets = []
     for part in manifest["datasets"]:
         cache = caches[part["name"]]

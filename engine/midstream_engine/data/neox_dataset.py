@@ -14,10 +14,10 @@ import math
 import os
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
+from midstream_engine.data.data_manifest import DataManifest
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.imported_files import mapped, vocabulary_of, write_imported
 from midstream_engine.data.token_ids import first_unknown, unknown_id
@@ -117,7 +117,7 @@ class NeoxExamples:
     An example has ``seq_len + 1`` tokens, the last of which is only a target.
     """
 
-    def __init__(self, directory: str, manifest: Mapping[str, Any]) -> None:
+    def __init__(self, directory: str, manifest: DataManifest) -> None:
         self.key = manifest["digest"]
         self._length = manifest["seq_len"] + 1
         self._sets = [_open(directory, str(number)) for number in range(manifest["datasets"])]

@@ -19,6 +19,7 @@ from midstream_core import records
 from midstream_core.object_store import urls
 from midstream_core.records import MANIFEST, ObjectEntry
 from midstream_engine.data.block_cache import BlockCache
+from midstream_engine.data.data_manifest import DataManifest
 from midstream_engine.data.errors import DataError, SourceNotFoundError
 from midstream_engine.data.sources import bucket, http
 from midstream_engine.data.sources.source_file import Source
@@ -165,7 +166,7 @@ class RemoteObjects(CacheObjects):
         self._digest = digest
         self.directory = f"{remote.url}/{digest}"
 
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> DataManifest:
         """Return the manifest, after a check that it is that of the digest."""
         data = self._remote.server.get(f"{self.directory}/{MANIFEST}")
         try:

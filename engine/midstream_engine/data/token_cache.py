@@ -25,6 +25,8 @@ import google_crc32c
 import numpy as np
 
 from midstream_core import records
+from midstream_core.json_types import JsonValue, list_or_empty, object_or_empty
+from midstream_engine.data.data_manifest import DataManifest
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.token_ids import first_unknown, unknown_id
 from midstream_engine.data.tokenize.tokenizer import Tokenizer
@@ -46,7 +48,7 @@ class CacheObjects:
     def __init__(self, directory: str) -> None:
         self.directory = directory
 
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> DataManifest:
         """Return the manifest.
 
         Raises:
@@ -54,10 +56,10 @@ class CacheObjects:
         """
         path = os.path.join(self.directory, records.MANIFEST)
         try:
-            manifest = records.read_json(path)
+            manifest = object_or_empty(records.read_json(path))
         except (FileNotFoundError, records.RecordError) as error:
             raise DataError(f"{self.directory} is no token cache: {error}") from None
-        check_sizes(self.directory, manifest.get("objects", []))
+        check_sizes(self.directory, map(object_or_empty, list_or_empty(manifest.get("objects"))))
         return manifest
 
     def read(self, entry: records.ObjectEntry) -> np.ndarray:
@@ -83,7 +85,7 @@ class TokenCache:
         manifest = self._objects.manifest()
         if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
             raise DataError(f"{self.directory}/{records.MANIFEST}: not a token cache of version {VERSION}")
-        self.manifest: dict[str, Any] = manifest
+        self.manifest: DataManifest = manifest
         self.digest: str = manifest["digest"]
         self.tokenizer: str = manifest["tokenizer"]
         self.eos: int = manifest["eos"]
@@ -244,7 +246,7 @@ def building(data_root: str) -> Iterator[str]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def commit(directory: str, data_root: str, manifest: dict[str, Any]) -> str:
+def commit(directory: str, data_root: str, manifest: DataManifest) -> str:
     """Write a built directory's manifest, rename it to its digest; return the path."""
     records.write_json(os.path.join(directory, records.MANIFEST), manifest)
     final = os.path.join(data_root, manifest["digest"])
@@ -258,7 +260,7 @@ def commit(directory: str, data_root: str, manifest: dict[str, Any]) -> str:
 
 def _write(
     directory: str, parts: Iterable[tuple[np.ndarray, np.ndarray]], tokenizer: Tokenizer, object_bytes: int
-) -> dict[str, Any]:
+) -> dict[str, JsonValue]:
     dtype = token_dtype(tokenizer)
     tokens = ObjectWriter(directory, "tokens-{:05d}.bin", object_bytes // dtype.itemsize * dtype.itemsize)
     counts: list[np.ndarray] = []

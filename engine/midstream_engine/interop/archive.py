@@ -11,7 +11,6 @@ import mmap
 import os
 import threading
 import zlib
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from midstream_engine.interop.calls import STORAGES, Storage
 from midstream_engine.interop.crc import Parts
 from midstream_engine.interop.direct_io import DirectFile
 from midstream_engine.interop.errors import ConversionError, PickleRejectedError
+from midstream_engine.interop.foreign_values import TorchValue
 
 _LARGEST_PICKLE = 1 << 30  # bytes: everything but tensors is small
 _BLOCK = 16 << 20  # bytes checked at a time
@@ -53,7 +53,7 @@ class TorchFile:
         if order != b"little":
             raise ConversionError(f"{path}: its numbers are {order[:20]!r}-endian; only little-endian is supported")
         try:
-            self.value: Any = machine.load(self._text("data.pkl"), self._persistent)
+            self.value: TorchValue = machine.load(self._text("data.pkl"), self._persistent)
         except PickleRejectedError as error:
             raise PickleRejectedError(f"{path}: {error}") from None
 
@@ -135,7 +135,7 @@ class TorchFile:
             raise self._rejected(f"{name} has {member.size} bytes")
         return self.member(member, name).tobytes()
 
-    def _persistent(self, key: Any) -> Storage:
+    def _persistent(self, key: object) -> Storage:
         """Return the storage of a persistent id; reject any other id.
 
         The id is ``("storage", class, key, location, number of elements)``.

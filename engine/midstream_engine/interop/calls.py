@@ -9,13 +9,14 @@ import codecs
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from midstream_core.json_types import JsonValue
 from midstream_core.restricted_pickle import SCALARS, Global, Record
 from midstream_engine.interop.errors import ConversionError, PickleRejectedError
+from midstream_engine.interop.foreign_values import TorchValue
 
 # torch's storage classes, as their element types. Quantized and complex ones are no part of a training state.
 STORAGES = {
@@ -82,34 +83,34 @@ class Tensor:
         return self.storage.stretch(self.offset + start, self.offset + stop)
 
 
-def scalar(value: Any) -> Any:
+def scalar(value: object) -> TorchValue:
     """Return ``value`` if it may be a key, which must be fast to hash."""
     if not isinstance(value, SCALARS):
         raise PickleRejectedError(f"a key of type {type(value).__name__} is not allowed in a checkpoint")
     return value
 
 
-def _dict(*arguments: Any) -> dict[Any, Any]:
+def _dict(*arguments: object) -> dict[object, TorchValue]:
     (pairs,) = arguments or ([],)
     if type(pairs) is not list or any(type(pair) not in (tuple, list) or len(pair) != 2 for pair in pairs):
         raise ConversionError("broken pickle: a dict of what are no pairs")
     return {scalar(key): value for key, value in pairs}
 
 
-def _set(*arguments: Any) -> set[Any]:
+def _set(*arguments: TorchValue) -> set[object]:
     (items,) = arguments or ([],)
     if type(items) not in (list, tuple):
         raise ConversionError("broken pickle: a set of what is no list")
     return {scalar(item) for item in items}
 
 
-def _encoded(text: Any, encoding: Any = "latin1") -> bytes:
+def _encoded(text: object, encoding: object = "latin1") -> bytes:
     if type(text) is not str or encoding not in ("latin1", "latin-1"):
         raise ConversionError(f"broken pickle: bytes in the encoding {encoding!r}"[:200])
     return codecs.encode(text, "latin1")
 
 
-def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> Tensor:
+def _tensor(storage: object, offset: object, shape: TorchValue, stride: TorchValue, *_: object) -> Tensor:
     """Make a tensor of ``_rebuild_tensor_v2``.
 
     Other arguments are requires_grad, hooks (never run) and metadata.
@@ -125,19 +126,19 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> Tens
     return Tensor(storage, offset, shape, stride)
 
 
-def _parameter(tensor: Any, *_: Any) -> Tensor:
+def _parameter(tensor: object, *_: object) -> Tensor:
     if not isinstance(tensor, Tensor):
         raise ConversionError("broken pickle: a parameter that is no tensor")
     return tensor
 
 
-def _sizes(values: Sequence[Any]) -> tuple[int, ...]:
+def _sizes(values: Sequence[TorchValue]) -> tuple[int, ...]:
     if type(values) not in (tuple, list) or any(type(one) is not int or one < 0 for one in values):
         raise ConversionError("broken pickle: a shape of what are no sizes")
     return tuple(values)
 
 
-def _numpy_scalar(kind: Any, data: Any = b"") -> Any:
+def _numpy_scalar(kind: object, data: object = b"") -> object:
     """Return a number; its dtype is a record whose first argument is its code."""
     codes = {"f8": "<f8", "f4": "<f4", "i8": "<i8", "i4": "<i4", "b1": "?"}
     code = kind.arguments[0] if isinstance(kind, Record) and kind.arguments else None
@@ -146,7 +147,7 @@ def _numpy_scalar(kind: Any, data: Any = b"") -> Any:
     return np.frombuffer(data, codes[code])[0].item()
 
 
-CALLS: dict[tuple[str, str], Callable[..., Any]] = {
+CALLS: dict[tuple[str, str], Callable[..., object]] = {
     ("collections", "OrderedDict"): _dict,
     ("__builtin__", "set"): _set,
     ("builtins", "set"): _set,
@@ -180,7 +181,7 @@ def known(module: str, name: str) -> bool:
     return pair in CALLS or pair in _INERT or pair in _STORAGES
 
 
-def call(function: Global, arguments: tuple[Any, ...]) -> Any:
+def call(function: Global, arguments: tuple[JsonValue, ...]) -> object:
     """Return the result of calling a global: a plain value, a tensor or a record."""
     pair = (function.module, function.name)
     if pair in CALLS:

@@ -11,6 +11,7 @@ import draccus
 import jax
 import numpy as np
 
+from midstream_core.json_types import JsonValue
 from midstream_engine.checkpoint.array_names import LogicalArray, flatten
 from midstream_engine.checkpoint.boxes import full_box
 from midstream_engine.checkpoint.dtypes import numpy_dtype
@@ -42,7 +43,7 @@ class ForeignRun:
     state: dict[str, Any]
     provenance: dict[str, Any]
     notes: list[str]
-    stamp: list[Any]
+    stamp: list[JsonValue]
     remarks: Callable[[], list[str]]
     verify: Callable[[], None]
     data: Callable[[str, Sequence[str]], str] | None
@@ -62,7 +63,7 @@ def state_arrays(config: TrainLmConfig, vocab_size: int) -> dict[str, LogicalArr
     return flatten(dataclasses.replace(state, key=key))
 
 
-def constant(array: LogicalArray, value: Any) -> ImportedArray:
+def constant(array: LogicalArray, value: object) -> ImportedArray:
     """Return ``array`` filled with ``value``; None: its value in ``state_arrays``."""
 
     def pieces(plane: int, read: None) -> list[Piece]:
@@ -75,5 +76,5 @@ def constant(array: LogicalArray, value: Any) -> ImportedArray:
 
 def encoded_model(model: LmConfig) -> dict[str, Any]:
     """Return ``model:`` with all defaults."""
-    encoded: dict[str, Any] = draccus.encode(TrainLmConfig(model=model))["model"]
+    encoded: dict[str, JsonValue] = draccus.encode(TrainLmConfig(model=model))["model"]
     return encoded

@@ -15,7 +15,7 @@ from midstream_core.records import canonical_json
 RECORD = "import.jsonl"
 
 
-def resume(directory: str, source: Any) -> dict[str, list[dict[str, Any]]]:
+def resume(directory: str, source: object) -> dict[str, list[dict[str, Any]]]:
     """Return the complete arrays' objects; empty a directory of another ``source``.
 
     ``source``: any JSON that identifies the state of the source.

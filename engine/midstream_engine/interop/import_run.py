@@ -15,13 +15,13 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import yaml
 
 from midstream_core import records
 from midstream_core.attempt.errors import EngineError
+from midstream_core.json_types import JsonValue
 from midstream_core.records import MANIFEST, Manifest, RunPaths, checkpoint_name, sync_directory, write_bytes
 from midstream_engine.checkpoint.array_names import unflatten
 from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
@@ -145,7 +145,7 @@ def _import(
     return ImportedRun(adopted.kind, manifest, os.path.join(final, CONFIG), notes, digest)
 
 
-def _settings(mapping: dict[str, Any]) -> str:
+def _settings(mapping: dict[str, JsonValue]) -> str:
     """Return the digest of the settings that determine the arrays.
 
     A killed import that is started again with other flags reuses no array.
@@ -154,7 +154,9 @@ def _settings(mapping: dict[str, Any]) -> str:
     return hashlib.sha256(yaml.safe_dump(kept, sort_keys=True).encode()).hexdigest()
 
 
-def measure_reference_losses(config: TrainLmConfig, adopted: ForeignRun, root: str, digest: str) -> dict[str, Any]:
+def measure_reference_losses(
+    config: TrainLmConfig, adopted: ForeignRun, root: str, digest: str
+) -> dict[str, JsonValue]:
     """Measure the reference losses of the imported model on this machine's CPU.
 
     The sequences are the first of the next batch, as in a run's own checkpoints.
@@ -229,11 +231,13 @@ def place_in_root(made: ImportedRun, folder: str, root: str, run_id: str) -> rec
         _ATTEMPT, 1, made.kind, 0, "", 0, last_step=step, root_digest=made.manifest.root_digest, started=now
     )
     records.Lineage(run_id).with_entry(entry).write(paths.lineage)
+    identity = records.this_process()
     status = records.Status(
         state=records.STOPPED, step=step, process=0, heartbeat=now, run_id=run_id, attempt=_ATTEMPT, checkpoint=name,
         root_digest=made.manifest.root_digest, num_train_steps=config.trainer.num_train_steps, host=host, progress=now,
         data_digest=made.data_digest, data_digests=digests, message=f"imported from {made.kind}",
-        **records.this_process().to_json(),
+        pid=identity.pid, start_ticks=identity.start_ticks, boot_id=identity.boot_id, machine=identity.machine,
+        namespace=identity.namespace,
     )  # fmt: skip
     status.write(paths.attempt(_ATTEMPT).status())
     records.first_fence(host).write(paths.fence)

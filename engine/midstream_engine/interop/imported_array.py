@@ -60,7 +60,7 @@ class ImportedArray:
         rows = self.shape[0] // self.planes if self.shape else 1
         return first * rows, last * rows
 
-    def parts(self, plane: int, source: Any) -> list[Piece]:
+    def parts(self, plane: int, source: object) -> list[Piece]:
         """Return the ``pieces`` in the array's dtype.
 
         Raises:

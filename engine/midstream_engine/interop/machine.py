@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from midstream_core import restricted_pickle
 from midstream_core.restricted_pickle import Global, Vocabulary
 from midstream_engine.interop import calls
 from midstream_engine.interop.errors import ConversionError, PickleRejectedError
+from midstream_engine.interop.foreign_values import TorchValue
 
 
-def load(data: bytes, persistent: Callable[[Any], Any]) -> Any:
+def load(data: bytes, persistent: Callable[[object], object]) -> object:
     """Return the object of a pickle, made of plain values, tensors and records.
 
     ``data``: a pickle of any protocol.
@@ -32,17 +32,17 @@ def load(data: bytes, persistent: Callable[[Any], Any]) -> Any:
 class _Calls(Vocabulary):
     """The names of ``calls.CALLS``, and storages by their persistent ids."""
 
-    def __init__(self, persistent: Callable[[Any], Any]) -> None:
+    def __init__(self, persistent: Callable[[object], object]) -> None:
         self._persistent = persistent
 
     def known(self, module: str, name: str) -> bool:
         """Return whether the table has a global."""
         return calls.known(module, name)
 
-    def call(self, function: Global, arguments: tuple[Any, ...]) -> Any:
+    def call(self, function: Global, arguments: tuple[TorchValue, ...]) -> object:
         """Return what a call stands for; see ``calls.call``."""
         return calls.call(function, arguments)
 
-    def persistent(self, key: Any) -> Any:
+    def persistent(self, key: object) -> object:
         """Return a storage."""
         return self._persistent(key)

@@ -27,6 +27,7 @@ from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.errors import CheckpointFullError
 from midstream_engine.checkpoint.saving.checkpoint_writer import Written, describe_arrays, write_rest, written_of
 from midstream_engine.checkpoint.saving.snapshot import HostArray
+from midstream_engine.checkpoint.train_document import TrainDocument
 from midstream_engine.interop import import_record
 from midstream_engine.interop.chunk_writer import ChunkStore, ChunkWriter, chunk_writers
 from midstream_engine.interop.imported_array import ImportedArray, Piece
@@ -101,7 +102,7 @@ class _Step:
 def write_state(
     directory: str,
     arrays: Sequence[ImportedArray],
-    document: dict[str, Any],
+    document: TrainDocument,
     source: Any,
     progress: Progress | None = None,
 ) -> Written:

@@ -11,7 +11,10 @@ import numpy as np
 
 from midstream_core.attempt.errors import CheckpointError
 from midstream_core.attempt.status_file import StatusFile
+from midstream_core.json_types import JsonValue
+from midstream_engine.array_types import PyTree
 from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
+from midstream_engine.checkpoint.train_document import TrainDocument
 from midstream_engine.computation.finiteness import describe, find_not_finite
 from midstream_engine.computation.reference_losses import Measured, ReferenceLosses
 from midstream_engine.computation.setup import Setup
@@ -29,7 +32,7 @@ class Documents:
     def __init__(self, setup: Setup, attempt: Attempt, status: StatusFile, reference_losses: ReferenceLosses) -> None:
         self._setup, self._attempt, self._status, self._reference_losses = setup, attempt, status, reference_losses
 
-    def make(self, state: TrainState, step: int, measured: Measured | None) -> dict[str, Any]:
+    def make(self, state: TrainState, step: int, measured: Measured | None) -> TrainDocument:
         """Return the state's ``train.json``.
 
         ``measured``: its reference losses; None: it has none. Raises CheckpointError where JSON has no such value.
@@ -65,7 +68,7 @@ class Documents:
         return measured
 
 
-def train_state(setup: Setup, step: int, optimizer: Any) -> dict[str, Any]:
+def train_state(setup: Setup, step: int, optimizer: PyTree) -> dict[str, JsonValue]:
     """Return the state in ``train.json``: independent of the mesh, in the root digest.
 
     The counts are the ``optimizer``'s own: Adam does not count updates that SkipStep skips, and an imported run's

@@ -7,8 +7,8 @@ copy it waits until the state is written, for which some blocks of memory suffic
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+from midstream_engine.array_types import PyTree
 from midstream_engine.checkpoint.saving.snapshot import copied_bytes, reusable_bytes
 from midstream_engine.runtime.available_memory import available_memory
 
@@ -16,7 +16,7 @@ ALWAYS_COPIED = 64 << 20  # bytes of a state that is copied without a look at th
 RESERVE = 1.05  # of the bytes needed: the writer's blocks, and what else the machine does
 
 
-def memory_shortage(state: Any, available: Callable[[], int | None] = available_memory) -> str:
+def memory_shortage(state: PyTree, available: Callable[[], int | None] = available_memory) -> str:
     """Return why ``state`` cannot be copied in memory.
 
     Empty if a copy is possible, or if nothing is known.

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
 
+from midstream_core.json_types import JsonValue
+from midstream_engine.array_types import Device, PyTree
 from midstream_engine.checkpoint.saving.device_copy import first_line
 from midstream_engine.checkpoint.saving.snapshot import device_bytes, prepare_device_copy
 
@@ -19,7 +20,7 @@ RESERVE = 1 / 32  # of a device's memory, which stays free
 PREALLOCATED = 0.9  # of the limit, at least: so much the allocator has where it takes its memory at the start
 
 
-def _statistics(device: Any) -> Mapping[str, int] | None:
+def _statistics(device: Device) -> Mapping[str, int] | None:
     return device.memory_stats()
 
 
@@ -29,7 +30,7 @@ class DeviceMemory:
     def __init__(
         self,
         working: Callable[[], int | None],
-        statistics: Callable[[Any], Mapping[str, int] | None] = _statistics,
+        statistics: Callable[[object], Mapping[str, int] | None] = _statistics,
     ) -> None:
         """Prepare to decide.
 
@@ -38,12 +39,12 @@ class DeviceMemory:
             statistics: Returns a device's ``memory_stats``; None: it has none.
         """
         self._working, self._statistics = working, statistics
-        self._copied: dict[Any, int] = {}  # bytes of the newest copy, by device
-        self._peak: dict[Any, int] = {}  # largest use without a copy, by device
+        self._copied: dict[JsonValue, int] = {}  # bytes of the newest copy, by device
+        self._peak: dict[JsonValue, int] = {}  # largest use without a copy, by device
         self._failed = self._said = ""
         self._compiling: threading.Thread | None = None
 
-    def prepare(self, state: Any) -> None:
+    def prepare(self, state: PyTree) -> None:
         """Compile the copy of ``state`` on a thread: the first save does not wait for it."""
         if not device_bytes(state):
             return
@@ -66,7 +67,7 @@ class DeviceMemory:
         if self._compiling is not None:
             self._compiling.join()
 
-    def holds_copy(self, state: Any) -> bool:
+    def holds_copy(self, state: PyTree) -> bool:
         """Return whether ``state`` is on accelerators with room for a copy.
 
         The log says once why there is none.
@@ -78,14 +79,14 @@ class DeviceMemory:
             log.info("training waits while a state is fetched from the devices: %s", shortage)
         return bool(needed) and not shortage
 
-    def note(self, state: Any, copied: bool) -> None:
+    def note(self, state: PyTree, copied: bool) -> None:
         """Note whether a copy was made that was tried. After a failure none is tried."""
         if copied:
             self._copied = device_bytes(state)
         else:
             self._failed = "a copy on the devices has failed"
 
-    def _shortage(self, needed: Mapping[Any, int]) -> str:
+    def _shortage(self, needed: Mapping[JsonValue, int]) -> str:
         working = self._working()
         if working is None:
             return "the memory that updates need is not known"

@@ -11,12 +11,12 @@ import json
 import logging
 import os
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from midstream_core import records
 from midstream_core.records.fence import LAST
+from midstream_engine.array_types import Leaf
 from midstream_engine.processes.rendezvous import ALONE, Processes
 from midstream_engine.signals import Signals
 
@@ -129,7 +129,7 @@ class Requests:
         self._done = np.array([0, 0, started], np.int32)
         self._answered = [0, 0]  # signals of this process that are in ``_done``
         self._sent = started  # newest command that this process has sent to the others
-        self._ahead: tuple[Any, list[int]] | None = None
+        self._ahead: tuple[Leaf, list[int]] | None = None
         self._consensus: Consensus | None = None
 
     @property
@@ -176,7 +176,7 @@ class Requests:
         """No boundary follows for some time: a signal to stop ends the process."""
         self._signals.answer_at_once()
 
-    def _submit(self, known: Known) -> tuple[Any, list[int]]:
+    def _submit(self, known: Known) -> tuple[Leaf, list[int]]:
         command = self._commands.poll()
         sequence = command.sequence if command else 0
         signals = [self._signals.saves, self._signals.stops]
@@ -232,7 +232,7 @@ class Consensus:
         compiled = jax.jit(lambda rows: rows.max(axis=0), out_shardings=everywhere).lower(vectors).compile()
         self._program = processes.consensus("requests", compiled)
 
-    def begin(self, mine: np.ndarray) -> Any:
+    def begin(self, mine: np.ndarray) -> Leaf:
         """Put this process's vector on its devices and start the program."""
         import jax
 
@@ -240,6 +240,6 @@ class Consensus:
         return self._program(rows)
 
     @staticmethod
-    def result(begun: Any) -> np.ndarray:
+    def result(begun: object) -> np.ndarray:
         """Wait for the maximum."""
         return np.asarray(begun)

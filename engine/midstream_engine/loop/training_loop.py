@@ -14,7 +14,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
@@ -24,6 +23,8 @@ from midstream_core import records
 from midstream_core.attempt.errors import FencedError
 from midstream_core.attempt.save_fence import FenceRejectedError, FenceUnreadableError
 from midstream_core.attempt.status_file import StatusFile
+from midstream_core.json_types import JsonValue
+from midstream_engine.array_types import Leaf
 from midstream_engine.computation.finiteness import float_names
 from midstream_engine.computation.programs import CompiledRun
 from midstream_engine.computation.train_state import TrainState
@@ -64,7 +65,7 @@ class Running:
     @property
     def done(self) -> bool:
         """Whether the devices have computed it."""
-        loss: Any = self.result.loss  # jax.Array declares no is_ready
+        loss: Leaf = self.result.loss  # jax.Array declares no is_ready
         return loss.is_ready()
 
 
@@ -219,7 +220,7 @@ class Loop:
             self._logged = time.monotonic()
             log.info("step %d: loss %.4f, %.0f ms", index, loss, 1000 * duration)
 
-    def _row(self, running: Running, loss: float, duration: float, now: float) -> dict[str, Any]:
+    def _row(self, running: Running, loss: float, duration: float, now: float) -> dict[str, JsonValue]:
         """Return the metrics row of an update that was complete at ``now`` (UTC seconds)."""
         setup, index, result = self._setup, running.index, running.result
         tokens, samples = setup.tokens_at(index), setup.batch_schedule.first_sample(index + 1)

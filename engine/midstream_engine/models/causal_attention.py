@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from haliax import Axis, NamedArray
 from jax.typing import DTypeLike
 
+from midstream_engine.array_types import Leaf
 from midstream_engine.config.model import LmConfig
 from midstream_engine.models.axes import BATCH, HEAD_SIZE, HEADS, KEY_POSITION, KV_HEADS, POSITION
 from midstream_engine.models.kernel_sizes import document_kernels_fit
@@ -138,7 +139,7 @@ def attend(
         segments = view.segments.rearrange((BATCH, POSITION)).array
         mask = segments[:, None, :, None] == segments[:, None, None, :]
     implementation: Any = backend
-    out: Any = jax.nn.dot_product_attention(
+    out: Leaf = jax.nn.dot_product_attention(
         q.array, k.array, v.array, mask=mask, is_causal=True, scale=1.0, implementation=implementation
     )
     return saveable(NamedArray(out, q.axes).astype(dtype), "attention")

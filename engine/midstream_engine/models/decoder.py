@@ -12,6 +12,7 @@ from haliax import Axis, NamedArray
 from haliax.nn import Stacked
 from jaxtyping import PRNGKeyArray
 
+from midstream_engine.array_types import PyTree
 from midstream_engine.config.model import LmConfig
 from midstream_engine.models.axes import BATCH, EMBED, MLP, POSITION
 from midstream_engine.models.causal_attention import View, choose_backend
@@ -29,7 +30,7 @@ class Decoder(LmModel):
     """
 
     token_embeddings: Embedding
-    blocks: Stacked[Any]
+    blocks: Stacked[PyTree]
     lm_head: Linear | None  # None: the embedding's
     config: Any = eqx.field(static=True)
     Vocab: Axis = eqx.field(static=True)
@@ -62,7 +63,7 @@ class Decoder(LmModel):
         order = (tokens.resolve_axis(BATCH), tokens.resolve_axis(POSITION), ...)
         return hax.auto_sharded(self.token_embeddings(tokens).rearrange(order))
 
-    def _given(self, Position: Axis, keys: NamedArray | None) -> tuple[Any, ...]:
+    def _given(self, Position: Axis, keys: NamedArray | None) -> tuple[PyTree, ...]:
         """Return a block's further arguments.
 
         Of an argument with a ``layers`` axis a block gets its slice.

@@ -22,6 +22,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from midstream_engine.array_types import PyTree, Ref
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.models.kernel_sizes import BLOCK, document_kernels_fit
 from midstream_engine.models.kernel_sizes import HEADS as HEAD_SIZES
@@ -95,12 +96,12 @@ def _attention(
 
 def _attention_forward(
     interpret: bool, q: jax.Array, k: jax.Array, v: jax.Array, starts: jax.Array, stops: jax.Array
-) -> tuple[jax.Array, Any]:
+) -> tuple[jax.Array, PyTree]:
     out, normaliser = (checkpoint_name(part, "attention") for part in _forward(interpret, q, k, v, starts))
     return out, (q, k, v, starts, stops, out, normaliser)
 
 
-def _attention_backward(interpret: bool, residuals: Any, gradient: jax.Array) -> tuple[Any, ...]:
+def _attention_backward(interpret: bool, residuals: PyTree, gradient: jax.Array) -> tuple[PyTree, ...]:
     q, k, v, starts, stops, out, normaliser = residuals
     # The sum over keys of weight times its gradient is the same product over the head's size.
     product = jnp.einsum("bshd,bshd->bhs", out.astype(jnp.float32), gradient.astype(jnp.float32))
@@ -141,11 +142,11 @@ def _forward(
     part = _blocks(positions, size, _OUTER, _INNER, interpret=interpret)
     copies = heads // k.shape[2]
 
-    def kernel(q_ref: Any, k_ref: Any, v_ref: Any, starts_ref: Any, out_ref: Any, normaliser_ref: Any) -> None:
+    def kernel(q_ref: Ref, k_ref: Ref, v_ref: Ref, starts_ref: Ref, out_ref: Ref, normaliser_ref: Ref) -> None:
         rows = pl.program_id(0) * part.outer + jnp.arange(part.outer)
         q, first = q_ref[...], starts_ref[...]
 
-        def visit(number: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> Any:
+        def visit(number: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> PyTree:
             most, total, out = carry
             columns = number * part.inner + jnp.arange(part.inner)
             at = pl.ds(number * part.inner, part.inner)
@@ -186,7 +187,7 @@ def _query_gradient(interpret: bool, given: _Backward) -> jax.Array:
     part = _blocks(positions, size, _OUTER_BACKWARD, _INNER_BACKWARD, interpret=interpret)
     copies = heads // given.k.shape[2]
 
-    def kernel(*references: Any) -> None:
+    def kernel(*references: Ref) -> None:
         refs, out_ref = _Backward(*references[:-1]), references[-1]
         rows = pl.program_id(0) * part.outer + jnp.arange(part.outer)
         q, gradient, first = refs.q[...], refs.gradient[...], refs.starts[...]
@@ -225,13 +226,13 @@ def _key_gradients(interpret: bool, given: _Backward, stops: jax.Array) -> tuple
     part = _blocks(positions, size, _OUTER_BACKWARD, _INNER_BACKWARD, interpret=interpret)
     copies = heads // given.k.shape[2]
 
-    def kernel(*references: Any) -> None:
+    def kernel(*references: Ref) -> None:
         refs, (stops_ref, k_out_ref, v_out_ref) = _Backward(*references[:7]), references[7:]
         columns = pl.program_id(0) * part.outer + jnp.arange(part.outer)
         keys, values = refs.k[...], refs.v[...]
 
         # [key, query], so that no product needs its weights transposed.
-        def visit(number: jax.Array, carry: tuple[jax.Array, jax.Array], head: jax.Array) -> Any:
+        def visit(number: jax.Array, carry: tuple[jax.Array, jax.Array], head: jax.Array) -> PyTree:
             k_out, v_out = carry
             rows = number * part.inner + jnp.arange(part.inner)
             at = pl.ds(number * part.inner, part.inner)
@@ -246,7 +247,7 @@ def _key_gradients(interpret: bool, given: _Backward, stops: jax.Array) -> tuple
         # From the block of the diagonal to the end of the last document that begins here.
         visited = pl.program_id(0) * part.outer // part.inner, pl.cdiv(stops_ref[part.outer - 1], part.inner)
 
-        def of_head(head: jax.Array, carry: tuple[jax.Array, jax.Array]) -> Any:
+        def of_head(head: jax.Array, carry: tuple[jax.Array, jax.Array]) -> PyTree:
             return jax.lax.fori_loop(*visited, lambda number, carry: visit(number, carry, head), carry)
 
         zeros = jnp.zeros((part.outer, size), jnp.float32)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import equinox as eqx
 import haliax as hax
@@ -19,6 +18,7 @@ from haliax import Axis, NamedArray
 from jax.typing import DTypeLike
 from jaxtyping import PRNGKeyArray
 
+from midstream_engine.array_types import Leaf, PyTree
 from midstream_engine.models import wide_gradients
 from midstream_engine.models.random_keys import key_of
 
@@ -134,7 +134,7 @@ class Embedding(eqx.Module):
         return wide_gradients.lookup(self.weight, self.Rows, index, self.dtype)
 
 
-def computed_in(model: Any, dtype: DTypeLike) -> Any:
+def computed_in(model: PyTree, dtype: DTypeLike) -> PyTree:
     """Return a model whose layers compute in ``dtype``.
 
     Parameters, and gradients of them, stay in their own precision.
@@ -142,7 +142,7 @@ def computed_in(model: Any, dtype: DTypeLike) -> Any:
     See :mod:`midstream_engine.models.wide_gradients`.
     """
 
-    def one(node: Any) -> Any:
+    def one(node: Leaf) -> PyTree:
         return dataclasses.replace(node, dtype=jnp.dtype(dtype)) if isinstance(node, Embedding) else node
 
     return jax.tree.map(one, model, is_leaf=lambda node: isinstance(node, Embedding))

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from haliax import Axis, NamedArray
 
+from midstream_engine.array_types import Leaf, PyTree
 from midstream_engine.models import loss
 from midstream_engine.models.axes import BATCH, EMBED, POSITION
 from midstream_engine.models.layers import Linear
@@ -47,7 +48,7 @@ class LmModel(eqx.Module):
         Norms, embeddings and biases do not decay.
         """
 
-        def mark(node: Any) -> Any:
+        def mark(node: Leaf) -> PyTree:
             if isinstance(node, Linear):
                 return dataclasses.replace(node, weight=True, bias=None if node.bias is None else False)
             return False
@@ -61,7 +62,7 @@ def segments_of(tokens: NamedArray, eos: int) -> NamedArray:
     EOS ends a document.
     """
     ended = NamedArray((tokens.array == eos).astype(jnp.int32), tokens.axes)
-    before: Any = hax.cumsum(ended, POSITION) - ended
+    before: PyTree = hax.cumsum(ended, POSITION) - ended
     return before
 
 

@@ -11,7 +11,6 @@ keeps logits near 0 (Chowdhery et al., "PaLM", 2022, section 5).
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import haliax as hax
 import jax
@@ -20,6 +19,7 @@ from haliax import Axis, NamedArray
 
 from midstream_core.accelerators import find_accelerator
 from midstream_core.logits import LARGEST_BLOCK
+from midstream_engine.array_types import PyTree
 from midstream_engine.models.axes import BATCH, EMBED, POSITION, VOCAB
 from midstream_engine.models.row_product import row_product
 from midstream_engine.models.sharding import (
@@ -137,7 +137,9 @@ def _block_losses(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _fused(settings: tuple[int, int, float], hidden: Any, head: Any, targets: Any, weights: Any) -> jax.Array:
+def _fused(
+    settings: tuple[int, int, float], hidden: PyTree, head: PyTree, targets: PyTree, weights: PyTree
+) -> jax.Array:
     """Return the weighted sum of losses.
 
     Args:
@@ -159,8 +161,8 @@ def _fused(settings: tuple[int, int, float], hidden: Any, head: Any, targets: An
 
 
 def _fused_forward(
-    settings: tuple[int, int, float], hidden: Any, head: Any, targets: Any, weights: Any
-) -> tuple[jax.Array, Any]:
+    settings: tuple[int, int, float], hidden: PyTree, head: PyTree, targets: PyTree, weights: PyTree
+) -> tuple[jax.Array, PyTree]:
     vocab_size, block, z_loss = settings
     dtype = head.dtype  # of its gradient's sum
     head = _in_computation(head.astype(hidden.dtype))
@@ -192,7 +194,7 @@ def _fused_forward(
     return total, (hidden_gradient, summed)
 
 
-def _fused_backward(settings: tuple[int, int, float], gradients: Any, cotangent: jax.Array) -> tuple[Any, ...]:
+def _fused_backward(settings: tuple[int, int, float], gradients: PyTree, cotangent: jax.Array) -> tuple[PyTree, ...]:
     del settings
     hidden, head = ((gradient * cotangent).astype(gradient.dtype) for gradient in gradients)
     return hidden, head, None, None

@@ -6,13 +6,13 @@ On other platforms the kernel runs in interpret mode, for tests.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 from haliax import NamedArray
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
+from midstream_engine.array_types import PyTree
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.models.sharded_attention import sharded_attention
 from midstream_engine.models.sharding import mesh_platform
@@ -91,7 +91,7 @@ def _on_device(
         head_shards=1, q_seq_shards=1, interpret=interpret, residual_checkpoint_name="attention",
     )  # fmt: skip
 
-    def one(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None) -> Any:
+    def one(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None) -> PyTree:
         ids = None if segments is None else kernel.SegmentIds(segments, segments)
         return run(q, k, v, segment_ids=ids)
 

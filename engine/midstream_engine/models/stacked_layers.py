@@ -14,6 +14,7 @@ from haliax.nn import Stacked
 from jax.ad_checkpoint import checkpoint_name
 
 from midstream_core.stored_activations import stored_names
+from midstream_engine.array_types import PyTree
 from midstream_engine.config.model import REMAT_BY_MEMORY
 
 LAYERS = "layers"
@@ -29,7 +30,7 @@ def saveable(x: NamedArray, name: str) -> NamedArray:
     return NamedArray(checkpoint_name(x.array, name), x.axes)
 
 
-def _policy(remat: bool | str) -> Any:
+def _policy(remat: bool | str) -> PyTree:
     """Return jax's policy within a layer; None where haliax's own decides."""
     if remat in _INSIDE:
         return getattr(jax.checkpoint_policies, str(remat))
@@ -37,7 +38,7 @@ def _policy(remat: bool | str) -> Any:
     return jax.checkpoint_policies.save_only_these_names(*names) if names else None
 
 
-def stack(num_layers: int, block: type, remat: bool | str) -> Callable[..., Stacked[Any]]:
+def stack(num_layers: int, block: type, remat: bool | str) -> Callable[..., Stacked[PyTree]]:
     """Return an initializer of ``num_layers`` blocks from ``block.init``'s arguments.
 
     ``remat``: ``gradient_checkpointing`` of the configuration.
@@ -47,7 +48,7 @@ def stack(num_layers: int, block: type, remat: bool | str) -> Callable[..., Stac
     return Stacked.init(Axis(LAYERS, num_layers), block, gradient_checkpointing=own)
 
 
-def fold(blocks: Stacked[Any], remat: bool | str, x: NamedArray, *arguments: Any) -> NamedArray:
+def fold(blocks: Stacked[PyTree], remat: bool | str, x: NamedArray, *arguments: PyTree) -> NamedArray:
     """Apply all blocks to ``x``, each with ``arguments``.
 
     Of an argument with a ``layers`` axis a block gets its slice.
@@ -56,7 +57,7 @@ def fold(blocks: Stacked[Any], remat: bool | str, x: NamedArray, *arguments: Any
     if policy is None:
         return blocks.fold(x, *arguments)
 
-    def body(block: Any, carry: NamedArray, *rest: Any) -> NamedArray:
+    def body(block: PyTree, carry: NamedArray, *rest: PyTree) -> NamedArray:
         # Within a scan nothing can be merged across iterations, so prevention is unnecessary.
         return jax.checkpoint(lambda *inputs: block(*inputs), policy=policy, prevent_cse=False)(carry, *rest)
 

@@ -10,7 +10,6 @@ a parameter in the precision of the activations are the plain ones.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import haliax as hax
 import jax
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 from haliax import Axis, NamedArray
 from jax.typing import DTypeLike
 
+from midstream_engine.array_types import Leaf, PyTree
 from midstream_engine.models.row_product import row_product
 from midstream_engine.models.sharding import at_rest
 
@@ -53,11 +53,11 @@ def _product(In: tuple[Axis, ...], x: NamedArray, weight: NamedArray) -> NamedAr
     return hax.dot(x, at_rest(weight.astype(x.dtype)), axis=In)
 
 
-def _product_forward(In: tuple[Axis, ...], x: NamedArray, weight: NamedArray) -> tuple[NamedArray, Any]:
+def _product_forward(In: tuple[Axis, ...], x: NamedArray, weight: NamedArray) -> tuple[NamedArray, PyTree]:
     return _product(In, x, weight), (x, weight)
 
 
-def _product_backward(In: tuple[Axis, ...], saved: Any, gradient: NamedArray) -> tuple[NamedArray, NamedArray]:
+def _product_backward(In: tuple[Axis, ...], saved: PyTree, gradient: NamedArray) -> tuple[NamedArray, NamedArray]:
     x, weight = saved
     narrow = at_rest(weight.astype(x.dtype))
     to_x = hax.dot(gradient, narrow, axis=tuple(axis for axis in weight.axes if axis not in In))
@@ -77,16 +77,16 @@ def lookup(weight: NamedArray, Rows: Axis, index: NamedArray, dtype: DTypeLike |
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _lookup(settings: tuple[Axis, Any], weight: NamedArray, index: NamedArray) -> NamedArray:
+def _lookup(settings: tuple[Axis, Leaf], weight: NamedArray, index: NamedArray) -> NamedArray:
     Rows, dtype = settings
     return at_rest(weight.astype(dtype)).take(Rows, index)
 
 
-def _lookup_forward(settings: tuple[Axis, Any], weight: NamedArray, index: NamedArray) -> tuple[NamedArray, Any]:
+def _lookup_forward(settings: tuple[Axis, Leaf], weight: NamedArray, index: NamedArray) -> tuple[NamedArray, PyTree]:
     return _lookup(settings, weight, index), (weight, index)
 
 
-def _lookup_backward(settings: tuple[Axis, Any], saved: Any, gradient: NamedArray) -> tuple[NamedArray, None]:
+def _lookup_backward(settings: tuple[Axis, Leaf], saved: PyTree, gradient: NamedArray) -> tuple[NamedArray, None]:
     weight, index = saved
     _, transposed = jax.vjp(lambda table: table.take(settings[0], index), weight)
     return transposed(gradient.astype(weight.dtype))[0], None

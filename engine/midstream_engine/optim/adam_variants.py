@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
 
+from midstream_engine.array_types import OptimizerState, PyTree
 from midstream_engine.config.adam_variants import AdoptConfig, CautiousConfig
 from midstream_engine.optim.stored_dtypes import stored_as
 
@@ -22,7 +21,7 @@ def adopt(config: AdoptConfig) -> optax.GradientTransformation:
     is 0. ``optax.contrib.adopt`` corrects neither.
     """
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, optax.ScaleByAdamState]:
+    def update(updates: PyTree, state: OptimizerState, params: PyTree = None) -> tuple[PyTree, optax.ScaleByAdamState]:
         del params
         past: optax.ScaleByAdamState = state
         first, later = past.count == 0, jnp.maximum(past.count, 1)
@@ -48,9 +47,9 @@ def cautious(config: CautiousConfig) -> optax.GradientTransformation:
     """
     adam = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon)
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, optax.ScaleByAdamState]:
-        wanted: Any
-        after: Any
+    def update(updates: PyTree, state: OptimizerState, params: PyTree = None) -> tuple[PyTree, optax.ScaleByAdamState]:
+        wanted: PyTree
+        after: PyTree
         wanted, after = adam.update(updates, state, params)
 
         def kept(change: jax.Array, gradient: jax.Array) -> jax.Array:
@@ -62,6 +61,6 @@ def cautious(config: CautiousConfig) -> optax.GradientTransformation:
     return _float32(update)
 
 
-def _float32(update: Any) -> optax.GradientTransformation:
+def _float32(update: PyTree) -> optax.GradientTransformation:
     """Return ``update`` with Adam's state, whose moments are float32."""
     return stored_as(optax.GradientTransformation(optax.scale_by_adam().init, update), mu="float32", nu="float32")

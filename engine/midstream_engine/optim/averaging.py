@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from midstream_engine.array_types import PyTree
 from midstream_engine.config.averaging import EmaDecaySqrtConfig, ModelAveragingConfig
 from midstream_engine.optim.stored_dtypes import widened
 
@@ -19,11 +18,11 @@ class ModelAverage(eqx.Module):
     not move. ``weight`` is the sum of all weights so far, float32 [], or None if the average does not need it.
     """
 
-    model: Any
+    model: PyTree
     weight: jax.Array | None
 
 
-def start_average(config: ModelAveragingConfig | None, model: Any) -> ModelAverage | None:
+def start_average(config: ModelAveragingConfig | None, model: PyTree) -> ModelAverage | None:
     """Return the average before the first update: the model itself."""
     if config is None:
         return None
@@ -31,7 +30,7 @@ def start_average(config: ModelAveragingConfig | None, model: Any) -> ModelAvera
     return ModelAverage(jax.tree.map(lambda leaf: leaf.copy(), widened(model)), weight)
 
 
-def update_average(config: ModelAveragingConfig, average: ModelAverage, model: Any, step: jax.Array) -> ModelAverage:
+def update_average(config: ModelAveragingConfig, average: ModelAverage, model: PyTree, step: jax.Array) -> ModelAverage:
     """Return the average after update ``step``, whose result is ``model``.
 
     ``step``: int32 [], from 0. Traceable.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import optax
 
+from midstream_engine.array_types import OptimizerState, PathKey, PyTree
 from midstream_engine.config.optimizer import OptimizerConfig
 
 
@@ -23,14 +23,14 @@ def decay(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
     if not getattr(config, "adamc_weight_decay", False):
         return optax.with_extra_args_support(optax.add_decayed_weights(config.weight_decay, mask))
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+    def update(updates: PyTree, state: OptimizerState, params: PyTree = None, **extra: PyTree) -> tuple[PyTree, PyTree]:
         now = config.weight_decay * extra["learning_rate"] / config.learning_rate
         return optax.add_decayed_weights(now, mask).update(updates, state, params)
 
     return optax.GradientTransformationExtraArgs(optax.add_decayed_weights(config.weight_decay, mask).init, update)
 
 
-def decay_mask(config: OptimizerConfig) -> Callable[[Any], Any]:
+def decay_mask(config: OptimizerConfig) -> Callable[[PyTree], PyTree]:
     """Return a function that marks the arrays of a model to which decay applies.
 
     The function returns the same tree with True at these arrays.
@@ -46,7 +46,7 @@ def decay_mask(config: OptimizerConfig) -> Callable[[Any], Any]:
             return re.match(modules, name) is not None
         return any(part in name for part in modules or ())
 
-    def mask(model: Any) -> Any:
+    def mask(model: PyTree) -> PyTree:
         if modules is None:
             return jax.tree.map(lambda _: True, model) if default is False else model.decayed()
         own = jax.tree.leaves(model.decayed() if default else jax.tree.map(lambda _: False, model))
@@ -57,5 +57,5 @@ def decay_mask(config: OptimizerConfig) -> Callable[[Any], Any]:
     return mask
 
 
-def _name(path: tuple[Any, ...]) -> str:
+def _name(path: tuple[PathKey, ...]) -> str:
     return ".".join(str(getattr(part, "name", getattr(part, "key", part))) for part in path)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from haliax import NamedArray
 
+from midstream_engine.array_types import Leaf, OptimizerState, PathKey, PyTree
 from midstream_engine.config.muon import COEFFICIENTS, MuonConfig
 from midstream_engine.models.layers import Linear
 from midstream_engine.optim.adam import ADAM
@@ -28,7 +29,7 @@ _HEAD = "lm_head"
 class MuonState(NamedTuple):
     """Decaying sum of gradients, like the matrices; None for other arrays. Saved."""
 
-    momentum: Any
+    momentum: PyTree
 
 
 def muon_parts(config: MuonConfig) -> list[tuple[str, optax.GradientTransformation]]:
@@ -54,10 +55,10 @@ def muon_parts(config: MuonConfig) -> list[tuple[str, optax.GradientTransformati
     return parts
 
 
-def matrices(model: Any) -> Any:
+def matrices(model: PyTree) -> PyTree:
     """Return the tree with True for weights of linear layers in blocks, else False."""
 
-    def mark(path: tuple[Any, ...], node: Any) -> Any:
+    def mark(path: tuple[PathKey, ...], node: Leaf) -> PyTree:
         if isinstance(node, Linear):
             inside = getattr(path[0], "name", "") != _HEAD
             return dataclasses.replace(
@@ -75,10 +76,10 @@ def scale_by_muon(config: MuonConfig) -> optax.GradientTransformation:
     with the same gradient, made orthogonal and multiplied by a factor of its shape.
     """
 
-    def init(params: Any) -> MuonState:
+    def init(params: PyTree) -> MuonState:
         return MuonState(jax.tree.map(jnp.zeros_like, params))
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, MuonState]:
+    def update(updates: PyTree, state: OptimizerState, params: PyTree = None) -> tuple[PyTree, MuonState]:
         del params
         added = jax.tree.map(lambda past, gradient: config.momentum * past + gradient, state.momentum, updates)
         ahead = jax.tree.map(lambda past, gradient: config.momentum * past + gradient, added, updates)

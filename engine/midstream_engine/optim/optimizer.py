@@ -5,11 +5,10 @@ The updates of the parts are multiplied by the negative learning rate.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import optax
 
+from midstream_engine.array_types import OptimizerState, PyTree
 from midstream_engine.config.adam_variants import AdoptConfig, CautiousConfig
 from midstream_engine.config.lion import LionConfig
 from midstream_engine.config.muon import MuonConfig
@@ -78,13 +77,15 @@ def _scaled(inner: optax.GradientTransformationExtraArgs, schedule: Schedule) ->
     """
     scale = optax.scale_by_learning_rate(schedule)
 
-    def init(params: Any) -> dict[str, Any]:
-        started: Any = inner.init(params)
+    def init(params: PyTree) -> dict[str, PyTree]:
+        started: PyTree = inner.init(params)
         return {**started, SCHEDULE: scale.init(params)}
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, dict[str, Any]]:
+    def update(
+        updates: PyTree, state: OptimizerState, params: PyTree = None, **extra: object
+    ) -> tuple[PyTree, dict[str, PyTree]]:
         before = {name: part for name, part in state.items() if name != SCHEDULE}
-        after: Any
+        after: PyTree
         rate = schedule(state[SCHEDULE].count)
         updates, after = inner.update(updates, before, params, learning_rate=rate, **extra)
         updates, count = scale.update(updates, state[SCHEDULE], params)
@@ -93,12 +94,12 @@ def _scaled(inner: optax.GradientTransformationExtraArgs, schedule: Schedule) ->
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def schedule_count(optimizer_state: Any) -> jax.Array:
+def schedule_count(optimizer_state: OptimizerState) -> jax.Array:
     """Return the schedule's number of updates, which gives the next rate, int32 []."""
     return optimizer_state[SCHEDULE].count
 
 
-def update_count(optimizer_state: Any) -> jax.Array:
+def update_count(optimizer_state: OptimizerState) -> jax.Array:
     """Return the number of updates in the moments, int32 [].
 
     Updates that SkipStep skipped are not counted.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import optax
 from haliax import NamedArray
 
-Selection = Callable[[Any], Any]  # from a model to the same tree with True or False instead of each of its arrays
+from midstream_engine.array_types import Leaf, OptimizerState, PyTree
+
+Selection = Callable[[PyTree], PyTree]  # from a model to the same tree with True or False instead of each of its arrays
 
 
 def on_part(inner: optax.GradientTransformation, selection: Selection) -> optax.GradientTransformation:
@@ -20,10 +21,10 @@ def on_part(inner: optax.GradientTransformation, selection: Selection) -> optax.
     The state is that of ``inner`` for a model with None instead of the other arrays.
     """
 
-    def init(params: Any) -> Any:
+    def init(params: PyTree) -> PyTree:
         return inner.init(_selected(params, selection(params)))
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(updates: PyTree, state: OptimizerState, params: PyTree = None) -> tuple[PyTree, PyTree]:
         marks = selection(updates)
         part = None if params is None else _selected(params, marks)
         changed, after = inner.update(_selected(updates, marks), state, part)
@@ -42,13 +43,13 @@ def both(first: Selection, second: Selection) -> Selection:
     return lambda model: jax.tree.map(lambda one, other: one and other, first(model), second(model))
 
 
-def _selected(tree: Any, marks: Any) -> Any:
+def _selected(tree: PyTree, marks: PyTree) -> PyTree:
     return jax.tree.map(lambda mark, array: array if mark else None, marks, tree)
 
 
-def _first(changed: Any, before: Any) -> Any:
+def _first(changed: PyTree, before: PyTree) -> PyTree:
     return before if changed is None else changed
 
 
-def _is_array_or_none(node: Any) -> bool:
+def _is_array_or_none(node: Leaf) -> bool:
     return node is None or isinstance(node, NamedArray)

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from midstream_core.learning_rate import Functions, ScheduleError, rate_parts, rate_settings
+from midstream_engine.array_types import Leaf
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.optimizer import OptimizerConfig
 
-Schedule = Callable[[Any], jax.Array]  # count, int32 [] or a number -> float32 []
+Schedule = Callable[[Leaf], jax.Array]  # count, int32 [] or a number -> float32 []
 FUNCTIONS = Functions(jnp.cos, jnp.sqrt, jnp.minimum, jnp.maximum, jnp.divide)
 
 
@@ -33,7 +33,7 @@ def learning_rate(config: OptimizerConfig, total: int) -> Schedule:
     except ScheduleError as error:
         raise ConfigError(f"optimizer.{error}") from None
 
-    def schedule(count: Any) -> jax.Array:
+    def schedule(count: object) -> jax.Array:
         step = jnp.asarray(count)
         rate = parts[0].rate(step, FUNCTIONS)
         for part in parts[1:]:

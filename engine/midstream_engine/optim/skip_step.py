@@ -5,13 +5,12 @@ The method is that of OLMo (Groeneveld et al. 2024).
 
 from __future__ import annotations
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
 
+from midstream_engine.array_types import OptimizerState, PyTree
 from midstream_engine.config.optimizer import SkipStepConfig
 
 _SMALLEST = 1e-6  # standard deviation: equal values do not make the next one an outlier
@@ -44,18 +43,20 @@ def skip_step(
     """
     window = config.rolling_interval_length
 
-    def init(params: Any) -> dict[str, Any]:
+    def init(params: PyTree) -> dict[str, PyTree]:
         zeros, none = jnp.zeros(window, jnp.float32), jnp.zeros((), jnp.int32)
-        started: Any = inner.init(params)
+        started: PyTree = inner.init(params)
         return {**started, SKIP: SkipStepState(zeros, zeros, none, none)}
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, dict[str, Any]]:
+    def update(
+        updates: PyTree, state: OptimizerState, params: PyTree = None, **extra: PyTree
+    ) -> tuple[PyTree, dict[str, PyTree]]:
         past: SkipStepState = state[SKIP]
         loss, norm = extra["loss"], extra["gradient_norm"]
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         bad = stands_out(past.losses, loss, past.seen) | stands_out(past.norms, norm, past.seen) | ~finite
         before = {name: part for name, part in state.items() if name != SKIP}
-        after: Any
+        after: PyTree
         wanted, after = inner.update(updates, before, params, **extra)
         slot = past.seen % window
         noted = SkipStepState(
@@ -79,6 +80,6 @@ def skip_step(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def skipped(optimizer_state: Any) -> jax.Array | None:
+def skipped(optimizer_state: OptimizerState) -> jax.Array | None:
     """Return the number of skipped updates, int32 []; None if none is ever skipped."""
     return optimizer_state[SKIP].skipped if SKIP in optimizer_state else None

@@ -5,11 +5,11 @@ The arithmetic is float32.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
+
+from midstream_engine.array_types import Leaf, OptimizerState, PyTree
 
 
 def computed_in_float32(inner: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
@@ -20,7 +20,7 @@ def computed_in_float32(inner: optax.GradientTransformationExtraArgs) -> optax.G
     Without that, optax returns what JAX's promotion gives: the mean of gradients of a bfloat16 state as float32.
     """
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+    def update(updates: PyTree, state: OptimizerState, params: PyTree = None, **extra: object) -> tuple[PyTree, PyTree]:
         wide, after = inner.update(widened(updates), widened(state), widened(params), **extra)
         return wide, jax.tree.map(lambda new, old: new.astype(old.dtype), after, state)
 
@@ -33,18 +33,18 @@ def stored_as(inner: optax.GradientTransformation, **dtypes: str) -> optax.Gradi
     The state is a named tuple; its fields are, for example, ``mu`` and ``nu``.
     """
 
-    def init(params: Any) -> Any:
-        state: Any = inner.init(params)
+    def init(params: PyTree) -> PyTree:
+        state: OptimizerState = inner.init(params)
         fields = {name: optax.tree.cast(getattr(state, name), dtype) for name, dtype in dtypes.items()}
         return state._replace(**fields)
 
     return optax.GradientTransformation(init, inner.update)
 
 
-def widened(tree: Any) -> Any:
+def widened(tree: PyTree) -> PyTree:
     """Return ``tree`` with every floating-point array below float32 as float32."""
 
-    def widen(leaf: Any) -> Any:
+    def widen(leaf: Leaf) -> PyTree:
         narrow = (
             jnp.issubdtype(leaf.dtype, jnp.floating)
             and jnp.dtype(leaf.dtype).itemsize < jnp.dtype(jnp.float32).itemsize

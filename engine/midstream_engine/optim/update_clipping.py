@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import equinox as eqx
 import haliax as hax
 import jax
@@ -11,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from haliax import NamedArray
 
+from midstream_engine.array_types import Leaf, OptimizerState, PyTree
 from midstream_engine.config.optimizer import ClipUpdateNormConfig
 from midstream_engine.models.stacked_layers import LAYERS
 
@@ -27,14 +26,14 @@ def clip_by_rms(threshold: float) -> optax.GradientTransformation:
     al. 2023); ``optax.clip_by_block_rms`` for models without stacked layers.
     """
 
-    def clipped(update: Any) -> Any:
+    def clipped(update: PyTree) -> PyTree:
         if not isinstance(update, NamedArray):
             return update / jnp.maximum(1.0, jnp.sqrt(jnp.mean(update * update)) / threshold)
         inner = tuple(axis for axis in update.axes if axis.name != LAYERS)
-        size: Any = hax.sqrt(hax.mean(update * update, inner))
+        size: Leaf = hax.sqrt(hax.mean(update * update, inner))
         return update / hax.maximum(1.0, size / threshold)
 
-    def update_fn(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update_fn(updates: PyTree, state: OptimizerState, params: PyTree = None) -> tuple[PyTree, PyTree]:
         del params
         return jax.tree.map(clipped, updates, is_leaf=lambda node: isinstance(node, NamedArray)), state
 
@@ -62,11 +61,11 @@ def clip_by_recent_norms(config: ClipUpdateNormConfig) -> optax.GradientTransfor
     """
     window = config.rolling_interval_length
 
-    def init(params: Any) -> ClipUpdateState:
+    def init(params: PyTree) -> ClipUpdateState:
         del params
         return ClipUpdateState(jnp.zeros(window, jnp.float32), jnp.zeros((), jnp.int32))
 
-    def update_fn(updates: Any, state: ClipUpdateState, params: Any = None) -> tuple[Any, ClipUpdateState]:
+    def update_fn(updates: PyTree, state: ClipUpdateState, params: PyTree = None) -> tuple[PyTree, ClipUpdateState]:
         del params
         norm = optax.tree.norm(updates)
         filled = jnp.arange(window) < state.seen

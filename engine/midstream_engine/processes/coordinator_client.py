@@ -17,9 +17,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from midstream_core.attempt.errors import EngineError
+from midstream_core.json_types import JsonValue
 from midstream_engine.processes.coordinator import (
     CONNECTION_LOST,
     HEARTBEATS_PER_TIMEOUT,
@@ -321,7 +321,7 @@ def connect_to_coordinator(
     join_timeout: float,
     heartbeat_timeout: float,
     welcome: Callable[[], dict[str, object]],
-) -> tuple[CoordinatorClient, dict[str, Any]]:
+) -> tuple[CoordinatorClient, dict[str, JsonValue]]:
     """Connect to process 0 and wait until all processes have connected.
 
     Args:

@@ -16,6 +16,7 @@ import yaml
 from midstream_core import records
 from midstream_core.attempt.errors import CheckpointError, EngineError, FencedError
 from midstream_core.attempt.save_fence import check_not_removed
+from midstream_core.json_types import JsonObject
 from midstream_engine.checkpoint.stores import bucket_fence
 from midstream_engine.processes.rendezvous import ALONE, Processes
 from midstream_engine.processes.shared_file_systems import SharedFileSystems
@@ -223,12 +224,12 @@ def lineage_entry(
     )
 
 
-def write_config(paths: records.RunPaths, resolved: Mapping[str, Any]) -> None:
+def write_config(paths: records.RunPaths, resolved: JsonObject) -> None:
     """Write ``run.yaml``: the configuration with every default."""
     records.write_bytes(paths.config, _config_text(resolved), mode=PRIVATE)
 
 
-def _config_text(resolved: Mapping[str, Any]) -> bytes:
+def _config_text(resolved: JsonObject) -> bytes:
     text = yaml.safe_dump(dict(resolved), sort_keys=False, allow_unicode=True)
     return b"# The resolved configuration of the newest attempt.\n" + text.encode()
 
@@ -242,7 +243,7 @@ def read_config(paths: records.RunPaths) -> bytes | None:
         return None
 
 
-def restore_config(paths: records.RunPaths, resolved: Mapping[str, Any], before: bytes) -> None:
+def restore_config(paths: records.RunPaths, resolved: JsonObject, before: bytes) -> None:
     """Write ``run.yaml`` as it was ``before``, unless it has been changed since."""
     with records.locked(paths.lock):
         if read_config(paths) == _config_text(resolved):

@@ -33,7 +33,7 @@ _DEFERRED: dict[str, tuple[str, ...]] = {
 class _StandIn(ModuleType):
     """Stand-in for a module; an attribute that it lacks is that of the module."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("__"):  # of the import system
             raise AttributeError(name)
         _remove_all()
@@ -46,8 +46,8 @@ def _remove_all() -> None:
             del sys.modules[name]
 
 
-def _function(module: str, name: str) -> Callable[..., Any]:
-    def call(*arguments: Any, **keywords: Any) -> Any:
+def _function(module: str, name: str) -> Callable[..., object]:
+    def call(*arguments: object, **keywords: object) -> object:
         return getattr(importlib.import_module(module), name)(*arguments, **keywords)
 
     return call

@@ -6,7 +6,6 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import haliax as hax
 import jax
@@ -26,6 +25,7 @@ from midstream_core.mesh_division import (
     shard_count,
     undivided,
 )
+from midstream_engine.array_types import Device, Leaf, PyTree
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.trainer import TrainerConfig
 from midstream_engine.models.axes import BATCH, EMBED, HEAD_SIZE, HEADS, KEY_POSITION, KV_HEADS, MLP, POSITION, VOCAB
@@ -99,20 +99,20 @@ class Layout:
         parts = [names[0] if len(names) == 1 else names or None for names in partition(axes, mapping)]
         return NamedSharding(self.mesh, PartitionSpec(*parts))
 
-    def at_rest(self, tree: Any) -> Any:
+    def at_rest(self, tree: PyTree) -> PyTree:
         """Return ``tree`` with a sharding instead of each NamedArray or array.
 
         Plain arrays are replicated.
         """
 
-        def sharding(leaf: Any) -> NamedSharding:
+        def sharding(leaf: Leaf) -> NamedSharding:
             if isinstance(leaf, NamedArray):
                 return self.sharding([axis.name for axis in leaf.axes], self.parameters)
             return self.replicated()
 
         return jax.tree.map(sharding, tree, is_leaf=_is_named)
 
-    def constrained(self, tree: Any) -> Any:
+    def constrained(self, tree: PyTree) -> PyTree:
         """Constrain the named arrays of ``tree``, inside jit, to their shardings at rest."""
         return jax.lax.with_sharding_constraint(tree, self.at_rest(tree))
 
@@ -127,7 +127,7 @@ def place(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
-def build_layout(config: TrainerConfig, devices: Sequence[Any] | None = None) -> Layout:
+def build_layout(config: TrainerConfig, devices: Sequence[Device] | None = None) -> Layout:
     """Build the mesh (data, model) over ``devices`` and the configured mappings.
 
     Raises:
@@ -157,7 +157,7 @@ def build_layout(config: TrainerConfig, devices: Sequence[Any] | None = None) ->
     return Layout(mesh, parameters, compute, config.batch_axis)
 
 
-def check_fits(layout: Layout, state: Any, batch_size: int) -> None:
+def check_fits(layout: Layout, state: PyTree, batch_size: int) -> None:
     """Check that the mesh divides every mapped axis and no axes of an array collide.
 
     ``state`` is the training state or its shapes: nothing need be compiled.
@@ -204,10 +204,10 @@ def _check_activations(compute: AxisMapping, key_heads: str) -> None:
                 first[name] = axis
 
 
-def _is_named(node: Any) -> bool:
+def _is_named(node: Leaf) -> bool:
     return isinstance(node, NamedArray)
 
 
-def _place(device: Any) -> tuple[int, ...]:
+def _place(device: Device) -> tuple[int, ...]:
     """Return the coordinates of a TPU device's chip, and its number on the chip."""
     return (*device.coords, device.core_on_chip)

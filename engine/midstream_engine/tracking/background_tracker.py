@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from midstream_core.json_types import JsonObject
+
 log = logging.getLogger(__name__)
 WAITING = 10_000  # rows that wait for a slow tracker before new ones are dropped
 PATIENCE = 60.0  # seconds that the end of training waits for a tracker
@@ -42,7 +44,7 @@ class BackgroundTracker:
         self._thread = threading.Thread(target=self._work, name=f"tracker-{name}", daemon=True)
         self._thread.start()
 
-    def log(self, row: Mapping[str, Any]) -> None:
+    def log(self, row: JsonObject) -> None:
         """Queue a row. Never blocks."""
         if self._failed.is_set():
             return
@@ -77,7 +79,7 @@ class BackgroundTracker:
             log.warning("tracker %s failed, metrics go to metrics.jsonl alone: %s", self.name, text)
 
 
-def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+def numbers(row: JsonObject) -> dict[str, float]:
     """Return the numbers of ``row``, without its step."""
     return {
         key: value

@@ -6,10 +6,9 @@ import json
 import logging
 import os
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
 
 from midstream_core import records
+from midstream_core.json_types import JsonObject
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +28,7 @@ class MetricsFile:
         self._start = {records.START_NUMBER: start} if start else {}
         self._waiting: deque[bytes] = deque()
 
-    def write(self, row: Mapping[str, Any]) -> None:
+    def write(self, row: JsonObject) -> None:
         """Append a row. Floats are written exactly; one that is not finite becomes null."""
         self._waiting.append(json.dumps(records.finite_json({**row, **self._start}), allow_nan=False).encode() + b"\n")
         try:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from midstream_core.json_types import JsonObject
 from midstream_engine.tracking.background_tracker import BackgroundTracker
 from midstream_engine.tracking.metrics_file import MetricsFile
 
@@ -18,7 +18,7 @@ class Recorder:
     def __init__(self, file: MetricsFile, trackers: Sequence[BackgroundTracker] = ()) -> None:
         self._file, self._trackers = file, tuple(trackers)
 
-    def write(self, row: Mapping[str, Any]) -> None:
+    def write(self, row: JsonObject) -> None:
         """Record a row, which has ``global_step``."""
         self._file.write(row)
         for tracker in self._trackers:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, Dict
+from typing import Callable
 
+from midstream_core.json_types import JsonObject
 from midstream_core.object_store.access import Access
 from midstream_core.object_store.errors import StoreError
 from midstream_core.object_store.open_bucket import open_bucket
@@ -22,10 +23,10 @@ class AccessProblem:
 
 
 @reads()
-def able(url: str, access: Dict[str, Any]) -> AccessProblem:
+def able(url: str, access: JsonObject) -> AccessProblem:
     """Try to list objects below ``url`` from this host."""
     try:
-        with open_bucket(url, Access(**access)) as bucket:
+        with open_bucket(url, Access.from_json(access)) as bucket:
             bucket.probe()
     except StoreError as error:
         return AccessProblem(error.message, error.hint)

@@ -7,16 +7,17 @@ pipes. The app requests items as it does from a sender, and the reports are thos
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, Dict
+from typing import Callable, Dict
 
+from midstream_core.json_types import JsonValue
 from midstream_core.object_store.errors import StoreError
 from midstream_host.bucket.access_problem import report_problem
-from midstream_host.bucket.writes import Work
+from midstream_host.bucket.writes import CopyThreads
 from midstream_host.copy.frames import ProblemError
 from midstream_host.copy.progress_reports import ProgressReports
 from midstream_host.copy.requested_items import RequestedItems
 from midstream_host.copy.sender import Pace
-from midstream_host.copy.stdin_lines import Lines
+from midstream_host.copy.stdin_lines import StdinLines
 from midstream_host.copy_items import CopyItem
 from midstream_host.object_files import emit
 
@@ -30,7 +31,7 @@ class DiskCopy:
         self.kind = kind
         self._requests = RequestedItems(key)
         self.reports = ProgressReports()
-        self.work = Work()
+        self.work = CopyThreads()
         self.pace = Pace()
 
     def take(self, item: CopyItem) -> None:
@@ -39,7 +40,7 @@ class DiskCopy:
 
     def run(self) -> None:
         """Copy what the app requests, to its last line. Raises as `take`."""
-        lines = Lines()
+        lines = StdinLines()
         try:
             while True:
                 line = lines.get(POLL_INTERVAL)
@@ -65,7 +66,7 @@ def run(begin: Callable[[], DiskCopy], on_disk_error: Callable[[OSError], None])
     try:
         begin().run()
     except ProblemError as found:
-        fields: Dict[str, Any] = found.fields
+        fields: Dict[str, JsonValue] = found.fields
         emit("problem", **fields)
         return 1
     except (StoreError, ValueError) as error:

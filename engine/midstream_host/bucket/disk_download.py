@@ -8,8 +8,9 @@ import os
 from collections import deque
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+from typing import Callable, Deque, List, Optional, Tuple
 
+from midstream_core.json_types import JsonObject
 from midstream_core.object_store.access import Access
 from midstream_core.object_store.bucket_client import BLOCK, BucketClient
 from midstream_core.object_store.errors import StoreError
@@ -191,7 +192,7 @@ def _check(found: str, item: CopyItem) -> None:
 
 
 @program
-def download(directory: str, url: str, generation: str, kind: str, key: str, access: Dict[str, Any]) -> int:
+def download(directory: str, url: str, generation: str, kind: str, key: str, access: JsonObject) -> int:
     """Copy the items that lines on stdin request from a bucket to a disk.
 
     A program. Input lines are those of ``copy.sender.send``, events those of
@@ -208,7 +209,7 @@ def download(directory: str, url: str, generation: str, kind: str, key: str, acc
     stage = Stage(directory, generation)
     try:
         return disk_copy.run(
-            lambda: _Download(stage, open_bucket(url, Access(**access)), kind, key),
+            lambda: _Download(stage, open_bucket(url, Access.from_json(access)), kind, key),
             lambda error: problem(error, directory),
         )
     finally:

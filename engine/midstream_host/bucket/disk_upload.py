@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Any, Dict
 
+from midstream_core.json_types import JsonObject
 from midstream_core.object_store.access import Access
 from midstream_core.object_store.bucket_client import CHUNK, BucketClient
 from midstream_core.object_store.open_bucket import open_bucket
 from midstream_host.bucket import disk_copy
 from midstream_host.bucket.access_problem import report_problem
-from midstream_host.bucket.writes import Parts, Writes
+from midstream_host.bucket.writes import ObjectParts, Writes
 from midstream_host.copy.frames import ProblemError
 from midstream_host.copy_items import CopyItem
 from midstream_host.declarations import program
@@ -28,7 +28,7 @@ class _Upload(disk_copy.DiskCopy):
 
     def take(self, item: CopyItem) -> None:
         file = self._opened(item)
-        if Parts.are_of(item):
+        if ObjectParts.are_of(item):
             try:
                 self._parts(file, item)
             finally:
@@ -70,7 +70,7 @@ class _Upload(disk_copy.DiskCopy):
 
     def _parts(self, file: int, item: CopyItem) -> None:
         """Write a large object in parts, the last after its hash is verified."""
-        parts, digest, start = Parts(item), hashlib.sha256(), 0
+        parts, digest, start = ObjectParts(item), hashlib.sha256(), 0
         length = part_length(item["size"])
         while start < item["size"]:
             self.work.raise_error()
@@ -127,7 +127,7 @@ def _short(found: int, item: CopyItem) -> str:
 
 
 @program
-def upload(directory: str, url: str, kind: str, key: str, access: Dict[str, Any]) -> int:
+def upload(directory: str, url: str, kind: str, key: str, access: JsonObject) -> int:
     """Copy the items that lines on stdin request into a bucket.
 
     A program. Input lines are those of ``copy.sender.send``, events those of
@@ -141,6 +141,6 @@ def upload(directory: str, url: str, kind: str, key: str, access: Dict[str, Any]
         access: Fields of `Access`.
     """
     return disk_copy.run(
-        lambda: _Upload(directory, open_bucket(url, Access(**access)), kind, key),
+        lambda: _Upload(directory, open_bucket(url, Access.from_json(access)), kind, key),
         lambda error: report_problem(error, emit),
     )

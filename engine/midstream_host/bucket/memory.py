@@ -14,7 +14,7 @@ ROOM = AT_ONCE  # chunks of memory
 KEPT = 1 << 20  # bytes from which memory is used again
 
 
-class Memory:
+class RequestMemory:
     """Memory for the bytes of requests, at most `ROOM` chunks.
 
     One thread takes memory; any thread may give it back.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Optional
 
+from midstream_core.json_types import JsonObject
 from midstream_core.object_store.access import Access
 from midstream_core.object_store.bucket_client import CHUNK, BucketClient
 from midstream_core.object_store.errors import StoreError
 from midstream_core.object_store.open_bucket import open_bucket
 from midstream_host.bucket.access_problem import report_problem
-from midstream_host.bucket.writes import Parts, Work, Writes
+from midstream_host.bucket.writes import CopyThreads, ObjectParts, Writes
 from midstream_host.copy import receiver
 from midstream_host.copy.frames import Incoming
 from midstream_host.copy_items import CopyItem
@@ -23,7 +24,7 @@ class _Arriving(receiver.Arriving):
     def __init__(self, item: CopyItem) -> None:
         super().__init__(item)
         inside("", item["path"])
-        self.parts = Parts(item) if Parts.are_of(item) else None
+        self.parts = ObjectParts(item) if ObjectParts.are_of(item) else None
         self.chunk: Optional[bytearray] = None
         self.filled: int = 0  # bytes of ``chunk``
 
@@ -35,11 +36,11 @@ class _Arriving(receiver.Arriving):
         return min(CHUNK, self.item["size"] - self.received + self.filled)
 
 
-class _Receiver(receiver.Receiver):
+class _Receiver(receiver.Receiver[_Arriving]):
     def __init__(self, bucket: BucketClient, stream: Incoming, kind: str, key: str) -> None:
         super().__init__(stream, kind, key)
         self.writes = Writes(bucket, self.reports)
-        self.work = Work()
+        self.work = CopyThreads()
 
     def begin(self, item: CopyItem) -> _Arriving:
         return _Arriving(item)
@@ -57,7 +58,7 @@ class _Receiver(receiver.Receiver):
         if arriving.parts is not None and arriving.filled == len(arriving.chunk):
             self._part(arriving, arriving.parts, arriving.chunk)
 
-    def _part(self, arriving: _Arriving, parts: Parts, chunk: bytearray) -> None:
+    def _part(self, arriving: _Arriving, parts: ObjectParts, chunk: bytearray) -> None:
         """Write a part of a large object; the last after the object's hash is verified."""
         arriving.chunk, arriving.filled = None, 0
         last = arriving.received == arriving.item["size"]
@@ -90,8 +91,8 @@ def receive(
     generation: str,
     kind: str,
     key: str,
-    access: Dict[str, Any],
-    peer: Optional[Dict[str, Any]] = None,
+    access: JsonObject,
+    peer: Optional[JsonObject] = None,
 ) -> int:
     """Receive a stream into a bucket.
 
@@ -107,7 +108,7 @@ def receive(
     """
     try:
         done = receiver.receive(
-            peer, lambda stream: _Receiver(open_bucket(directory, Access(**access)), stream, kind, key).run()
+            peer, lambda stream: _Receiver(open_bucket(directory, Access.from_json(access)), stream, kind, key).run()
         )
         return 0 if done else 1
     except (StoreError, OSError, ValueError) as error:

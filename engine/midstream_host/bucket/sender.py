@@ -6,8 +6,9 @@ import json
 import sys
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Deque, Dict, Iterator, Optional, Sequence, Tuple
+from typing import Deque, Iterator, Optional, Sequence, Tuple
 
+from midstream_core.json_types import JsonObject
 from midstream_core.object_store.access import Access
 from midstream_core.object_store.bucket_client import AT_ONCE, CHUNK, BucketClient
 from midstream_core.object_store.errors import StoreError
@@ -44,14 +45,14 @@ class _Ahead:
 
 
 @program
-def send(directory: str, access: Dict[str, Any], peer: Optional[Dict[str, Any]] = None) -> int:
+def send(directory: str, access: JsonObject, peer: Optional[JsonObject] = None) -> int:
     """Send items of a bucket; ``directory`` is ``SCHEME://bucket/prefix``.
 
     A program. Input lines are those of ``copy.sender.send``.
     """
 
     def begin(sender: Sender) -> Take:
-        ahead = _Ahead(open_bucket(directory, Access(**access)))
+        ahead = _Ahead(open_bucket(directory, Access.from_json(access)))
 
         def take(items: Sequence[CopyItem]) -> bool:
             for item in items:

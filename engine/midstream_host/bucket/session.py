@@ -10,8 +10,9 @@ import hashlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
+from midstream_core.json_types import JsonObject
 from midstream_core.object_store.access import Access
 from midstream_core.object_store.bucket_client import ABSENT, AT_ONCE, BucketClient, StoredObject
 from midstream_core.object_store.errors import ObjectExistsError, StoreError
@@ -20,7 +21,7 @@ from midstream_host import allowlist
 from midstream_host.bucket import tree
 from midstream_host.bucket.access_problem import report_problem
 from midstream_host.copy.staging import part_name
-from midstream_host.copy.stdin_lines import IDLE_TIMEOUT, Lines
+from midstream_host.copy.stdin_lines import IDLE_TIMEOUT, StdinLines
 from midstream_host.copy_items import CopyObject
 from midstream_host.declarations import program
 from midstream_host.object_files import INCOMING, emit
@@ -44,7 +45,7 @@ def serve(
     text: str,
     root: str,
     kind: str,
-    access: Dict[str, Any],
+    access: JsonObject,
     survey: bool = True,
 ) -> int:
     """Run the target's side of a copy into a bucket.
@@ -62,21 +63,21 @@ def serve(
         access: Fields of `Access`.
         survey: Not used.
     """
-    lines = Lines(idle_timeout=IDLE_TIMEOUT, last={"do": "end"})
+    lines = StdinLines(idle_timeout=IDLE_TIMEOUT, last={"do": "end"})
     try:
         objects = allowlist.check_all(kind, objects)
     except allowlist.NotAllowedError as error:
         emit("problem", kind="unrequested", path=allowlist.shown(error.path), message=str(error))
         return 1
     try:
-        return _served(lines, open_bucket(directory, Access(**access)), objects, manifest, text)
+        return _served(lines, open_bucket(directory, Access.from_json(access)), objects, manifest, text)
     except (StoreError, OSError) as error:
         report_problem(error, emit)
         return 1
 
 
 def _served(
-    lines: Lines, bucket: BucketClient, objects: Sequence[CopyObject], manifest: Optional[str], text: str
+    lines: StdinLines, bucket: BucketClient, objects: Sequence[CopyObject], manifest: Optional[str], text: str
 ) -> int:
     there_text, there_version = (None, ABSENT) if manifest is None else tree.text_or_none(bucket, manifest)
     if there_text is not None and tree.named(there_text) not in (None, tree.named(text)):

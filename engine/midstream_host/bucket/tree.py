@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
+from midstream_core.json_types import JsonObject, JsonValue, int_of, str_of
 from midstream_core.object_store.access import Access
 from midstream_core.object_store.bucket_client import ABSENT, AT_ONCE, CHUNK, READS, BucketClient, StoredObject
 from midstream_core.object_store.open_bucket import open_bucket
@@ -17,9 +18,9 @@ from midstream_host.verify.objects import NoTreeError, TreeDescription, parse_ma
 
 
 @reads(limit=MANIFEST_LIMIT)
-def describe(directory: str, manifest: str, access: Dict[str, Any]) -> TreeDescription:
+def describe(directory: str, manifest: str, access: JsonObject) -> TreeDescription:
     """As ``verify.objects.describe``."""
-    with open_bucket(directory, Access(**access)) as bucket:
+    with open_bucket(directory, Access.from_json(access)) as bucket:
         try:
             text = bucket.get(manifest)[0].decode()
         except FileNotFoundError:
@@ -29,9 +30,9 @@ def describe(directory: str, manifest: str, access: Dict[str, Any]) -> TreeDescr
 
 
 @reads(limit=MANIFEST_LIMIT)
-def missing(directory: str, objects: Sequence[CopyObject], access: Dict[str, Any]) -> List[Tuple[FileName, Text]]:
+def missing(directory: str, objects: Sequence[CopyObject], access: JsonObject) -> List[Tuple[FileName, Text]]:
     """As ``verify.objects.missing``."""
-    with open_bucket(directory, Access(**access)) as bucket:
+    with open_bucket(directory, Access.from_json(access)) as bucket:
         return _problems(bucket, objects)
 
 
@@ -48,23 +49,23 @@ def _problems(bucket: BucketClient, objects: Sequence[CopyObject]) -> List[Tuple
 
 
 @reads(limit=MANIFEST_LIMIT)
-def digests(directory: str, ranges: Sequence[Sequence[Any]], access: Dict[str, Any]) -> List[Optional[str]]:
+def digests(directory: str, ranges: Sequence[Sequence[JsonValue]], access: JsonObject) -> List[Optional[str]]:
     """As ``verify.objects.digests``; reads the ranges."""
 
-    def one(item: Sequence[Any]) -> Optional[str]:
+    def one(item: Sequence[JsonValue]) -> Optional[str]:
         try:
-            return hashlib.sha256(bucket.read(item[0], item[1], item[2])).hexdigest()
+            return hashlib.sha256(bucket.read(str_of(item[0]), int_of(item[1]), int_of(item[2]))).hexdigest()
         except FileNotFoundError:
             return None
 
-    with open_bucket(directory, Access(**access)) as bucket, ThreadPoolExecutor(AT_ONCE) as pool:
+    with open_bucket(directory, Access.from_json(access)) as bucket, ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(one, ranges))
 
 
 @reads()
-def check(directory: str, entry: CopyObject, access: Dict[str, Any]) -> Optional[str]:
+def check(directory: str, entry: CopyObject, access: JsonObject) -> Optional[str]:
     """As ``verify.objects.check``."""
-    with open_bucket(directory, Access(**access)) as bucket:
+    with open_bucket(directory, Access.from_json(access)) as bucket:
         return flaw(bucket, entry)
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Callable, Dict, Optional
+from typing import Callable, Dict, Optional
 
 from midstream_core.object_store.bucket_client import AT_ONCE, CHUNK, BucketClient, StoredObject
-from midstream_host.bucket.memory import Memory
+from midstream_host.bucket.memory import RequestMemory
 from midstream_host.bucket.session import part_path
 from midstream_host.copy.progress_reports import ProgressReports
 from midstream_host.copy.staging import part_name
@@ -23,7 +23,7 @@ from midstream_host.object_files import INCOMING
 ONE_REQUEST = 2 * CHUNK + (64 << 10)
 
 
-class Parts:
+class ObjectParts:
     """A large object that arrives in parts."""
 
     def __init__(self, item: CopyItem) -> None:
@@ -38,19 +38,19 @@ class Parts:
         return item["length"] == item["size"] > ONE_REQUEST
 
 
-class Work:
+class CopyThreads:
     """Threads of a copy that share its memory. The first error ends it: `raise_error`."""
 
     def __init__(self) -> None:
-        self.memory = Memory()
+        self.memory = RequestMemory()
         self.error: Optional[BaseException] = None
         self._pool = ThreadPoolExecutor(2 * AT_ONCE)  # half of them may wait for the disk, without memory
 
-    def run(self, work: Callable[..., None], *arguments: Any) -> "Future[None]":
+    def run(self, work: Callable[..., None], *arguments: object) -> "Future[None]":
         """Run ``work`` with memory that the caller gives back."""
         return self._pool.submit(work, *arguments)
 
-    def submit(self, buffer: bytearray, work: Callable[..., Optional[Callable[[], None]]], *arguments: Any) -> None:
+    def submit(self, buffer: bytearray, work: Callable[..., Optional[Callable[[], None]]], *arguments: object) -> None:
         """Run ``work`` with ``buffer`` of `memory` and the arguments.
 
         The buffer is given back. Then what ``work`` has returned is called, which does without it.
@@ -86,7 +86,7 @@ class Work:
 
 
 class Writes:
-    """Writes of one copy. The methods run in the threads of its `Work`."""
+    """Writes of one copy. The methods run in the threads of its `CopyThreads`."""
 
     def __init__(self, bucket: BucketClient, reports: ProgressReports) -> None:
         self._bucket, self._reports = bucket, reports
@@ -101,7 +101,7 @@ class Writes:
         self._bucket.put(part_path(item, item["offset"], item["length"]), data, sha256, part=True)
         self._reports.landed(item["length"], ranges=[[item["path"], item["offset"], item["length"]]])
 
-    def begin_part(self, parts: Parts, *, last: bool) -> None:
+    def begin_part(self, parts: ObjectParts, *, last: bool) -> None:
         """Count a part that `part` will write.
 
         ``last``: none follows, and the object's hash was verified.
@@ -110,7 +110,7 @@ class Writes:
             parts.uploading += 1
             parts.complete = last
 
-    def part(self, data: bytearray, parts: Parts, offset: int) -> None:
+    def part(self, data: bytearray, parts: ObjectParts, offset: int) -> None:
         """Write a part of a large object; the last one to be written joins them."""
         item = parts.item
         path = part_path(item, offset, len(data))

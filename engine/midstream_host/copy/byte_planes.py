@@ -29,7 +29,7 @@ class MalformedError(Exception):
     """A packed chunk is not what `pack` makes."""
 
 
-class Layout(NamedTuple):
+class PlaneLayout(NamedTuple):
     """The packing of the chunks of one object."""
 
     width: int  # bytes per number
@@ -37,7 +37,7 @@ class Layout(NamedTuple):
     left: float  # expected share of the bytes that is left
 
 
-def layout_of(data: bytes) -> Optional[Layout]:
+def layout_of(data: bytes) -> Optional[PlaneLayout]:
     """Return the layout that packs samples of ``data`` best; None if none does.
 
     The samples are from the beginning, the middle and the end.
@@ -50,7 +50,7 @@ def layout_of(data: bytes) -> Optional[Layout]:
     return min(layouts, key=lambda layout: layout.left, default=None)
 
 
-def _layout(sample: bytes, width: int) -> Optional[Layout]:
+def _layout(sample: bytes, width: int) -> Optional[PlaneLayout]:
     mask, left = 0, 0
     for plane in range(width):
         values = sample[plane::width]
@@ -60,10 +60,10 @@ def _layout(sample: bytes, width: int) -> Optional[Layout]:
             left += size
         else:
             left += len(values)
-    return Layout(width, mask, left / len(sample)) if mask else None
+    return PlaneLayout(width, mask, left / len(sample)) if mask else None
 
 
-def pack(data: bytes, layout: Layout) -> bytes:
+def pack(data: bytes, layout: PlaneLayout) -> bytes:
     """Return ``data``, at most `CHUNK` bytes, packed with ``layout``.
 
     The result may be longer than ``data``.

@@ -11,8 +11,9 @@ import hashlib
 import os
 import posixpath
 from functools import partial
-from typing import Any, Callable, Dict, List, Optional, Union
+from typing import Any, Callable, List, Optional, Union
 
+from midstream_core.json_types import JsonObject
 from midstream_host.allowlist import CHECKPOINTS
 from midstream_host.copy import receiver
 from midstream_host.copy.frames import Incoming, ProblemError
@@ -103,7 +104,7 @@ class _SyncPool:
             self._pool.shutdown(wait=True)
 
 
-class _Receiver(receiver.Receiver):
+class _Receiver(receiver.Receiver[_Arriving]):
     def __init__(self, stage: Stage, stream: Incoming, kind: str, key: str, report: Callable[..., None]) -> None:
         super().__init__(stream, kind, key, report)
         self.stage = stage
@@ -182,7 +183,7 @@ class _Receiver(receiver.Receiver):
 
 
 @program
-def receive(directory: str, generation: str, kind: str, key: str, peer: Optional[Dict[str, Any]] = None) -> int:
+def receive(directory: str, generation: str, kind: str, key: str, peer: Optional[JsonObject] = None) -> int:
     """Read frames from stdin or a TLS peer into the staging directory ``generation``.
 
     A program. Only items that were requested with ``key`` (`requested_items`) and that a copy of this ``kind`` may

@@ -14,8 +14,9 @@ import fcntl
 import os
 import select
 import struct
-from typing import Any, Callable, Protocol
+from typing import Callable, Protocol
 
+from midstream_core.json_types import JsonValue
 from midstream_host.copy.stdin_lines import IDLE_TIMEOUT
 
 HEADER = struct.Struct(">BI")
@@ -35,7 +36,7 @@ def widen(descriptor: int) -> None:
 class ProblemError(Exception):
     """The stream cannot be received. ``fields`` are reported to the app."""
 
-    def __init__(self, kind: str, **fields: Any) -> None:
+    def __init__(self, kind: str, **fields: JsonValue) -> None:
         super().__init__(kind)
         self.fields = dict(fields, kind=kind)
 

@@ -12,9 +12,10 @@ import dataclasses
 import os
 import posixpath
 import re
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from typing import Dict, Iterator, List, Optional, Sequence
 
 from midstream_core import records
+from midstream_core.json_types import JsonValue, int_of, str_of
 from midstream_host import allowlist
 from midstream_host.allowlist import LOG_TAIL
 from midstream_host.declarations import PAGE_LIMIT, reads, repeatable
@@ -140,10 +141,10 @@ def sizes(root: str, run_id: str, paths: Sequence[str]) -> List[Optional[int]]:
 
 
 @reads(limit=PAGE_LIMIT)
-def digests(root: str, run_id: str, ranges: Sequence[Sequence[Any]]) -> List[str]:
+def digests(root: str, run_id: str, ranges: Sequence[Sequence[JsonValue]]) -> List[str]:
     """SHA-256 of the first ``size`` bytes of each ``[path, size]``."""
     directory = records.RunPaths(root, records.check_run_id(run_id)).dir
-    return [object_sha256(directory, path, 0, size) for path, size in ranges]
+    return [object_sha256(directory, str_of(path), 0, int_of(size)) for path, size in ranges]
 
 
 @repeatable("a second call finds the file moved")
@@ -157,7 +158,7 @@ def set_aside(root: str, run_id: str, path: str) -> FileName:
 
 
 @repeatable("the same entries change nothing")
-def merge_lineage(root: str, run_id: str, lineage: Dict[str, Any]) -> int:
+def merge_lineage(root: str, run_id: str, lineage: Dict[str, JsonValue]) -> int:
     """Merge the source's entries into the target's lineage and return their number.
 
     For an attempt that both have, the source's entry is used.

@@ -12,7 +12,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Callable, Iterator, Optional, Tuple
 
-from midstream_host.copy.byte_planes import CHUNK, Layout, layout_of, pack
+from midstream_host.copy.byte_planes import CHUNK, PlaneLayout, layout_of, pack
 
 if TYPE_CHECKING:  # most streams are never packed, and its import takes a fifth of a program's start
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,7 +38,7 @@ class Packing:
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
-        self.layout: Optional[Layout] = None  # of the window that begins; None: it is sent as it is
+        self.layout: Optional[PlaneLayout] = None  # of the window that begins; None: it is sent as it is
         self.window = MIN_WINDOW  # bytes of the next window
         self._warm_up = WARM_UP  # bytes until the link is measured
         self._pause, self._next_pause = 0, FIRST_PAUSE
@@ -89,7 +89,7 @@ class Packing:
         self._pause -= 1
         self._plain_rate = rate if self._waited >= WAITING_SHARE * seconds else 0.0
 
-    def _pays(self, chunk: bytes, layout: Layout) -> bool:
+    def _pays(self, chunk: bytes, layout: PlaneLayout) -> bool:
         began = self._clock()
         pack(chunk, layout)
         seconds = max(self._clock() - began, 1e-9)
@@ -106,7 +106,9 @@ class Packer:
     def __init__(self) -> None:
         self._pool: Optional[ThreadPoolExecutor] = None
 
-    def chunks(self, file: int, offset: int, count: int, layout: Layout) -> Iterator[Tuple[bytes, Optional[bytes]]]:
+    def chunks(
+        self, file: int, offset: int, count: int, layout: PlaneLayout
+    ) -> Iterator[Tuple[bytes, Optional[bytes]]]:
         """Yield each chunk and its packed form, which is None where it is not shorter.
 
         Fewer than ``count`` bytes are yielded where the file ends before.
@@ -129,7 +131,7 @@ class Packer:
             yield data, packed
 
 
-def _read_and_pack(file: int, offset: int, count: int, layout: Layout) -> Tuple[bytes, Optional[bytes]]:
+def _read_and_pack(file: int, offset: int, count: int, layout: PlaneLayout) -> Tuple[bytes, Optional[bytes]]:
     data = os.pread(file, count, offset)
     packed = pack(data, layout) if data else b""
     return data, packed if len(packed) < len(data) else None

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any, Callable, List, Sequence
+from typing import Callable, List, Sequence
 
+from midstream_core.json_types import JsonValue
 from midstream_host.object_files import emit
 
 REPORT_INTERVAL = 0.05  # seconds
@@ -29,12 +30,12 @@ class ProgressReports:
         self._bytes = 0
         self._received = 0
         self._objects: List[str] = []
-        self._ranges: List[List[Any]] = []
+        self._ranges: List[List[JsonValue]] = []
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
-    def landed(self, count: int = 0, objects: Sequence[str] = (), ranges: Sequence[List[Any]] = ()) -> None:
+    def landed(self, count: int = 0, objects: Sequence[str] = (), ranges: Sequence[List[JsonValue]] = ()) -> None:
         with self._lock:
             self._bytes += count
             self._objects += objects

@@ -6,8 +6,9 @@ The items are written to a disk (`disk_receiver`) or a bucket (`bucket.receiver`
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Callable, Dict, Optional
+from typing import Callable, Generic, Optional, Protocol, TypeVar
 
+from midstream_core.json_types import JsonObject
 from midstream_host.allowlist import shown
 from midstream_host.copy import tls_peer as tls
 from midstream_host.copy.byte_planes import MalformedError, unpack
@@ -27,7 +28,7 @@ from midstream_host.copy.frames import (
 )
 from midstream_host.copy.progress_reports import ProgressReports
 from midstream_host.copy.requested_items import RequestedItems
-from midstream_host.copy.stdin_lines import Lines
+from midstream_host.copy.stdin_lines import StdinLines
 from midstream_host.copy_items import CopyItem
 from midstream_host.object_files import emit
 
@@ -48,39 +49,48 @@ class Arriving:
         check(self.item, self.digest)
 
 
-def check(item: CopyItem, digest: Any) -> None:
+class Digest(Protocol):
+    """A hash of `hashlib`."""
+
+    def hexdigest(self) -> str: ...
+
+
+def check(item: CopyItem, digest: Digest) -> None:
     """Compare a digest with an object's. Raises ProblemError."""
-    found = digest.hexdigest()
-    if found != item["sha256"]:
-        raise ProblemError("hash", path=item["path"], message="SHA-256 is {}".format(found))
+    sha256 = digest.hexdigest()
+    if sha256 != item["sha256"]:
+        raise ProblemError("hash", path=item["path"], message="SHA-256 is {}".format(sha256))
 
 
-class Receiver:
+ArrivingItem = TypeVar("ArrivingItem", bound=Arriving)
+
+
+class Receiver(Generic[ArrivingItem]):
     """Base of the receivers. ``arriving`` is the item that is being received."""
 
-    arriving: Any = None
+    arriving: Optional[ArrivingItem] = None
 
     def __init__(self, stream: Incoming, kind: str, key: str, report: Callable[..., None] = emit) -> None:
         self.stream, self.kind = stream, kind
         self.requests = RequestedItems(key)
         self.reports = ProgressReports(report)
 
-    def begin(self, item: CopyItem) -> Arriving:
+    def begin(self, item: CopyItem) -> ArrivingItem:
         """Prepare for an item. Raises ProblemError where its path is not allowed."""
         raise NotImplementedError
 
-    def most(self, arriving: Any) -> int:
+    def most(self, arriving: ArrivingItem) -> int:
         """Bytes of the item that `take` accepts now, at least 1."""
         raise NotImplementedError
 
-    def take(self, arriving: Any, data: memoryview) -> None:
+    def take(self, arriving: ArrivingItem, data: memoryview) -> None:
         """Write bytes of the item, in order. ``data`` is overwritten afterwards.
 
         An object of at most `SMALL` bytes that arrives in one frame is passed in one piece.
         """
         raise NotImplementedError
 
-    def arrived(self, arriving: Any) -> None:
+    def arrived(self, arriving: ArrivingItem) -> None:
         """Finish an item that has all its bytes.
 
         Raises ProblemError where its hash is wrong.
@@ -135,7 +145,7 @@ class Receiver:
         item = self.requests.checked(self.kind, payload)
         self.arriving = self.begin(item)
         if not item["length"]:
-            self._arrived()
+            self._arrived(self.arriving)
 
     def _data(self, length: int) -> None:
         arriving = self._expecting(length)
@@ -162,7 +172,7 @@ class Receiver:
             data = data[count:]
         self._arrived_if_complete(arriving)
 
-    def _expecting(self, length: int) -> Any:
+    def _expecting(self, length: int) -> ArrivingItem:
         """Return the item that arrives.
 
         Raises ProblemError where it has no ``length`` further bytes.
@@ -172,16 +182,16 @@ class Receiver:
             raise ProblemError("unrequested", path=self._path, message="more bytes than were requested")
         return arriving
 
-    def _arrived_if_complete(self, arriving: Any) -> None:
+    def _arrived_if_complete(self, arriving: ArrivingItem) -> None:
         if arriving.received == arriving.item["length"]:
-            self._arrived()
+            self._arrived(arriving)
 
-    def _arrived(self) -> None:
-        arriving, self.arriving = self.arriving, None
+    def _arrived(self, arriving: ArrivingItem) -> None:
+        self.arriving = None
         self.arrived(arriving)
 
 
-def receive(peer: Optional[Dict[str, Any]], write: Callable[[Incoming], None]) -> bool:
+def receive(peer: Optional[JsonObject], write: Callable[[Incoming], None]) -> bool:
     """Pass the stream from stdin, or from a TLS ``peer``, to ``write``.
 
     Returns whether it is done; the last line is ``done`` or ``problem``.
@@ -190,7 +200,7 @@ def receive(peer: Optional[Dict[str, Any]], write: Callable[[Incoming], None]) -
         widen(0)
         read_into = from_stdin
     else:
-        Lines()  # ends this program when the app closes stdin
+        StdinLines()  # ends this program when the app closes stdin
         try:
             read_into = tls.reader(tls.connect(peer))
         except OSError as error:

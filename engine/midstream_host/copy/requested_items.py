@@ -33,7 +33,7 @@ class RequestedItems:
         self._key = bytes.fromhex(key)
         self._number = 0
 
-    def tagged(self, item: CopyItem) -> Dict[str, Any]:
+    def tagged(self, item: CopyItem) -> Dict[str, object]:
         """Return the next item with its tag."""
         values = [item["path"], item["size"], item["sha256"], item["offset"], item["length"]]
         return dict(item, **{TAG: self._next(values)})

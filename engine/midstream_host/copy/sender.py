@@ -9,12 +9,13 @@ import socket
 import sys
 import time
 from functools import partial
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Callable, Optional, Sequence, Union
 
+from midstream_core.json_types import JsonObject
 from midstream_host.copy import tls_peer as tls
 from midstream_host.copy.frames import DATA, FAILED, FINISH, HEADER, IDLE, ITEM, PACKED, PAYLOAD, widen
 from midstream_host.copy.packing import Packer, Packing
-from midstream_host.copy.stdin_lines import Lines
+from midstream_host.copy.stdin_lines import Line, StdinLines
 from midstream_host.copy_items import CopyItem
 from midstream_host.declarations import program
 from midstream_host.object_files import LastFolder, emit, open_plain
@@ -102,7 +103,7 @@ def _read_and_write(write: Callable[[memoryview], None], file: int, offset: int,
 class Sender:
     """Writes the frames of items; small items share one write."""
 
-    def __init__(self, directory: str, out: Any) -> None:
+    def __init__(self, directory: str, out: "Union[Pipe, SocketOut]") -> None:
         self.directory = directory
         self.out = out
         self.pace = Pace()
@@ -239,7 +240,7 @@ def _short(found: int, item: CopyItem) -> str:
 
 
 Take = Callable[[Sequence[CopyItem]], bool]
-Wait = Callable[[Optional[float]], Optional[Dict[str, Any]]]  # returns the next line, or None after seconds
+Wait = Callable[[Optional[float]], Optional[Line]]  # returns the next line, or None after seconds
 
 
 def feed(wait: Wait, sender: Sender, take: Take) -> bool:
@@ -265,13 +266,13 @@ def feed(wait: Wait, sender: Sender, take: Take) -> bool:
             return True
 
 
-def serve(directory: str, peer: Optional[Dict[str, Any]], begin: Callable[[Sender], Take]) -> int:
+def serve(directory: str, peer: Optional[JsonObject], begin: Callable[[Sender], Take]) -> int:
     """Run a sender; return the exit status of the program.
 
     ``begin`` returns a function that sends items; it returns False where they cannot be read, after a FAILED frame.
     Input lines: see `send`.
     """
-    lines = Lines()
+    lines = StdinLines()
     # With TLS the listening end reports its port on stdout, and the frames go over the connection.
     try:
         sock = tls.connect(peer) if peer is not None else None
@@ -298,7 +299,7 @@ def take_from_disk(sender: Sender) -> Take:
 
 
 @program
-def send(directory: str, peer: Optional[Dict[str, Any]] = None) -> int:
+def send(directory: str, peer: Optional[JsonObject] = None) -> int:
     """Send the items that lines on stdin request.
 
     A program. Lines: ``{"items": [...]}``, ``{"rate": BYTES_PER_SECOND}``, ``{"end": true}``. Frames go to stdout, or

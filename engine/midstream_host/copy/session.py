@@ -26,7 +26,7 @@ from midstream_host.copy.staging import (
     sync_directory,
     sync_objects,
 )
-from midstream_host.copy.stdin_lines import IDLE_TIMEOUT, Lines
+from midstream_host.copy.stdin_lines import IDLE_TIMEOUT, StdinLines
 from midstream_host.copy_items import CopyObject
 from midstream_host.declarations import program
 from midstream_host.object_files import emit, inside, open_plain
@@ -64,7 +64,7 @@ def serve(
         kind: What the copy may contain (`allowlist`).
         survey: Whether to look for objects and parts that exist already.
     """
-    lines = Lines(idle_timeout=IDLE_TIMEOUT, last={"do": "end"})
+    lines = StdinLines(idle_timeout=IDLE_TIMEOUT, last={"do": "end"})
     stage = Stage(directory, generation)
     try:
         objects = allowlist.check_all(kind, objects)

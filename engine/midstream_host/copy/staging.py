@@ -22,8 +22,9 @@ import stat
 import threading
 import time
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
+from midstream_core.json_types import JsonValue
 from midstream_host.copy.stdin_lines import IDLE_TIMEOUT
 from midstream_host.copy_items import CopyObject
 from midstream_host.object_files import (
@@ -340,9 +341,9 @@ def chunks(size: int, chunk: int = CHUNK) -> Iterator[Tuple[int, int]]:
         yield offset, min(chunk, size - offset)
 
 
-def chunk_hashes(path: str, size: int) -> List[List[Any]]:
+def chunk_hashes(path: str, size: int) -> List[List[JsonValue]]:
     """Hash the complete chunks of a part, without holes: ``[offset, length, sha256]``."""
-    found: List[List[Any]] = []
+    found: List[List[JsonValue]] = []
     with os.fdopen(open_plain(path), "rb", buffering=0) as file:
         end = os.fstat(file.fileno()).st_size
         for offset, length in chunks(size):

@@ -18,7 +18,10 @@ IDLE_TIMEOUT = 30.0  # seconds without a byte after which a connection counts as
 GRACE = 1.0  # seconds to clean up after the end of stdin
 
 
-class Lines:
+Line = Dict[str, Any]  # of the app, which sends what each program reads
+
+
+class StdinLines:
     """Lines of stdin, read in a thread.
 
     At the end of stdin ``last`` is added, so that the program can clean up, and the process ends ``GRACE`` seconds
@@ -26,13 +29,13 @@ class Lines:
     would delay the interpreter's exit.
     """
 
-    def __init__(self, idle_timeout: Optional[float] = None, last: Optional[Dict[str, Any]] = None) -> None:
-        self._queue: "queue.Queue[Dict[str, Any]]" = queue.Queue()
+    def __init__(self, idle_timeout: Optional[float] = None, last: Optional[Line] = None) -> None:
+        self._queue: "queue.Queue[Line]" = queue.Queue()
         self._idle_timeout = idle_timeout
         self._last = last
         threading.Thread(target=self._read, daemon=True).start()
 
-    def get(self, timeout: Optional[float] = None) -> Optional[Dict[str, Any]]:
+    def get(self, timeout: Optional[float] = None) -> Optional[Line]:
         """Return the next object, or None after ``timeout`` seconds."""
         try:
             return self._queue.get(timeout=timeout)

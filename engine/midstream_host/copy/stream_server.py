@@ -12,14 +12,15 @@ import queue
 import sys
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, cast
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence
 
+from midstream_core.json_types import JsonObject
 from midstream_host.copy import tls_peer as tls
 from midstream_host.copy.disk_receiver import receive_into
 from midstream_host.copy.frames import Bytes, Incoming
 from midstream_host.copy.receiver import received
 from midstream_host.copy.sender import Sender, SocketOut, feed, take_from_disk
-from midstream_host.copy.stdin_lines import IDLE_TIMEOUT, Lines
+from midstream_host.copy.stdin_lines import IDLE_TIMEOUT, Line, StdinLines
 from midstream_host.copy.tls_listener import ACCEPT_TIMEOUT, Callers, listen
 from midstream_host.copy.writing_process import WritingProcess, processors
 from midstream_host.declarations import program
@@ -30,7 +31,7 @@ if TYPE_CHECKING:  # its import takes longer than all others together
 
 
 @program
-def receive(directory: str, generation: str, kind: str, keys: Sequence[str], peer: Dict[str, Any]) -> int:
+def receive(directory: str, generation: str, kind: str, keys: Sequence[str], peer: JsonObject) -> int:
     """Receive the streams of a copy into the staging directory ``generation``.
 
     A program. Events: ``listening`` with ``port``; those of ``copy.disk_receiver.receive``, each with the number
@@ -52,7 +53,7 @@ def receive(directory: str, generation: str, kind: str, keys: Sequence[str], pee
     apart: Dict[int, WritingProcess] = {}
     for number in range(min(len(keys), processors() // 2)):
         apart[number] = WritingProcess(partial(write, number), list(apart.values()))
-    Lines()  # ends this program when the app closes stdin
+    StdinLines()  # ends this program when the app closes stdin
 
     def work(number: int, sock: ssl.SSLSocket) -> None:
         process = apart.pop(number, None)
@@ -69,20 +70,21 @@ def receive(directory: str, generation: str, kind: str, keys: Sequence[str], pee
 
 
 @program
-def send(directory: str, streams: int, peer: Dict[str, Any]) -> int:
+def send(directory: str, streams: int, peer: JsonObject) -> int:
     """Send the items that lines on stdin request, each for one ``stream``.
 
     A program. Lines: those of ``copy.sender.send``. Events: ``listening`` with ``port``, then ``done`` or a
     ``problem``.
     """
-    lines = Lines()
-    queues: List["queue.Queue[Dict[str, Any]]"] = [queue.Queue() for _ in range(streams)]
+    lines = StdinLines()
+    queues: List["queue.Queue[Line]"] = [queue.Queue() for _ in range(streams)]
 
     def distribute() -> None:
         while True:
             line = lines.get()
             assert line is not None
-            cast("queue.Queue[Any]", queues[line["stream"]]).put(line)
+            number: int = line["stream"]
+            queues[number].put(line)
 
     def work(number: int, sock: ssl.SSLSocket) -> None:
         sender = Sender(directory, SocketOut(sock))
@@ -93,14 +95,14 @@ def send(directory: str, streams: int, peer: Dict[str, Any]) -> int:
     return _serve(peer, streams, work)
 
 
-def _line(lines: "queue.Queue[Dict[str, Any]]", seconds: Optional[float]) -> Optional[Dict[str, Any]]:
+def _line(lines: "queue.Queue[Line]", seconds: Optional[float]) -> Optional[Line]:
     try:
         return lines.get(timeout=seconds)
     except queue.Empty:
         return None
 
 
-def _serve(peer: Dict[str, Any], count: int, work: Callable[[int, ssl.SSLSocket], None]) -> int:
+def _serve(peer: JsonObject, count: int, work: Callable[[int, ssl.SSLSocket], None]) -> int:
     """Accept up to ``count`` streams, each in a thread; return the exit status."""
     threads: Dict[int, threading.Thread] = {}
     try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from typing import TYPE_CHECKING, Any, Dict, Generator
+from typing import TYPE_CHECKING, Generator
 
+from midstream_core.json_types import JsonObject, str_of
 from midstream_host.copy.stdin_lines import IDLE_TIMEOUT
 
 if TYPE_CHECKING:  # its import takes longer than all others together: functions import it when they need it
@@ -30,7 +31,7 @@ def _in_memory(text: str) -> Generator[str, None, None]:
         os.close(descriptor)
 
 
-def context_of(peer: Dict[str, Any]) -> ssl.SSLContext:
+def context_of(peer: JsonObject) -> ssl.SSLContext:
     """Return the settings of this end.
 
     The other end's certificate is the only trusted one.
@@ -43,19 +44,19 @@ def context_of(peer: Dict[str, Any]) -> ssl.SSLContext:
     # Names prove nothing here: the only trusted certificate is the one of the other end.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(cadata=peer["trusted"])
+    context.load_verify_locations(cadata=str_of(peer["trusted"]))
     if server:
         context.num_tickets = 0  # no session is continued
-    with _in_memory(peer["certificate"]) as certificate, _in_memory(peer["key"]) as key:
+    with _in_memory(str_of(peer["certificate"])) as certificate, _in_memory(str_of(peer["key"])) as key:
         context.load_cert_chain(certificate, key)
     return context
 
 
-def check_pinned(sock: ssl.SSLSocket, peer: Dict[str, Any]) -> None:
+def check_pinned(sock: ssl.SSLSocket, peer: JsonObject) -> None:
     """Raise OSError unless the other end has exactly the trusted certificate."""
     import ssl
 
-    if sock.getpeercert(True) != ssl.PEM_cert_to_DER_cert(peer["trusted"]):
+    if sock.getpeercert(True) != ssl.PEM_cert_to_DER_cert(str_of(peer["trusted"])):
         raise ssl.SSLError("the other end has another certificate")
 
 

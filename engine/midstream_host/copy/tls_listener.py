@@ -9,8 +9,9 @@ import os
 import selectors
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Dict, Optional, Sequence, Set, cast
+from typing import TYPE_CHECKING, Dict, Optional, Set, cast
 
+from midstream_core.json_types import JsonObject, int_of, optional_list
 from midstream_host.copy.tls_context import check_pinned, context_of, tune
 
 if TYPE_CHECKING:  # its import takes longer than all others together: functions import it when they need it
@@ -31,9 +32,9 @@ def ssh_address() -> str:
     return connection[2] if len(connection) == 4 else ""
 
 
-def listen(peer: Dict[str, Any]) -> socket.socket:
+def listen(peer: JsonObject) -> socket.socket:
     """Listen on a free port, one of the peer's ``ports`` where it names any."""
-    ports: Optional[Sequence[int]] = peer.get("ports")
+    ports = [int_of(port) for port in optional_list(peer.get("ports"))]
     address = ssh_address() if peer.get("ssh_address") else ""
     both = not address and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
@@ -52,7 +53,7 @@ class Callers:
     All are read in turn: one that sends nothing delays no other.
     """
 
-    def __init__(self, listener: socket.socket, peer: Dict[str, Any]) -> None:
+    def __init__(self, listener: socket.socket, peer: JsonObject) -> None:
         self._listener, self._peer = listener, peer
         self._context = context_of(peer)
         self._deadlines: Dict[socket.socket, float] = {}  # in the order of arrival
@@ -87,7 +88,10 @@ class Callers:
         for _ in range(ACCEPT_BATCH):
             if len(self._deadlines) >= MAX_CALLERS:
                 self._drop(
-                    next((each for each in self._deadlines if each not in self._spoken), next(iter(self._deadlines)))
+                    next(
+                        (sock for sock in self._deadlines if sock not in self._spoken),
+                        next(iter(self._deadlines)),
+                    )
                 )
             try:
                 sock, _ = self._listener.accept()
@@ -152,7 +156,7 @@ class Callers:
         self._selector.close()
 
 
-def accept(listener: socket.socket, peer: Dict[str, Any]) -> "ssl.SSLSocket":
+def accept(listener: socket.socket, peer: JsonObject) -> "ssl.SSLSocket":
     """Return the first connection with the right certificate; close the others."""
     callers = Callers(listener, peer)
     try:

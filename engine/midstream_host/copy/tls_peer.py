@@ -15,9 +15,10 @@ import selectors
 import socket
 import struct
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, TypedDict
+from typing import TYPE_CHECKING, Callable, List, Optional, Tuple, TypedDict
 
-from midstream_host.copy.stdin_lines import IDLE_TIMEOUT, Lines
+from midstream_core.json_types import JsonObject, float_of, int_of, optional_list, str_of
+from midstream_host.copy.stdin_lines import IDLE_TIMEOUT, StdinLines
 from midstream_host.copy.tls_context import check_pinned, context_of, tune
 from midstream_host.copy.tls_listener import HANDSHAKE_TIMEOUT, accept, listen, ssh_address
 from midstream_host.declarations import program, reads
@@ -58,22 +59,22 @@ def _handshake(sock: "ssl.SSLSocket", seconds: float) -> None:
     sock.settimeout(seconds)
 
 
-def _dial(peer: Dict[str, Any]) -> Tuple[ssl.SSLSocket, str]:
+def _dial(peer: JsonObject) -> Tuple[ssl.SSLSocket, str]:
     """Connect to the first address with the right certificate.
 
     Return the socket and the address.
     """
     context = context_of(peer)
-    timeout = peer.get("connect_timeout") or CONNECT_TIMEOUT
+    timeout = float_of(peer.get("connect_timeout") or CONNECT_TIMEOUT)
     why: List[str] = []
-    for address in peer["addresses"]:
+    for address in map(str_of, optional_list(peer["addresses"])):
         raw: Optional[socket.socket] = None
         try:
-            raw = socket.create_connection((address, peer["port"]), timeout)
+            raw = socket.create_connection((address, int_of(peer["port"])), timeout)
             tune(raw)
             sock = context.wrap_socket(raw, do_handshake_on_connect=False)
             raw = sock  # closing it closes both
-            _handshake(sock, peer.get("handshake_timeout") or HANDSHAKE_TIMEOUT)
+            _handshake(sock, float_of(peer.get("handshake_timeout") or HANDSHAKE_TIMEOUT))
             check_pinned(sock, peer)
             return sock, address
         except OSError as error:
@@ -83,7 +84,7 @@ def _dial(peer: Dict[str, Any]) -> Tuple[ssl.SSLSocket, str]:
     raise OSError("; ".join(why) or "no address to dial")
 
 
-def connect(peer: Dict[str, Any]) -> ssl.SSLSocket:
+def connect(peer: JsonObject) -> ssl.SSLSocket:
     """Connect with the other end.
 
     The listening end reports ``listening`` with its ``port``, one that dials for a numbered stream ``connected``.
@@ -95,7 +96,7 @@ def connect(peer: Dict[str, Any]) -> ssl.SSLSocket:
     else:
         sock, _ = _dial(peer)
         if "stream" in peer:
-            sock.sendall(NUMBER.pack(peer["stream"]))
+            sock.sendall(NUMBER.pack(int_of(peer["stream"])))
             emit("connected")
     sock.settimeout(IDLE_TIMEOUT)
     return sock
@@ -142,12 +143,12 @@ def addresses() -> List[str]:
 
 
 @program
-def answer(peer: Dict[str, Any]) -> int:
+def answer(peer: JsonObject) -> int:
     """Listen, and echo what the authenticated peer sends.
 
     A program. Lines: ``listening`` with ``port`` and ``addresses``, then ``done`` or ``problem``.
     """
-    Lines()
+    StdinLines()
     try:
         with listen(peer) as listener:
             emit("listening", port=listener.getsockname()[1], addresses=addresses())
@@ -179,7 +180,7 @@ class ConnectionProbe(TypedDict):
 
 
 @reads()
-def probe(peer: Dict[str, Any]) -> ConnectionProbe:
+def probe(peer: JsonObject) -> ConnectionProbe:
     """Connect to the listening peer and measure the round trip."""
     try:
         sock, address = _dial(peer)

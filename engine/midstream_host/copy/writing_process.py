@@ -10,8 +10,9 @@ import os
 import select
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from typing import TYPE_CHECKING, Callable, Sequence
 
+from midstream_core.json_types import JsonValue
 from midstream_host.copy.frames import Incoming
 from midstream_host.copy.shared_blocks import SharedBlocks
 from midstream_host.copy.stdin_lines import IDLE_TIMEOUT
@@ -31,7 +32,7 @@ def processors() -> int:
 class WritingProcess:
     """The process; ends with its stream, or with this process."""
 
-    def __init__(self, work: Callable[[Incoming, Report], Any], others: "Sequence[WritingProcess]" = ()) -> None:
+    def __init__(self, work: Callable[[Incoming, Report], object], others: "Sequence[WritingProcess]" = ()) -> None:
         """Fork it.
 
         Args:
@@ -48,17 +49,19 @@ class WritingProcess:
         os.close(reporting)
         self._blocks.fill_only()
 
-    def _run(self, work: Callable[[Incoming, Report], Any], reporting: int, others: "Sequence[WritingProcess]") -> None:
+    def _run(
+        self, work: Callable[[Incoming, Report], object], reporting: int, others: "Sequence[WritingProcess]"
+    ) -> None:
         """Receive the stream, in the new process; does not return."""
         status = 1
         try:
-            for each in others:
-                each.release()
+            for other in others:
+                other.release()
             os.close(self._reports)
             self._blocks.empty_only()
             lock = threading.Lock()
 
-            def report(event: str, **fields: Any) -> None:
+            def report(event: str, **fields: JsonValue) -> None:
                 data = memoryview(line_of(event, fields))
                 with lock:
                     while data:

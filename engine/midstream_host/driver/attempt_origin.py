@@ -37,7 +37,7 @@ def find_origin(place: AttemptPlace, command: Optional[records.Command]) -> "Tup
     return None, None
 
 
-def why_complete(run: RunFile, restored: work_directory.Restored) -> str:
+def why_complete(run: RunFile, restored: work_directory.PlacedCheckpoint) -> str:
     """Return what shows that nothing is left to train after a checkpoint; else empty.
 
     Where the run file states ``steps``, they decide: a run may be prolonged.
@@ -53,7 +53,7 @@ def why_complete(run: RunFile, restored: work_directory.Restored) -> str:
 
 def write_evidence(
     place: AttemptPlace,
-    restored: work_directory.Restored,
+    restored: work_directory.PlacedCheckpoint,
     name: str,
     expected: Optional[str],
     devices: int,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import Any, Dict, Optional
+from typing import Dict, Optional
 
 from midstream_core import records
 from midstream_core.attempt.status_file import StatusFile
+from midstream_core.json_types import JsonValue
 from midstream_host.driver.attempt_commands import AttemptCommands
 from midstream_host.driver.attempt_group import AttemptGroup
 from midstream_host.driver.attempt_place import AttemptPlace
@@ -58,7 +59,7 @@ class AttemptProgress:
         if self._tail is None:
             self._look_at_first()
             return
-        news: Dict[str, Any] = {}
+        news: Dict[str, JsonValue] = {}
         rows = self._tail.poll() + (self._tail.poll() if settle else 0)  # a source's last row may be waited for
         state = self._status.value.state
         if rows and state in (records.STARTING, records.RESTORING):

@@ -17,7 +17,7 @@ from midstream_host.driver.metrics_source import open_source
 from midstream_host.driver.metrics_tail import MetricsTail
 from midstream_host.driver.run_file import RunFile, World
 from midstream_host.driver.trainer_process import Started
-from midstream_host.driver.trainer_setup import Node, Setup
+from midstream_host.driver.trainer_setup import Node, TrainerSetup
 
 
 class AttemptTrainer(NamedTuple):
@@ -37,11 +37,11 @@ class AttemptTrainer(NamedTuple):
         """Working directory of the run."""
         return run.directory or posixpath.join(self.place.paths.dir, work_directory.WORK)
 
-    def setup(self, run: RunFile, directory: str) -> Setup:
+    def setup(self, run: RunFile, directory: str) -> TrainerSetup:
         tap = posixpath.join(self.place.files.dir, "batches-{}.jsonl".format(self.node.number))
-        return Setup(run, self.world, self.node, self.python, directory, tap)
+        return TrainerSetup(run, self.world, self.node, self.python, directory, tap)
 
-    def place_inputs(self, setup: Setup, name: Optional[str]) -> Optional[work_directory.Restored]:
+    def place_inputs(self, setup: TrainerSetup, name: Optional[str]) -> Optional[work_directory.PlacedCheckpoint]:
         """Bring the files that travel and the checkpoint to the working directory.
 
         Node 0 alone copies: a group has one working directory. Raises RecordError, OSError.
@@ -60,7 +60,7 @@ class AttemptTrainer(NamedTuple):
             return None
         return work_directory.place_checkpoint(place.paths, name, setup.checkpoints)
 
-    def start(self, setup: Setup, checkpoint: str) -> Started:
+    def start(self, setup: TrainerSetup, checkpoint: str) -> Started:
         """Start its processes on this node.
 
         Raises OSError where a program cannot be started, RecordError for a variable of the command that is not set.
@@ -72,7 +72,7 @@ class AttemptTrainer(NamedTuple):
         return Started(commands, environments, setup.directory, self.mark)
 
     def open_tail(
-        self, setup: Setup, path: str, first: int, *, started: Optional[float] = None, start: int = 0
+        self, setup: TrainerSetup, path: str, first: int, *, started: Optional[float] = None, start: int = 0
     ) -> MetricsTail:
         """Follow its metrics into ``path`` from step ``first`` on.
 
@@ -94,7 +94,7 @@ class AttemptTrainer(NamedTuple):
         return tail
 
 
-def _checkpoints_in(setup: Setup, root: str) -> List[str]:
+def _checkpoints_in(setup: TrainerSetup, root: str) -> List[str]:
     """Return the checkpoints in a working directory that has other files too.
 
     A file that travels, such as weights to begin with, is none. Raises RecordError, OSError.

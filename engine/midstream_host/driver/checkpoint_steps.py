@@ -9,8 +9,9 @@ as many steps when the checkpoint appeared.
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
+from midstream_core.json_types import JsonValue
 from midstream_host.driver.checkpoints.checkpoint import Checkpoint
 from midstream_host.driver.checkpoints.checkpoint_finder import rule_of
 
@@ -31,7 +32,7 @@ class Logged(NamedTuple):
 
 
 class _Appearance(NamedTuple):
-    identity: Optional[Tuple[Any, ...]]  # of the complete checkpoint; None: it was not complete yet
+    identity: Optional[Tuple[JsonValue, ...]]  # of the complete checkpoint; None: it was not complete yet
     before: Optional[int]  # step that was logged at the last look without it; None: it was there at the first look
     after: int  # the same, `PROMPT` seconds after the first look with it
     time: float  # of that look, of a clock that only grows
@@ -116,7 +117,7 @@ class CheckpointSteps:
         appeared = self._appeared.get(found.path)
         if not self._rule.of_scripts or found.stated is None or logged is None or appeared is None:
             return 0
-        lower = [each.stated for each in others if each.stated is not None and each.stated < found.stated]
+        lower = [other.stated for other in others if other.stated is not None and other.stated < found.stated]
         interval = found.stated - max([self._first if self._first < found.stated else 0, *lower])
         before = appeared.before if appeared.before is not None else 0
         return before if before - 2 * interval - logged.interval > found.stated else 0
@@ -130,7 +131,7 @@ class CheckpointSteps:
         appeared, named = self._appeared.get(found.path), found.named
         if appeared is None or named is None or logged is None:
             return False
-        names = [each.named for each in others if each.named is not None]
+        names = [other.named for other in others if other.named is not None]
         interval = named - max([self._first if self._first < named else 0, *(name for name in names if name < named)])
         before = appeared.before if appeared.before is not None else appeared.after - interval
         last = logged.step if logged.lags and named == max(names) else appeared.after
@@ -149,6 +150,6 @@ def why_left_out(hint: str, found: Checkpoint) -> str:
     return found.reason
 
 
-def identity_of(found: Checkpoint) -> Tuple[Any, ...]:
+def identity_of(found: Checkpoint) -> Tuple[JsonValue, ...]:
     """Return what changes when a checkpoint is written again."""
     return found.modified, found.step, tuple((file.path, file.size) for file in found.files)

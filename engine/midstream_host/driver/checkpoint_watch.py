@@ -9,17 +9,18 @@ import os
 import posixpath
 import threading
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from midstream_core import records
 from midstream_core.attempt.save_fence import FenceUnreadableError
+from midstream_core.json_types import JsonValue
 from midstream_host.driver import recorded_checkpoints
 from midstream_host.driver.checkpoint_places import CheckpointPlaces
 from midstream_host.driver.checkpoint_steps import CheckpointSteps, Logged, identity_of
 from midstream_host.driver.checkpoints.checkpoint import Checkpoint
 from midstream_host.driver.checkpoints.checkpoint_finder import rule_of
-from midstream_host.driver.recorded_checkpoints import Found
-from midstream_host.driver.trainer_setup import Setup
+from midstream_host.driver.recorded_checkpoints import TrainerCheckpoint
+from midstream_host.driver.trainer_setup import TrainerSetup
 from midstream_host.driver.work_directory import travelling
 
 SCAN_INTERVAL = 0.5  # seconds
@@ -37,7 +38,7 @@ class CheckpointWatch:
 
     def __init__(
         self,
-        setup: Setup,
+        setup: TrainerSetup,
         paths: records.RunPaths,
         attempt: int,
         epoch: int,
@@ -75,7 +76,7 @@ class CheckpointWatch:
         self.problem = ""  # why the newest one is not recorded, in one line
         self._failed = ("", -1)  # path and step of the one that could not be recorded
         self._again, self._wait = 0.0, RETRY_INTERVAL  # when it is tried again, and how long later the next time
-        self._unchanged: Dict[str, Tuple[Any, float]] = {}  # path of one without an end: its files, since when
+        self._unchanged: Dict[str, Tuple[JsonValue, float]] = {}  # path of one without an end: its files, since when
         self._is_first_look = True
         self._first = first
         self._steps = CheckpointSteps(checkpoints.rule, first)
@@ -130,7 +131,7 @@ class CheckpointWatch:
             recorded = self._collect() or recorded
         return recorded
 
-    def _find(self, settle: bool, ended_well: bool, logged: Optional[Logged]) -> Optional[Found]:
+    def _find(self, settle: bool, ended_well: bool, logged: Optional[Logged]) -> Optional[TrainerCheckpoint]:
         """Return the newest complete checkpoint that is not recorded; None without one."""
         above = -1 if self.newest is None else self.newest.step
         own = self._own(logged)
@@ -154,7 +155,7 @@ class CheckpointWatch:
         self._newest_own = step
         directory, path = self._places.relative(self._setup.checkpoints, newest.path)
         files = sorted(self._places.relative(directory, file.path)[1] for file in newest.files)
-        return Found(directory, path, step, tuple(files))
+        return TrainerCheckpoint(directory, path, step, tuple(files))
 
     def _own(self, logged: Optional[Logged]) -> List[Tuple[int, Checkpoint]]:
         """Return the complete checkpoints of this trainer whose step is known.
@@ -178,7 +179,7 @@ class CheckpointWatch:
             self.problem = why[:300]
         return known
 
-    def _find_present(self, started: Optional[float]) -> Dict[str, Tuple[Any, ...]]:
+    def _find_present(self, started: Optional[float]) -> Dict[str, Tuple[JsonValue, ...]]:
         """Return the checkpoints of earlier processes, as they are now."""
         try:
             found = self._places.find()
@@ -225,19 +226,19 @@ class CheckpointWatch:
             stats = [os.stat(posixpath.join(self._setup.checkpoints, file.path)) for file in found.files]
         except FileNotFoundError:
             return True
-        files = [(each.st_ino, each.st_size, each.st_mtime_ns) for each in stats]
+        files = [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats]
         known, since = self._unchanged.get(found.path, (None, 0.0))
         if known != files:
-            age = max(0.0, time.time() - max(each.st_ctime for each in stats)) if self._is_first_look else 0.0
+            age = max(0.0, time.time() - max(stat.st_ctime for stat in stats)) if self._is_first_look else 0.0
             since = time.monotonic() - age
             self._unchanged[found.path] = files, since
         return time.monotonic() - since < QUIET
 
-    def _fails_still(self, found: Found) -> bool:
+    def _fails_still(self, found: TrainerCheckpoint) -> bool:
         """Return whether a checkpoint failed so recently that it is not tried again."""
         return (found.path, found.step) == self._failed and time.monotonic() < self._again
 
-    def _record(self, found: Found) -> None:
+    def _record(self, found: TrainerCheckpoint) -> None:
         try:
             self._done = recorded_checkpoints.record(
                 self._paths,

@@ -31,9 +31,9 @@ from midstream_host.driver.signals import block_signals, wait_for_signal
 from midstream_host.driver.standby import Standby
 from midstream_host.driver.start_evidence import StartEvidence
 from midstream_host.driver.trainer_process import Adopted, TrainerProcess, started_at
-from midstream_host.driver.trainer_setup import PACKAGES, Node, Setup, versions
+from midstream_host.driver.trainer_setup import PACKAGES, Node, TrainerSetup, versions
 from midstream_host.driver.trainer_stop import TrainerStop, ended_well
-from midstream_host.driver.work_directory import Restored, placed_checkpoint
+from midstream_host.driver.work_directory import PlacedCheckpoint, placed_checkpoint
 
 
 class DrivenAttempt:
@@ -192,7 +192,7 @@ class DrivenAttempt:
             return self._ended(records.FINISHED)
         return self._follow(run, commands, self._progress)
 
-    def _inputs(self, setup: Setup, name: Optional[str]) -> Optional[Restored]:
+    def _inputs(self, setup: TrainerSetup, name: Optional[str]) -> Optional[PlacedCheckpoint]:
         """Place files and checkpoint, or wait until node 0 has. Errors as of `run`."""
         if self._group.is_first:
             placed = self._launch.place_inputs(setup, name)

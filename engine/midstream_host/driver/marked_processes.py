@@ -22,7 +22,8 @@ POLL_INTERVAL = 0.02  # seconds
 
 def marked(mark: str) -> Set[int]:
     """Return the pids of this user's processes with the mark, except the caller's."""
-    wanted, found = (MARK + "=" + mark).encode(), set()
+    entry = (MARK + "=" + mark).encode()
+    pids: Set[int] = set()
     for name in os.listdir("/proc"):
         if not name.isdecimal() or int(name) == os.getpid():
             continue
@@ -31,9 +32,9 @@ def marked(mark: str) -> Set[int]:
                 environment = file.read().split(b"\0")
         except OSError:  # it has ended, or is another user's
             continue
-        if wanted in environment and records.identify(int(name)) is not None:
-            found.add(int(name))
-    return found
+        if entry in environment and records.identify(int(name)) is not None:
+            pids.add(int(name))
+    return pids
 
 
 def end_marked(mark: str, timeout: float = 30.0) -> List[int]:

@@ -6,12 +6,12 @@ import posixpath
 from typing import Tuple
 
 from midstream_host.driver.metrics.metrics_reader import MetricsReader, open_reader
-from midstream_host.driver.trainer_setup import Setup
+from midstream_host.driver.trainer_setup import TrainerSetup
 
 OUT = "{out}/"
 
 
-def open_source(setup: Setup, log: str) -> MetricsReader:
+def open_source(setup: TrainerSetup, log: str) -> MetricsReader:
     """Return the reader of the metrics.
 
     ``log``: the file of the trainer's output, which ``regex`` reads without a path.
@@ -33,7 +33,7 @@ def open_source(setup: Setup, log: str) -> MetricsReader:
     )
 
 
-def _place(setup: Setup, path: str) -> Tuple[str, str]:
+def _place(setup: TrainerSetup, path: str) -> Tuple[str, str]:
     """Return the directory that is searched, and the pattern below it."""
     if not path:
         return setup.out, ""

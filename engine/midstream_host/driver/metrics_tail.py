@@ -11,12 +11,13 @@ import json
 import os
 import time
 from collections import deque
-from typing import Any, Deque, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Deque, Dict, List, Optional, Tuple
 
 from midstream_core import records
+from midstream_core.json_types import JsonObject, int_of
 from midstream_host.driver.batch_tap import BatchTap
 from midstream_host.driver.metrics.metrics_reader import MetricsReader
-from midstream_host.driver.metrics.rows import COUNTED, LOSS, RowsOfPart
+from midstream_host.driver.metrics.rows import COUNTED, LOSS, Row, RowsOfPart
 from midstream_host.driver.rows_since_start import RowsSinceStart
 
 PASS_TIMEOUT = 300.0  # seconds for the metrics of earlier attempts: about 1 GB
@@ -58,7 +59,7 @@ class MetricsTail:
         self._last: Optional[Tuple[float, bool]] = None  # time of the last row, and whether it is the row's own
         self._lag = float("inf")  # seconds between the last row's own time and its reading
         self._evaluated = first
-        self._apart: Dict[int, Dict[str, Any]] = {}  # values of steps whose loss has not come yet
+        self._apart: Dict[int, Row] = {}  # values of steps whose loss has not come yet
 
     @property
     def is_prompt(self) -> bool:
@@ -139,7 +140,7 @@ class MetricsTail:
             self.problem = "metrics cannot be read: {}".format(error)[:300]
             return []
 
-    def _write(self, part: RowsOfPart, found: Mapping[str, Any], now: float, *, alone: bool) -> None:
+    def _write(self, part: RowsOfPart, found: JsonObject, now: float, *, alone: bool) -> None:
         """Write a row that was read at ``now``; ``alone``: no other loss was read with it."""
         row = self._row(self.since_start.step_of(part.part, found), found, now, alone=alone)
         if row:
@@ -167,7 +168,7 @@ class MetricsTail:
         self._settle()
         os.close(self._file)
 
-    def _row(self, step: int, found: Mapping[str, Any], now: float, *, alone: bool) -> Dict[str, Any]:
+    def _row(self, step: int, found: JsonObject, now: float, *, alone: bool) -> Row:
         # None is a number that is not finite: a diverged run has a row of each step, too.
         values = {name: value for name, value in found.items() if name not in APART}
         loss = LOSS in values
@@ -182,7 +183,7 @@ class MetricsTail:
             return {}  # of an earlier attempt, or a part that repeats it
         own = _own_time(found)
         moment = now if own is None else own
-        row: Dict[str, Any] = {"global_step": step, **values, "time": moment, **self._start}
+        row: Row = {"global_step": step, **values, "time": moment, **self._start}
         if not loss:
             self._evaluated = step + 1
             return row
@@ -205,7 +206,7 @@ class MetricsTail:
         self.step, self._last = step + 1, (moment, timed)
         return row
 
-    def _compare(self, step: int, values: Mapping[str, Any]) -> None:
+    def _compare(self, step: int, values: JsonObject) -> None:
         """Note a second row of a step with another loss.
 
         Which one is recorded is left to chance.
@@ -218,28 +219,29 @@ class MetricsTail:
             )
 
 
-def _own_time(row: Mapping[str, Any]) -> Optional[float]:
+def _own_time(row: JsonObject) -> Optional[float]:
     found = row.get("time")
     return float(found) if isinstance(found, (int, float)) and found > 0 else None
 
 
-def _is_older(row: Mapping[str, Any], started: float) -> bool:
+def _is_older(row: JsonObject, started: float) -> bool:
     own = _own_time(row)
     return own is not None and own < started
 
 
-def _last_beginning(rows: List[Dict[str, Any]]) -> int:
+def _last_beginning(rows: List[Row]) -> int:
     """Return the index of the last row with a loss where steps begin again, or 0."""
     found, highest = 0, -1
     for index, row in enumerate(rows):
         if LOSS in row:
-            if row["global_step"] < highest:
+            step = int_of(row["global_step"])
+            if step < highest:
                 found = index
-            highest = row["global_step"]
+            highest = step
     return found
 
 
-def read_rows(path: str) -> List[Dict[str, Any]]:
+def read_rows(path: str) -> List[Row]:
     """Return the complete rows of a file; none where it is absent."""
     try:
         with records.open_regular(path) as file:

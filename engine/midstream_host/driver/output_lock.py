@@ -14,12 +14,12 @@ import posixpath
 from typing import Optional
 
 from midstream_host.driver.attempt_place import AttemptPlace, EndedEarlyError, say
-from midstream_host.driver.trainer_setup import Setup
+from midstream_host.driver.trainer_setup import TrainerSetup
 
 LONGEST = 4096  # bytes of a run's directory
 
 
-def lock_output(place: AttemptPlace, setup: Setup) -> Optional[int]:
+def lock_output(place: AttemptPlace, setup: TrainerSetup) -> Optional[int]:
     """Lock a trainer's output for this process.
 
     Returns the descriptor that has the lock. None where the same run has it already, as the driver of an earlier

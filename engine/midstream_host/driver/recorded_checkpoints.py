@@ -18,10 +18,11 @@ import os
 import posixpath
 import shutil
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Dict, Generator, List, NamedTuple, Optional, Set, Tuple
 
 from midstream_core import records
 from midstream_core.attempt import save_fence
+from midstream_core.json_types import JsonValue
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError
 from midstream_host.driver.checkpoints.checkpoint_finder import RULES, find_checkpoints
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
@@ -33,7 +34,7 @@ TRASH = ".trash-"  # begins the name of a checkpoint that is being removed
 KEPT = 2  # newest recorded checkpoints that are not removed
 
 
-class Found(NamedTuple):
+class TrainerCheckpoint(NamedTuple):
     """A complete checkpoint of the trainer: its files, relative to ``directory``."""
 
     directory: str
@@ -42,8 +43,8 @@ class Found(NamedTuple):
     files: Tuple[str, ...]
 
 
-def record(paths: records.RunPaths, run: RunFile, found: Found, attempt: int, epoch: int, versions: Dict[str, str],
-           world: int, start: int = 0) -> Optional[records.Manifest]:  # fmt: skip
+def record(paths: records.RunPaths, run: RunFile, found: TrainerCheckpoint, attempt: int, epoch: int,
+           versions: Dict[str, str], world: int, start: int = 0) -> Optional[records.Manifest]:  # fmt: skip
     """Record a checkpoint; return its manifest, None if the trainer has removed it.
 
     Args:
@@ -87,7 +88,7 @@ def record(paths: records.RunPaths, run: RunFile, found: Found, attempt: int, ep
     still = _is_still(run, found, posixpath.join(directory, FILES), world)
     if not still or not _signature(found) <= before:  # what it has removed by now is in the copy
         return _unrecorded(found, directory, before)
-    state: Dict[str, Any] = {
+    state: Dict[str, JsonValue] = {
         "step": found.step,
         "trainer": run.trainer,
         "path": found.path,
@@ -119,7 +120,7 @@ def record(paths: records.RunPaths, run: RunFile, found: Found, attempt: int, ep
     return manifest
 
 
-def _signature(found: Found) -> Set[Tuple[str, int, int]]:
+def _signature(found: TrainerCheckpoint) -> Set[Tuple[str, int, int]]:
     """Return path, size and time of each file of a checkpoint.
 
     None where the trainer has removed it. Raises RecordError.
@@ -133,7 +134,7 @@ def _signature(found: Found) -> Set[Tuple[str, int, int]]:
     return {(posixpath.join(found.path, name) if name else found.path, size, time) for name, size, time in files}
 
 
-def _unrecorded(found: Found, directory: str, before: Set[Tuple[str, int, int]]) -> None:
+def _unrecorded(found: TrainerCheckpoint, directory: str, before: Set[Tuple[str, int, int]]) -> None:
     """Remove the copy of a checkpoint that is not recorded.
 
     Raises RecordError where the trainer has not removed the checkpoint.
@@ -146,7 +147,7 @@ def _unrecorded(found: Found, directory: str, before: Set[Tuple[str, int, int]])
         raise records.RecordError("checkpoint of step {} changed while it was recorded".format(found.step))
 
 
-def _is_still(run: RunFile, found: Found, directory: str, world: int) -> bool:
+def _is_still(run: RunFile, found: TrainerCheckpoint, directory: str, world: int) -> bool:
     """Return whether what was taken is the complete checkpoint of that step.
 
     A file may have been written again.
@@ -171,7 +172,7 @@ def write_newest_file(rule: str, directory: str, path: str) -> str:
 
 
 @contextlib.contextmanager
-def _finished(run: RunFile, found: Found, directory: str) -> Iterator[None]:
+def _finished(run: RunFile, found: TrainerCheckpoint, directory: str) -> Generator[None, None, None]:
     """Put the mark of a finished checkpoint beside its copy, if the rule needs one.
 
     The file that names the newest is no part of a checkpoint: it was read when the checkpoint was found, and it is

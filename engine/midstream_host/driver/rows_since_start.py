@@ -45,7 +45,7 @@ class RowsSinceStart:
             self._note(step, row.get("time"))
         return step
 
-    def _note(self, step: int, time: Any) -> None:
+    def _note(self, step: int, time: object) -> None:
         if self.started is not None and isinstance(time, (int, float)) and 0 < time < self.started:
             return  # written again, from before the start
         if not self.rows:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import posixpath
 import re
-from typing import Any, ClassVar, Dict, List, Mapping, Optional, cast
+from typing import Any, ClassVar, Dict, List, Mapping, Optional
 
 from midstream_core.json_shapes import Form, Long
+from midstream_core.json_types import JsonValue
 from midstream_core.records.errors import RecordError
 from midstream_core.records.field_forms import DIGEST_OR_EMPTY, NAME
 from midstream_core.records.record import JsonRecord
@@ -159,9 +160,9 @@ class RunFile(JsonRecord):
         return not self.launcher or self.uses("devices") or self.uses("world")
 
 
-def is_run_file(value: Any) -> bool:
+def is_run_file(value: JsonValue) -> bool:
     """Return whether the content of a ``run.yaml`` is a run file of another trainer."""
-    return isinstance(value, dict) and isinstance(cast("Dict[str, Any]", value).get("trainer"), str)
+    return isinstance(value, dict) and isinstance(value.get("trainer"), str)
 
 
 @dataclasses.dataclass(frozen=True)

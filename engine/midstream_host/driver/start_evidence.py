@@ -10,7 +10,7 @@ from midstream_host.driver.attempt_place import say
 from midstream_host.driver.checkpoint_watch import CheckpointWatch
 from midstream_host.driver.metrics_tail import MetricsTail
 from midstream_host.driver.opened_files import OpenedFiles
-from midstream_host.driver.work_directory import Restored
+from midstream_host.driver.work_directory import PlacedCheckpoint
 
 # A trainer that has written two checkpoints, and no row for so long after the first, logs what cannot be recorded:
 # TensorBoard writes every 120 s, the others sooner.
@@ -22,7 +22,7 @@ MOST_ROWS = 64  # that are counted; more add nothing
 class StartEvidence:
     """Evidence of one start, written to a file when something is added."""
 
-    def __init__(self, path: str, restored: Restored, nodes: int) -> None:
+    def __init__(self, path: str, restored: PlacedCheckpoint, nodes: int) -> None:
         """Begin to watch.
 
         Call it when the checkpoint is placed, before the trainer is started.

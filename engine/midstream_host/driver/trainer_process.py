@@ -144,7 +144,7 @@ def started_at(identity: records.ProcessIdentity) -> float:
 
 def end_processes(processes: Sequence[records.ProcessIdentity], timeout: float = 30.0) -> List[int]:
     """Kill processes and their descendants; return those left after ``timeout`` s."""
-    deadline, known = time.monotonic() + timeout, {each.pid: each for each in processes}
+    deadline, known = time.monotonic() + timeout, {process.pid: process for process in processes}
     while True:
         for each in processes:
             if records.is_running(each):

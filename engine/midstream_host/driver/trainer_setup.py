@@ -55,7 +55,7 @@ class Node:
 
 
 @dataclasses.dataclass(frozen=True)
-class Setup:
+class TrainerSetup:
     """A run's trainer on this node, in one working directory."""
 
     run: RunFile

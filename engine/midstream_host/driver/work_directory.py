@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import posixpath
 import shutil
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set
 
 from midstream_core import records
+from midstream_core.json_types import object_or_empty, optional_list, str_of
 from midstream_host.driver.checkpoints.search import GIVEN_UP
 from midstream_host.driver.recorded_checkpoints import FILES, digest_of, place, write_newest_file
 
@@ -21,7 +22,7 @@ class MismatchError(Exception):
     """A checkpoint's bytes are not those that were recorded."""
 
 
-class Restored(NamedTuple):
+class PlacedCheckpoint(NamedTuple):
     """A checkpoint that was placed where the trainer reads it.
 
     ``files``: relative to ``directory``.
@@ -43,7 +44,7 @@ def bring_files(root: str, digest: str, directory: str) -> None:
     """
     tree = posixpath.join(root, "data", digest)
     described = records.read_json(posixpath.join(tree, records.MANIFEST))
-    for value in described["objects"]:
+    for value in optional_list(object_or_empty(described)["objects"]):
         entry = records.ObjectEntry.from_json(value)
         if not entry.path.startswith(FILES + "/"):
             continue
@@ -67,17 +68,17 @@ def travelling(root: str, digest: str) -> Set[str]:
     on this host. Raises RecordError, OSError.
     """
     described = records.read_json_or_none(posixpath.join(root, "data", digest, records.MANIFEST)) if digest else None
-    found: Set[str] = set()
-    for value in described["objects"] if described is not None else ():
+    travelling_paths: Set[str] = set()
+    for value in optional_list(object_or_empty(described)["objects"]) if described is not None else ():
         path = records.ObjectEntry.from_json(value).path
         relative = path[len(FILES) + 1 :] if path.startswith(FILES + "/") else ""
-        while relative and relative not in found:
-            found.add(relative)
+        while relative and relative not in travelling_paths:
+            travelling_paths.add(relative)
             relative = posixpath.dirname(relative)
-    return found
+    return travelling_paths
 
 
-def place_checkpoint(paths: records.RunPaths, name: str, directory: str) -> Restored:
+def place_checkpoint(paths: records.RunPaths, name: str, directory: str) -> PlacedCheckpoint:
     """Place a recorded checkpoint below the trainer's directory of checkpoints.
 
     Call `set_aside` first: what is there belongs to steps that are given up, and a trainer that looks for its newest
@@ -85,37 +86,39 @@ def place_checkpoint(paths: records.RunPaths, name: str, directory: str) -> Rest
     """
     source = paths.checkpoint(name)
     manifest = records.Manifest.read(posixpath.join(source, records.MANIFEST))
-    state: Dict[str, Any] = records.read_json(posixpath.join(source, records.TRAIN))["state"]
-    if not records.safe_relative(state["path"]):
-        raise MismatchError("{}: {} leaves the directory".format(name, ascii(state["path"])))
+    state = records.checkpoint_state(source)
+    main_path, files = str_of(state["path"]), object_or_empty(state["files"])
+    if not records.safe_relative(main_path):
+        raise MismatchError("{}: {} leaves the directory".format(name, ascii(main_path)))
     os.makedirs(directory, exist_ok=True)
     measured: Dict[str, str] = {}
-    for path in sorted(state["files"]):
+    for path in sorted(files):
         if not records.safe_relative(path):
             raise MismatchError("{}: {} leaves the directory".format(name, ascii(path)))
         target = posixpath.join(directory, path)
         os.makedirs(posixpath.dirname(target), exist_ok=True)
         place(posixpath.join(source, FILES, path), target, link=False)
         measured[path] = digest_of(target)[0]
-    write_newest_file(str(state.get("rule", "")), directory, state["path"])
+    write_newest_file(str(state.get("rule", "")), directory, main_path)
     digest = records.root_digest([], {}, {**state, "files": measured})
-    path = posixpath.join(directory, state["path"])
-    return Restored(path, manifest.step, digest, manifest.root_digest, directory, sorted(measured))
+    path = posixpath.join(directory, main_path)
+    return PlacedCheckpoint(path, manifest.step, digest, manifest.root_digest, directory, sorted(measured))
 
 
-def placed_checkpoint(paths: records.RunPaths, name: str, directory: str) -> Restored:
+def placed_checkpoint(paths: records.RunPaths, name: str, directory: str) -> PlacedCheckpoint:
     """Return what `place_checkpoint` has placed on another node.
 
     Raises RecordError, MismatchError.
     """
     source = paths.checkpoint(name)
     manifest = records.Manifest.read(posixpath.join(source, records.MANIFEST))
-    state: Dict[str, Any] = records.read_json(posixpath.join(source, records.TRAIN))["state"]
-    if not records.safe_relative(state["path"]):
-        raise MismatchError("{}: {} leaves the directory".format(name, ascii(state["path"])))
-    path = posixpath.join(directory, state["path"])
+    state = records.checkpoint_state(source)
+    main_path, files = str_of(state["path"]), object_or_empty(state["files"])
+    if not records.safe_relative(main_path):
+        raise MismatchError("{}: {} leaves the directory".format(name, ascii(main_path)))
+    path = posixpath.join(directory, main_path)
     digest = manifest.root_digest
-    return Restored(path, manifest.step, digest, digest, directory, sorted(state["files"]))
+    return PlacedCheckpoint(path, manifest.step, digest, digest, directory, sorted(files))
 
 
 def set_aside(directory: str, attempt: int, paths: Optional[Sequence[str]] = None) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, cast
+from typing import Dict, List, NamedTuple, Optional, cast
 
 from midstream_core import records, restricted_pickle
+from midstream_core.json_types import JsonValue
 from midstream_core.restricted_pickle import Record
 from midstream_host.formats.errors import FormatError
 from midstream_host.formats.torch_archive import PlainValues, TorchArchive
@@ -48,13 +49,13 @@ def read(path: str) -> DcpMetadata:
     except restricted_pickle.PickleError as error:
         raise FormatError("cannot be read: {}".format(error)) from None
     fields = _fields(value, _METADATA)
-    places: Any = fields.get("storage_data")
-    names: Any = fields.get("state_dict_metadata")
+    places: JsonValue = fields.get("storage_data")
+    names: JsonValue = fields.get("state_dict_metadata")
     if not isinstance(places, dict) or not isinstance(names, dict):
         raise FormatError("names no files")
     ends: Dict[str, int] = {}
     small: Dict[str, Place] = {}
-    for index, place in cast("Dict[Any, Any]", places).items():
+    for index, place in cast("Dict[JsonValue, JsonValue]", places).items():
         stored = _fields(place, _STORAGE)
         file, offset, length = stored.get("relative_path"), stored.get("offset"), stored.get("length")
         if type(file) is not str or type(offset) is not int or type(length) is not int or min(offset, length) < 0:
@@ -65,7 +66,9 @@ def read(path: str) -> DcpMetadata:
         name = _fields(index, _INDEX).get("fqn")
         if length <= SMALLEST and isinstance(name, str) and not stored.get("transform_descriptors"):
             small[name] = Place(file, offset, length)
-    return DcpMetadata(ends, [name for name in cast("Dict[Any, Any]", names) if isinstance(name, str)], small)
+    return DcpMetadata(
+        ends, [name for name in cast("Dict[JsonValue, JsonValue]", names) if isinstance(name, str)], small
+    )
 
 
 def number(path: str, place: Place) -> Optional[float]:
@@ -80,9 +83,9 @@ def number(path: str, place: Place) -> Optional[float]:
         return None
 
 
-def _fields(value: Any, kind: Any) -> Dict[str, Any]:
+def _fields(value: object, kind: object) -> Dict[str, JsonValue]:
     """Fields of an instance of a dataclass, which is pickled with its ``__dict__``."""
-    state: Any = value.state if type(value) is Record and tuple(value.kind) == kind else None
+    state: object = value.state if type(value) is Record and tuple(value.kind) == kind else None
     if not isinstance(state, dict):
         raise FormatError("is no metadata of a distributed checkpoint")
-    return cast("Dict[str, Any]", state)
+    return cast("Dict[str, JsonValue]", state)

@@ -10,10 +10,10 @@ import os
 import struct
 import zipfile
 import zlib
-from typing import Any, BinaryIO, Dict, List, NamedTuple, Optional, Tuple, cast
+from typing import Any, BinaryIO, Dict, NamedTuple, Optional, Tuple, cast
 
 from midstream_core import records, restricted_pickle
-from midstream_core.restricted_pickle import SCALARS, Global, Record, Vocabulary
+from midstream_core.restricted_pickle import SCALARS, Global, Record, Vocabulary, items_of
 from midstream_core.torch_members import members_of
 from midstream_host.formats.errors import FormatError
 
@@ -26,23 +26,23 @@ _NUMBERS = {
 _MAPPINGS = {("collections", "OrderedDict"), ("collections", "defaultdict"), ("collections", "Counter")}
 
 
-class Storage(NamedTuple):
+class StorageName(NamedTuple):
     """The name of a tensor's numbers in the archive."""
 
     kind: str
     key: str
 
 
-class Tensor(NamedTuple):
+class TensorInArchive(NamedTuple):
     """Takes the place of a tensor. Offset in elements."""
 
-    storage: Optional[Storage]
+    storage: Optional[StorageName]
     offset: int
     shape: Tuple[int, ...]
 
 
 class PlainValues(Vocabulary):
-    """Any class may be named, and is a record: the plain values around it can be read."""
+    """object class may be named, and is a record: the plain values around it can be read."""
 
     inert = True
 
@@ -50,61 +50,60 @@ class PlainValues(Vocabulary):
         """Allow every name: none is looked up."""
         return True
 
-    def call(self, function: Global, arguments: Tuple[Any, ...]) -> Any:
+    def call(self, function: Global, arguments: Tuple[object, ...]) -> object:
         """Return dicts, sets, bytes, shapes and tensors as such, all else as records."""
         pair = (function.module, function.name)
         if pair in _MAPPINGS:
             return self._mapping(arguments)
         if function.name == "set" and function.module in ("builtins", "__builtin__"):
-            items: Any = arguments[0] if arguments else []
-            return {self.key(item) for item in items} if type(items) in (list, tuple) else cast("Any", set())
+            return {self.key(item) for item in (items_of(arguments[0]) if arguments else None) or ()}
         if pair == ("_codecs", "encode") and arguments and type(arguments[0]) is str:
             return arguments[0].encode("latin-1", "replace")
         if pair == ("torch", "Size") and arguments and type(arguments[0]) is tuple:
-            return cast("Any", arguments[0])
+            return cast("object", arguments[0])
         if pair in (("torch._utils", "_rebuild_tensor_v2"), ("torch._utils", "_rebuild_tensor")):
             return _tensor(arguments)
         if pair == ("torch._utils", "_rebuild_parameter") and arguments:
             return arguments[0]
         return Record(function, arguments)
 
-    def persistent(self, key: Any) -> Any:
+    def persistent(self, key: object) -> object:
         """Return the name of a storage; None for an id of another kind."""
-        if type(key) is not tuple:
-            return None
-        parts = cast("Tuple[Any, ...]", key)
+        parts = items_of(key, tuple) or ()
         if len(parts) < 3 or type(parts[1]) is not Global or type(parts[2]) is not str:
             return None
-        return Storage(parts[1].name, parts[2])
+        return StorageName(parts[1].name, parts[2])
 
-    def key(self, value: Any) -> Any:
+    def key(self, value: object) -> object:
         """Allow records too (by identity), and tuples of scalars."""
         if type(value) is Record or type(value) is Global:
             return value
-        if type(value) is tuple and all(isinstance(one, SCALARS) for one in cast("Tuple[Any, ...]", value)):
-            return cast("Any", value)
+        items = items_of(value, tuple)
+        if items is not None and all(isinstance(item, SCALARS) for item in items):
+            return items
         return super().key(value)
 
-    def _mapping(self, arguments: Tuple[Any, ...]) -> Dict[Any, Any]:
+    def _mapping(self, arguments: Tuple[object, ...]) -> Dict[object, object]:
         """Return the pairs of an ordered dict of protocol 1.
 
         A defaultdict's argument is its factory.
         """
-        pairs = cast("List[Any]", arguments[0]) if arguments and type(arguments[0]) is list else []
-        found: Dict[Any, Any] = {}
-        for pair in pairs:
-            if type(pair) not in (tuple, list) or len(pair) != 2:
+        mapping: Dict[object, object] = {}
+        for entry in (items_of(arguments[0], list) if arguments else None) or ():
+            pair = items_of(entry)
+            if pair is None or len(pair) != 2:
                 raise restricted_pickle.PickleError("broken pickle: a dict of what are no pairs")
-            found[self.key(pair[0])] = pair[1]
-        return found
+            mapping[self.key(pair[0])] = pair[1]
+        return mapping
 
 
-def _tensor(arguments: Tuple[Any, ...]) -> Tensor:
+def _tensor(arguments: Tuple[object, ...]) -> TensorInArchive:
     storage, offset, shape = arguments[:3]
-    sizes: Tuple[Any, ...] = cast("Tuple[Any, ...]", shape) if type(shape) is tuple else ()
-    if type(offset) is not int or any(type(size) is not int for size in sizes):
+    lengths = items_of(shape, tuple) or ()
+    sizes = tuple(length for length in lengths if type(length) is int)
+    if type(offset) is not int or len(sizes) < len(lengths):
         raise restricted_pickle.PickleError("broken pickle: a tensor that makes no sense")
-    return Tensor(storage if type(storage) is Storage else None, offset, sizes)
+    return TensorInArchive(storage if type(storage) is StorageName else None, offset, sizes)
 
 
 class TorchArchive:
@@ -139,8 +138,8 @@ class TorchArchive:
         """Close the file."""
         self._file.close()
 
-    def load(self) -> Any:
-        """Return the saved object: plain values, `Tensor` and records.
+    def load(self) -> object:
+        """Return the saved object: plain values, `TensorInArchive` and records.
 
         Raises:
             FormatError: Its pickle is damaged or too large.
@@ -154,11 +153,11 @@ class TorchArchive:
         self._file.seek(start)
         return _plain(self._file.read(size))
 
-    def number(self, value: Any) -> Optional[float]:
+    def number(self, value: object) -> Optional[float]:
         """Return a plain number, or that of a one-element tensor; None for neither."""
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return float(value)
-        if type(value) is not Tensor or value.storage is None or any(size != 1 for size in value.shape):
+        if type(value) is not TensorInArchive or value.storage is None or any(size != 1 for size in value.shape):
             return None
         code = _NUMBERS.get(value.storage.kind)
         name = next((name for name in self._members if name.endswith("/data/" + value.storage.key)), None)

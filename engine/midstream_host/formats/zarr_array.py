@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, cast
 
+from midstream_core.json_types import JsonValue, object_or_empty
 from midstream_host.formats.errors import FormatError
 
 _CHUNK = re.compile(r"\d+(?:[./]\d+)*")
 _CHUNK_3 = re.compile(r"c(?:[./]\d+)*")
 
 
-def check(described: Dict[str, Any], files: Dict[str, int]) -> None:
+def check(described: Dict[str, object], files: Dict[str, int]) -> None:
     """Check that each chunk of an array has a file with bytes.
 
     Args:
@@ -45,11 +46,11 @@ def check_3(described: Dict[str, Any], files: Dict[str, int], *, every_chunk: bo
     if described.get("node_type") != "array":
         return
     grid: Any = described.get("chunk_grid")
-    settings: Any = cast("Dict[str, Any]", grid).get("configuration") if isinstance(grid, dict) else None
+    settings: object = object_or_empty(grid).get("configuration")
     if not isinstance(settings, dict):
         raise FormatError("has no grid of chunks")
     shape = _sizes(described.get("shape"))
-    chunks = _sizes(cast("Dict[str, Any]", settings).get("chunk_shape"))
+    chunks = _sizes(settings.get("chunk_shape"))
     if len(shape) != len(chunks):
         raise FormatError("has a shape and chunks of different dimensions")
     present = [name for name in files if _CHUNK_3.fullmatch(name)]
@@ -74,7 +75,7 @@ def _refuse_empty(present: List[str], files: Dict[str, int]) -> None:
         raise FormatError("has an empty chunk, {}".format(min(empty)))
 
 
-def _sizes(value: Any) -> List[int]:
-    if not isinstance(value, list) or any(type(one) is not int or one < 0 for one in cast("List[Any]", value)):
+def _sizes(value: object) -> List[int]:
+    if not isinstance(value, list) or any(type(one) is not int or one < 0 for one in cast("List[JsonValue]", value)):
         raise FormatError("has no shape")
     return cast("List[int]", value)

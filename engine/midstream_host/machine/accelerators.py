@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Any, Dict, List, Optional, Sequence
 
+from midstream_core.json_types import JsonValue, RecordFields, int_of, optional_list
 from midstream_host.machine import inventory, nvidia, tpu, tpu_metrics
 
 POLL_INTERVAL = 5.0  # seconds
@@ -41,7 +42,7 @@ class Accelerators:
         self._every = every
         self._nvidia = smi or nvidia.Nvidia(visible=visible)
         self._found: List[Accelerator] = []
-        self._facts: Dict[str, Any] = {"driver": "", "cuda": "", "users": []}
+        self._facts: Dict[str, JsonValue] = {"driver": "", "cuda": "", "users": []}
         self._looked = threading.Event()
         if devices is None:
             threading.Thread(target=self._look, daemon=True).start()
@@ -53,7 +54,7 @@ class Accelerators:
         self._looked.wait(wait)
         return self._found
 
-    def facts(self) -> Dict[str, Any]:
+    def facts(self) -> RecordFields:
         """Return the driver, the newest CUDA it supports, and the accelerators' processes."""
         return self._facts
 
@@ -73,7 +74,9 @@ class Accelerators:
         if not found and not self._nvidia.missing:
             found = tpus()
             apps = tpu_apps(found)
-        users = inventory.processes({pid for each in found for pid in each["pids"]}, apps, self._root)
+        users = inventory.processes(
+            {int_of(pid) for device in found for pid in optional_list(device["pids"])}, apps, self._root
+        )
         self._facts = {"driver": self._nvidia.driver, "cuda": self._nvidia.cuda, "users": users}
         self._found = found
         self._looked.set()
@@ -94,6 +97,6 @@ def tpu_apps(found: List[Accelerator]) -> nvidia.Apps:
 
     The runtime reports memory by device.
     """
-    pids = {pid for each in found for pid in each["pids"]}
-    used = [each["memory_used"] for each in found if each.get("memory_used") is not None]
+    pids = {int_of(pid) for device in found for pid in optional_list(device["pids"])}
+    used = [int_of(device["memory_used"]) for device in found if device.get("memory_used") is not None]
     return nvidia.Apps({}, {}, {pid: sum(used) for pid in pids} if len(pids) == 1 and used else {})

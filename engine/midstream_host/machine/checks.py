@@ -12,6 +12,7 @@ import tempfile
 import time
 from typing import List, Mapping, Optional, Sequence
 
+from midstream_core.json_types import int_of, optional_list
 from midstream_host.declarations import once, program, reads
 from midstream_host.machine import environments, inventory, nvidia, tpu
 from midstream_host.runs import process_start, run_state
@@ -221,13 +222,13 @@ def accelerators(visible: Optional[List[str]] = None) -> AcceleratorKinds:
     smi = nvidia.Nvidia(visible=visible)
     gpus = smi.look()
     chips = [] if gpus or smi.missing else tpu.devices(tpu.chips(), tpu.users())
-    pids = {pid for each in [*gpus, *chips] for pid in each.get("pids", ())}
+    pids = {int_of(pid) for device in [*gpus, *chips] for pid in optional_list(device.get("pids"))}
     return AcceleratorKinds(
-        gpus=[each["kind"] for each in gpus],
+        gpus=[str(gpu["kind"]) for gpu in gpus],
         driver=smi.driver,
         cuda=smi.cuda,
-        compute=sorted({each["capability"] for each in gpus if each.get("capability")}),
-        tpus=[each["kind"] for each in chips],
+        compute=sorted({str(gpu["capability"]) for gpu in gpus if gpu.get("capability")}),
+        tpus=[str(chip["kind"]) for chip in chips],
         pids=sorted(pids),
         machine=platform.machine(),
         missing=len(smi.missing),

@@ -15,8 +15,9 @@ import sys
 import tempfile
 import threading
 import time
-from typing import Any, List, Mapping, Sequence
+from typing import List, Mapping, Sequence
 
+from midstream_core.json_types import JsonValue
 from midstream_host.declarations import program
 from midstream_host.machine.installers import NEUTRAL
 
@@ -143,7 +144,7 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
 _lock = threading.Lock()
 
 
-def _emit(event: str, **fields: Any) -> None:
+def _emit(event: str, **fields: JsonValue) -> None:
     with _lock:
         sys.stdout.buffer.write(json.dumps(dict(fields, event=event)).encode() + b"\n")
         sys.stdout.buffer.flush()

@@ -13,9 +13,10 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import Any, List, Mapping, Optional, Sequence
+from typing import Iterator, List, Mapping, Optional, Sequence
 
 from midstream_core import records
+from midstream_core.json_types import object_or_empty
 from midstream_host.declarations import program, reads
 from midstream_host.machine import installers
 from midstream_host.shapes import FileName, Signed, Text
@@ -110,7 +111,8 @@ def ready(root: str, name: str) -> Optional[InstalledEnvironment]:
     python = posixpath.join(directory, "bin", "python")
     if stamp is None or not os.access(python, os.X_OK):
         return None
-    return InstalledEnvironment(python, stamp.get("how", ""), stamp.get("base", ""))
+    fields = object_or_empty(stamp)
+    return InstalledEnvironment(python, str(fields.get("how", "")), str(fields.get("base", "")))
 
 
 @reads()
@@ -188,7 +190,9 @@ def build(
     return 0
 
 
-def _commands(directory: str, lock: str, python: str, uv: Optional[str], wheels: Optional[str], hashed: bool) -> Any:
+def _commands(
+    directory: str, lock: str, python: str, uv: Optional[str], wheels: Optional[str], hashed: bool
+) -> Iterator[List[str]]:
     """Yield the commands in order; writes the requirements once the directory exists."""
     made = posixpath.join(directory, "bin", "python")
     requirements = posixpath.join(directory, "requirements.txt")

@@ -7,12 +7,14 @@ import platform
 import re
 import shutil
 import time
-from typing import Any, Dict, Optional, Tuple
+from typing import Dict, Optional, Tuple
+
+from midstream_core.json_types import RecordFields
 
 SAMPLE = 0.05  # seconds between two readings at least
 
 
-def identity() -> Dict[str, Any]:
+def identity() -> RecordFields:
     """Names and versions of this machine, which do not change while it runs."""
     libc = "".join(platform.libc_ver()) or "unknown libc"
     kernel = ".".join(platform.release().split(".")[:2])

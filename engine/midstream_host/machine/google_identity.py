@@ -11,8 +11,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from typing import Any, Dict, Optional, cast
+from typing import Dict, Optional
 
+from midstream_core.json_types import JsonValue
 from midstream_host.declarations import reads
 from midstream_host.machine import preemption_notices
 from midstream_host.shapes import FileName
@@ -50,7 +51,7 @@ def _account(path: str) -> str:
     """Return a service account's address from its key; empty for user credentials."""
     try:
         with open(path, encoding="utf-8") as file:
-            found: Any = json.load(file)
+            found: JsonValue = json.load(file)
     except (OSError, ValueError):
         return ""
-    return str(cast("Dict[str, Any]", found).get("client_email", "")) if isinstance(found, dict) else ""
+    return str(found.get("client_email", "")) if isinstance(found, dict) else ""

@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import Any, Callable, Generator, List, Mapping, Sequence
+from typing import Callable, Generator, List, Mapping, Sequence
 from urllib.parse import unquote
 
 NEUTRAL = "/"  # working directory of installers and interpreters, which read modules and settings there
@@ -27,7 +27,7 @@ class BuildError(Exception):
     """A command failed; the message is one line."""
 
 
-def emit(event: str, **fields: Any) -> None:
+def emit(event: str, **fields: object) -> None:
     """Send an event of a program to the app."""
     sys.stdout.buffer.write(json.dumps(dict(fields, event=event)).encode() + b"\n")
     sys.stdout.buffer.flush()
@@ -69,7 +69,7 @@ def remove(directory: str) -> None:
 
 def hiding(secrets: Sequence[str]) -> Callable[[str], str]:
     """Return a function that removes secrets and credentials from a line."""
-    values = sorted({form for each in secrets for form in (each, unquote(each)) if form}, key=len, reverse=True)
+    values = sorted({form for secret in secrets for form in (secret, unquote(secret)) if form}, key=len, reverse=True)
 
     def hide(line: str) -> str:
         for value in values:

@@ -16,6 +16,7 @@ import subprocess
 import time
 from typing import Any, Dict, Iterable, List, Mapping, Optional
 
+from midstream_core.json_types import JsonValue
 from midstream_core.records import RUN_ID
 from midstream_host.machine.kernel_files import list_names, read_text
 from midstream_host.machine.nvidia import Apps
@@ -28,6 +29,8 @@ _DF = re.compile(r"(\S.*?)\s+(\d{1,18})\s+(\d{1,18})\s+(-?\d{1,18})\s+(?:\d{1,9}
 _PROCESS = re.compile(r"\s*(\d{1,10})\s+(\S+)\s+(?:((?:(?:\d{1,6}-)?\d{1,6}:)?\d{1,6}:\d\d)\s+)?(.*\S)\s*", re.ASCII)
 _RUN_ID = re.compile(RUN_ID.pattern, re.ASCII)
 WORDS, LONGEST = 4, 80  # of a command line that are shown
+
+Entry = Dict[str, Any]  # of the inventory: a disk, a port or a process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +65,7 @@ class AcceleratorUser:
     run: str = ""
 
 
-def collect() -> Dict[str, Any]:
+def collect() -> Dict[str, JsonValue]:
     """The facts of this machine, apart from its accelerators."""
     return {
         "system": parse_os_release(read_text("/etc/os-release")),
@@ -109,9 +112,9 @@ def parse_cpu_model(text: str) -> str:
     return " ".join(found.group(1).split())[:LONGEST] if found else ""
 
 
-def parse_df(text: str) -> List[Dict[str, Any]]:
+def parse_df(text: str) -> List[Entry]:
     """File systems for data from ``df -Pk``, each device once."""
-    found: Dict[str, Dict[str, Any]] = {}
+    found: Dict[str, Dict[str, JsonValue]] = {}
     for line in text.split("\n"):
         match = _DF.fullmatch(line.rstrip())
         if match is None:
@@ -128,12 +131,12 @@ def parse_df(text: str) -> List[Dict[str, Any]]:
     return list(found.values())
 
 
-def parse_infiniband(text: str) -> List[Dict[str, Any]]:
+def parse_infiniband(text: str) -> List[Entry]:
     """Parse lines ``DEVICE|PORT|STATE|RATE|LINK_LAYER``.
 
     A state is ``4: ACTIVE``, a rate ``200 Gb/sec (4X HDR)``.
     """
-    found: List[Dict[str, Any]] = []
+    found: List[Entry] = []
     for line in text.split("\n"):
         cells = [cell.strip() for cell in line.split("|")]
         if len(cells) != 5 or not re.fullmatch(r"\d{1,4}", cells[1], re.ASCII) or not cells[0]:
@@ -162,7 +165,7 @@ def parse_clock(text: str) -> Optional[bool]:
 
 def parse_processes(
     text: str, now: Optional[float] = None, memory: Optional[Mapping[int, int]] = None, root: str = ""
-) -> List[Dict[str, Any]]:
+) -> List[Entry]:
     """Parse ``ps -o pid= -o user= -o etime= -o args=``.
 
     Args:
@@ -171,7 +174,7 @@ def parse_processes(
         memory: Bytes on accelerators by pid.
         root: midstream's directory on the host.
     """
-    found: List[Dict[str, Any]] = []
+    found: List[Entry] = []
     for line in text.split("\n"):
         match = _PROCESS.fullmatch(line)
         if match:
@@ -195,7 +198,7 @@ def _elapsed(text: Optional[str]) -> Optional[int]:
 
 def _user_entry(
     pid: int, user: str, command: str, started: Optional[float], memory: Optional[Mapping[int, int]], run: str
-) -> Dict[str, Any]:
+) -> Dict[str, JsonValue]:
     """Return the fields of an `AcceleratorUser`."""
     used = (memory or {}).get(pid)
     return {"pid": pid, "user": user, "command": command, "started": started, "memory": used, "run": run}
@@ -228,7 +231,7 @@ def shown(words: List[str]) -> str:
 # ------------------------------------------------------------------------------------------------------ this machine
 
 
-def infiniband(folder: str = "/sys/class/infiniband") -> List[Dict[str, Any]]:
+def infiniband(folder: str = "/sys/class/infiniband") -> List[Entry]:
     """The ports of RDMA devices; those of RoCE have the layer ``Ethernet``."""
     lines: List[str] = []
     for device in sorted(list_names(folder)):
@@ -239,9 +242,7 @@ def infiniband(folder: str = "/sys/class/infiniband") -> List[Dict[str, Any]]:
     return parse_infiniband("\n".join(lines))
 
 
-def processes(
-    pids: Iterable[int], apps: Optional[Apps] = None, root: str = "", proc: str = "/proc"
-) -> List[Dict[str, Any]]:
+def processes(pids: Iterable[int], apps: Optional[Apps] = None, root: str = "", proc: str = "/proc") -> List[Entry]:
     """Describe processes that use accelerators.
 
     Args:
@@ -250,7 +251,7 @@ def processes(
         root: midstream's directory on this host.
         proc: Where the kernel shows processes.
     """
-    found: List[Dict[str, Any]] = []
+    found: List[Entry] = []
     for pid in sorted(set(pids)):
         words = [word for word in read_text(os.path.join(proc, str(pid), "cmdline")).split("\0") if word]
         command = shown(words) or shown((apps.names.get(pid) or "").split() if apps else [])

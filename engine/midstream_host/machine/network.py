@@ -15,8 +15,9 @@ import selectors
 import socket
 import sys
 import time
-from typing import Any, Dict, List, Optional, Sequence, Set
+from typing import Dict, List, Optional, Sequence, Set
 
+from midstream_core.json_types import JsonValue
 from midstream_host.declarations import program, reads, repeatable
 
 HELLO = b"midstream "  # sent to each connection, followed by the token and a newline
@@ -189,6 +190,6 @@ def _checked(name: str) -> str:
     return name
 
 
-def _emit(event: str, **fields: Any) -> None:
+def _emit(event: str, **fields: JsonValue) -> None:
     sys.stdout.buffer.write(json.dumps(dict(fields, event=event)).encode() + b"\n")
     sys.stdout.buffer.flush()

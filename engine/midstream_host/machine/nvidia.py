@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 import subprocess
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
-from midstream_core.visible_devices import select_visible
+from midstream_core.json_types import int_of, list_or_empty
+from midstream_core.visible_devices import Gpu, select_visible
 
 TIMEOUT = 20.0  # seconds; without persistence mode every call starts the driver
 FIELDS = (
@@ -69,7 +70,7 @@ class Nvidia:
         self._fields: Sequence[str] = ()
         self._greeting: Optional[str] = None
 
-    def look(self) -> List[Dict[str, Any]]:
+    def look(self) -> List[Gpu]:
         """One entry a visible GPU; empty where there are none.
 
         The entries are in the order of ``visible``, else in nvidia-smi's.
@@ -131,7 +132,7 @@ def parse_rows(text: str, fields: Sequence[str]) -> List[Row]:
 class VisibleGpus(NamedTuple):
     """Visible GPUs; the other fields are those of `Nvidia`."""
 
-    gpus: List[Dict[str, Any]]
+    gpus: List[Gpu]
     missing: List[str]
     unattributed: List[int]
 
@@ -146,22 +147,20 @@ def visible_gpus(rows: Sequence[Row], apps: Apps, visible: Optional[Sequence[str
         listing: Output of ``nvidia-smi -L``, if an entry is a MIG device.
     """
     parts = parse_parts(listing)
-    known: List[Dict[str, Any]] = []
+    gpus: List[Gpu] = []
     for row in rows:
         found = {**gpu(row, apps.pids), "uuid": row.get("uuid", "")}
-        known.append(
-            {**found, "parts": [_part(found, *named, apps.pids) for named in parts.get(int(row["index"]), [])]}
-        )
-    chosen = select_visible(known, visible)
-    unattributed = {pid for each in chosen for pid in each.pop("of_all_parts", ())}
+        gpus.append({**found, "parts": [_part(found, *named, apps.pids) for named in parts.get(int(row["index"]), [])]})
+    chosen = select_visible(gpus, visible)
+    unattributed = {int_of(pid) for device in chosen for pid in list_or_empty(device.pop("of_all_parts", []))}
     return VisibleGpus(
-        [{key: value for key, value in each.items() if key not in ("uuid", "parts")} for each in chosen],
+        [{key: value for key, value in device.items() if key not in ("uuid", "parts")} for device in chosen],
         list(visible or ())[len(chosen) :],
         sorted(unattributed),
     )
 
 
-def _part(parent: Dict[str, Any], profile: str, uuid: str, pids: Dict[str, List[int]]) -> Dict[str, Any]:
+def _part(parent: Gpu, profile: str, uuid: str, pids: Dict[str, List[int]]) -> Gpu:
     """Return a MIG device of a GPU.
 
     Memory, temperature and power of the device are not measured apart.
@@ -187,7 +186,7 @@ def parse_parts(text: str) -> Dict[int, List[Tuple[str, str]]]:
     return found
 
 
-def gpu(row: Row, pids: Dict[str, List[int]]) -> Dict[str, Any]:
+def gpu(row: Row, pids: Dict[str, List[int]]) -> Gpu:
     """Return a GPU from its row.
 
     Values may be ``[N/A]``, ``[Not Supported]`` or ``[Unknown Error]``.

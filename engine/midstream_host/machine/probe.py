@@ -31,9 +31,10 @@ import time
 from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from midstream_core import records
+from midstream_core.json_types import JsonValue
 from midstream_host.declarations import program
 from midstream_host.machine import accelerators, gauges, inventory
-from midstream_host.machine.rates import Rates
+from midstream_host.machine.rates import CounterRates
 from midstream_host.runs import damaged_records, job_remark, run_checkpoints, run_state, slurm, unknown_process
 
 CHUNK = 1 << 18  # bytes of metrics or log in one line
@@ -44,6 +45,8 @@ INVENTORY_INTERVAL = 30.0  # seconds
 PING_TIMEOUT = 120.0  # seconds without a ping until the probe exits: a lost connection may never close stdin
 
 Emit = Callable[..., None]
+
+ReportedFields = Dict[str, Any]  # that the app has
 
 
 @program
@@ -61,16 +64,16 @@ def main(
     """
     writing = threading.Lock()
 
-    def emit(event: str, **fields: Any) -> None:
+    def emit(event: str, **fields: object) -> None:
         line = json.dumps(dict(fields, event=event)).encode() + b"\n"
         with writing:
             sys.stdout.buffer.write(line)
             sys.stdout.buffer.flush()
 
     slurm.query_in_background()
-    pace = Pace(interval)
+    pace = PollPace(interval)
     threading.Thread(target=_listen, args=(emit, pace), daemon=True).start()
-    probe = Probe(root, emit, devices=devices, known=known, facts=Facts(), visible=visible)
+    probe = Probe(root, emit, devices=devices, known=known, facts=InventoryThread(), visible=visible)
     try:
         emit("hello", **gauges.identity())
         while True:
@@ -81,7 +84,7 @@ def main(
         os._exit(0)
 
 
-class Pace:
+class PollPace:
     """Interval of the polls, which the app may change."""
 
     def __init__(self, interval: float) -> None:
@@ -101,16 +104,16 @@ class Pace:
             until = began + self._interval
 
 
-class Facts:
+class InventoryThread:
     """Inventory of the machine, collected in a thread: a network file system may hang."""
 
     def __init__(self, every: float = INVENTORY_INTERVAL) -> None:
-        self._latest: Dict[str, Any] = {}
+        self._latest: Dict[str, JsonValue] = {}
         self._every = every
         self._gathered = threading.Event()
         threading.Thread(target=self._gather, daemon=True).start()
 
-    def latest(self, wait: float = 0.0) -> Dict[str, Any]:
+    def latest(self, wait: float = 0.0) -> Dict[str, JsonValue]:
         """Return the newest facts; wait up to ``wait`` seconds for the first."""
         self._gathered.wait(wait)
         return self._latest
@@ -122,7 +125,7 @@ class Facts:
             time.sleep(self._every)
 
 
-def _listen(emit: Emit, pace: Pace) -> None:
+def _listen(emit: Emit, pace: PollPace) -> None:
     """Answer pings; end the program when stdin closes or no ping arrives.
 
     Pings are read from the descriptor: a thread in ``sys.stdin`` would delay the interpreter's exit.
@@ -152,7 +155,7 @@ class Probe:
         *,
         devices: Optional[int] = None,
         known: Optional[Mapping[str, Mapping[str, List[int]]]] = None,
-        facts: Optional[Facts] = None,
+        facts: Optional[InventoryThread] = None,
         visible: Optional[List[str]] = None,
     ) -> None:
         self._root = root
@@ -160,12 +163,12 @@ class Probe:
         self._known = known or {}
         self._runs: Dict[str, _Run] = {}
         self._processor = gauges.Processor()
-        self._rates = Rates()
+        self._rates = CounterRates()
         self._accelerators = accelerators.Accelerators(devices, root=root, visible=visible)
         self._patience = ACCELERATORS_TIMEOUT
         self._facts = facts
-        self._inventory: Dict[str, Any] = {}
-        self._last: Dict[str, Any] = {}
+        self._inventory: Dict[str, JsonValue] = {}
+        self._last: ReportedFields = {}
 
     def poll(self) -> None:
         """Report what changed since the last poll, and a beat."""
@@ -198,7 +201,7 @@ class Probe:
         self._emit("beat", time=time.time(), **news)
 
 
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Dict[str, Any]:
+def _changed(before: Mapping[str, object], now: Mapping[str, object]) -> Dict[str, object]:
     """Return the values of ``now`` that ``before`` does not have."""
     return {key: value for key, value in now.items() if key not in before or before[key] != value}
 
@@ -209,14 +212,14 @@ class _Run:
     def __init__(self, root: str, run_id: str, emit: Emit, known: Mapping[str, List[int]]) -> None:
         self._root, self._id, self._emit = root, run_id, emit
         self._paths = records.RunPaths(root, run_id)
-        self._reported: Dict[str, Any] = {}
-        self._marks: Dict[str, Any] = {}
+        self._reported: ReportedFields = {}
+        self._marks: Dict[str, JsonValue] = {}
         self._manifests: run_checkpoints.KnownManifests = {}
         self._checked: damaged_records.Known = {}
         self._metrics = {int(attempt): _Growing(*position, longest=CHUNK) for attempt, position in known.items()}
         self._log = _Growing()
         self._log_of = (0, 0)  # attempt and process
-        self._lease = unknown_process.Lease()
+        self._lease = unknown_process.UnknownProcessLease()
 
     def poll(self) -> None:
         """Report what changed, unreadable records as damaged, other errors as problem.
@@ -224,7 +227,7 @@ class _Run:
         What was reported of an unreadable record stays valid until it can be read again.
         """
         problems: List[str] = []
-        news: Dict[str, Any] = {}
+        news: Dict[str, object] = {}
         record_parts = (self._fence, self._ownership, self._lineage, self._store)
         for part in (self._damage, self._attempts, *record_parts, self._checkpoints):
             try:
@@ -241,7 +244,7 @@ class _Run:
                 problems.append(str(error))
         self._report(problem="; ".join(dict.fromkeys(problems)))
 
-    def _report(self, **news: Any) -> None:
+    def _report(self, **news: object) -> None:
         changed = {
             key: value for key, value in news.items() if key not in self._reported or self._reported[key] != value
         }
@@ -249,7 +252,7 @@ class _Run:
             self._reported.update(changed)
             self._emit("run", run=self._id, **changed)
 
-    def _attempts(self) -> Dict[str, Any]:
+    def _attempts(self) -> ReportedFields:
         numbers = run_state.attempts(self._paths)
         newest = run_state.newest_started(self._paths, numbers)
         found = {"attempts": numbers, "attempt": newest}
@@ -270,13 +273,13 @@ class _Run:
         except records.DamagedRecordError:
             return found
 
-    def _damage(self) -> Dict[str, Any]:
+    def _damage(self) -> Dict[str, JsonValue]:
         return {"damaged": damaged_records.find(self._paths, self._checked)}
 
-    def _fence(self) -> Dict[str, Any]:
+    def _fence(self) -> Dict[str, object]:
         return {"fence": self._record("fence", self._paths.fence, records.Fence)}
 
-    def _ownership(self) -> Dict[str, Any]:
+    def _ownership(self) -> Dict[str, object]:
         """Text of the signed records, read again only if the file changed."""
         mark = damaged_records.signature(self._paths.ownership)
         if mark is None or mark != self._marks.get("ownership") or "ownership" not in self._reported:
@@ -285,16 +288,16 @@ class _Run:
             return {"ownership": text}
         return {"ownership": self._reported["ownership"]}
 
-    def _lineage(self) -> Dict[str, Any]:
+    def _lineage(self) -> Dict[str, object]:
         return {"lineage": self._record("lineage", self._paths.lineage, records.Lineage)}
 
-    def _store(self) -> Dict[str, Any]:
+    def _store(self) -> Dict[str, object]:
         return {"store": self._record("store", self._paths.store_file, records.Store)}
 
-    def _checkpoints(self) -> Dict[str, Any]:
+    def _checkpoints(self) -> Dict[str, JsonValue]:
         return {"checkpoints": [vars(entry) for entry in run_checkpoints.checkpoints(self._paths, self._manifests)]}
 
-    def _record(self, name: str, path: str, kind: Any) -> Any:
+    def _record(self, name: str, path: str, kind: Any) -> object:
         """JSON of a record, read again only if the file changed."""
         mark = damaged_records.signature(path)
         if mark is None:

@@ -24,7 +24,7 @@ _COUNT = re.compile(r"\d{1,20}", re.ASCII)
 _NO_DISK = re.compile(r"(?:loop|ram|zram|dm-|md|sr|fd)\d*", re.ASCII)
 
 
-class Rates:
+class CounterRates:
     """Rates between two readings of the counters."""
 
     def __init__(self, proc: str = "/proc", sys: str = "/sys") -> None:

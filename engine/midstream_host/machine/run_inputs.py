@@ -18,6 +18,7 @@ import urllib.request
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, cast
 
 from midstream_core.google_metadata import metadata_server
+from midstream_core.json_types import JsonValue
 from midstream_host.declarations import reads
 from midstream_host.shapes import Text
 
@@ -81,7 +82,7 @@ def _tokenizer(name: str, eos_token: str, run_directory: str) -> Iterator[InputP
         yield InputProblem(field, "{}: {}".format(path, error.strerror), hint, True)
         return
     try:
-        parsed: Any = json.loads(content)
+        parsed: JsonValue = json.loads(content)
         words = _vocabulary(parsed)
     except (ValueError, TypeError, KeyError, AttributeError):
         yield InputProblem(field, "{} is no tokenizer.json".format(path), "copy one of Hugging Face there", True)
@@ -98,7 +99,7 @@ def _vocabulary(parsed: Any) -> Optional[Set[str]]:
     if isinstance(vocabulary, dict):
         return added | cast("Dict[str, int]", vocabulary).keys()
     if isinstance(vocabulary, list):
-        return added | {entry[0] for entry in cast("List[List[Any]]", vocabulary)}
+        return added | {entry[0] for entry in cast("List[List[str]]", vocabulary)}
     return None
 
 
@@ -144,7 +145,7 @@ def _local(field: str, url: str, files: Sequence[str], count: int, run_directory
     for pattern in files:
         path = _resolved(pattern[len("file://") :] if pattern.startswith("file://") else pattern, run_directory)
         matches = [path] if os.path.isfile(path) else glob.glob(path, recursive=True)
-        readable = [each for each in matches if os.path.isfile(each)]
+        readable = [match for match in matches if os.path.isfile(match)]
         missing += not readable
         for each in readable[:LISTED]:
             if not os.access(each, os.R_OK):

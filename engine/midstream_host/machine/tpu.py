@@ -7,6 +7,7 @@ import re
 from typing import Any, Dict, Iterable, List, Mapping, Optional
 
 from midstream_core.accelerators import ACCELERATORS, TPU_CHIPS
+from midstream_core.json_types import JsonValue
 from midstream_host.machine.kernel_files import list_names
 
 GOOGLE = "0x1ae0"
@@ -39,7 +40,7 @@ def devices(ids: Iterable[str], users: Iterable[int] = (), metrics: Optional[Met
         size = ACCELERATORS[kind].memory if kind in ACCELERATORS else None
         for _ in range(count):
             index = len(found)
-            entry: Dict[str, Any] = {"index": index, "kind": kind, "memory_total": size, "pids": pids}
+            entry: Dict[str, JsonValue] = {"index": index, "kind": kind, "memory_total": size, "pids": pids}
             if metrics:
                 total, used = metrics.get(HBM_TOTAL, {}).get(index), metrics.get(HBM_USED, {}).get(index)
                 duty = metrics.get(DUTY, {})

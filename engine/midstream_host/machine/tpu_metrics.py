@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Dict, Iterator, List, Tuple
+
+from midstream_core.json_types import JsonValue
 
 METHOD = "/tpu.monitoring.runtime.RuntimeMetricService/GetRuntimeMetric"
 TIMEOUT = 2.0  # seconds
@@ -115,15 +117,15 @@ def parse(message: bytes) -> Dict[int, float]:
     return found
 
 
-def _all(message: Any, number: int) -> List[Any]:
+def _all(message: JsonValue, number: int) -> List[JsonValue]:
     return [value for each, value in _fields(message) if each == number]
 
 
-def _first(message: Any, number: int, otherwise: Any) -> Any:
+def _first(message: JsonValue, number: int, otherwise: JsonValue) -> JsonValue:
     return next(iter(_all(message, number)), otherwise)
 
 
-def _fields(message: Any) -> Iterator[Tuple[int, Any]]:
+def _fields(message: JsonValue) -> Iterator[Tuple[int, JsonValue]]:
     """Yield (field number, value) of a protobuf message until its bytes are malformed."""
     at = 0
     while isinstance(message, bytes) and at < len(message):

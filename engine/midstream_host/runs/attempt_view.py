@@ -8,6 +8,7 @@ import time
 from typing import List, Optional
 
 from midstream_core import records
+from midstream_core.json_types import list_or_empty, object_or_empty
 from midstream_host.declarations import reads
 from midstream_host.runs import run_state, slurm
 from midstream_host.shapes import Text
@@ -62,9 +63,9 @@ def attempt(root: str, run_id: str, number: int, lines: int = 20) -> AttemptView
 
 def _group(paths: records.AttemptPaths) -> List[str]:
     for process in run_state.processes(paths):
-        launched = records.read_json_or_none(paths.launched(process))
-        if launched and launched.get("group"):
-            return list(launched["group"])
+        launched = object_or_empty(records.read_json_or_none(paths.launched(process)))
+        if launched.get("group"):
+            return [str(host) for host in list_or_empty(launched["group"])]
     return []
 
 

@@ -7,9 +7,10 @@ import os
 import shutil
 import tempfile
 import time
-from typing import Any, Mapping, Optional, Sequence
+from typing import Mapping, Optional, Sequence
 
 from midstream_core import records
+from midstream_core.json_types import JsonObject
 from midstream_host.declarations import repeatable
 from midstream_host.runs import run_state, slurm, slurm_submission
 from midstream_host.runs.attempt_secrets import put_secrets, secrets_file
@@ -29,7 +30,7 @@ def start(
     env: Mapping[str, str],
     setup: Sequence[str] = (),
     config: Optional[str] = None,
-    command: Optional[Mapping[str, Any]] = None,
+    command: Optional[JsonObject] = None,
     process: int = 0,
     group: Sequence[str] = (),
     secrets: Optional[Mapping[str, str]] = None,
@@ -90,7 +91,7 @@ def submit(
     script: str,
     rank: str,
     config: Optional[str] = None,
-    command: Optional[Mapping[str, Any]] = None,
+    command: Optional[JsonObject] = None,
     secrets: Optional[Mapping[str, str]] = None,
     epoch: int = 0,
 ) -> str:
@@ -183,7 +184,7 @@ def _write_inputs(
     paths: records.RunPaths,
     number: int,
     config: Optional[str],
-    command: Optional[Mapping[str, Any]],
+    command: Optional[JsonObject],
 ) -> None:
     """Write the config and the first command before the engine starts."""
     if not os.path.exists(paths.config):

@@ -135,7 +135,7 @@ def signature(path: str) -> Mark:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _files(directory: str) -> Iterator[Tuple[str, Any]]:
+def _files(directory: str) -> Iterator[Tuple[str, object]]:
     for name in names_in(directory):
         if name in _IN_RUN:
             yield name, _IN_RUN[name]

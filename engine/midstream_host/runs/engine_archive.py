@@ -13,6 +13,7 @@ import tarfile
 from typing import Dict, Optional
 
 from midstream_core import records
+from midstream_core.json_types import object_or_empty
 from midstream_host.declarations import reads, repeatable
 from midstream_host.shapes import FileName
 
@@ -27,12 +28,13 @@ def installed(root: str, digest: str) -> Optional[FileName]:
         stamp = records.read_json_or_none(posixpath.join(directory, STAMP))
         if stamp is None:
             return None
-        for path, sha256 in stamp["files"].items():
+        files = object_or_empty(object_or_empty(stamp)["files"])
+        for path, sha256 in files.items():
             with open(posixpath.join(directory, path), "rb") as file:
                 if hashlib.sha256(file.read()).hexdigest() != sha256:
                     return None
         # The directory is on PYTHONPATH: a module beside the engine's package could be imported instead of another.
-        own = {path.split("/")[0] for path in stamp["files"]}
+        own = {path.split("/")[0] for path in files}
         if not set(os.listdir(directory)) <= {*own, STAMP, "__pycache__"}:
             return None
     except (records.RecordError, FileNotFoundError, KeyError):

@@ -128,10 +128,10 @@ def _reason(paths: records.RunPaths, path: str, kind: str, processes: List[write
     name, fence = posixpath.basename(path), records.Fence.read_or_none(paths.fence)
     if kind == "partial":
         step, attempt = records.parse_checkpoint_name(name) or (0, 0)
-        own = [each for each in processes if each.attempt in (attempt, writers.MIGRATION)]
+        own = [process for process in processes if process.attempt in (attempt, writers.MIGRATION)]
         why = next((each.why for each in own if _may_commit(each, fence, step)), "")
         return why or _share(posixpath.join(paths.dir, path))
-    may_write = next((each.why for each in processes if _may_commit(each, fence)), "")
+    may_write = next((process.why for process in processes if _may_commit(process, fence)), "")
     if kind == "trash":
         manifest = posixpath.join(paths.dir, path, records.MANIFEST)
         if name[len(TRASH) :] in run_checkpoints.pinned(paths) and os.path.exists(manifest):
@@ -140,7 +140,9 @@ def _reason(paths: records.RunPaths, path: str, kind: str, processes: List[write
     match = _TEMPORARY.fullmatch(name)
     if match and os.path.exists("/proc/{}".format(match.group(1))):
         return "process {} may be writing it".format(match.group(1))
-    return next((each.why for each in processes if each.state == writers.UNKNOWN and _may_commit(each, fence)), "")
+    return next(
+        (process.why for process in processes if process.state == writers.UNKNOWN and _may_commit(process, fence)), ""
+    )
 
 
 def _may_commit(writer: writers.Writer, fence: Optional[records.Fence], step: Optional[int] = None) -> bool:
@@ -166,7 +168,11 @@ def _only_state(paths: records.RunPaths, name: str, manifest: str) -> str:
     here = [entry for entry in listed.object_entries if entry.host not in elsewhere]
     if not all(os.path.exists(posixpath.join(folder, entry.path)) for entry in here):
         return ""
-    newer = [each for each in run_checkpoints.checkpoints(paths) if each.accepted and each.step >= listed.step]
+    newer = [
+        checkpoint
+        for checkpoint in run_checkpoints.checkpoints(paths)
+        if checkpoint.accepted and checkpoint.step >= listed.step
+    ]
     return "" if newer else ONLY_STATE
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, Callable, Dict, List, Mapping, Optional, TypedDict, cast
+from typing import Any, Callable, Dict, List, Mapping, Optional, TypedDict
 
 from midstream_core import records
+from midstream_core.json_types import JsonObject, JsonValue, float_of, int_of, object_or_empty
 from midstream_host.declarations import reads
 from midstream_host.shapes import Measured
 
@@ -37,16 +38,17 @@ class MetricsRow(_LoggedStep, _OtherKeys):
     """A row of an attempt's metrics, reduced to the keys that comparisons need."""
 
 
-def reduced(row: Mapping[str, Any]) -> MetricsRow:
+def reduced(row: JsonObject) -> MetricsRow:
     """Return the keys of a row that comparisons need.
 
     A number of null is NaN: the file has no form for it.
     """
-    kept: MetricsRow = {"global_step": row["global_step"], "train/loss": _number(row["train/loss"])}
+    kept: MetricsRow = {"global_step": int_of(row["global_step"]), "train/loss": _number(row["train/loss"])}
     if "batch_digest" in row:
-        kept["batch_digest"] = row["batch_digest"]
-    if type(row.get("batch_elements")) is int:
-        kept["batch_elements"] = row["batch_elements"]
+        kept["batch_digest"] = str(row["batch_digest"])
+    elements = row.get("batch_elements")
+    if type(elements) is int:
+        kept["batch_elements"] = elements
     for name in EPOCHS:
         if name in row:
             kept["epoch"] = _number(row[name])
@@ -54,13 +56,13 @@ def reduced(row: Mapping[str, Any]) -> MetricsRow:
         if name in row and "progress" not in kept:
             kept["progress"] = _number(row[name])
     if "time" in row:
-        kept["time"] = row["time"]
+        kept["time"] = float_of(row["time"])
     if "optim/learning_rate" in row:
         kept["optim/learning_rate"] = _number(row["optim/learning_rate"])
     return kept
 
 
-def _number(value: Any) -> Any:
+def _number(value: JsonValue) -> Any:
     return math.nan if value is None else value
 
 
@@ -72,16 +74,16 @@ def counted(root: str, run_id: str, attempt: int) -> Callable[[Mapping[str, Any]
     """
     paths = records.RunPaths(root, records.check_run_id(run_id))
     fence, lineage = records.Fence.read_or_none(paths.fence), records.Lineage.read_or_none(paths.lineage)
-    epochs = {each["attempt"]: each["epoch"] for each in lineage.attempts} if lineage is not None else {}
+    epochs = {entry.attempt: entry.epoch for entry in lineage.entries} if lineage is not None else {}
     limits: Dict[int, float] = {}
 
-    def counts(row: Mapping[str, Any]) -> bool:
+    def counts(row: JsonObject) -> bool:
         start = records.start_of(row)
         if fence is None or start is None:
             return True
         if start not in limits:
             limits[start] = fence.start_limit(epochs.get(attempt, 1), start)
-        return row["global_step"] + 1 <= limits[start]
+        return int_of(row["global_step"]) + 1 <= limits[start]
 
     return counts
 
@@ -107,13 +109,14 @@ def rows(root: str, run_id: str, attempt: int, first: int = 0, last: Optional[in
         ) as file:
             for line in file:
                 try:
-                    value: Any = json.loads(line)
+                    value: JsonValue = json.loads(line)
                 except (ValueError, RecursionError):
                     continue
-                row = cast("Dict[str, Any]", value) if isinstance(value, dict) else {}
-                if "train/loss" not in row or "global_step" not in row:
+                row = object_or_empty(value)
+                step = row.get("global_step")
+                if "train/loss" not in row or not isinstance(step, int):
                     continue
-                if row["global_step"] >= first and (last is None or row["global_step"] <= last) and counts(row):
+                if step >= first and (last is None or step <= last) and counts(row):
                     found.append(reduced(row))
     except FileNotFoundError:
         return []

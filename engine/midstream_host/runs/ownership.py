@@ -8,16 +8,17 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from typing import Any, Mapping, Optional
+from typing import Optional
 
 from midstream_core import records
+from midstream_core.json_types import JsonObject, int_of
 from midstream_host.declarations import once, reads, repeatable
 from midstream_host.runs import record_repair
 from midstream_host.runs.run_state import RefusedError, running_attempt, status
 
 
 @repeatable("a command that is not answered yet keeps its sequence number")
-def send_command(root: str, run_id: str, attempt: int, command: Mapping[str, Any]) -> int:
+def send_command(root: str, run_id: str, attempt: int, command: JsonObject) -> int:
     """Write a command to an attempt and return its sequence number.
 
     A command that is not answered yet keeps its number.
@@ -31,7 +32,7 @@ def send_command(root: str, run_id: str, attempt: int, command: Mapping[str, Any
     with records.locked(paths.lock):
         lock = records.MigrationLock.read_or_none(paths.migration_lock)
         migration = command.get("migration")
-        if migration and lock and lock.migration != migration and lock.epoch >= command.get("epoch", 1):
+        if migration and lock and lock.migration != migration and lock.epoch >= int_of(command.get("epoch", 1)):
             raise RefusedError(_locked_by(run_id, lock))
         before = records.Command.read_or_none(path.command_file)
         found = records.Status.read_or_none(path.status())
@@ -147,7 +148,7 @@ def seal(root: str, run_id: str, epoch: int, owner: str, sealed_step: int, migra
 
 
 @repeatable("a chain only grows")
-def put_chain(root: str, run_id: str, chain: Mapping[str, Any]) -> None:
+def put_chain(root: str, run_id: str, chain: JsonObject) -> None:
     """Write a chain of signed ownership records, which may only grow.
 
     Signatures are not checked here: the operator's machine has checked them, and checks what it reads.
@@ -163,7 +164,7 @@ def put_chain(root: str, run_id: str, chain: Mapping[str, Any]) -> None:
 
 @repeatable("the same process is allowed again")
 def allow_start(
-    root: str, run_id: str, chain: Mapping[str, Any], epoch: int, owner: str, migration: str, process: str
+    root: str, run_id: str, chain: JsonObject, epoch: int, owner: str, migration: str, process: str
 ) -> None:
     """Permit a process of ``migration`` to start the target.
 
@@ -202,7 +203,7 @@ def allow_start(
             dataclasses.replace(lock, start_allowed=process).write(paths.migration_lock)
 
 
-def _grow_chain(paths: records.RunPaths, chain: Mapping[str, Any]) -> None:
+def _grow_chain(paths: records.RunPaths, chain: JsonObject) -> None:
     """Write ``chain`` where it continues the one here. Call with the run's lock held."""
     new = records.OwnershipChain.from_json(dict(chain), "chain")
     new.check_links()
@@ -219,7 +220,7 @@ def _grow_chain(paths: records.RunPaths, chain: Mapping[str, Any]) -> None:
 
 
 @once("a second call is rejected: the fence has risen, or the chain is there")
-def adopt(root: str, run_id: str, fence: Mapping[str, Any], chain: Mapping[str, Any]) -> str:
+def adopt(root: str, run_id: str, fence: JsonObject, chain: JsonObject) -> str:
     """Make this host the run's owner: write the fence and a new chain.
 
     The user has agreed to that. The earlier chain is saved beside the new one; the saved file's name is returned, empty
@@ -250,9 +251,9 @@ def adopt(root: str, run_id: str, fence: Mapping[str, Any], chain: Mapping[str, 
 def put_fence(
     root: str,
     run_id: str,
-    fence: Mapping[str, Any],
+    fence: JsonObject,
     migration: str = "",
-    chain: Optional[Mapping[str, Any]] = None,
+    chain: Optional[JsonObject] = None,
 ) -> records.Fence:
     """Write a fence, which only rises, for ``migration`` if that decided on it.
 

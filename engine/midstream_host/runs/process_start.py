@@ -9,9 +9,10 @@ import os
 import shlex
 import signal
 import subprocess
-from typing import Any, List, Mapping, Optional, Sequence
+from typing import List, Mapping, Optional, Sequence
 
 from midstream_core import records
+from midstream_core.json_types import JsonObject
 
 SETUP_FAILED = 78  # sysexits' EX_CONFIG
 
@@ -72,7 +73,7 @@ def spawn(
     directory: str,
     log: str,
     launched: str,
-    note: Optional[Mapping[str, Any]] = None,
+    note: Optional[JsonObject] = None,
 ) -> records.ProcessIdentity:
     """Start ``argv`` as a grandchild in a session of its own and return its identity.
 

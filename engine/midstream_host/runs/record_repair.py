@@ -11,9 +11,10 @@ import os
 import posixpath
 import re
 import time
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Type, TypeVar, cast
+from typing import Dict, Iterator, List, Optional, Tuple, Type, TypeVar
 
 from midstream_core import records
+from midstream_core.json_types import JsonObject, JsonValue, object_or_empty
 from midstream_host.declarations import once, reads
 from midstream_host.runs import damaged_records, leftovers, run_checkpoints, run_state, unknown_process
 from midstream_host.runs.damaged_records import names_in
@@ -108,7 +109,7 @@ def evidence(root: str, run_id: str) -> RunEvidence:
 
 
 @once("a second call is rejected: the record can be read by then")
-def put(root: str, run_id: str, file: str, value: Optional[Mapping[str, Any]]) -> FileName:
+def put(root: str, run_id: str, file: str, value: Optional[JsonObject]) -> FileName:
     """Replace a damaged or missing record by ``value``, or by nothing (None).
 
     The old file is kept beside it; its new name is returned, empty where there was no file.
@@ -180,15 +181,15 @@ def _numbers(files: records.AttemptPaths) -> List[int]:
 
 
 def _process(files: records.AttemptPaths, process: int) -> ProcessEvidence:
-    launched: Any = None
+    launched: JsonValue = None
     with contextlib.suppress(records.RecordError, OSError):
         launched = records.read_json(files.launched(process), 1 << 20)
-    group = cast("Dict[str, Any]", launched).get("group") if isinstance(launched, dict) else None
+    group = object_or_empty(launched).get("group")
     return ProcessEvidence(
         process=process,
         status=_read(records.Status, files.status(process)),
         launched=_read(records.ProcessIdentity, files.launched(process)),
-        group=len(cast("List[Any]", group)) if isinstance(group, list) else 0,
+        group=len(group) if isinstance(group, list) else 0,
         exit=_read(records.ProcessExit, files.exit(process)),
     )
 
@@ -257,10 +258,11 @@ def _rows(path: str) -> Tuple[Optional[int], Optional[int]]:
         for line in file:
             with contextlib.suppress(ValueError, RecursionError):
                 for row in records.parse_metrics([line.decode()]):
-                    if "global_step" in row:
-                        first = row["global_step"] if first is None else first
+                    step = row.get("global_step")
+                    if isinstance(step, int):
+                        first = step if first is None else first
                         start = records.start_of(row) or 0
-                        last, newest = (row["global_step"], start) if start >= newest else (last, newest)
+                        last, newest = (step, start) if start >= newest else (last, newest)
     return first, last
 
 

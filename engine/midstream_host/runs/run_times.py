@@ -13,9 +13,10 @@ import json
 import math
 import os
 import time
-from typing import Any, Dict, List, Optional, Tuple, cast
+from typing import List, Optional, Tuple
 
 from midstream_core import records
+from midstream_core.json_types import JsonValue, object_or_empty
 from midstream_host.declarations import PAGE_LIMIT, reads
 from midstream_host.runs import run_state, slurm
 from midstream_host.runs.run_state import RunId
@@ -160,15 +161,15 @@ def _row(line: bytes) -> Optional[Tuple[float, float]]:
     Return None for a partial line and for other rows.
     """
     try:
-        value: Any = json.loads(line)
+        value: JsonValue = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    row = cast("Dict[str, Any]", value) if isinstance(value, dict) else {}
+    row = object_or_empty(value)
     at, duration = _number(row.get("time")), _number(row.get("throughput/duration"))
     return None if "train/loss" not in row or at is None else (at, duration or 0.0)
 
 
-def _number(value: Any) -> Optional[float]:
+def _number(value: JsonValue) -> Optional[float]:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         return None
     return float(value)

@@ -10,10 +10,11 @@ import dataclasses
 import os
 import posixpath
 import time
-from typing import Any, Dict, List, Literal, Mapping, Optional
+from typing import Any, Dict, List, Literal, Optional
 
 from midstream_core import records
 from midstream_core.attempt import replay_file
+from midstream_core.json_types import JsonObject, int_of, object_or_empty
 from midstream_host.declarations import MANIFEST_LIMIT, reads, repeatable
 from midstream_host.runs import losses, ownership, run_checkpoints, run_state
 from midstream_host.runs.run_checkpoints import CheckpointName, CheckpointSummary
@@ -93,7 +94,7 @@ def newest_state(root: str, run_id: str) -> Optional[NewestState]:
         directory = paths.checkpoint(checkpoint.name)
         manifest = posixpath.join(directory, records.MANIFEST)
         try:
-            train = records.read_json(posixpath.join(directory, records.TRAIN))
+            train = object_or_empty(records.read_json(posixpath.join(directory, records.TRAIN)))
             return NewestState(checkpoint.name, records.Manifest.read(manifest), train)
         except FileNotFoundError as error:
             if os.path.exists(manifest):  # nothing has removed the checkpoint
@@ -170,10 +171,10 @@ def take_over(
     root: str,
     run_id: str,
     attempt: int,
-    fence: Mapping[str, Any],
-    command: Mapping[str, Any],
+    fence: JsonObject,
+    command: JsonObject,
     patience: float,
-    chain: Optional[Mapping[str, Any]] = None,
+    chain: Optional[JsonObject] = None,
 ) -> Promotion:
     """Hand the run over to a standby attempt: write the fence, then the command.
 
@@ -200,7 +201,7 @@ def take_over(
     return Promotion(answer.status, answer.running, "sent", sequence)
 
 
-def _carries_out(root: str, run_id: str, attempt: int, status: records.Status, command: Mapping[str, Any]) -> bool:
+def _carries_out(root: str, run_id: str, attempt: int, status: records.Status, command: JsonObject) -> bool:
     """Return whether the attempt has acknowledged this command.
 
     A replica that is promoted has epoch 0 until the step of its promotion.
@@ -263,7 +264,7 @@ def rows(root: str, run_id: str, attempt: int, name: str, offset: int, first: in
     kept = [
         losses.reduced(row)
         for row in records.parse_metrics(complete.decode().splitlines())
-        if "train/loss" in row and row.get("global_step", -1) >= first and counts(row)
+        if "train/loss" in row and int_of(row.get("global_step", -1)) >= first and counts(row)
     ]
     return NewRows(found.status, found.running, kept, offset + len(complete), number)
 

@@ -52,7 +52,7 @@ def unknown_process(root: str, run_id: str) -> Optional[UnknownProcess]:
     return None
 
 
-class Lease:
+class UnknownProcessLease:
     """Lease of an attempt's unknown process, by this program's monotonic clock."""
 
     def __init__(self) -> None:

@@ -14,11 +14,12 @@ import re
 from typing import Any, BinaryIO, Dict, List, Literal, Optional, Sequence, Tuple, cast
 
 from midstream_core import levanter_checkpoints
+from midstream_core.json_types import int_of, optional_list, optional_object
 from midstream_core.latest_file import named_folder
 from midstream_core.safetensors_header import load_header
 from midstream_host.declarations import reads
 from midstream_host.formats.errors import FormatError
-from midstream_host.formats.torch_archive import Tensor, saved_value
+from midstream_host.formats.torch_archive import TensorInArchive, saved_value
 from midstream_host.shapes import FileName, Text
 from midstream_host.trainers.checkpoint_files import CheckpointFiles, DiskFiles
 
@@ -111,7 +112,7 @@ def _torch(files: CheckpointFiles, path: str) -> Dict[str, Any]:
 
 
 def training_state(file: BinaryIO, name: str) -> Dict[str, Any]:
-    """Return the mapping in a file of torch, with tensors as `Tensor`.
+    """Return the mapping in a file of torch, with tensors as `TensorInArchive`.
 
     Args:
         file: Open for reading, seekable.
@@ -179,7 +180,7 @@ def _neox_shapes(
 
     def add(rank_state: Dict[str, Any], layer: Optional[int]) -> None:
         for name, value in rank_state.items():
-            if not isinstance(value, Tensor):
+            if not isinstance(value, TensorInArchive):
                 continue
             matched = _NEOX_NAME.fullmatch(name)
             number = 0 if name == _TIED else layer if layer is not None else int(matched.group(1)) if matched else -1
@@ -270,4 +271,7 @@ def _safetensors(files: CheckpointFiles, path: str) -> Dict[str, List[int]]:
             entries, _ = load_header(file)
         except ValueError as error:
             raise ValueError("{}: {}".format(path, error)) from None
-    return {name: [int(size) for size in entry["shape"]] for name, entry in entries.items()}
+    return {
+        name: [int_of(size) for size in optional_list(optional_object(entry)["shape"])]
+        for name, entry in entries.items()
+    }

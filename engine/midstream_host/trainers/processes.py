@@ -227,7 +227,7 @@ def _process(pid: int, directory: str) -> Optional[TrainingProcess]:
         return None
     if not words or posixpath.basename(executable) in ("bash", "dash", "sh", "zsh", "fish", "tmux", "screen", "vim"):
         return None
-    pairs = dict(each.split("=", 1) for each in variables)
+    pairs = dict(variable.split("=", 1) for variable in variables)
     return TrainingProcess(
         pid=pid,
         started=started,

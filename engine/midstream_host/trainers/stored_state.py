@@ -10,6 +10,7 @@ import posixpath
 from typing import List, Optional, Sequence, Tuple
 
 from midstream_core import records
+from midstream_core.json_types import str_of
 from midstream_host.declarations import reads
 from midstream_host.driver.checkpoint_places import other_place
 from midstream_host.driver.checkpoint_steps import why_left_out
@@ -78,7 +79,7 @@ def newest(root: str, run_id: str, ranks: Optional[int], words: Sequence[str] = 
     manifest = usable_ones[-1]
     found = dataclasses.replace(found, step=manifest.step, size=manifest.size)
     place = paths.checkpoint(manifest.name)
-    path = records.read_json(posixpath.join(place, records.TRAIN))["state"]["path"]
+    path = str_of(records.checkpoint_state(place)["path"])
     try:
         state = saved_state(run.checkpoints.rule, posixpath.join(place, FILES, path))
     except (IncompleteError, OSError, ValueError) as error:

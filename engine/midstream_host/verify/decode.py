@@ -76,8 +76,8 @@ def examine(directory: str) -> int:
         encoded[records.PACKED] = hashlib.sha256(_pack(small, manifest)).hexdigest()
     digest = None
     if not problems:
-        train = records.read_json(posixpath.join(directory, records.TRAIN))
-        digest = records.root_digest(manifest.array_entries, encoded, train["state"])
+        state = records.checkpoint_state(directory)
+        digest = records.root_digest(manifest.array_entries, encoded, state)
         if digest != manifest.root_digest:
             problems.append([records.MANIFEST, "root digest is {}, it says {}".format(digest, manifest.root_digest)])
     emit(

@@ -13,6 +13,7 @@ import posixpath
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypedDict
 
+from midstream_core.json_types import JsonValue, int_of, str_of
 from midstream_host import allowlist
 from midstream_host.copy_items import CopyObject
 from midstream_host.declarations import MANIFEST_LIMIT, reads
@@ -49,7 +50,7 @@ class TreeDescription(TypedDict):
     problems: List[Tuple[FileName, Text]]
 
 
-def read_manifest(directory: str, name: str) -> Tuple[str, Dict[str, Any], List[CopyObject]]:
+def read_manifest(directory: str, name: str) -> Tuple[str, Dict[str, JsonValue], List[CopyObject]]:
     """Return text, value and objects of a tree's manifest. Raises NoTreeError."""
     try:
         with os.fdopen(open_object(directory, name), "rb") as file:
@@ -66,7 +67,9 @@ def read_manifest(directory: str, name: str) -> Tuple[str, Dict[str, Any], List[
     return (text, *parse_manifest(text, directory, name))
 
 
-def parse_manifest(text: str, directory: str, name: str, kind: str = "") -> Tuple[Dict[str, Any], List[CopyObject]]:
+def parse_manifest(
+    text: str, directory: str, name: str, kind: str = ""
+) -> Tuple[Dict[str, JsonValue], List[CopyObject]]:
     """Return the value of a manifest and its objects.
 
     Raises NoTreeError where it has another shape, or names an object that a copy of this ``kind`` does not contain.
@@ -135,12 +138,12 @@ def missing(directory: str, objects: Sequence[CopyObject]) -> List[Tuple[FileNam
 
 
 @reads(limit=MANIFEST_LIMIT)
-def digests(directory: str, ranges: Sequence[Sequence[Any]]) -> List[Optional[str]]:
+def digests(directory: str, ranges: Sequence[Sequence[JsonValue]]) -> List[Optional[str]]:
     """Return the SHA-256 of each ``[path, offset, length]``; None if it is unreadable."""
 
-    def one(item: Sequence[Any]) -> Optional[str]:
+    def one(item: Sequence[JsonValue]) -> Optional[str]:
         try:
-            return object_sha256(directory, item[0], item[1], item[2])
+            return object_sha256(directory, str_of(item[0]), int_of(item[1]), int_of(item[2]))
         except OSError:
             return None
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import posixpath
-from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Dict, Iterator, List, Optional, Set, Tuple
 
 from midstream_core import records
+from midstream_core.json_types import JsonValue
 from midstream_host.copy_items import CopyObject
 from midstream_host.declarations import MANIFEST_LIMIT, program, reads
 from midstream_host.object_files import emit, end_with_operator
@@ -18,7 +19,7 @@ from midstream_host.verify import objects as objects_of
 from midstream_host.verify.objects import checked
 
 
-def read_manifest(directory: str, name: str) -> Tuple[str, Dict[str, Any], List[CopyObject]]:
+def read_manifest(directory: str, name: str) -> Tuple[str, Dict[str, JsonValue], List[CopyObject]]:
     """Return text, value and objects of a tree's manifest. Raises RecordError."""
     try:
         return objects_of.read_manifest(directory, name)
@@ -27,7 +28,7 @@ def read_manifest(directory: str, name: str) -> Tuple[str, Dict[str, Any], List[
 
 
 @reads(limit=MANIFEST_LIMIT)
-def manifest_value(directory: str, manifest: str) -> Dict[str, Any]:
+def manifest_value(directory: str, manifest: str) -> Dict[str, JsonValue]:
     """Read and check a manifest; return its value. Objects are not read."""
     return read_manifest(directory, manifest)[1]
 
@@ -71,11 +72,11 @@ def verify(directory: str, manifest: str) -> int:
 def _root_digest(directory: str, manifest: records.Manifest, wrong: Set[str]) -> str:
     """Compute the root digest from the measured hashes, without ``wrong`` objects."""
     sha256 = {entry.path: entry.sha256 for entry in manifest.object_entries if entry.path not in wrong}
-    train = records.read_json(posixpath.join(directory, records.TRAIN))
+    state = records.checkpoint_state(directory)
     lost = sorted({path for array in manifest.array_entries for path in array.objects} - set(sha256))
     if lost:
         raise records.RecordError("{} is missing or corrupt".format(lost[0]))
-    return records.root_digest(manifest.array_entries, sha256, train["state"])
+    return records.root_digest(manifest.array_entries, sha256, state)
 
 
 def files_below(directory: str) -> Iterator[str]:

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,7 @@ def memory_with(
 ) -> DeviceMemory:
     """Devices named 0, 1, ... with the statistics, and a state that needs as much on each."""
     monkeypatch.setattr(device_memory, "device_bytes", lambda _: dict.fromkeys(range(len(statistics)), needed))
-    return DeviceMemory(lambda: working, lambda device: statistics[device])
+    return DeviceMemory(lambda: working, lambda device: statistics[cast(int, device)])
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from midstream_host.driver.metrics_tail import MetricsTail
 from midstream_host.driver.recorded_checkpoints import FILES, usable
 from midstream_host.driver.run_file import Checkpoints, Metrics, RunFile, World
 from midstream_host.driver.start_evidence import StartEvidence
-from midstream_host.driver.trainer_setup import Node, Setup
-from midstream_host.driver.work_directory import Restored
+from midstream_host.driver.trainer_setup import Node, TrainerSetup
+from midstream_host.driver.work_directory import PlacedCheckpoint
 
 
 class Watched:
@@ -39,7 +39,7 @@ class Watched:
         self.paths = records.RunPaths(str(root / "root"), "r")
         for place in (self.paths.checkpoints, self.paths.pins):
             os.makedirs(place)
-        setup = Setup(run, World(), Node(), "python", str(root / "work"), "")
+        setup = TrainerSetup(run, World(), Node(), "python", str(root / "work"), "")
         self.watch = CheckpointWatch(setup, self.paths, 1, 1, {}, first=0)
 
     def write(self, step: int, content: str = "{}", suffix: str = ".json") -> Path:
@@ -306,7 +306,7 @@ def test_trainer_that_trains_without_a_row_is_seen(watched: Watched, monkeypatch
     path = watched.directory / "rows.jsonl"
     path.touch()
     tail = MetricsTail(open_reader("jsonl", str(watched.directory), "rows.jsonl"), str(path) + ".copy", first=0)
-    restored = Restored("", 0, "d", "d", str(watched.directory), [])
+    restored = PlacedCheckpoint("", 0, "d", "d", str(watched.directory), [])
     evidence = StartEvidence(str(watched.directory / "evidence.json"), restored, 1)
 
     def why() -> str:

@@ -18,7 +18,7 @@ from midstream_host.driver.checkpoints.checkpoint_finder import find_checkpoints
 from midstream_host.driver.metrics_tail import read_rows
 from midstream_host.driver.recorded_checkpoints import usable
 from midstream_host.driver.run_file import Checkpoints, Metrics, RunFile, World
-from midstream_host.driver.trainer_setup import Node, Setup
+from midstream_host.driver.trainer_setup import Node, TrainerSetup
 from midstream_host.driver.work_directory import MismatchError
 from midstream_host.trainers import travelling_files
 
@@ -68,7 +68,7 @@ def rows_of(first: int, last: int) -> list[dict[str, Any]]:
     return [{"step": step, "loss": 1.0} for step in range(first, last)]
 
 
-def watch(attempt: Attempt, setup: Setup, first: int) -> list[int]:
+def watch(attempt: Attempt, setup: TrainerSetup, first: int) -> list[int]:
     found = CheckpointWatch(setup, attempt.paths, 2, 1, {}, first, since=0.0)  # it has written what is there
     found.poll(settle=True)
     return [manifest.step for manifest in usable(attempt.paths)]

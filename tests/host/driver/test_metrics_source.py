@@ -9,7 +9,7 @@ import pytest
 
 from midstream_host.driver.metrics_source import open_source
 from midstream_host.driver.run_file import Checkpoints, Metrics, RunFile, World
-from midstream_host.driver.trainer_setup import Node, Setup
+from midstream_host.driver.trainer_setup import Node, TrainerSetup
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,6 @@ def test_metrics_are_found_by_any_path(path: str, tmp_path: Path) -> None:
     run = RunFile(
         trainer="script", command=["train"], resume=["train"], checkpoints=Checkpoints("glob", "*.pt"), metrics=metrics
     )
-    reader = open_source(Setup(run, World(), Node(), "python", str(tmp_path), ""), "")
+    reader = open_source(TrainerSetup(run, World(), Node(), "python", str(tmp_path), ""), "")
     found = [row["global_step"] for _ in range(2) for part in reader.poll() for row in part.rows]
     assert found == [3, 4]

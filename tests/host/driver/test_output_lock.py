@@ -15,7 +15,7 @@ from midstream_host.driver import output_lock
 from midstream_host.driver.attempt_place import AttemptPlace, EndedEarlyError
 from midstream_host.driver.output_lock import lock_output
 from midstream_host.driver.run_file import Checkpoints, Metrics, RunFile, World
-from midstream_host.driver.trainer_setup import Node, Setup
+from midstream_host.driver.trainer_setup import Node, TrainerSetup
 
 
 def place(root: Path, run_id: str) -> AttemptPlace:
@@ -23,14 +23,14 @@ def place(root: Path, run_id: str) -> AttemptPlace:
 
 
 @pytest.fixture
-def setup(tmp_path: Path) -> Setup:
+def setup(tmp_path: Path) -> TrainerSetup:
     run = RunFile(
         trainer="script", command=["train"], resume=["train"], checkpoints=Checkpoints("glob"), metrics=Metrics("csv")
     )
-    return Setup(run, World(), Node(), "python", str(tmp_path / "work"), "")
+    return TrainerSetup(run, World(), Node(), "python", str(tmp_path / "work"), "")
 
 
-def test_output_belongs_to_one_run_at_a_time(tmp_path: Path, setup: Setup) -> None:
+def test_output_belongs_to_one_run_at_a_time(tmp_path: Path, setup: TrainerSetup) -> None:
     descriptor = lock_output(place(tmp_path, "first"), setup)
     assert descriptor is not None
     assert lock_output(place(tmp_path, "first"), setup) is None
@@ -44,7 +44,7 @@ def test_output_belongs_to_one_run_at_a_time(tmp_path: Path, setup: Setup) -> No
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
 def test_disk_without_locks_is_no_obstacle(
-    tmp_path: Path, setup: Setup, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int
+    tmp_path: Path, setup: TrainerSetup, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int
 ) -> None:
     """Lustre without the mount option `flock`, and NFS without its lock service: no run could start there."""
 
@@ -56,7 +56,7 @@ def test_disk_without_locks_is_no_obstacle(
     assert f"out: whether another run writes there is not known: {os.strerror(code)}" in capsys.readouterr().out
 
 
-def test_full_disk_is_no_obstacle(tmp_path: Path, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_no_obstacle(tmp_path: Path, setup: TrainerSetup, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -12,7 +12,7 @@ from midstream_core.attempt.save_fence import FenceUnreadableError
 from midstream_host.driver.attempt_fence import check_fence
 from midstream_host.driver.attempt_place import AttemptPlace
 from midstream_host.driver.checkpoints.checkpoint_finder import find_checkpoints, saved_state
-from midstream_host.driver.recorded_checkpoints import FILES, Found, prune, record, usable
+from midstream_host.driver.recorded_checkpoints import FILES, TrainerCheckpoint, prune, record, usable
 from midstream_host.driver.run_file import Checkpoints, Metrics, RunFile
 from midstream_host.driver.work_directory import place_checkpoint
 from support.paths import FIXTURES
@@ -33,7 +33,7 @@ def test_checkpoint_is_recorded_and_placed_complete(case: Case, tmp_path: Path) 
         metrics=Metrics("regex"),
     )  # fmt: skip
     files = tuple(file.path for file in before.files)
-    found = Found(str(source), case.path, case.step, files)
+    found = TrainerCheckpoint(str(source), case.path, case.step, files)
     manifest = record(paths, run, found, 1, 1, {}, case.ranks or 1)
     assert manifest is not None
     assert [each.name for each in usable(paths)] == [manifest.name]
@@ -76,7 +76,7 @@ def test_manifest_is_written_after_all_files_are_on_disk(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "fsync", noted)
     monkeypatch.setattr(records.Manifest, "write", checked)
     files = ("ckpt-7/shards/0.json", "ckpt-7/shards/1.json")
-    assert record(paths, run, Found(str(tmp_path / "work"), "ckpt-7", 7, files), 1, 1, {}, 1) is not None
+    assert record(paths, run, TrainerCheckpoint(str(tmp_path / "work"), "ckpt-7", 7, files), 1, 1, {}, 1) is not None
     assert unsynced == []
 
 

@@ -102,7 +102,7 @@ def test_its_state_is_unknown_until_its_lease_expires(
     (attempt,) = record_repair.evidence(str(tmp_path), "run").attempts
     assert re.fullmatch(r"process 0 had a heartbeat on other \d+ s ago", attempt.running)
     monkeypatch.setattr(unknown_process, "LEASE", LEASE)
-    lease, files = unknown_process.Lease(), records.RunPaths(str(tmp_path), "run").attempt(1)
+    lease, files = unknown_process.UnknownProcessLease(), records.RunPaths(str(tmp_path), "run").attempt(1)
     assert lease.host(files) == "other"
     container.send_signal(signal.SIGKILL)
     container.wait(30)

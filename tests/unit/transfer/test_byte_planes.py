@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from midstream_host.copy import byte_planes
-from midstream_host.copy.byte_planes import CHUNK, MAX_PACKED, Layout, MalformedError, layout_of, pack, unpack
+from midstream_host.copy.byte_planes import CHUNK, MAX_PACKED, MalformedError, PlaneLayout, layout_of, pack, unpack
 
 
 def numbers(seed: int, count: int = CHUNK // 4) -> np.ndarray:
@@ -55,7 +55,7 @@ def test_any_layout_packs_any_bytes_losslessly(seed: int) -> None:
     print(f"seed {seed}")
     data = rng.choice((rng.randbytes, bytes))(rng.choice((1, 2, 3, 7, 4097, CHUNK - 1, CHUNK)))
     width = rng.choice(byte_planes.WIDTHS)
-    packed = pack(data, Layout(width, rng.randrange(1 << width), 1.0))
+    packed = pack(data, PlaneLayout(width, rng.randrange(1 << width), 1.0))
     assert len(packed) <= MAX_PACKED
     assert unpack(memoryview(packed)) == data
 
@@ -94,7 +94,7 @@ def test_damaged_chunks_raise_nothing_else(seed: int) -> None:
     rng = random.Random(seed)
     print(f"seed {seed}")
     data = numbers(seed, 512).tobytes()
-    packed = bytearray(pack(data, Layout(4, 8, 1.0)))
+    packed = bytearray(pack(data, PlaneLayout(4, 8, 1.0)))
     for _ in range(rng.randrange(1, 4)):
         packed[rng.randrange(len(packed))] = rng.randrange(256)
     del packed[rng.choice((len(packed), rng.randrange(len(packed)))) :]

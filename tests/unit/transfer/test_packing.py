@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from midstream_host.copy import packing
-from midstream_host.copy.byte_planes import CHUNK, Layout
+from midstream_host.copy.byte_planes import CHUNK, PlaneLayout
 from midstream_host.copy.packing import BUSY_SHARE, FIRST_PAUSE, MAX_WINDOW, MIN_WINDOW, WARM_UP, Packing
 
 WEIGHTS = (np.random.default_rng(0).standard_normal(CHUNK // 4) * 0.02).astype(np.float32).tobytes()
@@ -25,7 +25,7 @@ class Sender:
         self.packing = Packing(lambda: self.now)
         pack = packing.pack
 
-        def timed(data: bytes, layout: Layout) -> bytes:
+        def timed(data: bytes, layout: PlaneLayout) -> bytes:
             self.now += len(data) / self.packer
             return pack(data, layout)
 

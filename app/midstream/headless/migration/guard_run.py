@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from midstream.counts import count
 from midstream.errors import Exit, MidstreamError, UsageError
@@ -12,6 +12,7 @@ from midstream.headless.confirmation import can_ask, confirmed
 from midstream.json_events.notifications import NOTIFICATIONS
 from midstream.operations.fleet_snapshot import unproven_run
 from midstream.output import Output
+from midstream_core.json_types import JsonValue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +49,7 @@ def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     except UsageError as error:
         raise UsageError(f"--guard-lead: {error.message}", error.hint) from error
 
-    def report(event: dict[str, Any]) -> None:
+    def report(event: dict[str, JsonValue]) -> None:
         what = event.get("message") or f"migrating {event['run']} to {event['to']}: migration {event['migration']}"
         output.value(event, f"{event['kind']}: {what}")
         if "migration" not in event and event["kind"] in NOTIFICATIONS:  # a migration notifies by its own process

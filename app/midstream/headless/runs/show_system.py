@@ -13,6 +13,7 @@ from midstream.operations.fleet_snapshot import fleet_snapshot, run_of
 from midstream.watch.run_hosts import hosts_of
 from midstream.watch.snapshot import LIVE
 from midstream.watch.system_metrics import METRICS
+from midstream_core.json_types import JsonValue
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
@@ -87,7 +88,7 @@ def points(series: SystemSeries, after: float) -> Iterator[tuple[float, dict[str
     for number, at in enumerate(times):
         if at <= after:
             continue
-        values: dict[str, Any] = {}
+        values: dict[str, JsonValue] = {}
         for metric in METRICS:
             found = {
                 index: None if math.isnan(column[number]) else column[number]

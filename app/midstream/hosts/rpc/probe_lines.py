@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, NotRequired, TypedDict
 
 from midstream_core import records
+from midstream_core.json_types import JsonValue
 from midstream_host.runs.run_checkpoints import CheckpointName
 from midstream_host.runs.run_state import RunId
 from midstream_host.shapes import FileName, Text
@@ -78,18 +79,18 @@ class Hello(TypedDict):
 
 class RunLine(TypedDict):
     run: RunId
-    fence: NotRequired[Any]
-    lineage: NotRequired[Any]
+    fence: NotRequired[JsonValue]
+    lineage: NotRequired[object]
     ownership: NotRequired[Text]
-    store: NotRequired[Any]
-    status: NotRequired[Any]
+    store: NotRequired[JsonValue]
+    status: NotRequired[JsonValue]
     attempts: NotRequired[list[int]]
     attempt: NotRequired[int]
     running: NotRequired[bool]
     unproven: NotRequired[Text]
     job_remark: NotRequired[Text]
     ended_without_status: NotRequired[bool]
-    exit: NotRequired[Any]
+    exit: NotRequired[object]
     checkpoints: NotRequired[list[CheckpointEntry]]
     damaged: NotRequired[dict[str, Text]]
     problem: NotRequired[Text]

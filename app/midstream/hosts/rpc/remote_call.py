@@ -14,7 +14,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
@@ -33,6 +33,7 @@ from midstream.hosts.rpc.answer_limits import (
 )
 from midstream.hosts.rpc.bootstrap import BOOTSTRAP, isolation
 from midstream.hosts.rpc.result_checks import PACKAGE, name_of, result_of
+from midstream_core.json_types import JsonObject
 from midstream_host.declarations import Declaration, declaration_of
 
 P = ParamSpec("P")
@@ -147,7 +148,11 @@ def module_names(module: str) -> frozenset[str]:
 
 
 def job_line(
-    function: Remote, arguments: Mapping[str, Any] | None, *, program: bool, imported: frozenset[str] = frozenset()
+    function: Remote,
+    arguments: JsonObject | None,
+    *,
+    program: bool,
+    imported: frozenset[str] = frozenset(),
 ) -> bytes:
     """Return the line that the bootstrap reads.
 
@@ -212,11 +217,11 @@ def _argv(python: str, function: str) -> list[str]:
     return [python, *isolation(function), "-c", BOOTSTRAP]
 
 
-def _line_for(function: Remote, arguments: Mapping[str, Any], program: bool, imported: frozenset[str]) -> bytes:
+def _line_for(function: Remote, arguments: JsonObject, program: bool, imported: frozenset[str]) -> bytes:
     return job_line(function, arguments, program=program, imported=imported)
 
 
-def _call_once(host: Host, argv: Sequence[str], function: str, job: Job, timeout: float | None, limit: int) -> Any:
+def _call_once(host: Host, argv: Sequence[str], function: str, job: Job, timeout: float | None, limit: int) -> object:
     if isinstance(host, ImportingHost):
         done = host.run_job(argv, job, timeout=timeout, limit=limit, what=function)
     else:
@@ -224,7 +229,7 @@ def _call_once(host: Host, argv: Sequence[str], function: str, job: Job, timeout
     return _answer(host, argv[0], function, done)
 
 
-def _answer(host: Host, python: str, function: str, done: Completed) -> Any:
+def _answer(host: Host, python: str, function: str, done: Completed) -> object:
     """Return the answer in a call's output.
 
     Raises HostError without one, ConnectionLostError where a signal ended the interpreter.
@@ -272,7 +277,7 @@ def open_interpreter(host: Host, function: Remote) -> Process:
 
 
 def start_program(
-    host: Host, function: Callable[P, Any], *, window: int | None = None, waiting: Process | None = None
+    host: Host, function: Callable[P, object], *, window: int | None = None, waiting: Process | None = None
 ) -> Callable[P, Process]:
     """Return ``function``, a program of `midstream_host`, to start on ``host``.
 

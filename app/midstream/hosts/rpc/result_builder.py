@@ -12,7 +12,7 @@ from typing import Any
 Builder = Callable[[Any], Any]
 
 
-def build(annotation: Any, value: Any) -> Any:
+def build(annotation: object, value: Any) -> Any:
     """Build a value of ``annotation``.
 
     Raises:
@@ -56,7 +56,7 @@ def _dataclass(kind: Any) -> Builder:
     hints = typing.get_type_hints(kind, include_extras=True)
     builders = {field.name: builder_of(hints[field.name]) for field in dataclasses.fields(kind)}
 
-    def build_fields(value: dict[str, Any]) -> Any:
+    def build_fields(value: dict[str, Any]) -> object:
         fields = {}
         for name, builder in builders.items():
             if name in value:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import functools
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from midstream.errors import DamagedError, RemoteError
 from midstream.hosts.rpc.answer_limits import decode
 from midstream.hosts.rpc.reporting_program import Events, Report, ReportingProgram
 from midstream.hosts.rpc.result_builder import build
 from midstream_core import json_shapes, records
+from midstream_core.json_types import JsonObject, object_or_empty
 
 Printed = TypeVar("Printed")  # a dataclass
 
@@ -22,12 +23,12 @@ PACKAGE = "midstream_host."
 HINT = "is the host what it should be?"
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def name_of(function: Callable[..., object]) -> str:
     """Return the name of a function in messages: "runs.run_state.describe"."""
     return f"{function.__module__}.{function.__name__}".removeprefix(PACKAGE)
 
 
-def result_of(host: str, function: Callable[..., Any], arguments: Mapping[str, Any], answer: Any) -> Any:
+def result_of(host: str, function: Callable[..., object], arguments: JsonObject, answer: Any) -> Any:
     """Return the result of a call of ``function`` from the JSON value of the answer.
 
     Raises:
@@ -35,7 +36,7 @@ def result_of(host: str, function: Callable[..., Any], arguments: Mapping[str, A
         RemoteError: The function raised (``kind``: its exception), or, of kind "Answer", its result has another shape.
     """
     name = name_of(function)
-    fields = cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
+    fields = object_or_empty(answer)
     if not ("value" in fields or "error" in fields):
         raise _rejected(host, name, "neither a value nor an error")
     if "error" in fields:
@@ -55,12 +56,12 @@ def result_of(host: str, function: Callable[..., Any], arguments: Mapping[str, A
 
 
 @functools.cache
-def result_type(function: Callable[..., Any]) -> Any:
+def result_type(function: Callable[..., object]) -> object:
     """Return the annotation of a function's result."""
     return typing.get_type_hints(function, include_extras=True)["return"]
 
 
-def report_of(host: str, reporting: ReportingProgram[..., Report], line: Any) -> Report:
+def report_of(host: str, reporting: ReportingProgram[..., Report], line: object) -> Report:
     """Return a line of a program as the type of its event. Raises as `event_of`."""
     return event_of(host, name_of(reporting.program), reporting.events, line)
 
@@ -101,8 +102,8 @@ def line_of(host: str, name: str, events: Mapping[str, Any], line: Any) -> dict[
 
     Raises as `event_of`.
     """
-    fields = cast("dict[str, Any]", line) if isinstance(line, dict) else {}
-    event: Any = fields.get("event")
+    fields = object_or_empty(line)
+    event: object = fields.get("event")
     kind = events.get(event) if isinstance(event, str) else None
     if kind is None:
         raise _rejected(host, name, "a line that is none of its events")

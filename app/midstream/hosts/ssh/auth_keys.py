@@ -18,7 +18,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -36,6 +35,7 @@ from paramiko.pkey import PublicBlob, UnknownKeyType
 
 from midstream.hosts.prompter import PROMPTS
 from midstream.hosts.ssh.resolved_options import SshSettings
+from midstream.hosts.ssh.untyped_library import untyped
 
 AGENT_TIMEOUT = 60.0  # seconds; an agent may ask its user before it signs
 CERTIFICATE = "-cert-v01@openssh.com"
@@ -84,7 +84,7 @@ class Agent(AgentSSH):
         self._sock.settimeout(AGENT_TIMEOUT)
         try:
             self._sock.connect(path)
-            cast(Any, self)._connect(self._sock)
+            untyped(self)._connect(self._sock)
         except BaseException:
             self._sock.close()
             raise
@@ -108,8 +108,8 @@ def with_certificate(key: AgentKey, certificate: PublicBlob) -> AgentKey:
     """Return the agent's key with a certificate, which is offered in its place."""
     other = AgentKey(key.agent, key.blob, key.comment)
     if key.get_name().endswith(CERTIFICATE):
-        cast(Any, other).inner_key = None  # the agent signs with the certificate itself
-    cast(Any, other).public_blob = certificate
+        untyped(other).inner_key = None  # the agent signs with the certificate itself
+    untyped(other).public_blob = certificate
     return other
 
 
@@ -195,7 +195,7 @@ def _from_file(file: str, passphrase: str | None) -> paramiko.PKey:
         data = Path(file).read_bytes()
         if re.search(rb"^-----BEGIN (ENCRYPTED )?PRIVATE KEY-----", data, re.M):
             return _from_pkcs8(data, password)
-        return paramiko.PKey.from_path(file, cast(Any, password))
+        return paramiko.PKey.from_path(file, untyped(password))
     except (paramiko.PasswordRequiredException, TypeError) as error:
         if passphrase is None:
             raise paramiko.PasswordRequiredException(file) from error
@@ -218,11 +218,11 @@ def _certificates(settings: SshSettings) -> list[PublicBlob]:
 
 def _from_pkcs8(data: bytes, password: bytes | None) -> paramiko.PKey:
     """Return the key of a PKCS#8 file, which paramiko does not read."""
-    loaded = cast(Any, load_pem_private_key(data, password))
+    loaded = untyped(load_pem_private_key(data, password))
     text = loaded.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()).decode()
     kinds = {RSAPrivateKey: paramiko.RSAKey, EllipticCurvePrivateKey: paramiko.ECDSAKey}
     chosen = next((key for kind, key in kinds.items() if isinstance(loaded, kind)), paramiko.Ed25519Key)
-    return cast(Any, chosen).from_private_key(io.StringIO(text))
+    return untyped(chosen).from_private_key(io.StringIO(text))
 
 
 # ---------------------------------------------------------------------------------------------------------- offers
@@ -295,7 +295,7 @@ def _file_offers(
         attempts.unreadable = (*attempts.unreadable, file)
         return
     attempts.files = (*attempts.files, file)
-    plain = cast(Any, key)
+    plain = untyped(key)
     # A certificate first: where it is accepted, the plain key usually is not.
     for certificate in certificates.get(key.asbytes(), []):
         if _is_allowed(settings, certificate.key_type):

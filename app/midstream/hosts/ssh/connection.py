@@ -209,7 +209,7 @@ class _ChannelSocket:
     def __init__(self, channel: paramiko.Channel) -> None:
         self._channel = channel
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._channel, name)
 
     def shutdown(self, how: int) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import paramiko
 from paramiko.packet import NeedRekeyException, Packetizer
+
+from midstream.hosts.ssh.untyped_library import untyped
 
 CONNECT_TIMEOUT = 15.0  # seconds for each of: TCP, banner, authentication
 GREETING_LIMIT = 64 << 10  # bytes before the key exchange; RFC 4253 has lines of 255
@@ -62,7 +64,7 @@ class BoundedPacketizer(Packetizer):
         self._deadline = self._deadline or now + self.greeting_timeout
         if now > self._deadline:
             raise paramiko.SSHException(f": its greeting did not end within {self.greeting_timeout:.0f} s")
-        data: bytes = cast(Any, super())._read_timeout(min(timeout, self._deadline - now))
+        data: bytes = untyped(super())._read_timeout(min(timeout, self._deadline - now))
         self._greeting += len(data)
         if self._greeting > GREETING_LIMIT:
             raise paramiko.SSHException(f": its greeting is longer than {GREETING_LIMIT >> 10} KiB")

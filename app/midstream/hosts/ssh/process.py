@@ -15,6 +15,7 @@ from midstream.errors import ConnectionLostError
 from midstream.hosts.deadline import Deadline
 from midstream.hosts.rpc.answer_limits import FORCED, PREAMBLE_LIMIT, too_large
 from midstream.hosts.ssh.transport import CHANNEL_TIMEOUT
+from midstream.hosts.ssh.untyped_library import untyped
 
 STDERR_TAIL_SIZE = 64 * 1024  # bytes
 STDERR_BATCH = 2 << 20  # bytes that are read in one go: endless output must not block the reader
@@ -44,7 +45,7 @@ def send_command(channel: paramiko.Channel, command: str) -> None:
     request.add_string("exec")
     request.add_boolean(True)  # request an answer
     request.add_string(command)
-    cast(Any, channel).before_close(_send_request, channel, request)
+    untyped(channel).before_close(_send_request, channel, request)
 
 
 def _send_request(channel: Any, request: Message) -> None:
@@ -60,7 +61,7 @@ def command_started(channel: paramiko.Channel, timeout: float) -> None:
     Raises SSHException if the server refuses, or does not answer within ``timeout`` seconds. paramiko's `exec_command`
     has no timeout.
     """
-    inner = cast(Any, channel)
+    inner = untyped(channel)
     if not inner.event.wait(timeout):
         raise paramiko.SSHException(f"no answer within {timeout:.0f} s")
     inner._wait_for_event()
@@ -75,7 +76,7 @@ class _Reader(io.RawIOBase):
     def __init__(self, host: str, channel: paramiko.Channel, stderr: _Stderr) -> None:
         self._host, self._channel, self._stderr = host, channel, stderr
         self._ready = threading.Event()
-        cast(Any, channel).in_buffer.set_event(self._ready)
+        untyped(channel).in_buffer.set_event(self._ready)
         self._pending = b""  # bytes received together with the end of the preamble
         self.deadline: Deadline | None = None
         self.begun = False
@@ -227,8 +228,7 @@ class SshProcess:
                 raise TimeoutError(f"{self.host}: the command still runs after {timeout} s")
         code = self._channel.exit_status
         if code == -1:  # its exit status is unknown, and so is whether it has exited
-            transport = self._channel.get_transport()
-            active = transport is not None and transport.is_active()
+            active = self._channel.get_transport().is_active()
             what = "the channel was closed without an exit status" if active else "the connection is closed"
             raise connection_lost(self.host, what)
         return code

@@ -7,10 +7,10 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, ParamSpec, TypeVar, cast
+from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, cast
 
 import paramiko
-from paramiko.buffered_pipe import BufferedPipe, PipeTimeout
+from paramiko.buffered_pipe import PipeTimeout
 from paramiko.common import (
     MSG_CHANNEL_CLOSE,
     MSG_CHANNEL_DATA,
@@ -27,6 +27,8 @@ from paramiko.message import Message
 
 from midstream.hosts.ssh.host_certificate import SUFFIX
 from midstream.hosts.ssh.packetizer import CONNECT_TIMEOUT, BoundedPacketizer
+from midstream.hosts.ssh.untyped_library import untyped
+from midstream_core.json_types import JsonValue
 
 CHANNEL_TIMEOUT = 15.0
 WINDOW = 2 << 20  # bytes that a server may send ahead of the reader; they are buffered in memory
@@ -62,6 +64,12 @@ class UnsupportedAlgorithmsError(paramiko.SSHException):
         self.supported = tuple(supported)
 
 
+class ChannelBuffer(Protocol):
+    """Bytes of a channel that have arrived."""
+
+    def read(self, nbytes: int, timeout: float | None = None) -> bytes: ...
+
+
 class OrderedChannel(paramiko.Channel):
     """A channel that sends nothing after its CLOSE.
 
@@ -72,25 +80,25 @@ class OrderedChannel(paramiko.Channel):
 
     def before_close(self, send: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call ``send``, and hold a CLOSE of this channel until it returns."""
-        closes: _Closes = cast(Any, self.transport).closes
+        closes: _Closes = untyped(self.transport).closes
         closes.hold(self.remote_chanid)
         try:
             return send(*args, **kwargs)
         finally:
             message = closes.release(self.remote_chanid)
             if message is not None:
-                cast(Any, self.transport)._send_user_message(message)
+                untyped(self.transport)._send_user_message(message)
 
     def send(self, s: Any) -> int:
         return self.before_close(super().send, s)
 
     def recv(self, nbytes: int) -> bytes:
-        return self._received(cast(Any, self).in_buffer, nbytes)
+        return self._received(untyped(self).in_buffer, nbytes)
 
     def recv_stderr(self, nbytes: int) -> bytes:
-        return self._received(cast(Any, self).in_stderr_buffer, nbytes)
+        return self._received(untyped(self).in_stderr_buffer, nbytes)
 
-    def _received(self, buffer: BufferedPipe, size: int) -> bytes:
+    def _received(self, buffer: ChannelBuffer, size: int) -> bytes:
         """Return what has arrived.
 
         paramiko drops it if the connection is lost while the window is adjusted.
@@ -104,7 +112,7 @@ class OrderedChannel(paramiko.Channel):
         return data
 
     def _adjust_window(self, size: int) -> None:
-        inner = cast(Any, self)
+        inner = untyped(self)
         more = inner._check_add_window(size)
         if more > 0:
             message = Message()
@@ -120,7 +128,7 @@ class OrderedChannel(paramiko.Channel):
         """
         if not self.closed and not self.eof_received:
             self.exit_status = -1
-        cast(Any, super())._unlink()
+        untyped(super())._unlink()
 
     def close(self) -> None:
         with contextlib.suppress(EOFError, OSError):  # the connection is lost, and this channel with it
@@ -192,9 +200,9 @@ class Transport(paramiko.Transport):
     """paramiko's transport with keep-alives that need an answer, and enforced windows."""
 
     _channel_handler_table: ClassVar[dict[int, Any]] = {
-        **cast(Any, paramiko.Transport)._channel_handler_table,
+        **untyped(paramiko.Transport)._channel_handler_table,
         **{
-            kind: _within_window(cast(Any, paramiko.Transport)._channel_handler_table[kind])
+            kind: _within_window(untyped(paramiko.Transport)._channel_handler_table[kind])
             for kind in (MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA)
         },
     }
@@ -217,10 +225,10 @@ class Transport(paramiko.Transport):
         self.banner_timeout = cast(BoundedPacketizer, self.packetizer).greeting_timeout = timeout
         self.channel_timeout = CHANNEL_TIMEOUT
         self.closes = _Closes()
-        cast(Any, self).channel_events = _Events()
+        untyped(self).channel_events = _Events()
         self._unanswered = 0
         self._after_new_keys: list[Any] = []  # messages of the thread that reads
-        handlers = cast(Any, self)._handler_table
+        handlers = untyped(self)._handler_table
         for kind in (MSG_REQUEST_SUCCESS, MSG_REQUEST_FAILURE, MSG_NEWKEYS):
             handlers[kind] = self._answered(handlers[kind])
         handlers[MSG_CHANNEL_OPEN_SUCCESS] = self._opened
@@ -254,13 +262,13 @@ class Transport(paramiko.Transport):
         """The lines that the server has sent before, or instead of, its version."""
         return " ".join(cast(BoundedPacketizer, self.packetizer).greeting)
 
-    def _really_parse_kex_init(self, m: Message, ignore_first_byte: bool = False) -> dict[str, Any]:
+    def _really_parse_kex_init(self, m: Message, ignore_first_byte: bool = False) -> dict[str, JsonValue]:
         """Return what the server offers.
 
         Raises UnsupportedAlgorithmsError, which names it, where nothing of a kind is common. paramiko's error has no
         names.
         """
-        parsed: dict[str, Any] = cast(Any, super())._really_parse_kex_init(m, ignore_first_byte)
+        parsed: dict[str, Any] = untyped(super())._really_parse_kex_init(m, ignore_first_byte)
         for what, key, supported in (
             ("key exchange methods", "kex_algo_list", self.preferred_kex),
             ("kinds of host key", "server_key_algo_list", self.preferred_keys),
@@ -276,7 +284,7 @@ class Transport(paramiko.Transport):
                 )
         return parsed
 
-    def _answered(self, handle: Any) -> Any:
+    def _answered(self, handle: Any) -> object:
         def answered(message: Message) -> None:
             self._unanswered = 0
             handle(message)
@@ -292,7 +300,7 @@ class Transport(paramiko.Transport):
 
         The server counts it as a session also if nothing waits for it any more: then it is closed.
         """
-        inner, number, servers_number = cast(Any, self), message.get_int(), message.get_int()
+        inner, number, servers_number = untyped(self), message.get_int(), message.get_int()
         if inner._channels.get(number) is not None:
             message.rewind()
             inner._parse_channel_open_success(message)
@@ -318,7 +326,7 @@ class Transport(paramiko.Transport):
             self._after_new_keys.append(data)
             return
         try:
-            cast(Any, super())._send_user_message(data)
+            untyped(super())._send_user_message(data)
         except paramiko.SSHException as error:  # the server has not sent its part for 30 s
             self.packetizer.close()
             raise EOFError(str(error)) from error
@@ -339,7 +347,7 @@ class Transport(paramiko.Transport):
         message.add_byte(cMSG_GLOBAL_REQUEST)
         message.add_string("keepalive@openssh.com")
         message.add_boolean(True)
-        cast(Any, self)._send_user_message(message)
+        untyped(self)._send_user_message(message)
 
     def close(self) -> None:
         with contextlib.suppress(OSError, AttributeError):  # already closed; or a channel, which has no shutdown

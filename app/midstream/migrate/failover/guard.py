@@ -57,6 +57,7 @@ from midstream.watch.known_owners import remember_owners
 from midstream.watch.snapshot import CONNECTING, LIVE, RunView, Snapshot
 from midstream.watch.symptoms import symptoms
 from midstream.watch.watcher import Watcher
+from midstream_core.json_types import JsonValue
 from midstream_host.machine import preemption_notices
 from midstream_host.runs import slurm
 
@@ -285,7 +286,7 @@ class Guard:
                 {"event": "guard", "kind": "migrating", "run": self.run_id, "to": target, "migration": migration}
             )
             results = [event for event in migration_process.follow(migration) if event.event == "result"]
-            detail: dict[str, Any] = dict(results[-1].detail) if results else {}
+            detail: dict[str, JsonValue] = dict(results[-1].detail) if results else {}
             if detail.get("outcome") == migration_state.COMPLETED:
                 self._notify(notify.FINISHED, f"migrated to {target} (migration {migration})", migration=migration)
                 return
@@ -410,5 +411,5 @@ class Guard:
             self._reported.add(once or message)
             self._notify(kind, message)
 
-    def _notify(self, kind: str, message: str, **more: Any) -> None:
+    def _notify(self, kind: str, message: str, **more: object) -> None:
         self.report({"event": "guard", "kind": kind, "run": self.run_id, "message": message, **more})

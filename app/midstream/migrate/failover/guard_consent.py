@@ -7,9 +7,8 @@ executed.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from midstream.errors import Exit, HostError, MidstreamError
 from midstream.fleet.fleet import Fleet
@@ -25,6 +24,7 @@ from midstream.ownership import memory, signed_chain
 from midstream.trainers.run_file_parser import from_value
 from midstream.watch.snapshot import LIVE, RunView, Snapshot
 from midstream_core import records
+from midstream_core.json_types import JsonObject, RunConfig
 from midstream_host.allowlist import shown
 from midstream_host.driver.run_file import is_run_file
 from midstream_host.runs import ownership
@@ -50,7 +50,7 @@ class GuardConsent:
     """
 
     key: str = ""
-    config: Mapping[str, Any] | None = None
+    config: RunConfig | None = None
     run_text: str = ""
     lines: tuple[str, ...] = ()
 
@@ -124,7 +124,7 @@ def propose(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, run: RunView, tar
     adopted = ownership_consent(fleet, snapshot, run)
     owner = run.fence.owner if run.fence is not None and run.fence.owner in fleet.target_names else run.host
     lines = list(adopted)
-    config: Mapping[str, Any] | None = None
+    config: JsonObject | None = None
     text = ""
     try:
         source = hosts.get(run.host)

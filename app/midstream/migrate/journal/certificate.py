@@ -14,6 +14,7 @@ from midstream.migrate.journal.facts import Sealed
 from midstream.migrate.journal.json_values import fields_of
 from midstream.migrate.journal.plan import Plan
 from midstream_core import records
+from midstream_core.json_types import JsonValue, object_or_empty
 
 VERIFIED, CLAIM_FAILED, NOT_CHECKED = "verified", "failed", "not checked"
 COMPARED = ("continuity", "replay overlap")  # claims whose evidence has the losses of both sides, ``steps``
@@ -90,12 +91,12 @@ class Certificate:
             issued=time.time(),
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, JsonValue]:
         """Return the JSON value.
 
         Numbers that are not finite, such as a loss of NaN, become null.
         """
-        return records.finite_json({**asdict(self), "valid": self.valid})
+        return object_or_empty(records.finite_json({**asdict(self), "valid": self.valid}))
 
     @classmethod
     def from_json(cls, value: Any, where: str = "") -> Self:

@@ -11,7 +11,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from midstream.migrate.journal import migration_state, phase_names
 from midstream.migrate.journal.event import STAGE, Event
 from midstream.migrate.journal.facts import FACT, Facts
 from midstream_core import json_shapes, records
+from midstream_core.json_types import JsonObject
 
 PLAN_LINE, FLEET_LINE = "plan", "fleet"  # the events with the plan and the fleet file's text
 HEADER = (PLAN_LINE, FLEET_LINE)
@@ -153,7 +154,7 @@ class Journal:
             raise JournalError(self.path, error) from error
         return line
 
-    def write_header(self, plan: Mapping[str, Any], fleet: str) -> None:
+    def write_header(self, plan: JsonObject, fleet: str) -> None:
         """Write the plan and the fleet file's text, if the journal lacks them."""
         if not self.has_header:
             self.write(PLAN_LINE, format=FORMAT, plan=plan)
@@ -181,7 +182,7 @@ class Journal:
         os.close(descriptor)
 
 
-def header(plan: Mapping[str, Any], fleet: str) -> bytes:
+def header(plan: JsonObject, fleet: str) -> bytes:
     """Return the first lines of a new journal."""
     now = time.time()
     lines = (

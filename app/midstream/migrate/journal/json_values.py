@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, cast
 
 from midstream_core import json_shapes, records
+from midstream_core.json_types import RunConfig
 
 
 def fields_of(cls: type[Any], value: Any, where: str = "") -> dict[str, Any]:
@@ -25,6 +25,6 @@ def fields_of(cls: type[Any], value: Any, where: str = "") -> dict[str, Any]:
     return {name: tuple(cast("list[Any]", item)) if isinstance(item, list) else item for name, item in found.items()}
 
 
-def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def section(config: RunConfig, name: str) -> RunConfig:
     """Return the section ``name`` of a checked config; empty if absent or null."""
     return config.get(name) or dict[str, Any]()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Self, cast
+from typing import Annotated, Any, Self
 
 from midstream.migrate.journal.cost import Cost
 from midstream.migrate.journal.json_values import fields_of
 from midstream.migrate.modes.registry import COLD, MODES
 from midstream_core import records
 from midstream_core.json_shapes import Long
+from midstream_core.json_types import object_or_empty
 from midstream_host.driver.run_file import RunFile
 
 COMPILE_CACHE = "--trainer.jax_compilation_cache_dir"
@@ -274,7 +275,7 @@ class Plan:
                 ``where`` and the field.
         """
         where = where or cls.__name__
-        found = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+        found = object_or_empty(value)
         if "identity" in found and found.get("format") != FORMAT:
             raise records.RecordError(
                 f"{where}: format {found.get('format')!r} is another midstream's; this one reads format {FORMAT}"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from midstream.errors import Exit, MidstreamError
 from midstream.migrate.journal import downtime_report
@@ -27,15 +26,16 @@ from midstream.migrate.steps.preemption import unless_preempted
 from midstream.migrate.steps.streamed_copy import StreamedCopy
 from midstream.watch.snapshot import RunView
 from midstream_core import records
+from midstream_core.json_types import JsonObject, LoggedRow
 from midstream_host.runs import run_state
 from midstream_host.runs.losses import MetricsRow
 
 EVIDENCE_TIMEOUT = 1800.0
 
 
-def _rows_since(run: RunView, step: int, attempt: int) -> list[Mapping[str, Any]]:
+def _rows_since(run: RunView, step: int, attempt: int) -> list[JsonObject]:
     """Return the attempt's rows with a loss from ``step`` on, in order."""
-    found: list[Mapping[str, Any]] = []
+    found: list[JsonObject] = []
     for row in reversed(run.curve):
         if row["global_step"] < step:
             break
@@ -163,8 +163,8 @@ class Certify:
     def _write_downtime(
         self,
         migration: Migration,
-        rows: Sequence[Mapping[str, Any]],
-        source_rows: Sequence[Mapping[str, Any]],
+        rows: Sequence[LoggedRow],
+        source_rows: Sequence[LoggedRow],
         restore: records.Restore,
     ) -> None:
         """Write the downtime report, if source and target logged rows for it."""

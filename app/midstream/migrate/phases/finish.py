@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from midstream.counts import count
 from midstream.errors import MidstreamError, RemoteError
@@ -16,12 +15,13 @@ from midstream.migrate.steps.observation import wait_for
 from midstream.migrate.steps.preemption import unless_preempted
 from midstream.watch.snapshot import RunView
 from midstream_core import records
+from midstream_core.json_types import LoggedRow
 
 HEALTHY_TIMEOUT = 7 * 86400.0  # seconds
 NEAR = 64  # rows
 
 
-def losses_are_lost(curve: Sequence[Mapping[str, Any]], step: int) -> bool:
+def losses_are_lost(curve: Sequence[LoggedRow], step: int) -> bool:
     """Return whether losses are NaN or infinite from ``step`` on, and were not before.
 
     A single one does not count: a run may pass over such a batch.

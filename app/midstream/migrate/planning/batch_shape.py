@@ -6,12 +6,13 @@ their tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from midstream.counts import count
 from midstream.errors import MidstreamError
+from midstream_core.json_types import RunConfig
 from midstream_core.mesh_division import (
     DATA,
     MODEL,
@@ -85,7 +86,7 @@ def batch_sizes(train_batch_size: Any, step: int) -> list[int]:
     return sizes
 
 
-def check_axes(arrays: Sequence[ArrayEntry], trainer: Mapping[str, Any], devices: int) -> list[str]:
+def check_axes(arrays: Sequence[ArrayEntry], trainer: RunConfig, devices: int) -> list[str]:
     """Return a line for each sharded checkpoint axis that ``devices`` do not divide."""
     model_size = int(trainer.get("model_axis_size") or 1)
     mesh_shape = {DATA: max(1, devices // model_size), MODEL: model_size}

@@ -17,13 +17,14 @@ from midstream.errors import Exit, MidstreamError
 from midstream.hosts.rpc.answer_limits import decode
 from midstream.migrate.journal.json_values import section
 from midstream.migrate.planning import model_arrays
+from midstream_core.json_types import JsonObject, JsonValue, RunConfig
 from midstream_core.precision import levanter_products, precision_of
 from midstream_core.records import ArrayEntry
 from midstream_host.trainers.checkpoint_survey import HUGGING_FACE, LEVANTER, NEOX, CheckpointSurvey
 
 NAMES = {NEOX: "GPT-NeoX", LEVANTER: "Levanter", HUGGING_FACE: "Hugging Face"}
 # Defaults of Levanter's code that differ from the engine's, as the converter applies them.
-_LEVANTER_MODELS: Mapping[str, Mapping[str, Any]] = {
+_LEVANTER_MODELS: Mapping[str, JsonObject] = {
     "gpt2": {"seq_len": 1024, "hidden_dim": 768, "num_layers": 12, "num_heads": 12},
     "llama": {
         "seq_len": 2048, "hidden_dim": 4096, "num_layers": 32, "num_heads": 32, "num_kv_heads": 32,
@@ -85,7 +86,7 @@ def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
     return found
 
 
-def _plain(loader: yaml.SafeLoader, _: str, node: yaml.Node) -> Any:
+def _plain(loader: yaml.SafeLoader, _: str, node: yaml.Node) -> object:
     if isinstance(node, yaml.MappingNode):
         return loader.construct_mapping(node, deep=True)
     if isinstance(node, yaml.SequenceNode):
@@ -147,7 +148,7 @@ def _neox(survey: CheckpointSurvey) -> ForeignRun:
     hidden, heads = int(found["hidden_size"]), int(found["num_attention_heads"])
     activation, legacy = found.get("activation", "gelu"), found.get("mlp_type") == "llama"
     gated = activation in ("silu", "swish") if legacy else activation == "swiglu"
-    model: dict[str, Any] = {
+    model: dict[str, JsonValue] = {
         "seq_len": int(found["seq_length"]), "hidden_dim": hidden, "num_layers": int(found["num_layers"]),
         "num_heads": heads, "tie_word_embeddings": "head" not in survey.shapes,
         "attention_bias": bool(found.get("use_bias_in_attn_linear", True)),
@@ -181,14 +182,14 @@ def _neox(survey: CheckpointSurvey) -> ForeignRun:
     return ForeignRun(config, arrays, files, bool(files), tuple(warnings))
 
 
-def _neox_batch(found: Mapping[str, Any], survey: CheckpointSurvey) -> int:
+def _neox_batch(found: RunConfig, survey: CheckpointSurvey) -> int:
     if found.get("train_batch_size") is not None:
         return int(found["train_batch_size"])
     micro, steps = found["train_micro_batch_size_per_gpu"], found.get("gradient_accumulation_steps") or 1
     return int(micro) * int(steps) * survey.numbers["data_parallel"]
 
 
-def _neox_steps(found: Mapping[str, Any]) -> int:
+def _neox_steps(found: RunConfig) -> int:
     return max(int(found["train_iters"]), int(found.get("lr_decay_iters") or 0))
 
 
@@ -226,9 +227,9 @@ def _levanter(survey: CheckpointSurvey) -> ForeignRun:
     return ForeignRun(config, arrays, local, bool(caches), tuple(warnings))
 
 
-def _cache_directories(data: Mapping[str, Any]) -> list[str]:
+def _cache_directories(data: JsonObject) -> list[str]:
     """Return the token caches that ``data`` names: one, or one per part of a mixture."""
-    parts: list[Any] = [data, *section(data, "components").values(), *section(data, "configs").values()]
+    parts: list[JsonValue] = [data, *section(data, "components").values(), *section(data, "configs").values()]
     found = [cast("dict[str, Any]", part).get("cache_dir") for part in parts if isinstance(part, dict)]
     return [str(each) for each in found if each]
 
@@ -278,7 +279,7 @@ def _hugging_face(survey: CheckpointSurvey, flags: Mapping[str, str]) -> Foreign
     return ForeignRun(config, tuple(model_arrays.state_arrays(config, rows)), (), False, warnings)
 
 
-def _config(model: Mapping[str, Any], optimizer: str, trainer: Mapping[str, Any]) -> dict[str, Any]:
+def _config(model: JsonObject, optimizer: str, trainer: JsonObject) -> dict[str, Any]:
     """Return the sections of a run.yaml.
 
     Numbers that determine only the learning rate are left out.
@@ -286,7 +287,7 @@ def _config(model: Mapping[str, Any], optimizer: str, trainer: Mapping[str, Any]
     Raises:
         ValueError: A number of steps, or a batch, is one that no run has.
     """
-    batch: Any = trainer["train_batch_size"]  # or its schedule: [{start: STEP, value: EXAMPLES}, ...]
+    batch: object = trainer["train_batch_size"]  # or its schedule: [{start: STEP, value: EXAMPLES}, ...]
     sizes = [part["value"] for part in cast("list[dict[str, Any]]", batch)] if isinstance(batch, list) else [batch]
     for name, value in [("num_train_steps", trainer["num_train_steps"]), *(("train_batch_size", one) for one in sizes)]:
         if type(value) is not int or not 0 < value <= MAX_NUMBER:

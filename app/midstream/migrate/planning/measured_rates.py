@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from midstream.errors import MidstreamError
 from midstream.migrate.journal import migration_directory
@@ -15,6 +14,7 @@ from midstream.migrate.journal.stage_times import stage_times
 from midstream.migrate.modes.work import Rates
 from midstream.migrate.stages import CERTIFY, COMPILE, DOWNTIME_PHASES, INSTALL, REHEARSE, REPLAY, START
 from midstream_core import records
+from midstream_core.json_types import LoggedRow
 
 MAX_MIGRATIONS = 40  # newest migrations that are read
 MAX_SAMPLES = 5  # newest of those between the same two hosts
@@ -94,7 +94,7 @@ def _growth(phase: str, before: int, now: int) -> float:
     return max(1.0, now / before) if phase in SCALED_PHASES and before >= MIN_COPY_BYTES else 1.0
 
 
-def step_seconds_on(curve: Sequence[Mapping[str, Any]], lineage: records.Lineage | None, target: str) -> float | None:
+def step_seconds_on(curve: Sequence[LoggedRow], lineage: records.Lineage | None, target: str) -> float | None:
     """Return the run's seconds a step on ``target``; None if it trained too little."""
     attempts = {entry.attempt for entry in (lineage.entries if lineage else ()) if entry.target == target}
     seconds = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from midstream.migrate.journal.json_values import section
 from midstream.migrate.planning.batch_shape import BatchShape, batch_shape
 from midstream.watch.snapshot import Accelerator
 from midstream_core.accelerators import find_accelerator
+from midstream_core.json_types import JsonObject
 from midstream_core.logits import LARGEST_BLOCK
 from midstream_core.mesh_division import DATA, MODEL, axis_mappings, partition, shard_count
 from midstream_core.precision import Precision, precision_of
@@ -77,7 +78,7 @@ class Footprint:
 
 
 def footprint(
-    arrays: Sequence[ArrayEntry], config: Mapping[str, Any], shape: BatchShape, devices: int, kind: str = ""
+    arrays: Sequence[ArrayEntry], config: JsonObject, shape: BatchShape, devices: int, kind: str = ""
 ) -> Footprint:
     """Estimate the memory of a device that trains ``arrays`` with a run's config.
 
@@ -143,7 +144,7 @@ def footprint(
 
 def fitting_shape(
     arrays: Sequence[ArrayEntry],
-    config: Mapping[str, Any],
+    config: JsonObject,
     batch: int,
     devices: int,
     memory: int | None,
@@ -182,7 +183,7 @@ def fitting_shape(
 
 def fitting_division(
     arrays: Sequence[ArrayEntry],
-    config: Mapping[str, Any],
+    config: JsonObject,
     sizes: Sequence[int],
     devices: int,
     memory: int | None,
@@ -219,7 +220,7 @@ def fitting_division(
 
 
 def _enough_devices(
-    arrays: Sequence[ArrayEntry], config: Mapping[str, Any], batch: int, devices: int, memory: int, kind: str
+    arrays: Sequence[ArrayEntry], config: JsonObject, batch: int, devices: int, memory: int, kind: str
 ) -> str:
     """Describe how many devices of this kind the run fits."""
     trainer = section(config, "trainer")

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from midstream.errors import MidstreamError
 from midstream.migrate.journal.json_values import section
+from midstream_core.json_types import JsonObject, RunConfig
 from midstream_core.precision import precision_of
 from midstream_core.records import ArrayEntry
 
@@ -22,7 +22,7 @@ _Shape = Mapping[str, int]  # length by axis, in order
 _Parts = tuple[_Shape | None, _Shape | None]  # weight and bias; None: the model has none
 
 
-def state_arrays(config: Mapping[str, Any], rows: int) -> list[ArrayEntry]:
+def state_arrays(config: JsonObject, rows: int) -> list[ArrayEntry]:
     """Return the large arrays of the state: parameters, moments, averages.
 
     Counts and the key are left out.
@@ -68,7 +68,7 @@ def size_of(array: ArrayEntry) -> int:
     return math.prod(array.shape) * ITEMSIZE[array.dtype]
 
 
-def without_embedding(config: Mapping[str, Any]) -> tuple[int, int]:
+def without_embedding(config: JsonObject) -> tuple[int, int]:
     """Return the state's bytes without embedding and head rows, and bytes of one row.
 
     The row is counted in both embedding and head.
@@ -85,7 +85,7 @@ def _renamed(array: ArrayEntry, prefix: str, dtype: str) -> ArrayEntry:
     return replace(array, name=prefix + array.name.removeprefix("model/"), dtype=dtype)
 
 
-def _shapes(model: Mapping[str, Any], rows: int) -> dict[str, _Shape]:
+def _shapes(model: RunConfig, rows: int) -> dict[str, _Shape]:
     """Return the axes of each parameter by its name in the model."""
     kind = model.get("type", "gpt2")
     hidden, heads = int(model["hidden_dim"]), int(model["num_heads"])

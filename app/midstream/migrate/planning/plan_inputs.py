@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from midstream.fleet.fleet import Target
 from midstream.hosts.host import Host
@@ -13,6 +12,7 @@ from midstream.migrate.checkpoint_store import CheckpointStore
 from midstream.migrate.journal.json_values import section
 from midstream.watch.snapshot import Accelerator, CheckpointView, RunView
 from midstream_core import records
+from midstream_core.json_types import RunConfig
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Imported:
 class Contents:
     """Config, chosen checkpoint and newest state of the run on the source."""
 
-    config: Mapping[str, Any]
+    config: RunConfig
     consent: tuple[str, ...]  # lines of the config that need consent
     checkpoint: CheckpointView | None  # None: a final save at the seal
     newest: str  # name of the newest complete checkpoint; empty: none
@@ -78,5 +78,5 @@ class Contents:
     imported: Imported | None = None  # it is another trainer's checkpoint, not imported yet
 
     @property
-    def trainer(self) -> Mapping[str, Any]:
+    def trainer(self) -> RunConfig:
         return section(self.config, "trainer")

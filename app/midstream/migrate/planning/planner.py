@@ -6,7 +6,6 @@ Planning has no side effects.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet, Target
@@ -25,6 +24,7 @@ from midstream.migrate.planning import batch_shape, schedule_change, source_run,
 from midstream.migrate.planning.plan_inputs import Allocated, Contents, Ends
 from midstream.migrate.planning.plan_parts import assemble
 from midstream.watch.snapshot import RunView, Snapshot
+from midstream_core.json_types import JsonValue
 from midstream_host.driver.run_file import is_run_file
 
 
@@ -92,7 +92,7 @@ def _find_ends(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Reque
     return Ends(run, run.status, run.fence, target, source, destinations, source_hosts, here, there, flags, allocation)
 
 
-def _read_source(request: Request, ends: Ends, config: dict[str, Any]) -> Contents:
+def _read_source(request: Request, ends: Ends, config: dict[str, JsonValue]) -> Contents:
     """Read checkpoints and data of the run. Errors as of `make_plan`."""
     run, source = ends.run, ends.source
     stores = tuple(store for store in (ends.source_store.store, ends.target_store.store) if store)

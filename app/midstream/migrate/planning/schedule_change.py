@@ -15,10 +15,11 @@ from midstream.counts import count
 from midstream.errors import UsageError
 from midstream.migrate.journal.json_values import section
 from midstream.migrate.journal.plan import Change
+from midstream_core.json_types import JsonValue, RunConfig, list_or_empty
 from midstream_core.learning_rate import RatePart, ScheduleError, rate_at, rate_parts, rate_settings
 
 BATCH, STEPS = "trainer.train_batch_size", "trainer.num_train_steps"
-_ONE_CYCLE: Mapping[str, Sequence[Any]] = {"cycles": (None, 1), "cycle_length": (None,), "cooldown": (None, 0)}
+_ONE_CYCLE: Mapping[str, Sequence[JsonValue]] = {"cycles": (None, 1), "cycle_length": (None,), "cooldown": (None, 0)}
 REPORTED_STEPS = (0, 100, 1000)  # steps from now for which the learning rate is reported
 
 
@@ -29,7 +30,7 @@ class TrainingSchedule:
     steps: int
     points: tuple[tuple[int, int], ...]  # (first step, examples of an update from there on), from step 0
     seq_len: int
-    optimizer: Mapping[str, Any]
+    optimizer: RunConfig
 
     def samples(self, step: int) -> int:
         """Return the number of examples in the updates before ``step``."""
@@ -72,7 +73,7 @@ class TrainingSchedule:
         return rate_at(self.parts, step)
 
 
-def training_schedule(config: Mapping[str, Any], overrides: Mapping[str, str] | None = None) -> TrainingSchedule:
+def training_schedule(config: RunConfig, overrides: Mapping[str, str] | None = None) -> TrainingSchedule:
     """Read the schedule of a run.yaml.
 
     ``overrides`` are engine flags (``trainer.num_train_steps`` -> ``"5000"``) that replace its values.
@@ -89,7 +90,7 @@ def training_schedule(config: Mapping[str, Any], overrides: Mapping[str, str] | 
     for name, text in given.items():
         if name.startswith("optimizer."):
             optimizer[name.partition(".")[2]] = _value(name, text)
-    batch: Any = trainer.get("train_batch_size") or 1
+    batch: object = trainer.get("train_batch_size") or 1
     entries: Sequence[Any] = [{"start": 0, "value": batch}]
     if isinstance(batch, Sequence) and not isinstance(batch, str):
         entries = cast("Sequence[Any]", batch)
@@ -118,7 +119,7 @@ def _value(name: str, text: str) -> Any:
 
 def _is_schedule(value: Any) -> bool:
     """Return whether a value is a list of ``{start, value}``."""
-    entries = cast("list[Any]", value) if isinstance(value, list) else []
+    entries = list_or_empty(value)
     return bool(entries) and all(
         isinstance(e, dict) and {"start", "value"} == {*cast("dict[Any, Any]", e)} for e in entries
     )

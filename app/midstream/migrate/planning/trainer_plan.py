@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from midstream.counts import count
 from midstream.errors import Exit, MidstreamError, UsageError
@@ -33,11 +31,12 @@ from midstream.trainers.run_file_parser import as_text, from_value
 from midstream.trainers.world import check_group, check_world, world_of
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_core import records
+from midstream_core.json_types import JsonObject
 from midstream_host.allowlist import shown
 from midstream_host.driver.run_file import NO, UNKNOWN, RunFile, Stored
 
 
-def plan_trainer(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends, config: Mapping[str, Any]) -> Plan:
+def plan_trainer(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends, config: JsonObject) -> Plan:
     """Plan the migration of another trainer's run.
 
     Errors as of `planner.make_plan`.

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from midstream.migrate.journal.certificate import CLAIM_FAILED, COMPARED, NOT_CHECKED, VERIFIED, Certificate
 from midstream.migrate.journal.downtime_report import DowntimeReport, shown_phase
 from midstream.migrate.stages import DOWNTIME_PHASES
 from midstream.printable import printable
+from midstream_core.json_types import LoggedRow
 
 VOID = "**Void**: the migration was rolled back, and the run continues on its source."
 _MARKS = {VERIFIED: "✓", CLAIM_FAILED: "✗", NOT_CHECKED: "–"}
 
 
-def page(
-    proof: Certificate, curve: Sequence[Mapping[str, Any]], picture: str, report: DowntimeReport | None = None
-) -> str:
+def page(proof: Certificate, curve: Sequence[LoggedRow], picture: str, report: DowntimeReport | None = None) -> str:
     """Format a certificate as Markdown, with the downtime and losses around the seam.
 
     ``picture`` is the file name of the SVG.

@@ -8,14 +8,14 @@ past the seal agree with the source's own, where it has any.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from midstream.counts import agree, count
 from midstream.migrate.journal.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate, Claim
 from midstream.migrate.journal.facts import Sealed
 from midstream.migrate.journal.plan import MATMUL_PRECISION, PRECISION, Plan
 from midstream_core import records
+from midstream_core.json_types import LoggedRow
 from midstream_core.precision import precision_of, rounds_products
 
 REFERENCE_LOSS_TOLERANCE = 1e-4  # relative
@@ -28,8 +28,8 @@ def certify(
     plan: Plan,
     sealed: Sealed,
     restore: records.Restore,
-    target_rows: Sequence[Mapping[str, Any]],
-    source_rows: Sequence[Mapping[str, Any]],
+    target_rows: Sequence[LoggedRow],
+    source_rows: Sequence[LoggedRow],
     *,
     complete: bool = False,
 ) -> Certificate:
@@ -78,7 +78,7 @@ def _state(sealed: Sealed, restore: records.Restore) -> Claim:
     )
 
 
-def _data(step: int, restore: records.Restore, rows: Sequence[Mapping[str, Any]], complete: bool) -> Claim:
+def _data(step: int, restore: records.Restore, rows: Sequence[LoggedRow], complete: bool) -> Claim:
     consumed = next((row.get("batch_digest", "") for row in rows if row["global_step"] == step), "")
     if complete and not rows:
         consumed = restore.batch_digest  # no batch is left: the next batches of source and target are compared
@@ -129,9 +129,7 @@ def reference_losses(restore: records.Restore) -> Claim:
     )
 
 
-def _continuity(
-    step: int, target_rows: Sequence[Mapping[str, Any]], source_rows: Sequence[Mapping[str, Any]], precision: str
-) -> Claim:
+def _continuity(step: int, target_rows: Sequence[LoggedRow], source_rows: Sequence[LoggedRow], precision: str) -> Claim:
     source_losses = {row["global_step"]: row["train/loss"] for row in source_rows if row["global_step"] >= step}
     pairs = [
         (row["global_step"], source_losses[row["global_step"]], row["train/loss"])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from midstream.charts import axes
 from midstream.charts.layout import CHARACTER, INK, Dot, Label, Point, Segments, Shape, thin
 from midstream.charts.svg import drawing
 from midstream.migrate.journal.certificate import COMPARED, Certificate
+from midstream_core.json_types import LoggedRow
 
 WIDTH, PANEL, GAP, LEFT, RIGHT, TOP = 860, 220, 58, 74, 20, 46  # pixels
 NEAR = 24  # steps before and after the seam in the lower panel
@@ -27,7 +27,7 @@ class _Line:
     dotted: bool = False  # circles instead of a line, drawn over another line
 
 
-def seam(proof: Certificate, curve: Sequence[Mapping[str, Any]]) -> str:
+def seam(proof: Certificate, curve: Sequence[LoggedRow]) -> str:
     """Draw the loss curve of a certificate's run as SVG.
 
     The upper panel has the entire run, one colour for each attempt. The lower has the steps around the seam, with the

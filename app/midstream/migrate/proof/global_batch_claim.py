@@ -9,7 +9,7 @@ devices, shows no batch.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,6 +18,7 @@ from midstream.counts import count
 from midstream.migrate.journal.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Claim
 from midstream.migrate.journal.plan import TrainerPlan
 from midstream.migrate.proof.replay_overlap import Overlap
+from midstream_core.json_types import LoggedRow
 from midstream_host.trainers.recorded_epoch import RecordedEpoch
 
 NAME = "global batch"
@@ -29,7 +30,7 @@ HINT = (
 SAME = 0.01  # relative difference of progress a step, up to which it is the same
 OTHER = 0.1  # from which on it is another; between both nothing is concluded
 
-Rows = Sequence[Mapping[str, Any]]
+Rows = Sequence[LoggedRow]
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ takeover is reported with it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from midstream.hosts.host import Host
 from midstream.migrate.journal.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate, Claim
@@ -18,6 +17,7 @@ from midstream.migrate.journal.plan import Plan
 from midstream.migrate.proof import restore_evidence
 from midstream.migrate.proof.copy_certificate import CONTINUITY_TOLERANCE, precision, reference_losses
 from midstream_core import records
+from midstream_core.json_types import JsonObject, LoggedRow
 from midstream_host.runs import run_state, standby_state
 from midstream_host.runs.losses import MetricsRow
 
@@ -75,8 +75,8 @@ def certify(
     sealed: Sealed,
     rehearsal: StartingPoint,
     restore: records.Restore,
-    source_rows: Sequence[Mapping[str, Any]],
-    replica_rows: Sequence[Mapping[str, Any]],
+    source_rows: Sequence[LoggedRow],
+    replica_rows: Sequence[LoggedRow],
     drift: records.ParameterDrift | None,
 ) -> Certificate:
     """Issue the certificate of a live migration.
@@ -113,8 +113,8 @@ def _state(rehearsal: StartingPoint, restore: records.Restore, step: int) -> Cla
 
 
 def _pairs(
-    source_rows: Sequence[Mapping[str, Any]], replica_rows: Sequence[Mapping[str, Any]]
-) -> list[tuple[int, Mapping[str, Any], Mapping[str, Any]]]:
+    source_rows: Sequence[LoggedRow], replica_rows: Sequence[LoggedRow]
+) -> list[tuple[int, LoggedRow, LoggedRow]]:
     """Return (step, source's row, replica's row) of the steps that both did."""
     theirs = {row["global_step"]: row for row in source_rows if "train/loss" in row}
     return [
@@ -123,7 +123,9 @@ def _pairs(
 
 
 def _data(
-    restore: records.Restore, source_rows: Sequence[Mapping[str, Any]], replica_rows: Sequence[Mapping[str, Any]]
+    restore: records.Restore,
+    source_rows: Sequence[JsonObject],
+    replica_rows: Sequence[JsonObject],
 ) -> Claim:
     pairs = _pairs(source_rows, replica_rows)
     other = [step for step, theirs, ours in pairs if theirs["batch_digest"] != ours["batch_digest"]]
@@ -142,8 +144,8 @@ def _data(
 
 def _continuity(
     plan: Plan,
-    source_rows: Sequence[Mapping[str, Any]],
-    replica_rows: Sequence[Mapping[str, Any]],
+    source_rows: Sequence[JsonObject],
+    replica_rows: Sequence[JsonObject],
     drift: records.ParameterDrift | None,
 ) -> Claim:
     pairs = [

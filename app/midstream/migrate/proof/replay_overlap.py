@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from midstream.migrate.journal.facts import ReplayAgreement
 from midstream_core import records
+from midstream_core.json_types import LoggedRow
 
 SHARE = 0.2  # of the typical difference between neighbouring losses
 NARROWEST, WIDEST = 1e-4, 2e-2  # relative
@@ -78,7 +78,7 @@ class Overlap:
         return ReplayAgreement(len(steps), min(steps, default=None), max(steps, default=None), worst, self.band)
 
 
-def overlap_of(source: Sequence[Mapping[str, Any]], target: Sequence[Mapping[str, Any]], begun: int) -> Overlap:
+def overlap_of(source: Sequence[LoggedRow], target: Sequence[LoggedRow], begun: int) -> Overlap:
     """Compare the rows of both sides, step by step.
 
     ``source`` may have more: its neighbours give the band. Numbers that are NaN on both sides are left out: they say
@@ -101,9 +101,7 @@ def overlap_of(source: Sequence[Mapping[str, Any]], target: Sequence[Mapping[str
     )
 
 
-def _numbers(
-    name: str, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
-) -> tuple[tuple[int, float, float], ...]:
+def _numbers(name: str, pairs: Sequence[tuple[LoggedRow, LoggedRow]]) -> tuple[tuple[int, float, float], ...]:
     return tuple(
         (row["global_step"], one[name], row[name])
         for one, row in pairs

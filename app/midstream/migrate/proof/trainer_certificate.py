@@ -14,7 +14,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from midstream.counts import agree, count
 from midstream.errors import HostError
@@ -28,6 +27,7 @@ from midstream.migrate.proof.global_batch_claim import global_batch_claim
 from midstream.migrate.proof.overlap_claim import overlap_claim
 from midstream.migrate.proof.replay_overlap import LEARNING_RATE_TOLERANCE, Overlap, overlap_of
 from midstream_core import records
+from midstream_core.json_types import LoggedRow
 from midstream_host.runs import run_state, standby_state
 from midstream_host.trainers import recorded_epoch
 from midstream_host.trainers.recorded_epoch import RecordedEpoch
@@ -39,7 +39,7 @@ RATE = "optim/learning_rate"
 REPLAY = "replay.jsonl"
 TAP = "midstream_tap in the training script records digests of the batches"
 
-Rows = Sequence[Mapping[str, Any]]
+Rows = Sequence[LoggedRow]
 
 
 @dataclass(frozen=True)

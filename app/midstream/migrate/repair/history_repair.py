@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from midstream.migrate.repair.repair_proposal import UndeterminedError
 from midstream.migrate.repair.run_evidence import FleetEvidence
 from midstream_core import records
+from midstream_core.json_types import JsonValue
 from midstream_host.runs.record_repair import AttemptEvidence
 
 
@@ -50,7 +50,7 @@ def lost_lineage(gathered: FleetEvidence, host: str, fence: records.Fence | None
     return lineage, evidence
 
 
-def _beginning(entry: records.LineageEntry) -> tuple[Any, ...]:
+def _beginning(entry: records.LineageEntry) -> tuple[JsonValue, ...]:
     return entry.epoch, entry.target, entry.first_step, entry.checkpoint, entry.root_digest
 
 
@@ -79,7 +79,7 @@ def _entry(attempt: AttemptEvidence, fence: records.Fence | None, owners: Mappin
         epoch=found.epoch,
         target=target,
         devices=len(devices),
-        device_kind=devices[0].get("kind", "") if devices else "",
+        device_kind=str(devices[0].get("kind", "")) if devices else "",
         first_step=restore.step if restore else 0,
         last_step=found.step if found.state in records.ENDED else None,
         checkpoint=restore.checkpoint if restore else None,
@@ -112,6 +112,7 @@ def lost_status(
         raise UndeterminedError(f"{attempt.running}: a running engine writes its status again within seconds")
     if process_evidence.launched is None:
         raise UndeterminedError("launch.json, which identifies the process, cannot be read")
+    launched = process_evidence.launched
     epoch, evidence = _epoch(gathered, attempt, fence)
     ended = process_evidence.exit
     evidence.append("the process in launch.json does not run, nor does another engine of the run")
@@ -136,7 +137,7 @@ def lost_status(
     if newest is not None:
         evidence.append(f"its newest complete checkpoint: {newest.name}")
     entry = _lineage_entry(gathered, number)
-    devices = [{"kind": entry.device_kind, "platform": "", "memory_bytes": None}] * entry.devices if entry else []
+    device = records.Device(entry.device_kind).to_json() if entry else {}
     others = [each.status.processes for each in attempt.processes if each.status is not None]
     status = records.Status(
         state=state,
@@ -147,11 +148,15 @@ def lost_status(
         attempt=number,
         epoch=epoch,
         processes=max([1, process_evidence.group, *others]),
-        devices=devices,
+        devices=[device] * entry.devices if entry else [],
         checkpoint=newest.name if newest else None,
         root_digest=newest.root_digest if newest else None,
         message=message,
-        **process_evidence.launched.to_json(),
+        pid=launched.pid,
+        start_ticks=launched.start_ticks,
+        boot_id=launched.boot_id,
+        machine=launched.machine,
+        namespace=launched.namespace,
     )
     return status, evidence
 

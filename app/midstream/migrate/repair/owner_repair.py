@@ -13,6 +13,7 @@ from midstream.ownership import memory, signed_chain
 from midstream.ownership.judgement import CLAIM, OWNER, UNSIGNED, Standing
 from midstream.stores.bucket_acceptance import acceptance
 from midstream_core import records
+from midstream_core.json_types import int_of
 from midstream_core.records.fence import LAST
 from midstream_host.runs import ownership
 from midstream_host.runs.record_repair import RunEvidence
@@ -87,7 +88,7 @@ def _agreeing(
         if location in doubtful and fence.epoch == head.epoch:
             if better or (fence.owner, fence.sealed_step) != (head.owner, head.step):
                 continue
-            older = [each for each in fence.starts if each["epoch"] < head.epoch]
+            older = [start for start in fence.starts if int_of(start["epoch"]) < head.epoch]
             fence = replace(fence, start=0, starts=older)  # starts of this epoch are the owner's
             if not all(fence.accepts(each.epoch, each.step, each.start) for each in sealed):
                 continue

@@ -11,9 +11,8 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from midstream.counts import count
 from midstream.errors import MidstreamError
@@ -23,6 +22,7 @@ from midstream.migrate.proof.copy_certificate import CONTINUITY_TOLERANCE, preci
 from midstream.migrate.steps import estimate_update, prepare_standby
 from midstream.migrate.steps.migration import Migration
 from midstream_core import records
+from midstream_core.json_types import JsonObject, LoggedRow
 from midstream_host.runs import run_state, standby_state
 
 COMMAND_LEAD = 2.0  # seconds between a takeover command and its step: time for it to arrive
@@ -47,11 +47,11 @@ class Agreement:
     first: int | None = None
     last: int | None = None
     worst: float = 0.0
-    _unmatched: tuple[dict[int, Mapping[str, Any]], dict[int, Mapping[str, Any]]] = field(
+    _unmatched: tuple[dict[int, JsonObject], dict[int, JsonObject]] = field(
         default_factory=lambda: ({}, {}), repr=False
     )
 
-    def add_rows(self, source: Sequence[Mapping[str, Any]], replica: Sequence[Mapping[str, Any]]) -> None:
+    def add_rows(self, source: Sequence[LoggedRow], replica: Sequence[LoggedRow]) -> None:
         """Add new rows of either, and compare the steps that both have.
 
         Raises:
@@ -64,7 +64,7 @@ class Agreement:
         for step in sorted(source_rows.keys() & replica_rows.keys()):
             self._compare(step, source_rows.pop(step), replica_rows.pop(step))
 
-    def _compare(self, step: int, source_rows: Mapping[str, Any], replica_rows: Mapping[str, Any]) -> None:
+    def _compare(self, step: int, source_rows: LoggedRow, replica_rows: LoggedRow) -> None:
         if source_rows["batch_digest"] != replica_rows["batch_digest"]:
             raise MidstreamError(
                 f"batch {step} of the replica is not the source's", "the data differs: midstream --verify on both hosts"
@@ -143,7 +143,7 @@ class ReplicaProgress:
         return self.gap / closing if closing > MIN_GAIN / self.source_pace else math.inf
 
 
-def pace(rows: Sequence[Mapping[str, Any]]) -> float:
+def pace(rows: Sequence[LoggedRow]) -> float:
     """Return the median seconds a step of the newest rows; 0 if there are too few."""
     times = [row["time"] for row in rows[-RATE_SAMPLE:] if "time" in row]
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
@@ -246,14 +246,14 @@ class _Rows:
     def __init__(self, migration: Migration, host: Host, attempt: int, name: str) -> None:
         self._host, self._run, self._attempt, self._name = host, migration.plan.run_id, attempt, name
         self._offset = self.start = 0
-        self.rows: list[Mapping[str, Any]] = []
+        self.rows: list[LoggedRow] = []
 
     @property
     def step(self) -> int | None:
         """Updates done, by its newest row."""
         return self.rows[-1]["global_step"] + 1 if self.rows else None
 
-    def more(self, first: int) -> Sequence[Mapping[str, Any]]:
+    def more(self, first: int) -> Sequence[LoggedRow]:
         """Return the new rows from step ``first`` on.
 
         Raises:
@@ -278,7 +278,7 @@ class _Rows:
             raise ReplicaUnfitError(f"attempt {self._attempt} on {self._host.name} has ended ({why})")
         return new.rows
 
-    def again(self, first: int) -> Sequence[Mapping[str, Any]]:
+    def again(self, first: int) -> Sequence[LoggedRow]:
         """Return all rows from step ``first`` on; errors as of `more`."""
         self._offset = 0
         self.rows.clear()

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any
 
 from midstream.format import duration as shown
 from midstream.migrate.journal.event import STAGE
@@ -14,6 +13,7 @@ from midstream.migrate.journal.journal import Journal, read_events
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.stage_times import DONE, PROGRESS, STARTED, StageTimes, estimates, remaining, stage_times
 from midstream.migrate.stages import shown_stage
+from midstream_core.json_types import JsonValue
 
 REPORT_INTERVAL = 30.0  # seconds between two lines about a stage that goes on
 
@@ -80,7 +80,7 @@ class StageClock:
         took += f", {self.share:.0%} done" if took and self.share else ""
         about = "of unknown duration" if estimated is None else f"of about {shown(estimated)}"
         overdue = f", {shown(left.overdue)} longer than estimated" if left.overdue >= 1.0 else ""
-        detail: dict[str, Any] = {
+        detail: dict[str, JsonValue] = {
             "stage": self.current,
             "estimated_seconds": estimated,
             "elapsed_seconds": elapsed,

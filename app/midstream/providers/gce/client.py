@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from midstream.errors import UsageError
+from midstream.providers.gcp.service_types import Message
 from midstream.providers.google_rest import loopback
 
 ENDPOINT = "MIDSTREAM_COMPUTE_ENDPOINT"
@@ -30,33 +31,33 @@ class ComputeClients:
         self._library, self.address = compute_v1, loopback(ENDPOINT)
 
     @cached_property
-    def instances(self) -> Any:
+    def instances(self) -> Message:
         return self._open("Instances")
 
     @cached_property
-    def groups(self) -> Any:
+    def groups(self) -> Message:
         return self._open("InstanceGroupManagers")
 
     @cached_property
-    def templates(self) -> Any:
+    def templates(self) -> Message:
         return self._open("InstanceTemplates")
 
     @cached_property
-    def policies(self) -> Any:
+    def policies(self) -> Message:
         return self._open("ResourcePolicies")
 
     @cached_property
-    def projects(self) -> Any:
+    def projects(self) -> Message:
         return self._open("Projects")
 
-    def operations(self, scope: str) -> Any:
+    def operations(self, scope: str) -> Message:
         """Return the client of the operations of ``zone``, ``region`` or ``global``."""
         opened = self.__dict__.setdefault("_operations", {})
         if scope not in opened:
             opened[scope] = self._open(f"{scope.capitalize()}Operations")
         return opened[scope]
 
-    def _open(self, kind: str) -> Any:
+    def _open(self, kind: str) -> object:
         client = getattr(self._library, f"{kind}Client")
         if not self.address:
             return client()
@@ -66,7 +67,7 @@ class ComputeClients:
         return client(transport=transport(host=self.address, credentials=AnonymousCredentials(), url_scheme="http"))
 
 
-def call(method: Any, **request: Any) -> Any:
+def call(method: Message, **request: Any) -> Message:
     """Call a method of a client once, without the retries of Google's library."""
     return method(request=request, retry=None, timeout=CALL_TIMEOUT)
 

@@ -20,6 +20,7 @@ from midstream.fleet.reservation import reservation_parts
 from midstream.providers.gce import lookup as machine_lookup
 from midstream.providers.gce.client import ComputeClients, call, region_of
 from midstream.providers.gce.errors import explained, operation_error
+from midstream.providers.gcp.service_types import Message
 from midstream.providers.provider import (
     PRICE_LABEL,
     TARGET_LABEL,
@@ -31,6 +32,7 @@ from midstream.providers.provider import (
     SliceStatus,
 )
 from midstream.providers.slice_labels import label, labels_of, split_path
+from midstream_core.json_types import JsonValue
 
 MIN_MACHINE_WAIT = 90  # seconds, which Compute Engine demands
 SETTLE_TIMEOUT = 60.0  # seconds that a policy or a template may take
@@ -126,7 +128,7 @@ class ComputeService:
             {**place, "instance_group_manager": self._slice},
         )  # fmt: skip
 
-    def _group(self, target: ComputeTarget, description: str) -> Any:
+    def _group(self, target: ComputeTarget, description: str) -> object:
         from google.cloud import compute_v1
 
         machine = machine_of(target.machine_type)
@@ -152,11 +154,11 @@ class ComputeService:
     def _part(
         self,
         scope: str,
-        insert: Callable[..., Any],
-        get: Callable[..., Any],
+        insert: Callable[..., object],
+        get: Callable[..., Message],
         token: str,
         request: dict[str, Any],
-        lookup: dict[str, Any],
+        lookup: dict[str, JsonValue],
     ) -> None:
         """Create one resource of a group, and wait until the next one can refer to it.
 
@@ -198,7 +200,7 @@ class ComputeService:
             if self._operations:
                 polling.wait()
 
-    def _insert(self, scope: str, insert: Callable[..., Any], **request: Any) -> None:
+    def _insert(self, scope: str, insert: Callable[..., Message], **request: Any) -> None:
         operation = call(insert, **request)
         self._operations.append((scope, operation.name))
 
@@ -255,7 +257,7 @@ class ComputeService:
         return True
 
     def _remove_part(
-        self, get: Callable[..., Any], delete: Callable[..., Any], lookup: dict[str, Any], found: Slice
+        self, get: Callable[..., Message], delete: Callable[..., Message], lookup: dict[str, Any], found: Slice
     ) -> None:
         """Delete a policy or a template if it is of the same creation."""
         from google.api_core.exceptions import NotFound
@@ -269,7 +271,7 @@ class ComputeService:
             return
 
 
-def machine_message(target: ComputeTarget, labels: dict[str, str], ssh_keys: str, zone: str) -> Any:
+def machine_message(target: ComputeTarget, labels: dict[str, str], ssh_keys: str, zone: str) -> Message:
     """Return the instance that a creation requests.
 
     ``zone`` is empty for one in a template.
@@ -317,7 +319,7 @@ def machine_message(target: ComputeTarget, labels: dict[str, str], ssh_keys: str
     return instance
 
 
-def scheduling_message(target: ComputeTarget) -> Any:
+def scheduling_message(target: ComputeTarget) -> object:
     """Return how the machines are scheduled, and what becomes of them at the end.
 
     The end is that of their time or their capacity.
@@ -339,7 +341,7 @@ def scheduling_message(target: ComputeTarget) -> Any:
     return compute_v1.Scheduling(provisioning_model="STANDARD", on_host_maintenance="TERMINATE")
 
 
-def template_properties(instance: Any) -> Any:
+def template_properties(instance: Message) -> object:
     """Return an instance as the properties of a template."""
     from google.cloud import compute_v1
 

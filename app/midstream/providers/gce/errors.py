@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
-from typing import Any
 
+from midstream.providers.gcp.service_types import Message
 from midstream.providers.google_errors import no_credentials
 from midstream.providers.provider import ErrorKind, ProviderError
 
@@ -69,7 +69,7 @@ def explained(what: str, project: str = "", zone: str = "") -> Iterator[None]:
         ) from error
 
 
-def translate(what: str, error: Any, project: str, zone: str) -> ProviderError:
+def translate(what: str, error: Message, project: str, zone: str) -> ProviderError:
     """Translate a GoogleAPICallError by its status and its reasons."""
     message, where = _line(error), f"{project}/{zone}".strip("/")
     reasons = {str(each.get("reason", "")) for each in getattr(error, "errors", ()) or () if isinstance(each, dict)}
@@ -100,7 +100,7 @@ def _kind(code: int, reasons: set[str]) -> ErrorKind:
     return ErrorKind.INVALID if 400 <= code < 500 and code != 408 else ErrorKind.UNAVAILABLE
 
 
-def operation_error(operation: Any, project: str, zone: str) -> ProviderError | None:
+def operation_error(operation: Message, project: str, zone: str) -> ProviderError | None:
     """Return the error that an operation ended with; None if it ended well."""
     problems = list(operation.error.errors) if "error" in operation else []
     if not problems and not operation.http_error_status_code:

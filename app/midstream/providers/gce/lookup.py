@@ -15,7 +15,9 @@ from typing import Any
 from midstream.fleet.machine_type import machine_of
 from midstream.providers.gce.client import ComputeClients, call, region_of
 from midstream.providers.gce.errors import explained
+from midstream.providers.gcp.service_types import Message
 from midstream.providers.provider import PRICE_LABEL, TARGET_LABEL, Inventory, ProviderError, Slice, SliceStatus, Worker
+from midstream_core.json_types import JsonValue
 
 INCOMPLETE = "INCOMPLETE"  # state of a slice whose group does not exist, and whose policy or template does
 ZONE_LABEL = "midstream-zone"  # templates belong to no zone
@@ -93,7 +95,7 @@ def _listed(clients: ComputeClients, project: str, zone: str) -> list[Slice]:
         return found
 
 
-def _get(method: Any, **request: Any) -> Any:
+def _get(method: object, **request: object) -> Message:
     from google.api_core.exceptions import NotFound
 
     try:
@@ -102,7 +104,7 @@ def _get(method: Any, **request: Any) -> Any:
         return None
 
 
-def _machines_of(clients: ComputeClients, project: str, zone: str, name: str) -> list[tuple[Any, str, str]]:
+def _machines_of(clients: ComputeClients, project: str, zone: str, name: str) -> list[tuple[JsonValue, str, str]]:
     """Return the machines of a group, each with the error of its failed creation.
 
     A missing machine is None.
@@ -118,7 +120,7 @@ def _machines_of(clients: ComputeClients, project: str, zone: str, name: str) ->
     return found
 
 
-def _from_instance(project: str, zone: str, instance: Any) -> Slice:
+def _from_instance(project: str, zone: str, instance: Message) -> Slice:
     """Return a machine of its own as a slice."""
     return Slice(
         project,
@@ -140,7 +142,7 @@ def _from_instance(project: str, zone: str, instance: Any) -> Slice:
     )
 
 
-def _from_group(project: str, zone: str, group: Any, machines: Sequence[tuple[Any, str, str]]) -> Slice:
+def _from_group(project: str, zone: str, group: Message, machines: Sequence[tuple[Message, str, str]]) -> Slice:
     """Return a group as a slice: ready once all its machines run."""
     present = sorted((each for each, _, _ in machines if each is not None), key=lambda each: each.name)
     status, state = _group_status(group, present)
@@ -168,7 +170,7 @@ def _from_group(project: str, zone: str, group: Any, machines: Sequence[tuple[An
     )
 
 
-def _group_status(group: Any, present: Sequence[Any]) -> tuple[SliceStatus, str]:
+def _group_status(group: Message, present: Sequence[Message]) -> tuple[SliceStatus, str]:
     """Return a group's status: that of its machine which is furthest from running."""
     if len(present) < group.target_size or not present:
         return SliceStatus.CREATING, "CREATING"
@@ -178,7 +180,7 @@ def _group_status(group: Any, present: Sequence[Any]) -> tuple[SliceStatus, str]
     return worst, by_status[worst]
 
 
-def _incomplete(project: str, zone: str, name: str, parts: Sequence[Any]) -> Slice | None:
+def _incomplete(project: str, zone: str, name: str, parts: Sequence[Message]) -> Slice | None:
     """Return the remains of a creation of ours without its group; None without any."""
     ours = [labels for part in parts if TARGET_LABEL in (labels := labels_in(part.description))]
     if not ours:
@@ -191,11 +193,11 @@ def _incomplete(project: str, zone: str, name: str, parts: Sequence[Any]) -> Sli
     )  # fmt: skip
 
 
-def _kind_of(part: Any) -> str:
+def _kind_of(part: object) -> str:
     return "policy" if type(part).__name__ == "ResourcePolicy" else "template"
 
 
-def price_class(instance: Any) -> str:
+def price_class(instance: Message) -> str:
     """Return the price class that a machine was created with."""
     model = instance.scheduling.provisioning_model
     if model == "SPOT" or instance.scheduling.preemptible:
@@ -206,7 +208,7 @@ def price_class(instance: Any) -> str:
     return "reserved" if model == "RESERVATION_BOUND" or affinity == "SPECIFIC_RESERVATION" else "on demand"
 
 
-def _is_stopped(instance: Any) -> bool:
+def _is_stopped(instance: Message) -> bool:
     """Return whether a machine that no provider preempts does not run."""
     standard = instance.scheduling.provisioning_model in ("", "STANDARD") and not instance.scheduling.preemptible
     return standard and _STATES.get(instance.status) == SliceStatus.PREEMPTED
@@ -230,33 +232,33 @@ def description_of(labels: Mapping[str, str]) -> str:
     return " ".join(f"{key}={value}" for key, value in labels.items())
 
 
-def group_of(instance: Any) -> str:
+def group_of(instance: object) -> str:
     """Return the name of the group that created a machine; empty for others."""
     match = _GROUP.search(_metadata(instance).get("created-by", ""))
     return match[1] if match else ""
 
 
-def _worker(instance: Any) -> Worker:
+def _worker(instance: Message) -> Worker:
     """Return the addresses of a machine's first network interface."""
     first = instance.network_interfaces[0]
     external = next((access.nat_i_p for access in first.access_configs if access.nat_i_p), "")
     return Worker(first.network_i_p, external)
 
 
-def _has_address(instance: Any) -> bool:
+def _has_address(instance: Message) -> bool:
     return bool(instance.network_interfaces and instance.network_interfaces[0].network_i_p)
 
 
-def _metadata(instance: Any) -> dict[str, str]:
+def _metadata(instance: Message) -> dict[str, str]:
     return {item.key: item.value for item in instance.metadata.items}
 
 
-def _image(instance: Any) -> str:
+def _image(instance: Message) -> str:
     disk = next(iter(instance.disks), None)
     return _last(disk.initialize_params.source_image) if disk is not None else ""
 
 
-def _topology(group: Any) -> str:
+def _topology(group: Message) -> str:
     return labels_in(group.description).get("midstream-topology", "")
 
 
@@ -264,7 +266,7 @@ def _last(address: str) -> str:
     return address.rpartition("/")[2]
 
 
-def _created(resource: Any) -> float | None:
+def _created(resource: Message) -> float | None:
     """Return the creation time in UTC seconds."""
     try:
         return datetime.datetime.fromisoformat(resource.creation_timestamp).timestamp()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from midstream.fleet.slice_target import SliceTarget
 from midstream.providers import os_login
@@ -13,6 +13,7 @@ from midstream.providers.google_rest import CALL_TIMEOUT
 from midstream.providers.provider import Polling, Progress, ProviderError, Slice
 from midstream.providers.ssh_access import KEY_KINDS, identity, public_key, write_access
 from midstream.providers.tpu.client import read_retry
+from midstream_core.json_types import JsonValue
 
 if TYPE_CHECKING:
     from google.cloud.tpu_v2 import TpuClient
@@ -26,7 +27,7 @@ HOST_KEYS = "hostkeys/"
 
 def grant_access(
     client: TpuClient, name: str, target: SliceTarget, found: Slice, progress: Progress, *, touch: bool
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, dict[str, JsonValue]]:
     """Install our key on the workers, and return their entries of the fleet file.
 
     The entries are ``NAME-0``, ``NAME-1``, ...

@@ -6,8 +6,9 @@ API: https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.node
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from midstream.providers.gcp.service_types import Message
 from midstream.providers.google_errors import explained
 from midstream.providers.google_rest import CALL_TIMEOUT
 from midstream.providers.provider import PRICE_LABEL, Inventory, ProviderError, Slice, SliceStatus, Worker
@@ -96,7 +97,7 @@ def find(client: TpuClient, project: str, zone: str, name: str, *, retry: bool =
     return from_request(request) if request is not None else None
 
 
-def _get(call: Any, name: str, project: str, zone: str, *, retry: bool) -> Any:
+def _get(call: Message, name: str, project: str, zone: str, *, retry: bool) -> Message:
     from google.api_core.exceptions import NotFound
 
     with explained(f"{name.rpartition('/')[2]} cannot be looked up", project, zone):
@@ -148,7 +149,7 @@ def from_node(node: Node, request: QueuedResource | None) -> Slice:
     )
 
 
-def enum_name(message: Any, field: str) -> str:
+def enum_name(message: Message, field: str) -> str:
     """Return an enumeration value's name; its number if newer than Google's library."""
     raw = type(message).pb(message)
     number = getattr(raw, field)
@@ -173,7 +174,7 @@ def _is_multislice(request: QueuedResource | None) -> bool:
     return len(specs) > 1 or any("multislice_params" in spec for spec in specs)
 
 
-def _first_endpoints(node: Node) -> list[Any]:
+def _first_endpoints(node: Node) -> list[Message]:
     """Return one endpoint for each worker.
 
     The service lists all network interfaces of a worker one after the other.
@@ -214,7 +215,7 @@ def from_request(request: QueuedResource) -> Slice:
     )
 
 
-def _created(message: Any) -> float | None:
+def _created(message: Message) -> float | None:
     """Return the creation time in UTC seconds."""
     return message.create_time.timestamp() if "create_time" in message else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from midstream.fleet.quantities import parse_duration
 from midstream.fleet.slice_target import SliceTarget
@@ -17,6 +17,7 @@ from midstream.providers.tpu import access as worker_access
 from midstream.providers.tpu import lookup as slice_lookup
 from midstream.providers.tpu.client import ENDPOINT, open_client
 from midstream.providers.tpu.service import TpuService
+from midstream_core.json_types import JsonValue
 
 if TYPE_CHECKING:
     from google.cloud.tpu_v2 import TpuClient
@@ -58,5 +59,5 @@ class TpuProvider:
 
     def grant_access(
         self, name: str, target: SliceTarget, found: Slice, progress: Progress, *, touch: bool
-    ) -> dict[str, dict[str, Any]]:
+    ) -> dict[str, dict[str, JsonValue]]:
         return worker_access.grant_access(self._client, name, target, found, progress, touch=touch)

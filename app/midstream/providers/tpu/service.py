@@ -6,17 +6,19 @@ have: those requests are sent as JSON. https://cloud.google.com/tpu/docs/referen
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from midstream.fleet.quantities import parse_duration
 from midstream.fleet.reservation import reservation_parts
 from midstream.fleet.tpu_target import TpuTarget
+from midstream.providers.gcp.service_types import Message
 from midstream.providers.google_errors import explained, translate
 from midstream.providers.google_rest import CALL_TIMEOUT, post
 from midstream.providers.provider import ErrorKind, ProviderError, Slice
 from midstream.providers.slice_labels import labels_of, split_path
 from midstream.providers.tpu import lookup as slice_lookup
 from midstream.providers.tpu.client import REST_ENDPOINT
+from midstream_core.json_types import JsonValue
 
 if TYPE_CHECKING:
     from google.cloud.tpu_v2 import TpuClient
@@ -36,7 +38,7 @@ class TpuService:
         self._client, self._name, self._target, self.path = client, name, target, path
         self._project, self._zone, self._node = split_path(path)
         self._parent = f"projects/{self._project}/locations/{self._zone}"
-        self._operation: Any = None
+        self._operation: Message = None
         self.text, self.partial = "", False
         if target is not None:
             price_class = f"{target.price_class}, queued" if target.queued else target.price_class
@@ -69,7 +71,7 @@ class TpuService:
                 parent=self._parent, queued_resource_id=self._node, queued_resource=request, timeout=CALL_TIMEOUT
             )
 
-    def _start_alpha(self, request: Any, target: TpuTarget) -> None:
+    def _start_alpha(self, request: object, target: TpuTarget) -> None:
         body = alpha_body(request, target)
         path = f"/v2alpha1/{self._parent}/queuedResources?queuedResourceId={self._node}"
         post(REST_ENDPOINT, "tpu.googleapis.com", path, body)
@@ -102,7 +104,7 @@ class TpuService:
                 self._client.delete_node(name=f"{self._parent}/nodes/{found.name}", timeout=CALL_TIMEOUT)
 
 
-def request_message(target: TpuTarget, parent: str, name: str, node: Any) -> Any:
+def request_message(target: TpuTarget, parent: str, name: str, node: object) -> Message:
     """Return the queued resource that a creation requests, as far as API v2 has it."""
     from google.cloud import tpu_v2
 
@@ -125,7 +127,7 @@ def reservation_name(target: TpuTarget) -> str:
     return f"projects/{project or target.project}/locations/{target.zone}/reservations/{name}"
 
 
-def alpha_body(request: Any, target: TpuTarget) -> dict[str, Any]:
+def alpha_body(request: object, target: TpuTarget) -> dict[str, JsonValue]:
     """Return a queued resource as v2alpha1 JSON, with the fields that v2 lacks."""
     from google.cloud import tpu_v2
     from google.protobuf import json_format
@@ -137,7 +139,7 @@ def alpha_body(request: Any, target: TpuTarget) -> dict[str, Any]:
     return {**body, "provisioningModel": "RESERVATION_BOUND"}
 
 
-def node_message(name: str, target: TpuTarget, token: str) -> Any:
+def node_message(name: str, target: TpuTarget, token: str) -> Message:
     """Return the node that a creation requests."""
     from google.cloud import tpu_v2
 

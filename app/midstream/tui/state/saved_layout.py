@@ -13,6 +13,7 @@ from midstream.charts.smoothing import DEFAULT_FACTOR
 from midstream.state_directory import make_directory
 from midstream.tui.style import palette
 from midstream_core import records
+from midstream_core.json_types import JsonValue
 
 MAX_FLEETS = 20  # fleet files whose lists are remembered
 UNSAVED = ("file", "fleet", "problem", "fleets")
@@ -100,12 +101,12 @@ class SavedLayout:
             records.write_bytes(str(self.file), text.encode(), durable=False)
 
 
-def asdict_views(views: Mapping[str, ListLayout]) -> dict[str, Any]:
+def asdict_views(views: Mapping[str, ListLayout]) -> dict[str, JsonValue]:
     """Return the lists of a fleet as JSON."""
     return {view: asdict(layout) for view, layout in views.items()}
 
 
-def _fill(layout: Any, values: Any) -> list[str]:
+def _fill(layout: Any, values: object) -> list[str]:
     """Set the fields that ``values`` has with the right type; return the other names."""
     if not isinstance(values, dict):
         return ["it is no object"]

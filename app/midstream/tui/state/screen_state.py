@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from midstream.listing.fleet_moment import FleetMoment
 from midstream.listing.run_facts import devices
@@ -21,7 +21,7 @@ class SnapshotSource(Protocol):
 
     def snapshot(self) -> Snapshot: ...
 
-    def subscribe(self, callback: Callable[..., Any], /) -> Callable[[], Any]:
+    def subscribe(self, callback: Callable[..., object], /) -> Callable[[], object]:
         """Call ``callback``, on any thread, after each change.
 
         Return a function that unsubscribes it.

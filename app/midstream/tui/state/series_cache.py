@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from midstream.charts import points
 from midstream.charts.points import AXES, CLOCK, COLUMN_OF_AXIS, STEP, TIME, TOKENS
 from midstream.tui.state.series import Series
 from midstream.watch.loss_curve import CurveRows
+from midstream_core.json_types import JsonObject, LoggedRow
 
 __all__ = ["AXES", "CLOCK", "STEP", "TIME", "TOKENS", "SeriesCache", "x_of_step"]
 
@@ -18,7 +18,7 @@ MAX_SERIES = 48  # the least recently used is dropped first
 
 @dataclass
 class _Entry:
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[LoggedRow]
     consumed: int  # rows
     series: Series
 
@@ -38,9 +38,7 @@ class SeriesCache:
         """Start a step. After it ``behind`` is True if a requested series is incomplete."""
         self._left, self.behind = self._at_once, False
 
-    def series(
-        self, key: Hashable, rows: Sequence[Mapping[str, Any]], metric: str, axis: str = STEP
-    ) -> tuple[Series, bool]:
+    def series(self, key: Hashable, rows: Sequence[JsonObject], metric: str, axis: str = STEP) -> tuple[Series, bool]:
         """Return the series of a metric over an axis, and whether it was rebuilt.
 
         The second value is True if it was rebuilt instead of extended.
@@ -65,7 +63,7 @@ class SeriesCache:
         return entry.series, fresh
 
 
-def x_of_step(rows: Sequence[Mapping[str, Any]], step: int, axis: str) -> float | None:
+def x_of_step(rows: Sequence[LoggedRow], step: int, axis: str) -> float | None:
     """Return the position of a step on an axis, or None if no row has it."""
     if axis == STEP:
         return float(step)
@@ -79,7 +77,7 @@ def x_of_step(rows: Sequence[Mapping[str, Any]], step: int, axis: str) -> float 
     return None if value is None else value - (rows[0].get("time") or 0.0 if axis == TIME else 0.0)
 
 
-def _extend(series: Series, rows: Sequence[Mapping[str, Any]], start: int, stop: int, metric: str, axis: str) -> None:
+def _extend(series: Series, rows: Sequence[JsonObject], start: int, stop: int, metric: str, axis: str) -> None:
     last = series.x[-1] if len(series) else 0.0
     for attempt, x, y in points.blocks(rows, start, stop, metric, axis, last):
         series.extend(x, y, attempt)

@@ -24,6 +24,7 @@ from midstream.tui.widgets.curve_drawing import CurveDrawing
 from midstream.tui.widgets.curve_style import CurveStyle
 from midstream.tui.widgets.plot import Drawn
 from midstream.tui.widgets.viewport import MIN_SPAN, Viewport
+from midstream_core.json_types import JsonObject
 
 LEAST_DECADES = 0.01  # of a logarithmic x axis, at the highest zoom
 ZOOM_FACTOR = 1.6
@@ -66,7 +67,7 @@ class CurveView(CurveDrawing, Widget, can_focus=True, inherit_bindings=False):
 
     def show(
         self,
-        rows: Sequence[Mapping[str, Any]],
+        rows: Sequence[JsonObject],
         *,
         metric: str = "train/loss",
         names: Mapping[int, str] | None = None,

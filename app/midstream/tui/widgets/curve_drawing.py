@@ -27,7 +27,7 @@ class CurveDrawing:
     The caller decides when to paint. ``compact`` draws without axes and keys.
     """
 
-    def __init__(self, glyphs: Glyphs, *, empty: str, compact: bool, **options: Any) -> None:
+    def __init__(self, glyphs: Glyphs, *, empty: str, compact: bool, **options: object) -> None:
         super().__init__(**options)
         self.glyphs = glyphs
         self.empty = empty  # text without points

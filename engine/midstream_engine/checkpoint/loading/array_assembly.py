@@ -6,7 +6,7 @@ Chunks are read into the devices' parts, which are sent when complete.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from midstream_core.records import ArrayEntry
+from midstream_engine.array_types import Device, Index
 from midstream_engine.checkpoint.boxes import Box, box_of, copy_rows, extent, full_box, overlap, slabs, volume, within
 from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.host_buffers import BLOCK, BufferPool
@@ -40,8 +41,10 @@ class ArrayAssembly:
         self.shape = tuple(entry.shape)
         self.dtype = numpy_dtype(entry.dtype)
         self.sharding = sharding
-        self._devices: dict[Box, list[Any]] = {}
-        for device, index in sharding.addressable_devices_indices_map(self.shape).items():
+        self._devices: dict[Box, list[Device]] = {}
+        untyped: Any = sharding
+        indices: Mapping[Device, Index | None] = untyped.addressable_devices_indices_map(self.shape)
+        for device, index in indices.items():
             box = full_box(self.shape) if index is None else box_of(index, self.shape)
             self._devices.setdefault(box, []).append(device)
         self._open: dict[Box, PartMemory] = {}  # incomplete parts

@@ -35,13 +35,13 @@ def list_checkpoints(paths: RunPaths, *, attempt: int | None = None) -> list[Fou
 
     Other names are skipped. ``attempt``: only those that it has saved; no manifest of another one is read.
     """
-    found = []
+    checkpoints: list[FoundCheckpoint] = []
     for name in open_checkpoints(paths.checkpoints).names():
         key = parse_checkpoint_name(name)
         if key is not None and attempt in (None, key[1]):
             manifest, flaw = _manifest(paths.checkpoint(name), name)
-            found.append(FoundCheckpoint(name, *key, manifest, flaw))
-    return sorted(found, key=lambda entry: (entry.step, entry.attempt))
+            checkpoints.append(FoundCheckpoint(name, *key, manifest, flaw))
+    return sorted(checkpoints, key=lambda entry: (entry.step, entry.attempt))
 
 
 def _manifest(directory: str, name: str) -> tuple[Manifest | None, str]:

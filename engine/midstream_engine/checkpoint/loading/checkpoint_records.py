@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import cast
 
 from midstream_core.records import TRAIN, Manifest
 from midstream_engine.checkpoint.errors import CheckpointCorruptError
 from midstream_engine.checkpoint.stores import open_store
 from midstream_engine.checkpoint.stores.stored_manifest import json_object, manifest_of, with_place
+from midstream_engine.checkpoint.train_document import TrainDocument
 
 
 def read_manifest(directory: str) -> Manifest:
@@ -20,7 +21,7 @@ def read_manifest(directory: str) -> Manifest:
     return manifest_of(open_store(directory))
 
 
-def read_train(directory: str) -> dict[str, Any]:
+def read_train(directory: str) -> TrainDocument:
     """Return ``train.json``: ``state``, ``provenance`` and ``reference_losses``.
 
     Raises:
@@ -35,12 +36,13 @@ def read_train(directory: str) -> dict[str, Any]:
         raise CheckpointCorruptError(with_place(str(error), directory)) from error
 
 
-def check_train(value: Any, where: str) -> dict[str, Any]:
+def check_train(value: object, where: str) -> TrainDocument:
     """Return ``value`` if it has the shape of ``train.json``.
 
     Raises:
         CheckpointCorruptError: ``value`` has another shape.
     """
-    if not isinstance(value, dict) or not isinstance(value.get("state"), dict):
+    document = cast("dict[str, object]", value) if isinstance(value, dict) else {}
+    if not isinstance(document.get("state"), dict):
         raise CheckpointCorruptError(f"{where}: lacks 'state'")
-    return value
+    return cast("TrainDocument", document)

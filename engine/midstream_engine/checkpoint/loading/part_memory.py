@@ -13,20 +13,26 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from midstream_engine.array_types import Device, Leaf
 from midstream_engine.checkpoint import host_buffers
 from midstream_engine.checkpoint.bounded_pool import THREADS
+from midstream_engine.checkpoint.jax_functions import functions
 
 # Of the bytes that a device's memory is made from: jax's CPU devices copy memory that is not aligned to 64 bytes.
 _MISALIGNMENT = 16
 SMALL = 4 << 20  # bytes of a part that is assembled in a `PartBuffers`, at most: it is copied from the caches
 
 
+def _devices_of(sharding: Any) -> Sequence[Device]:
+    return tuple(sharding.addressable_devices)
+
+
 def expect_parts(arrays: Iterable[tuple[Sharding, Sequence[int], np.dtype]]) -> None:
     """Prepare for the memory of arrays, given by sharding, shape and type."""
     size = 0
     for sharding, shape, dtype in arrays:
-        if all(device.platform == "cpu" for device in sharding.addressable_devices):
-            size += math.prod(sharding.shard_shape(tuple(shape))) * dtype.itemsize * len(sharding.addressable_devices)
+        if all(device.platform == "cpu" for device in _devices_of(sharding)):
+            size += math.prod(sharding.shard_shape(tuple(shape))) * dtype.itemsize * len(_devices_of(sharding))
     if size:
         host_buffers.advise_heap(size)
 
@@ -46,7 +52,7 @@ class PartBuffers:
         """
         self._left = most
         self._free: list[np.ndarray] = []
-        self._copies: deque[tuple[Any, np.ndarray]] = deque()  # jax arrays, and what they are copied from
+        self._copies: deque[tuple[Leaf, np.ndarray]] = deque()  # jax arrays, and what they are copied from
         self._zeros = np.empty(0, np.uint8)
         self._lock = threading.Lock()
 
@@ -68,9 +74,9 @@ class PartBuffers:
                     return _misaligned(SMALL)
                 if not self._copies:
                     return None
-                jax.block_until_ready(self._copies[0][0])  # with the lock: `settle` waits for this one, too
+                functions.block_until_ready(self._copies[0][0])  # with the lock: `settle` waits for this one, too
 
-    def _give_back(self, copy: Any, buffer: np.ndarray) -> None:
+    def _give_back(self, copy: jax.Array, buffer: np.ndarray) -> None:
         """Use a buffer again after its part has been copied.
 
         If jax has adopted it, another one may be allocated instead.
@@ -80,12 +86,12 @@ class PartBuffers:
         else:
             self._free.append(buffer)
 
-    def copy(self, part: np.ndarray, buffer: np.ndarray, device: Any) -> jax.Array:
+    def copy(self, part: np.ndarray, buffer: np.ndarray, device: Device) -> jax.Array:
         """Start to copy ``part``, which is in ``buffer``, to its device.
 
         The buffer is reused when it has been copied.
         """
-        copy = jax.device_put(part, device)
+        copy = functions.device_put(part, device)
         with self._lock:
             self._copies.append((copy, buffer))
         return copy
@@ -98,7 +104,7 @@ class PartBuffers:
         with self._lock:
             while self._copies:
                 copy, buffer = self._copies.popleft()
-                self._give_back(jax.block_until_ready(copy), buffer)
+                self._give_back(functions.block_until_ready(copy), buffer)
 
     def zeros(self, size: int) -> np.ndarray:
         """Return ``size`` bytes of zeros, for reading alone.
@@ -137,7 +143,7 @@ class PartMemory:
     first update after a restore would copy the complete state in one thread, and need twice its memory.
     """
 
-    def __init__(self, shape: Sequence[int], dtype: np.dtype, devices: Sequence[Any], buffers: PartBuffers) -> None:
+    def __init__(self, shape: Sequence[int], dtype: np.dtype, devices: Sequence[Device], buffers: PartBuffers) -> None:
         """Allocate memory for ``shape`` elements.
 
         Args:
@@ -159,7 +165,7 @@ class PartMemory:
             memory = self._buffer[:size]
         else:
             nothing = buffers.zeros(size)
-            owned = jax.block_until_ready(jax.device_put(nothing.view(dtype).reshape(shape), devices[0]))
+            owned = functions.block_until_ready(functions.device_put(nothing.view(dtype).reshape(shape), devices[0]))
             if _is_in(owned, nothing):
                 self.array = host_buffers.empty(shape, dtype)
                 return
@@ -177,4 +183,4 @@ class PartMemory:
             return [self._owned]
         if self._buffer is not None:
             return [self._buffers.copy(self.array, self._buffer, self._devices[0])]
-        return [jax.device_put(self.array, device) for device in self._devices]
+        return [functions.device_put(self.array, device) for device in self._devices]

@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Any
+from typing import cast
 
 import jax
 from jax.sharding import NamedSharding, Sharding
 
 from midstream_core.attempt.errors import CheckpointError
 from midstream_core.records import PACKED, TRAIN, ArrayEntry, Manifest, ObjectEntry, root_digest
+from midstream_engine.array_types import PyTree
 from midstream_engine.checkpoint import zarr
 from midstream_engine.checkpoint.array_names import LogicalArray, flatten, flatten_shardings, unflatten
 from midstream_engine.checkpoint.bounded_pool import Task, run_bounded
@@ -38,6 +39,7 @@ from midstream_engine.checkpoint.packed_arrays import unpack_entries
 from midstream_engine.checkpoint.stores import open_store
 from midstream_engine.checkpoint.stores.hashed_objects import read_checked, read_object
 from midstream_engine.checkpoint.stores.object_store import ObjectStore
+from midstream_engine.checkpoint.train_document import TrainDocument
 
 AHEAD = 16  # objects whose read-ahead has started
 
@@ -46,17 +48,17 @@ AHEAD = 16  # objects whose read-ahead has started
 class Restored:
     """A restored state and its evidence."""
 
-    tree: Any
+    tree: PyTree
     root_digest: str  # recomputed from the bytes that were read, and the manifest's hashes of the other objects
-    train: dict[str, Any]  # train.json: state, provenance, reference_losses
+    train: TrainDocument  # train.json: state, provenance, reference_losses
     manifest: Manifest
     seconds: float
 
 
 def restore_checkpoint(
     directory: str,
-    template: Any,
-    shardings: Any,
+    template: PyTree,
+    shardings: PyTree,
     *,
     only: str = "",
     first: First | None = None,
@@ -142,7 +144,7 @@ def check_fit(where: str, manifest: Manifest, wanted: dict[str, LogicalArray], o
         CheckpointMismatchError: The manifest has other arrays; the message has a diff.
     """
     found = {entry.name: entry for entry in manifest.array_entries if entry.name.startswith(only)}
-    different = []
+    different: list[Difference] = []
     for name in sorted(found.keys() & wanted.keys()):
         have, want = found[name], wanted[name]
         axes, shape = tuple(have.axes), tuple(have.shape)
@@ -157,6 +159,13 @@ def check_fit(where: str, manifest: Manifest, wanted: dict[str, LogicalArray], o
     missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
     if missing or extra or different:
         raise CheckpointMismatchError(where, missing, extra, different)
+
+
+def _mesh_axes(mapped: object) -> tuple[str, ...]:
+    """Return the mesh axes that an entry of a sharding names."""
+    if isinstance(mapped, tuple):
+        return cast("tuple[str, ...]", mapped)
+    return (mapped,) if isinstance(mapped, str) else ()
 
 
 def check_divides(where: str, wanted: dict[str, LogicalArray], shardings: dict[str, Sharding]) -> None:
@@ -176,7 +185,7 @@ def check_divides(where: str, wanted: dict[str, LogicalArray], shardings: dict[s
                 raise CheckpointError(f"{where} cannot be laid out on this mesh: {name}: {error}") from error
             continue
         for axis, length, mapped in zip(array.axes, array.shape, sharding.spec, strict=False):
-            names = mapped if isinstance(mapped, tuple) else (mapped,) if isinstance(mapped, str) else ()
+            names = _mesh_axes(mapped)
             parts = math.prod(sharding.mesh.shape[mesh_axis] for mesh_axis in names)
             lengths[names] = math.gcd(lengths.get(names, 0), length)
             if length % parts and flaw is None:

@@ -11,11 +11,11 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from midstream_core.attempt.errors import CheckpointError
+from midstream_core.json_types import JsonValue
 from midstream_core.records import MANIFEST, PACKED, TRAIN, ArrayEntry, Manifest, ObjectEntry, root_digest
 from midstream_engine.checkpoint import zarr
 from midstream_engine.checkpoint.bounded_pool import Task, run_bounded
@@ -30,6 +30,7 @@ from midstream_engine.checkpoint.packed_arrays import pack, unpack_entries
 from midstream_engine.checkpoint.stores import open_store
 from midstream_engine.checkpoint.stores.hashed_objects import Discard, read_object, write_chunk, write_object
 from midstream_engine.checkpoint.stores.object_store import ObjectStore
+from midstream_engine.checkpoint.train_document import TrainDocument
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,9 @@ class Report:
     flaws: list[str]  # one line per object or array, sorted
     unlisted: list[str]  # files in the directory that do not belong to the checkpoint
     contents: dict[str, Contents] | None  # by array name, if ``deep``
-    elsewhere: dict[str, int] = dataclasses.field(default_factory=dict)  # number of objects on other hosts, by host
+    elsewhere: dict[str, int] = dataclasses.field(
+        default_factory=dict[str, int]
+    )  # number of objects on other hosts, by host
 
     @property
     def sound(self) -> bool:
@@ -97,7 +100,7 @@ class _Verification:
         self.flaws: list[str] = []
         self._hashes: dict[str, str] = {}
         self._encoded: dict[str, str] = {}  # SHA-256 of the objects that the decoded arrays make
-        self._train: dict[str, Any] = {}
+        self._train: TrainDocument | None = None
         self._lock = threading.Lock()
 
     def check_object(self, entry: ObjectEntry) -> None:
@@ -115,7 +118,7 @@ class _Verification:
         with self._lock:
             self._hashes[path] = sha256
         if path == TRAIN:
-            self._train.update(check_train(_json(data, path), f"object {TRAIN}"))
+            self._train = check_train(_json(data, path), f"object {TRAIN}")
         elif path == PACKED:
             arrays = dict(_unpacked(data, self._packed))
             if self._deep:
@@ -141,9 +144,10 @@ class _Verification:
 
         Records a difference as a flaw.
         """
-        state, recorded = self._train.get("state"), self._manifest.root_digest
-        if len(self._hashes) != len(self._manifest.objects) or not isinstance(state, dict):
+        recorded = self._manifest.root_digest
+        if len(self._hashes) != len(self._manifest.objects) or self._train is None:
             return None
+        state = self._train["state"]
         digest = root_digest(self._manifest.array_entries, self._hashes, state)
         if digest != recorded:
             self.flaws.append(f"root digest {digest} of the bytes differs from the manifest's {recorded}")
@@ -191,17 +195,17 @@ class _Sums:
         return Contents(math.sqrt(math.fsum(self._squares)), self._not_finite)
 
 
-def lines(report: Report) -> Iterator[dict[str, Any]]:
+def lines(report: Report) -> Iterator[dict[str, JsonValue]]:
     """Yield the result for programs: one JSON object per array, then the verdict."""
     manifest = report.manifest
     for entry in manifest.array_entries:
-        value: dict[str, Any] = {"event": "array", "name": entry.name, "axes": entry.axes, "shape": entry.shape}
+        value: dict[str, JsonValue] = {"event": "array", "name": entry.name, "axes": entry.axes, "shape": entry.shape}
         value |= {"dtype": entry.dtype, "grid": entry.grid}
         if report.contents is not None:
             contents = report.contents[entry.name]
             value |= {"norm": contents.norm, "not_finite": contents.not_finite}
         yield value
-    problems = []
+    problems: list[list[str]] = []
     for flaw in report.flaws:
         found = re.fullmatch(r"object (\S+): (.*)", flaw, re.DOTALL)
         problems.append([found[1], found[2]] if found else [MANIFEST, flaw])

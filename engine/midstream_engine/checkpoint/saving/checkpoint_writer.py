@@ -8,7 +8,7 @@ import errno
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ from midstream_engine.checkpoint.packed_arrays import pack
 from midstream_engine.checkpoint.saving.snapshot import HostArray
 from midstream_engine.checkpoint.stores import open_store
 from midstream_engine.checkpoint.stores.hashed_objects import write_chunk, write_object
+from midstream_engine.checkpoint.train_document import TrainDocument
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +44,12 @@ class _Target(Protocol):
     def write(self, path: str, blocks: Any) -> None: ...
 
 
-Document = dict[str, Any] | Callable[[], dict[str, Any]]  # ``train.json``, or what returns it and may wait
+Document = TrainDocument | Callable[[], TrainDocument]  # ``train.json``, or what returns it and may wait
 
 
 def train_document(
-    state: Mapping[str, Any], provenance: Mapping[str, Any], reference_losses: Mapping[str, Any] | None
-) -> dict[str, Any]:
+    state: dict[str, Any], provenance: dict[str, Any], reference_losses: dict[str, Any] | None
+) -> TrainDocument:
     """Return ``train.json`` with values as JSON reads them back, for equal hashes.
 
     Raises:
@@ -96,7 +97,7 @@ def write_objects(store: _Target, arrays: list[HostArray], document: Document) -
     return written_of(entries, [*objects, *write_document(store, ready)], ready)
 
 
-def written_of(entries: list[ArrayEntry], objects: list[ObjectEntry], document: dict[str, Any]) -> Written:
+def written_of(entries: list[ArrayEntry], objects: list[ObjectEntry], document: TrainDocument) -> Written:
     """Return arrays and objects, sorted, with their root digest."""
     hashes = {entry.path: entry.sha256 for entry in objects}
     ordered = sorted(objects, key=lambda entry: entry.path)
@@ -105,7 +106,7 @@ def written_of(entries: list[ArrayEntry], objects: list[ObjectEntry], document: 
 
 def describe_arrays(arrays: list[HostArray]) -> list[ArrayEntry]:
     """Return the arrays as the manifest lists them."""
-    entries = []
+    entries: list[ArrayEntry] = []
     for array in arrays:
         grid = grid_of(array.axes, array.shape, array.dtype)
         paths = zarr.object_paths(array.name, array.shape, grid) if grid else [PACKED]
@@ -138,7 +139,7 @@ def write_chunks(
     return _run(work)
 
 
-def write_rest(store: _Target, arrays: list[HostArray], document: dict[str, Any]) -> list[ObjectEntry]:
+def write_rest(store: _Target, arrays: list[HostArray], document: TrainDocument) -> list[ObjectEntry]:
     """Write ``train.json``, packed arrays and the metadata of chunked arrays."""
     return [*write_small_arrays(store, arrays), *write_document(store, document)]
 
@@ -158,7 +159,7 @@ def write_small_arrays(store: _Target, arrays: list[HostArray]) -> list[ObjectEn
     return _run([(len(text), partial(write_object, store, path, memoryview(text))) for path, text in texts.items()])
 
 
-def write_document(store: _Target, document: dict[str, Any]) -> list[ObjectEntry]:
+def write_document(store: _Target, document: TrainDocument) -> list[ObjectEntry]:
     """Write ``train.json``."""
     text = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
     return [write_object(store, TRAIN, memoryview(text))]
@@ -202,7 +203,9 @@ def _no_room(directory: str, needed: int, why: str) -> str:
 
 
 @contextlib.contextmanager
-def removed_on_failure(directory: str, needed: int, stays: Callable[[], bool] = lambda: False) -> Iterator[None]:
+def removed_on_failure(
+    directory: str, needed: int, stays: Callable[[], bool] = lambda: False
+) -> Generator[None, None, None]:
     """Context manager that removes what a failed save wrote, unless ``stays()``.
 
     A process that is killed leaves a partial directory, and a bucket keeps what was written. Nothing is removed where
@@ -224,7 +227,7 @@ def removed_on_failure(directory: str, needed: int, stays: Callable[[], bool] = 
 
 
 @contextlib.contextmanager
-def reported(directory: str, needed: int) -> Iterator[None]:
+def reported(directory: str, needed: int) -> Generator[None, None, None]:
     """Translate errors of the file system into CheckpointFullError or CheckpointError."""
     try:
         yield

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from midstream_core.attempt import save_fence as fences
 from midstream_core.attempt.errors import CheckpointError
+from midstream_core.json_types import list_or_empty
 from midstream_core.records import FORMAT, FORMAT_VERSION, MANIFEST, Manifest, RunPaths, SpreadHost, locked
 from midstream_engine.checkpoint.saving.checkpoint_writer import Written
 from midstream_engine.checkpoint.stores import bucket_fence, in_bucket, open_store
@@ -78,10 +79,11 @@ def commit(  # noqa: PLR0913  step, attempt, epoch and start identify a checkpoi
 
 def manifest_text(manifest: Manifest) -> bytes:
     """Return the bytes of ``manifest.json``, with one array or object per line."""
-    lines = []
+    lines: list[str] = []
     for key, value in vars(manifest).items():
         text = json.dumps(value, allow_nan=False)
-        if isinstance(value, list) and value:
-            text = "[\n  " + ",\n  ".join(json.dumps(entry, allow_nan=False) for entry in value) + "\n ]"
+        entries = list_or_empty(value)
+        if entries:
+            text = "[\n  " + ",\n  ".join(json.dumps(entry, allow_nan=False) for entry in entries) + "\n ]"
         lines.append(f" {json.dumps(key)}: {text}")
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()

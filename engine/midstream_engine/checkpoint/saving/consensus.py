@@ -10,7 +10,6 @@ import dataclasses
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -37,6 +36,7 @@ from midstream_engine.checkpoint.saving.snapshot import HostArray, release
 from midstream_engine.checkpoint.stores import open_store
 from midstream_engine.checkpoint.stores.hashed_objects import write_object
 from midstream_engine.checkpoint.stores.object_store import ObjectStore
+from midstream_engine.checkpoint.train_document import TrainDocument
 
 log = logging.getLogger(__name__)
 Pieces = list[tuple[str, Box, np.ndarray]]  # array, part, data
@@ -46,7 +46,7 @@ def finish_with_consensus(  # noqa: PLR0913  step, attempt, epoch and start iden
     paths: RunPaths,
     directory: str,
     arrays: list[HostArray],
-    document: dict[str, Any],
+    document: TrainDocument,
     group: SaveGroup,
     *,
     step: int,
@@ -105,7 +105,7 @@ def _may_have_manifest(directory: str) -> bool:
 
 
 def _lead(
-    directory: str, arrays: list[HostArray], document: dict[str, Any], group: SaveGroup, rendezvous: SaveRendezvous
+    directory: str, arrays: list[HostArray], document: TrainDocument, group: SaveGroup, rendezvous: SaveRendezvous
 ) -> tuple[checkpoint_writer.Written, ObjectStore]:
     """Write process 0's share and all that no other process writes.
 

@@ -15,10 +15,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.errors import JaxRuntimeError
 from jax.sharding import SingleDeviceSharding
 
 from midstream_core.attempt.errors import CheckpointError
+from midstream_engine.array_types import Compiled, Device, Index
+from midstream_engine.checkpoint.jax_functions import functions
 
 AHEAD = 512 << 20  # bytes in transfer from devices while earlier ones are processed
 
@@ -95,7 +96,7 @@ class DevicePart:
         self._host: np.ndarray | None = None
         self._unread = data.size
 
-    def __getitem__(self, index: Any) -> np.ndarray:
+    def __getitem__(self, index: Index) -> np.ndarray:
         """Return elements as an array of numpy; wait for their transfer.
 
         Raises:
@@ -132,7 +133,7 @@ class DevicePart:
             data.delete()
             self._transfers.end(self)
             self._transfers.advance()
-        except (JaxRuntimeError, MemoryError) as error:
+        except (functions.errors.JaxRuntimeError, MemoryError) as error:
             raise CheckpointError(f"the copy of the state on the device cannot be read: {first_line(error)}") from error
         return self._host
 
@@ -154,7 +155,7 @@ def copy_on_devices(arrays: Sequence[jax.Array]) -> list[jax.Array]:
         for device, numbers in _by_device(arrays).items():
             given = [arrays[number] for number in numbers]
             copies |= zip(numbers, _programs.get(device, _shapes(given))(given), strict=True)
-        jax.block_until_ready(list(copies.values()))  # an error of a device is known here, and not before
+        functions.block_until_ready(list(copies.values()))  # an error of a device is known here, and not before
     except BaseException:
         for copy in copies.values():
             copy.delete()
@@ -183,15 +184,16 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
-def _by_device(arrays: Sequence[jax.Array]) -> dict[Any, list[int]]:
-    found: dict[Any, list[int]] = {}
+def _by_device(arrays: Sequence[jax.Array]) -> dict[Device, list[int]]:
+    found: dict[Device, list[int]] = {}
     for number, array in enumerate(arrays):
-        (device,) = array.sharding.device_set
+        sharding: Any = array.sharding
+        (device,) = sharding.device_set
         found.setdefault(device, []).append(number)
     return found
 
 
-_Shapes = tuple[tuple[tuple[int, ...], Any], ...]  # of arrays: shape, dtype
+_Shapes = tuple[tuple[tuple[int, ...], np.dtype], ...]  # of arrays: shape, dtype
 
 
 def _shapes(arrays: Sequence[jax.Array]) -> _Shapes:
@@ -208,14 +210,14 @@ class _Programs:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[tuple[Any, _Shapes], Any] = {}
+        self._known: dict[tuple[Device, _Shapes], Compiled] = {}
 
-    def get(self, device: Any, shapes: _Shapes) -> Any:
+    def get(self, device: Device, shapes: _Shapes) -> Compiled:
         with self._lock:
             if (device, shapes) not in self._known:
                 where = SingleDeviceSharding(device)
                 arguments = [jax.ShapeDtypeStruct(shape, dtype, sharding=where) for shape, dtype in shapes]
-                self._known[device, shapes] = jax.jit(_copied).lower(arguments).compile()
+                self._known[device, shapes] = functions.jit(_copied).lower(arguments).compile()
             return self._known[device, shapes]
 
 

@@ -104,7 +104,7 @@ def empty_trash(store: CheckpointStore, paths: RunPaths, when: float) -> list[st
 
     Returns the names that were deleted. ``when``: UTC seconds, for the expiry of pins. Raises CheckpointError, OSError.
     """
-    deleted = []
+    deleted: list[str] = []
     for entry in store.names():
         name = entry.removeprefix(TRASH)
         if not entry.startswith(TRASH) or parse_checkpoint_name(name) is None:

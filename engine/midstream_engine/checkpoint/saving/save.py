@@ -8,11 +8,10 @@ The training loop waits only for :func:`begin_save`, which takes the snapshot.
 
 from __future__ import annotations
 
-from typing import Any
-
 from midstream_core.attempt import save_fence as fences
 from midstream_core.attempt.errors import CheckpointError
 from midstream_core.records import MANIFEST, Manifest, RunPaths, checkpoint_name
+from midstream_engine.array_types import PyTree
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.checkpoint.saving.checkpoint_writer import (
     Document,
@@ -100,7 +99,7 @@ class PendingSave:
 
 def begin_save(  # noqa: PLR0913  step, attempt, epoch and start identify a checkpoint
     paths: RunPaths,
-    tree: Any,
+    tree: PyTree,
     document: Document,
     *,
     step: int,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from midstream_core.attempt.errors import CheckpointError
 from midstream_core.attempt.save_fence import FenceRejectedError
+from midstream_core.json_types import JsonObject
 from midstream_core.records import Manifest, ObjectEntry
 from midstream_engine.checkpoint.boxes import Box
 from midstream_engine.checkpoint.packed_arrays import pack, unpack
@@ -99,7 +100,8 @@ class SaveRendezvous:
     def receive_shared(self) -> dict[str, bytes]:
         """Return the small objects that process 0 shares."""
         listed, data = _split(self._receive("rest", 0))
-        files, begin = {}, 0
+        files: dict[str, bytes] = {}
+        begin = 0
         for path, size in listed["sizes"].items():
             files[path] = data[begin : begin + size]
             begin += size
@@ -162,7 +164,7 @@ class SaveRendezvous:
         raise (FenceRejectedError if failure["kind"] == "fenced" else CheckpointError)(failure["message"])
 
     @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
+    def _named(self) -> Generator[None, None, None]:
         try:
             yield
         except PeerLostError as error:
@@ -178,7 +180,7 @@ def abort_save(group: SaveGroup, error: BaseException) -> None:
     raise error
 
 
-def _joined(listed: Mapping[str, Any], data: bytes) -> bytes:
+def _joined(listed: JsonObject, data: bytes) -> bytes:
     text = json.dumps(listed).encode()
     return len(text).to_bytes(8, "big") + text + data
 

@@ -11,7 +11,7 @@ import enum
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from midstream_core.attempt.errors import CheckpointError
+from midstream_engine.array_types import Device, Index, Leaf, PyTree
 from midstream_engine.checkpoint.array_names import LogicalArray, flatten
 from midstream_engine.checkpoint.boxes import Box, box_of, full_box, gather, overlap, volume
 from midstream_engine.checkpoint.chunk_grid import grid_of
@@ -106,7 +107,7 @@ class _Part:
     copied: bool
 
 
-def snapshot(tree: Any, copy: Copy = Copy.NONE) -> list[HostArray]:
+def snapshot(tree: PyTree, copy: Copy = Copy.NONE) -> list[HostArray]:
     """Return every array of ``tree``, sorted by name.
 
     Replicated parts are returned once.
@@ -147,19 +148,19 @@ def snapshot(tree: Any, copy: Copy = Copy.NONE) -> list[HostArray]:
     ]
 
 
-def copied_bytes(tree: Any) -> int:
+def copied_bytes(tree: PyTree) -> int:
     """Return the bytes on CPU devices that :func:`snapshot` copies with ``Copy.HOST``."""
     return sum(part.size for part in _parts(list(flatten(tree).values())) if not part.lasting)
 
 
-def device_bytes(tree: Any) -> dict[Any, int]:
+def device_bytes(tree: PyTree) -> dict[PyTree, int]:
     """Return the bytes that ``Copy.DEVICES`` takes on each of this process's devices.
 
     The result is empty where the state is in host memory.
     """
     if jax.default_backend() == "cpu":
         return {}
-    found: dict[Any, int] = {}
+    found: dict[Device, int] = {}
     for part in _parts(list(flatten(tree).values()), spread=True):
         if part.copied and part.lasting:
             (device,) = part.data.sharding.device_set
@@ -167,7 +168,7 @@ def device_bytes(tree: Any) -> dict[Any, int]:
     return found
 
 
-def prepare_device_copy(tree: Any) -> Callable[[], None]:
+def prepare_device_copy(tree: PyTree) -> Callable[[], None]:
     """Return a function that compiles what ``Copy.DEVICES`` needs for ``tree``.
 
     Any thread may call the function. The tree may have been donated by then.
@@ -193,8 +194,8 @@ def _parts(arrays: Sequence[LogicalArray], spread: bool = False) -> list[_Part]:
 
     With ``spread`` parts that several devices have are divided among them; else the first one's are returned.
     """
-    load: dict[Any, int] = {}  # bytes by device
-    found = []
+    load: dict[Device, int] = {}  # bytes by device
+    found: list[_Part] = []
     for array in arrays:
         dtype = numpy_dtype(array.dtype)
         if not isinstance(array.value, jax.Array):
@@ -202,7 +203,7 @@ def _parts(arrays: Sequence[LogicalArray], spread: bool = False) -> list[_Part]:
             data = np.asarray(array.value)
             found.append(_Part(array.name, box, data, data.nbytes, lasting=False, copied=False))
             continue
-        shards: dict[Box, list[Any]] = {}
+        shards: dict[Box, list[Leaf]] = {}
         for shard in array.value.addressable_shards:
             shards.setdefault(box_of(shard.index, array.shape), []).append(shard)
         for box, same in sorted(shards.items(), key=lambda item: item[0]):
@@ -233,8 +234,10 @@ def _parts_by_process(array: LogicalArray) -> dict[int, list[Box]] | None:
     if not isinstance(array.value, jax.Array) or array.value.is_fully_addressable:
         return None
     parts_by_process: dict[int, set[Box]] = {}
-    for device, index in array.value.sharding.devices_indices_map(array.shape).items():
-        box = full_box(array.shape) if index is None else box_of(index, array.shape)
+    sharding: Any = array.value.sharding
+    indices: Mapping[Device, Index] = sharding.devices_indices_map(array.shape)
+    for device, index in indices.items():
+        box = box_of(index, array.shape)
         parts_by_process.setdefault(device.process_index, set()).add(box)
     return {process: sorted(boxes) for process, boxes in sorted(parts_by_process.items())}
 

@@ -68,18 +68,18 @@ class TensorStoreTransfer:
 
     def create(self, path: str, data: bytes) -> StoredObject | None:
         try:
-            stamp = self._kvstore.write(path, data, if_equal=NO_GENERATION).result()
+            stamp: Any = self._kvstore.write(path, data, if_equal=NO_GENERATION).result()
         except ValueError as error:
             raise self._failed(path, "written", error) from error
         # No generation: the object exists, from another process, from our own request whose response was lost, or from
         # an interrupted save. Its crc32c cannot decide: every sound chunk has the same one.
         if not stamp.generation and self.value(path) != data:
             return None
-        return StoredObject(path, len(data), "", 0.0, crc32c_base64(google_crc32c.value(data)))
+        return StoredObject(path, len(data), "", 0.0, crc32c_base64(google_crc32c.value(data)))  # pyright: ignore
 
     def value(self, path: str) -> bytes | None:
         try:
-            found = self._kvstore.read(path).result()
+            found: Any = self._kvstore.read(path).result()
         except ValueError as error:
             raise self._failed(path, "read", error) from error
         return found.value if found.state == "value" else None

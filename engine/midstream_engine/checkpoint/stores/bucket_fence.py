@@ -115,7 +115,7 @@ def read_pins(paths: RunPaths, now: float) -> set[str]:
     Raises:
         RecordError: A pin is damaged.
     """
-    found = set()
+    pinned: set[str] = set()
     for path in _bucket(paths).entries(f"{PINS}/"):
         if path.endswith("/"):  # the marker of the folder, as consoles and gcsfuse create it
             continue
@@ -126,5 +126,5 @@ def read_pins(paths: RunPaths, now: float) -> set[str]:
         where = f"{run_prefix(paths)}/{path}"
         pin = Pin.from_json(parse_json(data, where), where)
         if pin.expires > now:
-            found.add(pin.checkpoint)
-    return found
+            pinned.add(pin.checkpoint)
+    return pinned

@@ -154,7 +154,7 @@ class BucketObjects:
             if found is None:
                 raise FileNotFoundError(f"{self.where}/{path}")
             value = found
-            if not crc32c or crc32c_base64(google_crc32c.value(value)) == crc32c:
+            if not crc32c or crc32c_base64(google_crc32c.value(value)) == crc32c:  # pyright: ignore
                 break
         return value
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Protocol
 
 import google_crc32c
@@ -135,7 +135,7 @@ def read_checked(store: ObjectStore, entry: ObjectEntry, into: Iterable[memoryvi
 def crc32c_of(data: memoryview, before: int = 0) -> int:
     """Return the crc32c of ``data``, continuing ``before``."""
     # The extension accepts numpy arrays without a copy, but no memoryviews.
-    return google_crc32c.extend(before, np.frombuffer(data, np.uint8))  # pyright: ignore[reportArgumentType]
+    return google_crc32c.extend(before, np.frombuffer(data, np.uint8))  # pyright: ignore
 
 
 def _corrupt(store: ObjectStore, path: str, flaw: str) -> CheckpointCorruptError:
@@ -143,7 +143,7 @@ def _corrupt(store: ObjectStore, path: str, flaw: str) -> CheckpointCorruptError
 
 
 @contextlib.contextmanager
-def _named(store: ObjectStore, path: str) -> Iterator[None]:
+def _named(store: ObjectStore, path: str) -> Generator[None, None, None]:
     """Translate errors of the file system into errors of the checkpoint."""
     try:
         yield

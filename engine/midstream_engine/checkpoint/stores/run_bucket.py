@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from midstream_core.attempt.errors import CheckpointError
 from midstream_core.object_store.bucket_client import BucketClient, StoredObject
@@ -12,7 +12,7 @@ from midstream_core.object_store.open_bucket import engine_bucket
 
 
 @contextlib.contextmanager
-def checkpoint_errors() -> Iterator[None]:
+def checkpoint_errors() -> Generator[None, None, None]:
     """Raise a bucket's failures as checkpoint errors.
 
     FileExistsError for a condition that failed, and CheckpointError for any other failure of a bucket.

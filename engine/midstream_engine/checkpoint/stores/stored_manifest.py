@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
+from midstream_core.json_types import JsonValue
 from midstream_core.records import MANIFEST, Manifest, RecordError, parse_json
 from midstream_engine.checkpoint.errors import CheckpointCorruptError
 from midstream_engine.checkpoint.stores.object_store import ObjectStore
@@ -26,7 +26,7 @@ def manifest_of(store: ObjectStore) -> Manifest:
         raise CheckpointCorruptError(with_place(str(error), store.where)) from error
 
 
-def json_object(store: ObjectStore, path: str) -> Any:
+def json_object(store: ObjectStore, path: str) -> JsonValue:
     """Return the value of a JSON object.
 
     Raises:

@@ -222,7 +222,7 @@ def _lines(file: IO[bytes], piece: Piece, text_key: str) -> Iterator[bytes]:
             yield _text(value, where, text_key)
 
 
-def _text(value: Any, where: str, text_key: str) -> bytes:
+def _text(value: object, where: str, text_key: str) -> bytes:
     text = value.get(text_key) if isinstance(value, dict) else None
     if not isinstance(text, str):
         raise DataError(f"{where}: has no text under {text_key!r} (data.text_key names the field)")

@@ -72,7 +72,7 @@ def _load(url: str) -> Any:
         raise kind(f"data.id: {dataset!r}, split {split}: {' '.join(str(error).split())}") from None
 
 
-def _saved(found: Any, dataset: str, split: str) -> Any:
+def _saved(found: object, dataset: str, split: str) -> object:
     """Return a split of the output of ``save_to_disk``.
 
     A single set is its training split.

@@ -17,6 +17,7 @@ import google_crc32c
 import numpy as np
 
 from midstream_core import records
+from midstream_core.json_types import int_of, object_or_empty
 from midstream_engine.data.sources import formats
 from midstream_engine.data.sources.formats import Piece
 from midstream_engine.data.sources.source_file import Source
@@ -121,7 +122,9 @@ def token_dtype(tokenizer: Tokenizer) -> np.dtype:
 def finished(directory: str, number: int) -> Finished | None:
     """Return the unit's record if it is finished, else None."""
     value = records.read_json_or_none(os.path.join(directory, f"{number}.json"))
-    return None if value is None else Finished(**value)
+    if value is None:
+        return None
+    return Finished(**{name: int_of(number) for name, number in object_or_empty(value).items()})
 
 
 def tokenize(unit: Unit, directory: str, tokenizer: Tokenizer, text_key: str, max_bytes: int | None) -> Finished:

@@ -16,8 +16,8 @@ import sys
 import threading
 import traceback
 from dataclasses import asdict
-from typing import Any
 
+from midstream_core.json_types import JsonValue
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.tokenize import units
 from midstream_engine.data.tokenize.tokenizer import load_tokenizer
@@ -39,7 +39,7 @@ def main() -> None:
     tokenizer = None
     while True:
         unit = units.Unit.from_json(json.loads(lines.get()))
-        answer: dict[str, Any]
+        answer: dict[str, JsonValue]
         try:
             if tokenizer is None:
                 tokenizer = load_tokenizer(task["tokenizer"], task["eos_token"], task["id"])

@@ -5,12 +5,12 @@ Unknown features are rejected.
 
 from __future__ import annotations
 
-from typing import Any
-
+from midstream_core.json_types import JsonValue
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.model import Gpt2Config, LlamaConfig, LmConfig, NeoxConfig
 from midstream_engine.config.rope import DefaultRopeConfig, Llama3RopeConfig, RopeConfig
 from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.foreign_values import ForeignValue
 
 _ACTIVATIONS = {
     "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_new", "gelu_fast": "gelu_new",
@@ -24,7 +24,7 @@ _DROPOUT = {
 }  # fmt: skip
 
 
-def from_huggingface(found: dict[str, Any]) -> tuple[LmConfig, int]:
+def from_huggingface(found: dict[str, ForeignValue]) -> tuple[LmConfig, int]:
     """Return our configuration and the size of the vocabulary.
 
     Raises:
@@ -50,7 +50,7 @@ def from_huggingface(found: dict[str, Any]) -> tuple[LmConfig, int]:
         raise ConversionError(f"config.json: {error}") from None
 
 
-def left_out(found: dict[str, Any]) -> list[str]:
+def left_out(found: dict[str, JsonValue]) -> list[str]:
     """Return a line for each setting of the training that is not carried over.
 
     ``found``: config.json.
@@ -64,7 +64,7 @@ def left_out(found: dict[str, Any]) -> list[str]:
     ] if rates else []  # fmt: skip
 
 
-def to_huggingface(config: LmConfig, vocab_size: int, dtype: str) -> dict[str, Any]:
+def to_huggingface(config: LmConfig, vocab_size: int, dtype: str) -> dict[str, JsonValue]:
     """Return ``config.json`` for present and older versions of transformers.
 
     Raises:
@@ -111,7 +111,7 @@ def to_huggingface(config: LmConfig, vocab_size: int, dtype: str) -> dict[str, A
     raise ConversionError(f"a model of type {type(config).__name__} has no counterpart at Hugging Face")
 
 
-def _shape(config: LmConfig) -> dict[str, Any]:
+def _shape(config: LmConfig) -> dict[str, JsonValue]:
     return {
         "max_position_embeddings": config.seq_len, "hidden_size": config.hidden_dim,
         "intermediate_size": config.mlp_dim, "num_hidden_layers": config.num_layers,
@@ -119,8 +119,8 @@ def _shape(config: LmConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _rope(rope: RopeConfig, more: dict[str, Any]) -> dict[str, Any]:
-    scaling: dict[str, Any] = {"rope_type": "default"}
+def _rope(rope: RopeConfig, more: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    scaling: dict[str, JsonValue] = {"rope_type": "default"}
     if isinstance(rope, Llama3RopeConfig):
         scaling = {
             "rope_type": "llama3", "factor": rope.factor, "low_freq_factor": rope.low_freq_factor,
@@ -136,7 +136,7 @@ def _rope(rope: RopeConfig, more: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _gpt2(found: dict[str, Any]) -> Gpt2Config:
+def _gpt2(found: dict[str, ForeignValue]) -> Gpt2Config:
     hidden, inner = found["n_embd"], found.get("n_inner") or 4 * found["n_embd"]
     _refuse(inner % hidden != 0, "n_inner", inner, f"only multiples of n_embd ({hidden}) are known")
     _refuse(not found.get("scale_attn_weights", True), "scale_attn_weights", False, "scores are always scaled")
@@ -155,7 +155,7 @@ def _gpt2(found: dict[str, Any]) -> Gpt2Config:
     )
 
 
-def _llama(found: dict[str, Any]) -> LlamaConfig:
+def _llama(found: dict[str, ForeignValue]) -> LlamaConfig:
     _refuse(found.get("pretraining_tp", 1) != 1, "pretraining_tp", found.get("pretraining_tp"), "only 1 is known")
     heads, hidden = found["num_attention_heads"], found["hidden_size"]
     head, (rope, part) = found.get("head_dim"), _rope_from(found, 10_000.0)
@@ -178,7 +178,7 @@ def _llama(found: dict[str, Any]) -> LlamaConfig:
     )
 
 
-def _neox(found: dict[str, Any]) -> NeoxConfig:
+def _neox(found: dict[str, ForeignValue]) -> NeoxConfig:
     rope, part = _rope_from(found, found.get("rotary_emb_base", 10_000.0))
     return NeoxConfig(
         seq_len=found["max_position_embeddings"],
@@ -197,7 +197,7 @@ def _neox(found: dict[str, Any]) -> NeoxConfig:
     )
 
 
-def _rope_from(found: dict[str, Any], theta: float) -> tuple[RopeConfig, float | None]:
+def _rope_from(found: dict[str, ForeignValue], theta: float) -> tuple[RopeConfig, float | None]:
     """Return rotary positions, and a head's rotated part.
 
     The part is there if ``rope_parameters`` has it.
@@ -223,6 +223,6 @@ def _activation(name: str) -> str:
     return _ACTIVATIONS[name]
 
 
-def _refuse(wrong: bool, name: str, value: Any, why: str) -> None:
+def _refuse(wrong: bool, name: str, value: object, why: str) -> None:
     if wrong:
         raise ConversionError(f"config.json: {name} {value!r} cannot be converted: {why}")

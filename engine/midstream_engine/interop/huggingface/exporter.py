@@ -37,6 +37,7 @@ from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.tokenize.tokenizer import load_tokenizer
 from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.foreign_values import ForeignValue
 from midstream_engine.interop.huggingface.configuration import to_huggingface
 from midstream_engine.interop.huggingface.names import PREFIX, Rule, rules_of, unpadded
 from midstream_engine.interop.tensor_files import Outgoing, write_tensors
@@ -160,7 +161,7 @@ def _stored(checkpoint: str, entry: ArrayEntry, packed: dict[str, np.ndarray]) -
     return HostArray(entry.name, axes, shape, entry.dtype, pieces)
 
 
-def _tokenizer_files(config: TrainLmConfig, checkpoint: str, state: dict[str, Any]) -> dict[str, str]:
+def _tokenizer_files(config: TrainLmConfig, checkpoint: str, state: dict[str, ForeignValue]) -> dict[str, str]:
     """Return the files of the run's tokenizer, if they are here.
 
     The configuration names these files, or they are with the imported data or in the run's directory.
@@ -175,7 +176,7 @@ def _tokenizer_files(config: TrainLmConfig, checkpoint: str, state: dict[str, An
     return next((files for place in places if (files := files_at(place))), {})
 
 
-def _vocab_size(config: TrainLmConfig, files: dict[str, str], state: dict[str, Any]) -> int:
+def _vocab_size(config: TrainLmConfig, files: dict[str, str], state: dict[str, ForeignValue]) -> int:
     try:
         name = config.data.given_tokenizer
         path = files.get("tokenizer.json", name) if name.startswith(IMPORTED) else name

@@ -10,12 +10,12 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 import yaml
 
+from midstream_core.json_types import JsonValue
 from midstream_core.precision import Precision
 from midstream_core.records import Manifest, RunPaths, checkpoint_name
 from midstream_engine.checkpoint.boxes import Box, extent, full_box, within
@@ -29,6 +29,7 @@ from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.exact_numbers import checked
 from midstream_engine.interop.foreign_run import state_arrays
+from midstream_engine.interop.foreign_values import ForeignValue
 from midstream_engine.interop.huggingface.configuration import from_huggingface, left_out
 from midstream_engine.interop.huggingface.names import CONSTANTS, PREFIX, Rule, rules_of, tied_head, unpadded
 from midstream_engine.interop.tensor_files import read_tensors
@@ -122,7 +123,7 @@ def import_model(source: str, directory: str, final: str, parameters: str | None
     return commit(paths, target, written, step=0, attempt=0, epoch=1), not_imported(source, found)
 
 
-def described(source: str) -> tuple[dict[str, Any], LmConfig, int]:
+def described(source: str) -> tuple[dict[str, ForeignValue], LmConfig, int]:
     """Return config.json, our model configuration, and the size of the vocabulary.
 
     ``source``: a model directory.
@@ -133,7 +134,7 @@ def described(source: str) -> tuple[dict[str, Any], LmConfig, int]:
     return found, dataclasses.replace(model, pad_vocab_to_multiple=model.padded_vocab(vocab_size)), vocab_size
 
 
-def not_imported(source: str, found: dict[str, Any]) -> list[str]:
+def not_imported(source: str, found: dict[str, JsonValue]) -> list[str]:
     """Return a line for each part of a training that is not imported.
 
     ``found``: its config.json.
@@ -218,19 +219,19 @@ def _check_tied(config: LmConfig, tensors: dict[str, np.ndarray]) -> set[str]:
     return {tied[0]}
 
 
-def started_with(model: LmConfig, source: str, final: str, tokenizer: str | None) -> dict[str, Any]:
+def started_with(model: LmConfig, source: str, final: str, tokenizer: str | None) -> dict[str, ForeignValue]:
     """Return a configuration that begins with the model at ``final``.
 
     ``tokenizer``: value of ``data.tokenizer``; None: there is none, and training needs one.
     """
     import draccus
 
-    data: dict[str, Any] = {"tokenizer": tokenizer, "train_urls": []}
+    data: dict[str, JsonValue] = {"tokenizer": tokenizer, "train_urls": []}
     if tokenizer is not None:
         eos = _eos_token(source)
         if eos is not None:
             data["eos_token"] = eos
-    encoded: dict[str, Any] = draccus.encode(TrainLmConfig(model=model))["model"]
+    encoded: dict[str, JsonValue] = draccus.encode(TrainLmConfig(model=model))["model"]
     return {"data": data, "model": encoded, "trainer": {"initialize_model_from": final}}
 
 
@@ -243,7 +244,7 @@ def _eos_token(source: str) -> str | None:
     return None
 
 
-def _read_json(path: str) -> dict[str, Any]:
+def _read_json(path: str) -> dict[str, ForeignValue]:
     try:
         with open(path, encoding="utf-8") as file:
             value = json.load(file)

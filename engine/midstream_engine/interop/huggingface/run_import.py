@@ -13,11 +13,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import yaml
 
+from midstream_core.json_types import JsonValue
 from midstream_engine.checkpoint.boxes import Box, full_box
 from midstream_engine.checkpoint.saving.snapshot import HostArray
 from midstream_engine.config.load import load_config
@@ -85,7 +85,7 @@ def open_model(source: str, overrides: Sequence[str], parameters: str | None = N
         "vocab_size": vocab_size,
     }  # fmt: skip
     weights = sorted(name for name in os.listdir(source) if name.endswith((".safetensors", ".json")))
-    stamp: list[Any] = [[name, os.stat(os.path.join(source, name)).st_mtime_ns] for name in weights]
+    stamp: list[JsonValue] = [[name, os.stat(os.path.join(source, name)).st_mtime_ns] for name in weights]
     stamp.append(config.trainer.mp)  # decides the type of the parameters
     link = partial(_tokenized, config, tokenizer)
     return ForeignRun("huggingface", 0, mapping, arrays, state, provenance, notes, stamp, list, _sound, link,

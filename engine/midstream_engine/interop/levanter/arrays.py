@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from midstream_core import levanter_checkpoints
+from midstream_core.json_types import JsonValue
 from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.foreign_values import ForeignValue
 
 METADATA = "metadata.json"
 ZARR2 = "A"  # the format of Levanter 1.2; later releases write B and C
@@ -104,7 +106,7 @@ def _text(path: str) -> str:
         return file.read()
 
 
-def read_metadata(directory: str) -> dict[str, Any]:
+def read_metadata(directory: str) -> dict[str, ForeignValue]:
     """Return ``{step, timestamp, is_temporary}``.
 
     Raises:
@@ -132,7 +134,7 @@ def open_arrays(directory: str) -> tuple[str, dict[str, Stored]]:
     base = {"driver": "file", "path": os.path.abspath(directory) + "/"}
     if os.path.exists(os.path.join(directory, _OCDBT)):
         kind = "C" if os.path.exists(os.path.join(directory, "manifest.json")) else "B"
-        root: dict[str, Any] = {"driver": "ocdbt", "base": base}
+        root: dict[str, JsonValue] = {"driver": "ocdbt", "base": base}
         try:
             keys = [key.decode() for key in ts.KvStore.open(root).result().list().result()]
         except ValueError as error:

@@ -11,21 +11,22 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
+from midstream_core.json_types import JsonObject, JsonValue
 from midstream_core.learning_rate import LEVANTER_1_2, RULES, ScheduleError, rate_parts, rate_settings
 from midstream_core.precision import JAX_OPTION, levanter_products, precision_of
 from midstream_engine.config import levanter_fields, yaml_file
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.load import from_mapping
 from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.foreign_values import ForeignValue
 from midstream_engine.interop.levanter.data import USED
 from midstream_engine.interop.levanter.optimizer_state import MOMENTS, never_skips
 
 # Defaults of Levanter's code that differ from ours.
 _OPTIMIZER = {"learning_rate": 6e-4, "weight_decay": 0.1}
 _TRAINER = {"train_batch_size": 512, "num_train_steps": 400_000, "steps_per_eval": 1000, "seed": 0}
-_MODELS: dict[str, dict[str, Any]] = {
+_MODELS: dict[str, dict[str, JsonValue]] = {
     "gpt2": {"seq_len": 1024, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embed_pdrop": 0.0},
     "llama": {"seq_len": 2048, "hidden_dim": 4096, "num_layers": 32, "num_heads": 32, "num_kv_heads": 32},
 }
@@ -40,7 +41,7 @@ _UNKNOWN = re.compile(r"unknown key ([A-Za-z0-9_.]+)")
 _PLACES = ("config.yaml", "train_lm.yaml", "../config.yaml", "../../config.yaml")
 
 
-def read_config(directory: str, given: str | None) -> tuple[dict[str, Any], str]:
+def read_config(directory: str, given: str | None) -> tuple[dict[str, ForeignValue], str]:
     """Return the run's YAML and its path.
 
     The path is ``given``, or in the directory of the checkpoint or the run.
@@ -69,7 +70,9 @@ def config_beside(path: str) -> str | None:
     return next((one for one in candidates if os.path.isfile(one)), None)
 
 
-def translate(found: dict[str, Any], rows: int, notes: list[str], *, ordered: bool, rules: str) -> dict[str, Any]:
+def translate(
+    found: dict[str, ForeignValue], rows: int, notes: list[str], *, ordered: bool, rules: str
+) -> dict[str, ForeignValue]:
     """Return our mapping.
 
     Args:
@@ -116,7 +119,7 @@ def translate(found: dict[str, Any], rows: int, notes: list[str], *, ordered: bo
             notes += _left_out(f"data.{key}", left[key])
     elif dropped := [f"data.{key}" for key in sorted(left) if not _is_neutral(f"data.{key}", left[key])]:
         notes.append(f"{', '.join(dropped)}: not carried over; neither is the order of the data")
-    mapping: dict[str, Any] = {
+    mapping: dict[str, ForeignValue] = {
         **{key: item for key, item in found.items() if key not in ("data_seed", "train_seq_len")},
         "data": {"tokenizer": tokenizer if local else f"ids:{rows}", **kept},
         "model": {"type": kind, **_MODELS[kind], **model, "pad_vocab_to_multiple": rows},
@@ -130,7 +133,7 @@ def translate(found: dict[str, Any], rows: int, notes: list[str], *, ordered: bo
     return resolved
 
 
-def _default_notes(found: Mapping[str, Any]) -> list[str]:
+def _default_notes(found: JsonObject) -> list[str]:
     """Return a line on values of the schedule that are Levanter's defaults.
 
     A configuration that was cut short ends anywhere, and is YAML nevertheless.
@@ -148,7 +151,7 @@ def _default_notes(found: Mapping[str, Any]) -> list[str]:
     return [f"{', '.join(left)}: Levanter's defaults, as the configuration has no value"] if left else []
 
 
-def _with_products(trainer: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+def _with_products(trainer: dict[str, ForeignValue], notes: list[str]) -> dict[str, JsonValue]:
     """Return the section with Levanter's precision of products.
 
     Where no key chooses a precision, the result has jax's default and ``notes`` gets a line.
@@ -164,7 +167,7 @@ def _with_products(trainer: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     return {**trainer, "matmul_precision": levanter_products(trainer)}
 
 
-def _schedule_notes(resolved: dict[str, Any]) -> list[str]:
+def _schedule_notes(resolved: dict[str, ForeignValue]) -> list[str]:
     """Return a line on the schedule's rules if other rules give other rates.
 
     The rules are those of the learning-rate schedule; the settings are the same.
@@ -189,7 +192,7 @@ def _schedule_notes(resolved: dict[str, Any]) -> list[str]:
     return notes
 
 
-def _left_out(name: str, item: Any) -> list[str]:
+def _left_out(name: str, item: object) -> list[str]:
     """Return the lines about a field that is left out.
 
     Raises:
@@ -203,14 +206,14 @@ def _left_out(name: str, item: Any) -> list[str]:
         raise ConversionError(str(error)) from None
 
 
-def _is_neutral(name: str, item: Any) -> bool:
+def _is_neutral(name: str, item: object) -> bool:
     try:
         return not item or (levanter_fields.covers(name) and not list(levanter_fields.left_out(name, item)))
     except ConfigError:
         return False
 
 
-def _unknown(name: str, item: Any) -> list[str]:
+def _unknown(name: str, item: object) -> list[str]:
     """Return the line about a field of a release that is unknown here.
 
     Raises:
@@ -224,7 +227,7 @@ def _unknown(name: str, item: Any) -> list[str]:
     return [f"{name} is unknown here, and is not set"]
 
 
-def _without_unknown(mapping: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+def _without_unknown(mapping: dict[str, JsonValue], notes: list[str]) -> dict[str, JsonValue]:
     while True:
         try:
             loaded = from_mapping(mapping)
@@ -241,7 +244,7 @@ def _without_unknown(mapping: dict[str, Any], notes: list[str]) -> dict[str, Any
         return resolved
 
 
-def _remove(mapping: dict[str, Any], name: str) -> Any:
+def _remove(mapping: dict[str, ForeignValue], name: str) -> object:
     """Remove a field, given by its dotted name, and return its value.
 
     Mappings on the way to it are copied.
@@ -255,7 +258,7 @@ def _remove(mapping: dict[str, Any], name: str) -> Any:
     return _remove(mapping[first], rest)
 
 
-def _has(mapping: dict[str, Any], name: str) -> bool:
+def _has(mapping: dict[str, JsonValue], name: str) -> bool:
     first, _, rest = name.partition(".")
     inner = mapping.get(first)
     return first in mapping and (not rest or (isinstance(inner, dict) and _has(inner, rest)))

@@ -11,8 +11,8 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from midstream_core.json_types import JsonValue
 from midstream_core.object_store.urls import in_bucket
 from midstream_engine.config.trainer import TrainerConfig
 from midstream_engine.data import threefry
@@ -20,6 +20,7 @@ from midstream_engine.data.errors import DataError
 from midstream_engine.data.levanter_cache import INDEX, LevanterCache, open_cache
 from midstream_engine.data.levanter_order import PERMUTATIONS
 from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.foreign_values import ForeignConfig, ForeignValue
 
 # Defaults of Levanter's code.
 _CACHE_DIR, _BLOCK = "cache/", 2048
@@ -41,11 +42,11 @@ class Data:
     """
 
     caches: dict[str, LevanterCache]
-    order: dict[str, Any]
+    order: dict[str, ForeignValue]
     eos: int | None
 
 
-def names_data(found: Mapping[str, Any]) -> bool:
+def names_data(found: ForeignConfig) -> bool:
     """Return whether a configuration names its data."""
     data = found.get("data") or {}
     texts = ("components", "configs", "train_urls", "id")
@@ -57,7 +58,7 @@ def names_data(found: Mapping[str, Any]) -> bool:
 
 
 def read_data(
-    found: Mapping[str, Any], near: Sequence[str], given: Sequence[str], trainer: TrainerConfig, seed: int
+    found: ForeignConfig, near: Sequence[str], given: Sequence[str], trainer: TrainerConfig, seed: int
 ) -> Data:
     """Open the data of the configuration ``found``.
 
@@ -99,7 +100,9 @@ def read_data(
     return Data(caches, order, _eos(data, list(caches.values()), near))
 
 
-def _stages(weights: Any, datasets: Mapping[str, Any], trainer: TrainerConfig) -> list[tuple[int, dict[str, float]]]:
+def _stages(
+    weights: ForeignValue, datasets: ForeignConfig, trainer: TrainerConfig
+) -> list[tuple[int, dict[str, float]]]:
     """Return first sample and weights of each stage. Levanter counts in updates."""
     if isinstance(weights, list):
         batches = trainer.batch_schedule()
@@ -110,7 +113,9 @@ def _stages(weights: Any, datasets: Mapping[str, Any], trainer: TrainerConfig) -
     return [(0, {str(key): float(one) for key, one in held.items()})]
 
 
-def _mixture(names: Sequence[str], stages: Sequence[tuple[int, dict[str, float]]], block: int) -> dict[str, Any]:
+def _mixture(
+    names: Sequence[str], stages: Sequence[tuple[int, dict[str, float]]], block: int
+) -> dict[str, ForeignValue]:
     if not 0 < block < 1 << 16 or any(start % block for start, _ in stages) or not stages or stages[0][0]:
         raise ConversionError(
             f"data.train_weights: each stage has to begin with a block of {block} sequences, the first of them at 0; "
@@ -120,7 +125,7 @@ def _mixture(names: Sequence[str], stages: Sequence[tuple[int, dict[str, float]]
     return {"names": list(names), "stages": kept, "block": block}
 
 
-def _shuffle(data: Mapping[str, Any], new: bool) -> dict[str, Any]:
+def _shuffle(data: ForeignConfig, new: bool) -> dict[str, JsonValue]:
     given = data.get("shuffle", _BLOCKS if new else False)
     kind = data.get("permutation_type") or ("feistel" if new else "linear")
     if isinstance(given, Mapping):
@@ -139,7 +144,7 @@ def _shuffle(data: Mapping[str, Any], new: bool) -> dict[str, Any]:
     return shuffle
 
 
-def _check_dataset(name: str, dataset: Mapping[str, Any], new: bool) -> None:
+def _check_dataset(name: str, dataset: ForeignConfig, new: bool) -> None:
     where = f"data.{'components' if new else 'configs'}.{name}" if name else "data"
     kind = dataset.get("format") or {}
     kind = kind.get("type", "text") if isinstance(kind, Mapping) else kind
@@ -147,7 +152,7 @@ def _check_dataset(name: str, dataset: Mapping[str, Any], new: bool) -> None:
         raise ConversionError(f"{where}: text in a token cache, not packed, is carried over alone; use --without-data")
 
 
-def _place(name: str, dataset: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+def _place(name: str, dataset: ForeignConfig, data: ForeignConfig) -> str:
     """Return the folder of a dataset's cache by Levanter's rule."""
     own = dataset.get("cache_dir")
     return str(own) if own else os.path.join(str(data.get("cache_dir") or _CACHE_DIR), name)
@@ -165,7 +170,7 @@ def _resolved(place: str, near: Sequence[str]) -> str:
     )
 
 
-def _eos(data: Mapping[str, Any], caches: Sequence[LevanterCache], near: Sequence[str]) -> int | None:
+def _eos(data: ForeignConfig, caches: Sequence[LevanterCache], near: Sequence[str]) -> int | None:
     """Return the id at which attention is blocked; None if it is not."""
     if data.get("block_cross_document_attention", True) is False or data.get("tokenizer") == "passthrough":
         return None

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from midstream_engine.checkpoint.array_names import LogicalArray
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.foreign_run import constant
+from midstream_engine.interop.foreign_values import ForeignConfig
 from midstream_engine.interop.imported_array import ImportedArray
 from midstream_engine.interop.levanter.arrays import Stored
 from midstream_engine.optim import update_clipping
@@ -103,7 +103,7 @@ def _of_rate(name: str) -> bool:
     return name.startswith(_RATE_COUNTS)
 
 
-def never_skips(optimizer: Mapping[str, Any]) -> bool:
+def never_skips(optimizer: ForeignConfig) -> bool:
     """Return whether Levanter's SkipStep has a window of one update.
 
     Levanter makes such a window of ``skip_bad_steps: true``.

@@ -7,17 +7,19 @@ learning rate is; the mean of their squares stays bfloat16. marin-levanter 0.2 r
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import numpy as np
 
 from midstream_core.precision import Precision
 from midstream_engine.config.optimizer import NU_DTYPES
 from midstream_engine.interop.exact_numbers import common_dtype
+from midstream_engine.interop.foreign_values import ForeignValue
 from midstream_engine.interop.levanter.arrays import Stored
 
 
-def apply_stored_types(mapping: dict[str, Any], found: dict[str, Stored], place: str, notes: list[str]) -> None:
+def apply_stored_types(
+    mapping: dict[str, ForeignValue], found: dict[str, Stored], place: str, notes: list[str]
+) -> None:
     """Set types of parameters and Adam's moments in ``mapping`` to the arrays' types.
 
     The moments of other optimizers are float32 here.

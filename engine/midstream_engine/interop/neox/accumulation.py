@@ -19,11 +19,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from midstream_core.json_types import JsonObject
 from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.foreign_values import TorchState, TorchValue
 from midstream_engine.interop.neox.revision import text_in
 
 _SUMMED, _REPEATED, _MEAN = (0, 16, 0), (0, 18, 3), (0, 19, 3)  # first versions of each kind
@@ -45,7 +46,7 @@ class GradientScale:
             return numbers
         return np.divide(numbers, self.factor**power, dtype=numbers.dtype)
 
-    def correct(self, optimizer: dict[str, Any], notes: list[str]) -> None:
+    def correct(self, optimizer: dict[str, TorchValue], notes: list[str]) -> None:
         """Change ``optimizer:`` of our configuration for mean gradients, and add a note."""
         if self.factor == 1:
             return
@@ -59,7 +60,7 @@ class GradientScale:
         )
 
 
-def gradient_scale(state: Mapping[str, Any], settings: Mapping[str, Any], stages: int, directory: str) -> GradientScale:
+def gradient_scale(state: TorchState, settings: JsonObject, stages: int, directory: str) -> GradientScale:
     """Return the scale of a checkpoint's gradients.
 
     Args:
@@ -95,7 +96,7 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in found.groups()) if found else (0, 0, 0)
 
 
-def _micro_batches(state: Mapping[str, Any], settings: Mapping[str, Any]) -> int | None:
+def _micro_batches(state: TorchState, settings: TorchState) -> int | None:
     """Return the micro-batches of an update of one rank."""
     config = state.get("ds_config")
     given = config if isinstance(config, Mapping) else {}

@@ -9,18 +9,18 @@ Missing names have NeoX's defaults. Shapes are those of the tensors, not of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from midstream_core.json_types import JsonObject
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.model import LlamaConfig, LmConfig, NeoxConfig
 from midstream_engine.config.rope import DefaultRopeConfig
 from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.foreign_values import TorchState, TorchValue
 from midstream_engine.interop.neox.revision import BLOCKED, OUTSIDE, Heads, Revision
 
 # NeoX's defaults of what is read here.
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, TorchValue] = {
     "norm": "layernorm", "layernorm_epsilon": 1e-5, "rms_norm_epsilon": 1e-8, "rmsnorm_fusion": False,
     "pos_emb": "learned", "no_weight_tying": False, "rotary_pct": 1.0, "rotary_emb_base": 10000, "activation": "gelu",
     "bias_gelu_fusion": False, "gpt_j_residual": False, "use_bias_in_attn_linear": True, "use_bias_in_mlp": True,
@@ -63,14 +63,14 @@ class Shapes:
 class Settings:
     """The stored configuration with NeoX's defaults."""
 
-    def __init__(self, found: Mapping[str, Any]) -> None:
+    def __init__(self, found: JsonObject) -> None:
         self.found = dict(found)
 
-    def get(self, name: str) -> Any:
+    def get(self, name: str) -> TorchValue:
         """Return a value, or NeoX's default."""
         return self.found.get(name, DEFAULTS.get(name))
 
-    def must(self, name: str) -> Any:
+    def must(self, name: str) -> TorchValue:
         """Return a value.
 
         Raises:
@@ -106,7 +106,7 @@ def model_of(
         )
     heads = int(settings.must("num_attention_heads"))
     groups = int(get("num_kv_heads") or heads)
-    common: dict[str, Any] = {
+    common: dict[str, TorchValue] = {
         "seq_len": int(settings.must("seq_length")), "hidden_dim": shapes.hidden, "num_layers": shapes.layers,
         "num_heads": heads, "initializer_range": float(get("init_method_std")), "pad_vocab_to_multiple": shapes.vocab,
         "tie_word_embeddings": not shapes.head, "rope": DefaultRopeConfig(float(get("rotary_emb_base"))),
@@ -155,11 +155,11 @@ def model_of(
 
 def optimizer_of(
     settings: Settings,
-    schedule: Mapping[str, Any] | None,
-    groups: list[dict[str, Any]],
+    schedule: TorchState | None,
+    groups: list[dict[str, TorchValue]],
     clipping: float | None,
     notes: list[str],
-) -> tuple[dict[str, Any], int]:
+) -> tuple[dict[str, TorchValue], int]:
     """Return ``optimizer:`` of our configuration and the updates of the complete run.
 
     Args:
@@ -244,7 +244,7 @@ def precision_of(settings: Settings, notes: list[str]) -> str:
     return "f32" if precision == "fp32" else "p=f32,c=bfloat16"
 
 
-def _check_attention(found: Any) -> None:
+def _check_attention(found: TorchValue) -> None:
     """Check for ``[[["global"], 12]]``: dense attention in all layers, any kernel."""
     kinds = {kind for entry in found or [] for kind in (entry[0] if isinstance(entry, list) else [entry])}
     strange = sorted(str(kind) for kind in kinds - {"global", "flash"})

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from midstream_core.json_types import JsonObject, JsonValue
 from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.foreign_values import TorchState, TorchValue
 
 CARRIED, CHECKED, ELSEWHERE, NO_EFFECT = "carried over", "only this value", "set elsewhere", "no effect"
 
@@ -27,9 +28,9 @@ class Argument:
 
     treatment: str
     about: str
-    accepted: tuple[Any, ...] = ()
+    accepted: tuple[JsonValue, ...] = ()
 
-    def accepts(self, value: Any) -> bool:
+    def accepts(self, value: object) -> bool:
         """Return whether a value can be imported.
 
         A section with ``enabled: false`` is one that is not there.
@@ -100,7 +101,7 @@ _CARRIED = {
 
 _OFF = (None,)
 _OBJECTIVE, _DATA, _MODEL = "another objective", "other data", "another model"
-_CHECKED: dict[str, dict[str, tuple[Any, ...]]] = {
+_CHECKED: dict[str, dict[str, tuple[JsonValue, ...]]] = {
     _OBJECTIVE: {
         "train_impl": ("normal", None),
         "eod_mask_loss": _OFF,
@@ -223,7 +224,7 @@ ADAM: dict[str, Argument] = {
 }  # fmt: skip
 
 
-def check_arguments(found: Mapping[str, Any], unset: Mapping[str, Any], notes: list[str]) -> None:
+def check_arguments(found: TorchState, unset: JsonObject, notes: list[str]) -> None:
     """Check that the configuration trains what can be imported; add notes.
 
     Notes name what is set elsewhere here, or unknown.
@@ -264,13 +265,13 @@ def check_arguments(found: Mapping[str, Any], unset: Mapping[str, Any], notes: l
         )
 
 
-def with_extra(found: Mapping[str, Any]) -> dict[str, Any]:
+def with_extra(found: JsonObject) -> dict[str, TorchValue]:
     """Return the settings with those of ``deepspeed_extra_args``."""
     extra = found.get("deepspeed_extra_args")
     return {**(extra if isinstance(extra, Mapping) else {}), **found}
 
 
-def _refusal(name: str, value: Any, argument: Argument) -> str:
+def _refusal(name: str, value: object, argument: Argument) -> str:
     shown = " or ".join(repr(one) for one in argument.accepted if one is not None) or "an unset one"
     if argument.accepted == _OFF and isinstance(value, (bool, int, float)):
         shown = repr(type(value)())

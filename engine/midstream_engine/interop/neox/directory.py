@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
-from typing import Any
 
 import yaml
 
+from midstream_core.json_types import JsonValue
 from midstream_core.latest_file import named_folder
 from midstream_core.yaml_includes import YamlError, compose_text
 from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.foreign_values import TorchValue
 
 _MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 _LAYER = re.compile(r"layer_(\d+)(?:-model_(\d+))?-model_states\.pt")
@@ -50,7 +51,7 @@ class Files:
         """Return every file, by path."""
         return sorted([*self.models.values(), *self.layers.values(), *self.optimizers.values()])
 
-    def stamp(self) -> list[Any]:
+    def stamp(self) -> list[TorchValue]:
         """Return sizes and times of the files, which identify the state of the source."""
         stats = [(os.path.relpath(path, self.directory), os.stat(path)) for path in self.all()]
         return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
@@ -127,7 +128,7 @@ def _check_complete(files: Files) -> None:
         raise ConversionError(f"{files.directory}: {len(missing)} files are missing: {', '.join(missing[:6])}")
 
 
-def read_configs(directory: str) -> dict[str, Any]:
+def read_configs(directory: str) -> dict[str, TorchValue]:
     """Return the run's configuration: all ``configs/*.yml`` merged.
 
     NeoX's names are in their underscore form.
@@ -143,7 +144,7 @@ def read_configs(directory: str) -> dict[str, Any]:
     )
     if not names:
         raise ConversionError(f"{folder}: the configuration that NeoX stores with a checkpoint (*.yml) is missing")
-    merged: dict[str, Any] = {}
+    merged: dict[str, JsonValue] = {}
     for name in names:
         path = os.path.join(folder, name)
         try:

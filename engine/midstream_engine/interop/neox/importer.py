@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 
+from midstream_core.json_types import JsonValue
 from midstream_engine.checkpoint.array_names import LogicalArray
 from midstream_engine.checkpoint.boxes import full_box
 from midstream_engine.config.load import from_mapping
@@ -23,6 +23,7 @@ from midstream_engine.data.neox_dataset import import_neox
 from midstream_engine.interop.calls import Tensor
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.foreign_run import ForeignRun, constant, encoded_model, state_arrays
+from midstream_engine.interop.foreign_values import TorchValue
 from midstream_engine.interop.huggingface.names import Rule as Form
 from midstream_engine.interop.imported_array import ImportedArray, Piece
 from midstream_engine.interop.neox.accumulation import GradientScale, gradient_scale
@@ -130,7 +131,7 @@ def open_neox(path: str, choices: Choices = AS_FOUND) -> ForeignRun:
                    tokenizer)  # fmt: skip
 
 
-def _data(settings: Settings, batch: int) -> dict[str, Any]:
+def _data(settings: Settings, batch: int) -> dict[str, TorchValue]:
     """Return the description of the run's data."""
     paths = settings.get("train_data_paths") or ([settings.get("data_path")] if settings.get("data_path") else [])
     return {
@@ -160,7 +161,9 @@ def _tokenizer(settings: Settings, near: Sequence[str], notes: list[str]) -> dic
     return found
 
 
-def _link_data(about: dict[str, Any], tokenizer: str, files: dict[str, str], place: str, given: Sequence[str]) -> str:
+def _link_data(
+    about: dict[str, TorchValue], tokenizer: str, files: dict[str, str], place: str, given: Sequence[str]
+) -> str:
     """Link the run's datasets under ``place``; return their directory."""
     paths = list(given) or about["paths"]
     if not paths:
@@ -208,7 +211,7 @@ def _global_batch(found: Read, settings: Settings) -> int:
     return made
 
 
-def _check_decay(found: Read, optimizer: dict[str, Any]) -> None:
+def _check_decay(found: Read, optimizer: dict[str, JsonValue]) -> None:
     wanted = optimizer["weight_decay"]
     for key, decay in found.decays.items():
         plain = key[1].endswith(".bias") or "norm" in key[1]

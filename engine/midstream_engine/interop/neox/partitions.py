@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from midstream_engine.interop.calls import Record, Tensor
 from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.foreign_values import TorchState, TorchValue
 
 LEGACY = "DeeperSpeed 1.0"
 _SUB_PARTITIONS = "local_sub_partitions_of_fp32_groups"
@@ -74,13 +74,13 @@ class Masters:
 
     rows: dict[str, dict[str, Row]] = field(default_factory=dict)
     steps: set[int] = field(default_factory=set)
-    groups: list[dict[str, Any]] = field(default_factory=list)  # hyper-parameters
+    groups: list[dict[str, TorchValue]] = field(default_factory=list)  # hyper-parameters
     decays: dict[str, float] = field(default_factory=dict)
     clipping: set[float] = field(default_factory=set)  # the norm that DeepSpeed clipped gradients to; 0: it did not
     writer: str = ""
 
 
-def from_partitions(name: str, model: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> Masters:
+def from_partitions(name: str, model: TorchState, files: Sequence[TorchState]) -> Masters:
     """Read one model-parallel rank's state from its optimizer files.
 
     ``files``: those of its data-parallel ranks, in order.
@@ -116,14 +116,14 @@ def from_partitions(name: str, model: Mapping[str, Any], files: Sequence[Mapping
     return masters
 
 
-def is_legacy(file: Any) -> bool:
+def is_legacy(file: TorchValue) -> bool:
     """Whether DeeperSpeed 1.0 (DeepSpeed 0.3.15) wrote an optimizer file."""
     state = file.get("optimizer_state_dict") if isinstance(file, Mapping) else None
     return isinstance(state, Mapping) and _SUB_PARTITIONS in state
 
 
 def from_sub_partitions(
-    name: str, files: Sequence[Mapping[str, Any]], order: Sequence[Mapping[str, tuple[int, ...]]]
+    name: str, files: Sequence[TorchState], order: Sequence[Mapping[str, tuple[int, ...]]]
 ) -> Masters:
     """Read DeeperSpeed 1.0's ZeRO 1.
 
@@ -153,7 +153,7 @@ def from_sub_partitions(
     return masters
 
 
-def _sub_partitions(name: str, state: Mapping[str, Any], group: int) -> list[dict[str, Any]]:
+def _sub_partitions(name: str, state: TorchState, group: int) -> list[dict[str, TorchValue]]:
     """A rank's parts of a group, one an interval: masters and moments."""
     base, parts = state["base_optimizer_state"], state[_SUB_PARTITIONS][group]
     numbers = base["param_groups"][group]["params"]
@@ -163,7 +163,7 @@ def _sub_partitions(name: str, state: Mapping[str, Any], group: int) -> list[dic
     return [{**one, "fp32": part} for one, part in zip(moments, parts, strict=True)]
 
 
-def _checked(name: str, state: Mapping[str, Any]) -> Any:
+def _checked(name: str, state: TorchState) -> TorchValue:
     """The inner optimizer's state, where stage and kind are read here."""
     stage = _number(state.get("zero_stage", 1))
     if stage >= 2:
@@ -174,9 +174,7 @@ def _checked(name: str, state: Mapping[str, Any]) -> Any:
     return base
 
 
-def from_flat_groups(
-    name: str, optimizer: Mapping[str, Any], order: Sequence[Mapping[str, tuple[int, ...]]]
-) -> Masters:
+def from_flat_groups(name: str, optimizer: TorchState, order: Sequence[Mapping[str, tuple[int, ...]]]) -> Masters:
     """Read FP16_Optimizer (ZeRO 0): ``fp32_groups_flat``, one row a group.
 
     ``order``: each group's parameters in order.
@@ -198,7 +196,7 @@ def from_flat_groups(
 
 def from_parameters(
     name: str,
-    optimizer: Mapping[str, Any],
+    optimizer: TorchState,
     order: Sequence[Mapping[str, tuple[int, ...]]],
     module: Mapping[str, Tensor],
 ) -> Masters:
@@ -230,7 +228,7 @@ def from_parameters(
     return masters
 
 
-def _state(name: str, file: Mapping[str, Any]) -> Mapping[str, Any]:
+def _state(name: str, file: TorchState) -> TorchState:
     state = file.get("optimizer_state_dict") if isinstance(file, Mapping) else None
     if not isinstance(state, Mapping):
         raise ConversionError(f"{name}: no optimizer_state_dict in it")
@@ -239,7 +237,7 @@ def _state(name: str, file: Mapping[str, Any]) -> Mapping[str, Any]:
     return state
 
 
-def _moment(name: str, state: Mapping[str, Any], group: int, kind: str) -> Tensor:
+def _moment(name: str, state: TorchState, group: int, kind: str) -> Tensor:
     held = state["base_optimizer_state"].get("state", {}).get(group)
     tensor = held.get(kind) if isinstance(held, Mapping) else None
     if not isinstance(tensor, Tensor):
@@ -247,7 +245,7 @@ def _moment(name: str, state: Mapping[str, Any], group: int, kind: str) -> Tenso
     return tensor
 
 
-def _cut(name: str, masters: Masters, kind: str, named: Mapping[str, Sequence[int]], row: Sequence[Any]) -> None:
+def _cut(name: str, masters: Masters, kind: str, named: Mapping[str, Sequence[int]], row: Sequence[TorchValue]) -> None:
     """Cut a row, stored in consecutive tensors, into parameters.
 
     The rest at its end has to be zeros.
@@ -277,7 +275,7 @@ def _cut(name: str, masters: Masters, kind: str, named: Mapping[str, Sequence[in
 
 
 def _check_slices(
-    name: str, state: Mapping[str, Any], group: int, named: Mapping[str, Sequence[int]], sizes: Sequence[int], rank: int
+    name: str, state: TorchState, group: int, named: Mapping[str, Sequence[int]], sizes: Sequence[int], rank: int
 ) -> None:
     """Check that DeepSpeed's own record of a rank's row agrees, where there is one.
 
@@ -303,7 +301,7 @@ def _check_slices(
         )
 
 
-def _fragment(value: Any) -> tuple[int, int]:
+def _fragment(value: object) -> tuple[int, int]:
     held = value.state if isinstance(value, Record) else None
     if isinstance(held, Mapping) and {"numel", "start"} <= held.keys():
         return int(held["numel"]), int(held["start"])
@@ -312,7 +310,7 @@ def _fragment(value: Any) -> tuple[int, int]:
     raise ConversionError("param_slice_mappings: not in a form that is known")
 
 
-def _note_group(masters: Masters, base: Mapping[str, Any], group: int, named: Mapping[str, Any]) -> None:
+def _note_group(masters: Masters, base: TorchState, group: int, named: TorchState) -> None:
     groups = base.get("param_groups") or []
     held = base.get("state", {}).get(group, {})
     _note_step(masters, held.get("step") if isinstance(held, Mapping) else None)
@@ -324,27 +322,27 @@ def _note_group(masters: Masters, base: Mapping[str, Any], group: int, named: Ma
             masters.decays[parameter] = float(groups[group].get("weight_decay", 0.0))
 
 
-def _note_clipping(masters: Masters, states: Iterable[Mapping[str, Any]]) -> None:
+def _note_clipping(masters: Masters, states: Iterable[TorchState]) -> None:
     masters.clipping |= {
         float(state["clip_grad"]) for state in states if isinstance(state.get("clip_grad"), int | float)
     }
 
 
-def _note_step(masters: Masters, step: Any) -> None:
+def _note_step(masters: Masters, step: TorchValue) -> None:
     if isinstance(step, Tensor):
         step = float(step.stretch(0, 1)[0])
     if step is not None:
         masters.steps.add(int(step))
 
 
-def _number(value: Any) -> int:
+def _number(value: TorchValue) -> int:
     """A stage: a number, or the enumeration that DeepSpeed has for it."""
     if isinstance(value, Record):
         value = value.arguments[0]
     return int(value)
 
 
-def _size(tensor: Any) -> int:
+def _size(tensor: object) -> int:
     if not isinstance(tensor, Tensor):
         raise ConversionError("a row of the optimizer is no tensor")
     return tensor.size

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
+from midstream_core.json_types import JsonObject
 from midstream_engine.interop.archive import TorchFile
 from midstream_engine.interop.calls import Tensor
 from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.foreign_values import TorchState, TorchValue
 from midstream_engine.interop.neox import partitions
 from midstream_engine.interop.neox.directory import Files
 from midstream_engine.interop.neox.partitions import Masters
@@ -25,10 +26,10 @@ class Read:
     """
 
     files: Files
-    state: dict[str, Any]
+    state: dict[str, TorchValue]
     parameters: dict[Key, Parameter] = field(default_factory=dict)
     steps: set[int] = field(default_factory=set)
-    groups: list[dict[str, Any]] = field(default_factory=list)
+    groups: list[dict[str, TorchValue]] = field(default_factory=list)
     decays: dict[Key, float] = field(default_factory=dict)
     clips: set[float] = field(default_factory=set)
     writer: str = ""
@@ -107,13 +108,13 @@ def read(files: Files) -> Read:
     return found
 
 
-def _mapping(file: TorchFile) -> dict[str, Any]:
+def _mapping(file: TorchFile) -> dict[str, TorchValue]:
     if not isinstance(file.value, dict):
         raise ConversionError(f"{file.path}: no training state: it is a {type(file.value).__name__}")
     return file.value
 
 
-def _weights(found: Read, state: Mapping[str, Any], rank: int) -> dict[str, Tensor]:
+def _weights(found: Read, state: TorchState, rank: int) -> dict[str, Tensor]:
     """Return a model-parallel rank's parameters by optimizer name, in module order."""
     files = found.files
     if not files.pipeline:
@@ -141,7 +142,7 @@ def _weights(found: Read, state: Mapping[str, Any], rank: int) -> dict[str, Tens
     return weights
 
 
-def _stage_names(state: Mapping[str, Any]) -> dict[Key, str] | None:
+def _stage_names(state: TorchState) -> dict[Key, str] | None:
     """Return a pipeline stage's parameter names; None if only their order is known.
 
     The order is that in the files.
@@ -152,7 +153,7 @@ def _stage_names(state: Mapping[str, Any]) -> dict[Key, str] | None:
     return {key_of(name): name for group in shapes for name in group}
 
 
-def _counts(name: str, value: Any) -> bool:
+def _counts(name: str, value: object) -> bool:
     return isinstance(value, Tensor) and not CONSTANTS.fullmatch(name)
 
 
@@ -164,9 +165,7 @@ def _add_weight(found: Read, name: str, rank: int, weight: Tensor) -> None:
     parameter.weights[rank] = weight
 
 
-def _add_optimizers(
-    found: Read, states: Mapping[int, Mapping[str, Any]], names: Mapping[int, dict[str, Tensor]]
-) -> None:
+def _add_optimizers(found: Read, states: Mapping[int, JsonObject], names: Mapping[int, dict[str, Tensor]]) -> None:
     files = found.files
     for rank, state in states.items():
         masters = _masters(found, rank, state, names[rank])
@@ -190,7 +189,7 @@ def _add_optimizers(
             found.decays[key] = masters.decays.get(name, 0.0)
 
 
-def _masters(found: Read, rank: int, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Masters:
+def _masters(found: Read, rank: int, state: TorchState, weights: Mapping[str, Tensor]) -> Masters:
     files = found.files
     mine = [files.optimizers[key] for key in sorted(files.optimizers) if key[0] == rank]
     if mine:

@@ -16,9 +16,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from midstream_core.json_types import JsonObject
 from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.foreign_values import TorchState
 
 INTERLEAVED, BLOCKED = "interleaved", "blocked"
 OUTSIDE, INSIDE = "outside", "inside"
@@ -162,7 +163,7 @@ class Revision:
             notes.append(f"{what} {taken}, as {option} says" if given else f"{what} {taken}: {found}")
 
 
-def text_in(state: Mapping[str, Any], name: str) -> str:
+def text_in(state: TorchState, name: str) -> str:
     """Return a text of a file's state, or a number as YAML reads a commit of digits.
 
     Empty for anything else, which may take all memory to be shown.
@@ -171,7 +172,7 @@ def text_in(state: Mapping[str, Any], name: str) -> str:
     return str(value) if isinstance(value, str | int) else ""
 
 
-def revision_of(configs: Mapping[str, Any], tensors: Iterable[str], state: Mapping[str, Any]) -> Revision:
+def revision_of(configs: JsonObject, tensors: Iterable[str], state: TorchState) -> Revision:
     """Return what a checkpoint says of the NeoX that wrote it.
 
     Args:

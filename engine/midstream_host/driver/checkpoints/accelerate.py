@@ -6,8 +6,9 @@ A checkpoint is a directory with model, optimizer and random states.
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, Optional, cast
+from typing import Dict, List, Optional, cast
 
+from midstream_core.json_types import JsonValue, object_or_empty
 from midstream_host.driver.checkpoints import deepspeed
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
@@ -74,7 +75,7 @@ def saved_state(tree: CheckpointTree) -> SavedState:
         data_position="stored" if loader else "none",
         reshards=not engine,
         counted_name=None if counted is None else int(counted.group(1)),
-        advice=cast("List[Any]", advice),
+        advice=advice,
     )
 
 
@@ -84,12 +85,16 @@ def _optimizer_step(tree: CheckpointTree) -> Optional[int]:
         return None
     with tree.archive("optimizer.bin") as archive:
         value = tree.checked("optimizer.bin", archive.load)
-        states: Any = cast("Dict[Any, Any]", value).get("state") if isinstance(value, dict) else None
+        states: object = object_or_empty(value).get("state")
         if not isinstance(states, dict):
             return None
         steps: List[float] = []
-        for state in cast("Dict[Any, Any]", states).values():
-            number = archive.number(cast("Dict[Any, Any]", state).get("step")) if isinstance(state, dict) else None
+        for state in cast("Dict[JsonValue, JsonValue]", states).values():
+            number = (
+                archive.number(cast("Dict[JsonValue, JsonValue]", state).get("step"))
+                if isinstance(state, dict)
+                else None
+            )
             if number is not None:
                 steps.append(number)
     return int(max(steps)) if steps and 0 <= max(steps) < 1 << 53 else None

@@ -12,6 +12,7 @@ import stat
 from typing import Any, Callable, Dict, Iterator, List, Match, Optional, Pattern, Tuple, cast
 
 from midstream_core import records
+from midstream_core.json_types import JsonValue
 from midstream_core.safetensors_header import check_size
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError
 from midstream_host.formats.errors import FormatError
@@ -102,12 +103,12 @@ class CheckpointTree:
         """
         text = self.text(path)
         try:
-            value: Any = records.parse_json(text, path)
+            value: JsonValue = records.parse_json(text, path)
         except records.RecordError:
             raise IncompleteError("{} is partial: it is not JSON".format(path)) from None
         if not isinstance(value, dict):
             raise IncompleteError("{} is not a JSON object".format(path))
-        return cast("Dict[str, Any]", value)
+        return value
 
     def archive(self, path: str) -> TorchArchive:
         """Open a file of torch. Raises IncompleteError where it is missing or partial."""
@@ -117,13 +118,13 @@ class CheckpointTree:
         except (FormatError, records.RecordError) as error:
             raise IncompleteError("{} {}".format(path or self.name, error)) from None
 
-    def torch_value(self, path: str) -> Dict[Any, Any]:
+    def torch_value(self, path: str) -> Dict[JsonValue, JsonValue]:
         """The dict that a file of torch has, without tensors. Raises IncompleteError."""
         with self.archive(path) as archive:
             value = self.checked(path, archive.load)
         if not isinstance(value, dict):
             raise IncompleteError("{} has no dict".format(path or self.name))
-        return cast("Dict[Any, Any]", value)
+        return cast("Dict[JsonValue, JsonValue]", value)
 
     def check_file(self, path: str) -> None:
         """Raise IncompleteError if a torch or safetensors file is missing or partial."""
@@ -133,7 +134,7 @@ class CheckpointTree:
         else:
             self.archive(path).close()
 
-    def checked(self, path: str, read: Callable[[], Any]) -> Any:
+    def checked(self, path: str, read: Callable[[], object]) -> Any:
         """Return what ``read`` returns; its FormatError as IncompleteError."""
         try:
             return read()

@@ -6,7 +6,7 @@ FSDP2 under torchrun and torchtitan write this format.
 from __future__ import annotations
 
 import re
-from typing import Any, List, Optional, Sequence, cast
+from typing import List, Optional, Sequence
 
 from midstream_host.driver.checkpoints.checkpoint import SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
@@ -55,7 +55,7 @@ def saved_state(tree: CheckpointTree) -> SavedState:
         data_position="stored" if count(_LOADER) else "none",
         reshards=not alone,
         loader_ranks=_loader_ranks(names),
-        advice=cast("List[Any]", advice),
+        advice=advice,
     )
 
 

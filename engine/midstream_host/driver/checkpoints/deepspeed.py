@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from typing import Any, Dict, List, Optional, Set, Tuple, cast
+from typing import Dict, List, Optional, Set, Tuple
 
 from midstream_core import records
+from midstream_core.json_types import JsonValue, list_or_empty, object_or_empty
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
 from midstream_host.driver.checkpoints.rule import Rule
@@ -113,7 +114,7 @@ def saved_state(tree: CheckpointTree) -> SavedState:
         random_states=1 if random else 0,
         data_position="stored" if sampler else "none",
         reshards=False,
-        advice=cast("List[Any]", advice),
+        advice=advice,
     )
 
 
@@ -135,7 +136,7 @@ def _latest(directory: str) -> Optional[str]:
         raise IncompleteError("latest: {}".format(error)) from None
 
 
-def _ranks_of(state: Dict[Any, Any], name: str) -> Tuple[int, int]:
+def _ranks_of(state: Dict[JsonValue, JsonValue], name: str) -> Tuple[int, int]:
     """Data-parallel and model-parallel ranks, which the state has."""
     data, model = state.get("dp_world_size"), state.get("mp_world_size")
     if type(data) is not int or type(model) is not int or min(data, model) < 1 or data * model > _MOST_RANKS:
@@ -155,9 +156,11 @@ def _check_layers(tree: CheckpointTree, prefix: str, names: List[str], models: S
     parts = 1 + max((part for _, part in layers), default=0)
     needed: Set[int] = set()
     for rank in models:
-        groups: Any = tree.torch_value("{}mp_rank_{:02d}_model_states.pt".format(prefix, rank)).get("param_shapes")
-        for group in cast("List[Any]", groups) if isinstance(groups, list) else []:
-            for parameter in cast("Dict[Any, Any]", group) if isinstance(group, dict) else ():
+        groups: JsonValue = tree.torch_value("{}mp_rank_{:02d}_model_states.pt".format(prefix, rank)).get(
+            "param_shapes"
+        )
+        for group in list_or_empty(groups):
+            for parameter in object_or_empty(group):
                 head = str(parameter).split(".")[0]
                 if head.isdecimal():
                     needed.add(int(head))
@@ -168,7 +171,7 @@ def _check_layers(tree: CheckpointTree, prefix: str, names: List[str], models: S
                 raise IncompleteError("{}{} is missing, the weights of a layer".format(prefix, name))
 
 
-def _step(state: Dict[Any, Any]) -> Optional[int]:
+def _step(state: Dict[JsonValue, JsonValue]) -> Optional[int]:
     """Updates by the engine's own count. A tag may have any number: it is the user's."""
     step = state.get("global_steps")
     return step if type(step) is int and step >= 0 else None

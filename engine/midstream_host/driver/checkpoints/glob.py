@@ -8,6 +8,7 @@ import zipfile
 from typing import Any, Callable, Dict, List, Optional, Set, cast
 
 from midstream_core import records
+from midstream_core.json_types import JsonValue
 from midstream_host.driver.checkpoints.checkpoint import Checkpoint, IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import TEXT_LIMIT, CheckpointTree
 from midstream_host.driver.checkpoints.rule import Rule
@@ -92,7 +93,7 @@ def saved_state(tree: CheckpointTree) -> SavedState:
         random_states=int(any_of(_RANDOM)),
         data_position="stored" if any_of(_LOADER) else "none",
         reshards=False,
-        advice=cast("List[Any]", advice),
+        advice=advice,
     )
 
 
@@ -150,19 +151,19 @@ def _stored_step(tree: CheckpointTree) -> Optional[int]:
     return found.pop() if len(found) == 1 else None
 
 
-def _step_of(value: Any, number_of: Callable[[Any], Optional[float]]) -> Optional[int]:
+def _step_of(value: object, number_of: Callable[[Any], Optional[float]]) -> Optional[int]:
     for name in STEP_NAMES if isinstance(value, dict) else ():
-        step = step_of_number(number_of(cast("Dict[Any, Any]", value).get(name)))
+        step = step_of_number(number_of(cast("Dict[JsonValue, JsonValue]", value).get(name)))
         if step is not None:
             return step
     return None
 
 
-def _number(value: Any) -> Optional[float]:
+def _number(value: JsonValue) -> Optional[float]:
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _json_value(tree: CheckpointTree, path: str) -> Any:
+def _json_value(tree: CheckpointTree, path: str) -> JsonValue:
     """Return the value of a JSON file; None where it is another text, as a log."""
     try:
         return records.parse_json(tree.text(path), path)

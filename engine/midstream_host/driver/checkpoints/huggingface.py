@@ -8,6 +8,7 @@ import sys
 from typing import Any, Dict, List, Optional, cast
 
 from midstream_core import records
+from midstream_core.json_types import JsonValue, object_or_empty
 from midstream_core.restricted_pickle import Record
 from midstream_host.driver.checkpoints import deepspeed
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
@@ -99,7 +100,10 @@ def saved_state(tree: CheckpointTree) -> SavedState:
     )
 
 
-def _is_final(state: Dict[str, Any]) -> bool:
+TrainerState = Dict[str, Any]  # trainer_state.json
+
+
+def _is_final(state: TrainerState) -> bool:
     """Return whether the trainer had done all its steps.
 
     Resumed from such a checkpoint the trainer (5.24) does one more step, and may remove the checkpoint.
@@ -108,7 +112,7 @@ def _is_final(state: Dict[str, Any]) -> bool:
     return type(step) is int and type(last) is int and 0 < last <= step
 
 
-def _is_stream(state: Dict[str, Any]) -> bool:
+def _is_stream(state: TrainerState) -> bool:
     """Return whether the data have no length.
 
     The trainer then plans the largest number of epochs.
@@ -116,7 +120,7 @@ def _is_stream(state: Dict[str, Any]) -> bool:
     return state.get("num_train_epochs") == sys.maxsize
 
 
-def _is_later_pass(state: Dict[str, Any]) -> bool:
+def _is_later_pass(state: TrainerState) -> bool:
     """Return whether a stream is in its second or a later pass, by its epoch."""
     epoch = state.get("epoch")
     return _is_stream(state) and isinstance(epoch, (int, float)) and epoch >= 1
@@ -126,17 +130,17 @@ def _dispatches(tree: CheckpointTree) -> bool:
     """Return whether process 0 reads all batches (`dispatch_batches`)."""
     config = _argument(tree, "accelerator_config")
     settings: Any = config.state if type(config) is Record else config
-    return isinstance(settings, dict) and cast("Dict[Any, Any]", settings).get("dispatch_batches") is True
+    return isinstance(settings, dict) and cast("Dict[JsonValue, JsonValue]", settings).get("dispatch_batches") is True
 
 
-def _argument(tree: CheckpointTree, name: str) -> Any:
+def _argument(tree: CheckpointTree, name: str) -> object:
     """An argument of the training; None where it is not stored."""
     if not tree.has(ARGUMENTS):
         return None
     with tree.archive(ARGUMENTS) as archive:
         value = tree.checked(ARGUMENTS, archive.load)
     state: Any = value.state if type(value) is Record else None
-    return cast("Dict[Any, Any]", state).get(name) if isinstance(state, dict) else None
+    return object_or_empty(state).get(name)
 
 
 def _check_optimizer(tree: CheckpointTree) -> None:

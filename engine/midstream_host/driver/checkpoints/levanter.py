@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from typing import Any, List, Mapping, Optional, Sequence, cast
+from typing import List, Mapping, Optional, Sequence
 
 from midstream_core import records
 from midstream_host.driver.checkpoints.array_files import check_arrays
@@ -63,7 +63,7 @@ def saved_state(tree: CheckpointTree) -> SavedState:
         random_states=1,  # one key for all ranks
         data_position="recomputed",
         reshards=True,
-        advice=cast("List[Any]", advice),
+        advice=advice,
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from typing import Any, Dict, Iterable, List, Optional, cast
+from typing import Dict, Iterable, List, Optional
 
+from midstream_core.json_types import JsonObject, JsonValue, int_of, object_or_empty, optional_list, str_of
 from midstream_host.driver.checkpoints.array_files import check_arrays
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
@@ -46,8 +47,8 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
     described = tree.json(METADATA) if tree.has(METADATA) else {}
     if type(described.get("commit_timestamp_nsecs")) is not int and not tree.has(MARKER):
         raise IncompleteError("{} has no time of the commit".format(METADATA))
-    handlers: Any = described.get("item_handlers")
-    named = sorted(cast("Dict[str, Any]", handlers)) if isinstance(handlers, dict) else []
+    handlers = object_or_empty(described.get("item_handlers"))
+    named = sorted(handlers)
     for item in named:
         names = tree.below(item)
         if not names:
@@ -67,7 +68,7 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
     return None
 
 
-def _checked_item(tree: CheckpointTree, item: str, ranks: Optional[int]) -> Dict[str, Any]:
+def _checked_item(tree: CheckpointTree, item: str, ranks: Optional[int]) -> Dict[str, object]:
     """Check that a tree of arrays has its stores; return its metadata.
 
     Raises IncompleteError.
@@ -101,46 +102,45 @@ def _has_stores(names: Iterable[str]) -> bool:
     return any(posixpath.basename(name) in ("manifest.ocdbt", ".zarray", "zarr.json") for name in names)
 
 
-def _check_each_array(described: Dict[str, Any], prefix: str, names: Dict[str, int]) -> None:
+def _check_each_array(described: JsonObject, prefix: str, names: Dict[str, int]) -> None:
     """Check that each array of a tree has a folder of its own. Raises IncompleteError."""
-    leaves: Any = described.get("tree_metadata")
-    for leaf in cast("Dict[str, Any]", leaves).values() if isinstance(leaves, dict) else ():
-        keys = [str(key.get("key")) for key in leaf.get("key_metadata") or ()]
+    for leaf in map(object_or_empty, object_or_empty(described.get("tree_metadata")).values()):
+        keys = [str(object_or_empty(key).get("key")) for key in optional_list(leaf.get("key_metadata"))]
         folder = ".".join(keys)
-        if leaf.get("value_metadata", {}).get("value_type") not in _ARRAYS:
+        if object_or_empty(leaf.get("value_metadata", {})).get("value_type") not in _ARRAYS:
             continue
         if not any(posixpath.join(folder, name) in names for name in (".zarray", "zarr.json")):
             raise IncompleteError("{}{} is missing, an array that {}{} names".format(prefix, folder, prefix, TREE))
 
 
-def _is_split(shardings: Dict[str, Any]) -> bool:
+def _is_split(shardings: JsonObject) -> bool:
     """Return whether each device has another part of some array.
 
     In that case each process has written a part.
     """
     for text in shardings.values():
         try:
-            found: Any = json.loads(text)
+            sharding = object_or_empty(json.loads(str_of(text)))
         except (TypeError, ValueError):
             continue
-        if not isinstance(found, dict) or found.get("sharding_type") != "NamedSharding":
+        if sharding.get("sharding_type") != "NamedSharding":
             continue
-        sharding = cast("Dict[str, Any]", found)
-        spec = {axis for part in sharding.get("partition_spec") or () for axis in _axes(part)}
-        sizes = dict(zip(sharding.get("axis_names") or (), sharding.get("shape") or ()))
+        spec = {str(axis) for part in optional_list(sharding.get("partition_spec")) for axis in _axes(part)}
+        lengths = map(int_of, optional_list(sharding.get("shape")))
+        sizes = dict(zip(map(str_of, optional_list(sharding.get("axis_names"))), lengths))
         if any(size > 1 for size in sizes.values()) and all(axis in spec for axis in sizes if sizes[axis] > 1):
             return True
     return False
 
 
-def _axes(part: Any) -> List[Any]:
-    return cast("List[Any]", part) if isinstance(part, list) else [part]
+def _axes(part: JsonValue) -> List[JsonValue]:
+    return part if isinstance(part, list) else [part]
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
     """Describe a checkpoint, by the names of the arrays; see `Rule.saved_state`."""
     names = " ".join(
-        " ".join(cast("Any", tree.json(path).get("tree_metadata") or {}))
+        " ".join(object_or_empty(tree.json(path).get("tree_metadata")))
         for path in sorted(tree.sizes)
         if posixpath.basename(path) == TREE
     )
@@ -155,7 +155,7 @@ def saved_state(tree: CheckpointTree) -> SavedState:
         random_states=int(bool(re.search(r"\b(?:rng|prng|key)s?\b", names))),
         data_position="stored" if loader else "none",
         reshards=True,
-        advice=cast("List[Any]", advice),
+        advice=advice,
     )
 
 

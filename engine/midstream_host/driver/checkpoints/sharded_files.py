@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import posixpath
 import re
-from typing import Any, Dict, List, Optional, Set, cast
+from typing import Dict, List, Optional, Set, cast
 
+from midstream_core.json_types import JsonValue
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
 from midstream_host.driver.checkpoints.step_names import STEP_NAMES, step_of_number
@@ -38,10 +39,10 @@ def check_weights(tree: CheckpointTree) -> bool:
     indexed: Set[str] = set()
     for found in tree.match(_INDEX):
         index = found.group(0)
-        listed: Any = tree.json(index).get("weight_map")
+        listed: object = tree.json(index).get("weight_map")
         if not isinstance(listed, dict):
             raise IncompleteError("{} lists no files".format(index))
-        for name in sorted({str(value) for value in cast("Dict[str, Any]", listed).values()}):
+        for name in sorted({str(value) for value in cast("Dict[str, JsonValue]", listed).values()}):
             path = posixpath.join(posixpath.dirname(index), name)
             if path not in names:
                 raise IncompleteError("{} is missing, which {} lists".format(path[:200], index))

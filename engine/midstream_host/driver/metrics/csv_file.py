@@ -6,8 +6,9 @@ Lightning's CSVLogger writes the file again from its beginning for a new column.
 from __future__ import annotations
 
 import csv
-from typing import Any, Dict, List, cast
+from typing import Dict, List
 
+from midstream_core.json_types import JsonValue, list_or_empty
 from midstream_host.driver.metrics.parser import Parsed
 from midstream_host.driver.metrics.rows import Columns, Point
 from midstream_host.driver.metrics.text_lines import LineSplitter
@@ -28,15 +29,15 @@ class CsvParser:
         self._skip = 0  # data lines to leave out, which were read before the file was written again
 
     @property
-    def state(self) -> Any:
+    def state(self) -> JsonValue:
         """Header, numbers of lines, and state of the line splitter."""
         return [self._header, self._rows, self._skip, self._lines.state]
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: JsonValue) -> None:
         """Continue; see `Parser.restore`."""
-        parts = cast("List[Any]", state) if isinstance(state, list) else []
+        parts = list_or_empty(state)
         if len(parts) in (3, 4) and isinstance(parts[0], list) and type(parts[1]) is int and type(parts[2]) is int:
-            self._header = [str(name) for name in cast("List[Any]", parts[0])]
+            self._header = [str(name) for name in parts[0]]
             self._rows, self._skip = parts[1], parts[2]
             self._lines.restore(parts[3] if len(parts) == 4 else False)  # builds before 2026-11-29 have three
 
@@ -70,7 +71,7 @@ class CsvParser:
             if self._skip:
                 self._skip -= 1
                 continue
-            values: Dict[str, Any] = {name: cell for name, cell in zip(self._header, cells) if cell}
+            values: Dict[str, JsonValue] = {name: cell for name, cell in zip(self._header, cells) if cell}
             point = self._columns.point(values)
             if point is not None and point.values:
                 points.append(point)

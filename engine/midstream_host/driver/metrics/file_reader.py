@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import posixpath
-from typing import Any, BinaryIO, Callable, Dict, List, Mapping, Optional, Tuple, cast
+from typing import Any, BinaryIO, Callable, Dict, List, Mapping, Optional, Tuple
 
 from midstream_core import records
+from midstream_core.json_types import JsonValue, object_or_empty
 from midstream_host.driver.checkpoints.search import search
 from midstream_host.driver.metrics.parser import Parser
 from midstream_host.driver.metrics.rows import Columns, Point, PointMerger, Row, RowsOfPart
@@ -32,21 +33,22 @@ class _Followed:
     offset: int = 0
     head: str = ""  # hexadecimal: the first bytes
     tail: str = ""  # the bytes before the offset
-    parser: Any = None
+    parser: JsonValue = None
     open: Any = None  # the point that may get more values
 
     @classmethod
     def from_json(cls, value: Any) -> Optional[_Followed]:
         """Decode; None where it has another shape."""
-        fields = cast("Dict[str, Any]", value) if isinstance(value, dict) else {}
+        fields = object_or_empty(value)
         numbers = {name: fields.get(name) for name in ("part", "device", "inode", "offset")}
         texts = {name: fields.get(name) for name in ("head", "tail")}
-        if any(type(one) is not int or one < 0 for one in numbers.values()):
+        if any(type(number) is not int or number < 0 for number in numbers.values()):
             return None
-        if any(type(one) is not str for one in texts.values()):
+        if any(type(text) is not str for text in texts.values()):
             return None
         others = {name: fields.get(name) for name in ("parser", "open")}
-        return cls(**cast("Dict[str, Any]", {**numbers, **texts, **others}))
+        checked: Dict[str, Any] = {**numbers, **texts, **others}
+        return cls(**checked)
 
 
 class FileReader:
@@ -61,14 +63,14 @@ class FileReader:
     """
 
     def __init__(
-        self, make: Callable[[], Parser], directory: str, pattern: str, columns: Columns, state: Any = None
+        self, make: Callable[[], Parser], directory: str, pattern: str, columns: Columns, state: JsonValue = None
     ) -> None:
         self._make, self._directory, self._pattern, self._columns = make, directory, pattern, columns
         self._files: Dict[str, _Followed] = {}
         self._parts = 0
-        given: Mapping[str, Any] = cast("Dict[str, Any]", state) if isinstance(state, dict) else {}
-        files: Any = given.get("files")
-        for path, value in (cast("Dict[str, Any]", files) if isinstance(files, dict) else {}).items():
+        given: Mapping[str, object] = object_or_empty(state)
+        files: JsonValue = given.get("files")
+        for path, value in (object_or_empty(files)).items():
             followed = _Followed.from_json(value)
             if followed is not None:
                 self._files[path] = followed
@@ -78,7 +80,7 @@ class FileReader:
             self._parts = max(self._parts, parts)
 
     @property
-    def state(self) -> Dict[str, Any]:
+    def state(self) -> Dict[str, JsonValue]:
         """Where this reader is, as JSON: give it to the next one."""
         return {"parts": self._parts, "files": {path: dataclasses.asdict(file) for path, file in self._files.items()}}
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, cast
+from typing import List
 
+from midstream_core.json_types import JsonValue
 from midstream_host.driver.metrics.parser import IndependentLines, Parsed
 from midstream_host.driver.metrics.rows import Columns, Point
 
@@ -29,10 +30,10 @@ class JsonlParser(IndependentLines):
         lines, consumed, problem = self._lines.split(data)
         for line in lines:
             try:
-                value: Any = json.loads(line)
+                value: JsonValue = json.loads(line)
             except (ValueError, RecursionError):
                 continue
-            point = self._columns.point(cast("Dict[str, Any]", value)) if isinstance(value, dict) else None
+            point = self._columns.point(value) if isinstance(value, dict) else None
             if point is not None and point.values:
                 points.append(point)
             else:
@@ -42,13 +43,13 @@ class JsonlParser(IndependentLines):
         return Parsed(points, consumed, problem)
 
 
-def _other(value: Any, columns: Columns, *, single: bool) -> str:
+def _other(value: JsonValue, columns: Columns, *, single: bool) -> str:
     """Return what a line is that is no row.
 
     A single object may be the settings before the rows.
     """
     if isinstance(value, list):
         return 'its lines are arrays, and rows are read from objects ({"step": 1, "loss": 2.5})'
-    if isinstance(value, dict) and not single and columns.point(cast("Dict[str, Any]", value)) is None:
+    if isinstance(value, dict) and not single and columns.point(value) is None:
         return columns.without_step
     return ""

@@ -6,8 +6,9 @@ Each poll returns the rows that are new.
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, List, Mapping, Protocol, Tuple
+from typing import Callable, Dict, List, Mapping, Protocol, Tuple
 
+from midstream_core.json_types import JsonValue
 from midstream_host.driver.metrics import csv_file, jsonl, regex, tensorboard, trackio, trainer_state, wandb
 from midstream_host.driver.metrics.csv_file import CsvParser
 from midstream_host.driver.metrics.file_reader import FileReader
@@ -25,7 +26,7 @@ class MetricsReader(Protocol):
     """A reader; one of the same state continues where it was."""
 
     @property
-    def state(self) -> Dict[str, Any]:
+    def state(self) -> Dict[str, JsonValue]:
         """Where the reader is, as JSON."""
         ...
 
@@ -51,7 +52,7 @@ def open_reader(
     first_step: int = 0,
     names: Mapping[str, str] = {},
     expression: str = "",
-    state: Any = None,
+    state: JsonValue = None,
 ) -> MetricsReader:
     """Return the reader of that name.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Protocol
+from typing import List, NamedTuple, Protocol
 
+from midstream_core.json_types import JsonValue
 from midstream_host.driver.metrics.rows import Point
 from midstream_host.driver.metrics.text_lines import END_OF_LINE, LineSplitter
 
@@ -23,11 +24,11 @@ class Parser(Protocol):
     """A parser of one file; it is created again for each file and each new part of it."""
 
     @property
-    def state(self) -> Any:
+    def state(self) -> JsonValue:
         """State from which it continues later, as JSON."""
         ...
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: JsonValue) -> None:
         """Continue from a state; one of another shape starts from nothing."""
         ...
 
@@ -49,11 +50,11 @@ class IndependentParts:
     """Base of the parsers of independent lines or records, in files that only grow."""
 
     @property
-    def state(self) -> Any:
+    def state(self) -> JsonValue:
         """Nothing: reading continues after a complete part."""
         return None
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: JsonValue) -> None:
         """Nothing to restore."""
 
     def rewritten(self, data: bytes) -> bool:  # noqa: ARG002 (of `Parser`)
@@ -69,10 +70,10 @@ class IndependentLines(IndependentParts):
         self._lines = LineSplitter(end)
 
     @property
-    def state(self) -> Any:
+    def state(self) -> JsonValue:
         """Whether the next read begins within a line that is passed over."""
         return self._lines.state
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: JsonValue) -> None:
         """Continue; see `Parser.restore`."""
         self._lines.restore(state)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, cast
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from midstream_core.json_types import JsonValue, list_or_empty
 
 Row = Dict[str, Any]  # global_step, train/loss, optim/learning_rate, time, and what else the source has
 
@@ -66,7 +68,7 @@ class Columns:
         """Describe a source whose rows have no step."""
         return "its rows have no step ({}): metrics: {{names: {{step: NAME}}}}".format(", ".join(self.step_names))
 
-    def point(self, values: Mapping[str, Any]) -> Optional[Point]:
+    def point(self, values: Mapping[str, object]) -> Optional[Point]:
         """Return the point of a mapping's numbers; None where it has no step.
 
         The step is one of the mapping's values.
@@ -126,7 +128,7 @@ class RowsOfPart:
     modified: Optional[float] = None  # seconds, of the file when it was read; None where it is not known
 
 
-def number(value: Any) -> Optional[float]:
+def number(value: object) -> Optional[float]:
     """A number of JSON, or the text of one; None for anything else."""
     if isinstance(value, bool) or value is None:
         return None
@@ -143,7 +145,7 @@ def number(value: Any) -> Optional[float]:
     return None
 
 
-def integer(value: Any) -> Optional[int]:
+def integer(value: object) -> Optional[int]:
     """A number that a step may have; None for anything else."""
     found = number(value)
     if found is None or not math.isfinite(found) or found != int(found) or not 0 <= found < LARGEST_STEP:
@@ -151,7 +153,7 @@ def integer(value: Any) -> Optional[int]:
     return int(found)
 
 
-def moment(value: Any) -> Optional[float]:
+def moment(value: object) -> Optional[float]:
     """Return a time of day in seconds since 1970.
 
     It may be in seconds, milliseconds, microseconds or nanoseconds. None for another number: a column ``time`` may have
@@ -174,17 +176,17 @@ class PointMerger:
     Sources write loss and learning rate apart.
     """
 
-    def __init__(self, state: Any = None) -> None:
+    def __init__(self, state: JsonValue = None) -> None:
         """Continue with the point of ``state`` (see `state`), which was not complete."""
         self._open: Optional[Point] = None
-        parts = cast("List[Any]", state) if isinstance(state, list) else []
+        parts = list_or_empty(state)
         if len(parts) in (3, 4) and type(parts[0]) is int and isinstance(parts[2], dict):
-            numbers = {key: number(value) for key, value in cast("Dict[str, Any]", parts[2]).items()}
+            numbers = {key: number(value) for key, value in parts[2].items()}
             values = {key: value for key, value in numbers.items() if value is not None}
             self._open = Point(parts[0], number(parts[1]), values, parts[3:] == [True])
 
     @property
-    def state(self) -> Any:
+    def state(self) -> JsonValue:
         """The point that may get more values, as JSON."""
         return None if self._open is None else list(self._open)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, Dict, List, Optional
+from typing import Dict, List, Optional
 
+from midstream_core.json_types import JsonValue
 from midstream_host.driver.metrics.parser import IndependentParts, Parsed
 from midstream_host.driver.metrics.rows import LARGEST_STEP, NAME_LIMIT, Columns, Point
 from midstream_host.formats import protobuf
@@ -27,11 +28,11 @@ class TensorBoardParser(IndependentParts):
         self._left = 0  # bytes of a large record that are passed over
 
     @property
-    def state(self) -> Any:
+    def state(self) -> JsonValue:
         """Bytes that are passed over."""
         return self._left
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: JsonValue) -> None:
         """Continue; see `Parser.restore`."""
         self._left = state if type(state) is int and state >= 0 else 0
 

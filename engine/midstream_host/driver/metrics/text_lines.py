@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Any, List, NamedTuple
+from typing import List, NamedTuple
+
+from midstream_core.json_types import JsonValue
 
 LINE_LIMIT = 1 << 20  # bytes of a line that is read; a longer one is passed over
 END_OF_LINE = rb"\n"
 END_OF_PART = rb"[\r\n]"  # a progress bar overwrites its line for minutes before the line ends
 
 
-class Lines(NamedTuple):
+class TextLines(NamedTuple):
     """Complete lines of a read, without their ends.
 
     ``consumed``: bytes that are not read again. ``problem``: what was passed over.
@@ -34,11 +36,11 @@ class LineSplitter:
         """Whether the next read begins within a line that is passed over."""
         return self._passes
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: JsonValue) -> None:
         """Continue from a state; one of another shape starts from nothing."""
         self._passes = state is True
 
-    def split(self, data: bytes) -> Lines:
+    def split(self, data: bytes) -> TextLines:
         """Return the complete lines of ``data``.
 
         A line that is too long is passed over up to its end.
@@ -56,4 +58,4 @@ class LineSplitter:
             long = long or not self._passes
             self._passes, at = True, len(data)
         problem = "a line of more than {} bytes before it was passed over".format(LINE_LIMIT) if long else ""
-        return Lines(lines, at, problem)
+        return TextLines(lines, at, problem)

@@ -10,9 +10,10 @@ import posixpath
 import sqlite3
 import time
 import urllib.parse
-from typing import Any, Dict, List, Optional, Tuple, cast
+from typing import Any, Dict, List, Optional, Tuple
 
 from midstream_core import records
+from midstream_core.json_types import JsonValue, object_or_empty
 from midstream_host.driver.checkpoints.search import search
 from midstream_host.driver.metrics.rows import COUNTER, Columns, Point, PointMerger, RowsOfPart
 
@@ -29,15 +30,15 @@ class TrackioReader:
     Databases are opened for reading only.
     """
 
-    def __init__(self, directory: str, pattern: str, columns: Columns, state: Any = None) -> None:
+    def __init__(self, directory: str, pattern: str, columns: Columns, state: JsonValue = None) -> None:
         """Continue where ``state`` of an earlier reader was; see `FileReader`."""
         self._directory, self._pattern, self._columns = directory, pattern, columns
-        given = cast("Dict[str, Any]", state) if isinstance(state, dict) else {}
+        given = object_or_empty(state)
         self._last = _numbers(given.get("last"))  # by database: id of the last row
         self._parts = _numbers(given.get("parts"))  # by database, inode and run
 
     @property
-    def state(self) -> Dict[str, Any]:
+    def state(self) -> Dict[str, JsonValue]:
         """Where this reader is, as JSON."""
         return {"last": self._last, "parts": self._parts}
 
@@ -79,20 +80,20 @@ class TrackioReader:
             found.append(RowsOfPart(path, part, rows_of_run))
         return found
 
-    def _point(self, when: Any, step: Any, text: Any) -> Optional[Point]:
+    def _point(self, when: JsonValue, step: Any, text: JsonValue) -> Optional[Point]:
         try:
-            value: Any = json.loads(text) if isinstance(text, (str, bytes)) else None
+            value: JsonValue = json.loads(text) if isinstance(text, (str, bytes)) else None
         except (ValueError, RecursionError):
             return None
         if not isinstance(value, dict):
             return None
-        point = self._columns.point({COUNTER: step, **cast("Dict[str, Any]", value)})
+        point = self._columns.point({COUNTER: step, **value})
         if point is None or not point.values:
             return None
         return point if point.time is not None else point._replace(time=_seconds(when))
 
 
-def _query(path: str, after: int) -> List[Tuple[int, str, Any, Any, Any]]:
+def _query(path: str, after: int) -> List[Tuple[int, str, JsonValue, JsonValue, JsonValue]]:
     """Return the rows of ``metrics`` with a larger id than ``after``.
 
     Raises sqlite3.Error, also where it takes too long.
@@ -115,7 +116,7 @@ def _query(path: str, after: int) -> List[Tuple[int, str, Any, Any, Any]]:
         return [(number, str(run), *rest) for number, run, *rest in found if type(number) is int]
 
 
-def _seconds(when: Any) -> Optional[float]:
+def _seconds(when: JsonValue) -> Optional[float]:
     """Seconds of a time in ISO 8601; None where it is none."""
     if not isinstance(when, str):
         return None
@@ -126,7 +127,7 @@ def _seconds(when: Any) -> Optional[float]:
     return (found if found.tzinfo else found.replace(tzinfo=datetime.timezone.utc)).timestamp()
 
 
-def _numbers(value: Any) -> Dict[str, int]:
+def _numbers(value: JsonValue) -> Dict[str, int]:
     if not isinstance(value, dict):
         return {}
-    return {key: one for key, one in cast("Dict[str, Any]", value).items() if type(one) is int and one >= 0}
+    return {key: one for key, one in value.items() if type(one) is int and one >= 0}

@@ -6,9 +6,10 @@ import hashlib
 import json
 import os
 import posixpath
-from typing import Any, Dict, List, Optional, Tuple, cast
+from typing import Dict, List, Optional, Tuple
 
 from midstream_core import records
+from midstream_core.json_types import JsonValue, object_or_empty
 from midstream_host.driver.checkpoints.search import search
 from midstream_host.driver.metrics.rows import Columns, Point, PointMerger, RowsOfPart
 
@@ -24,10 +25,10 @@ class TrainerStateReader:
     run was continued from an older checkpoint.
     """
 
-    def __init__(self, directory: str, pattern: str, columns: Columns, state: Any = None) -> None:
+    def __init__(self, directory: str, pattern: str, columns: Columns, state: JsonValue = None) -> None:
         """Continue where ``state`` of an earlier reader was; see `FileReader`."""
         self._directory, self._pattern, self._columns = directory, pattern, columns
-        given = cast("Dict[str, Any]", state) if isinstance(state, dict) else {}
+        given = object_or_empty(state)
         part, count, digest = given.get("part"), given.get("count"), given.get("digest")
         self._part = part if type(part) is int else 0
         self._count = count if type(count) is int and count >= 0 else 0
@@ -35,7 +36,7 @@ class TrainerStateReader:
         self._seen: Optional[Tuple[str, int, int]] = None
 
     @property
-    def state(self) -> Dict[str, Any]:
+    def state(self) -> Dict[str, JsonValue]:
         """Where this reader is, as JSON."""
         return {"part": self._part, "count": self._count, "digest": self._digest}
 
@@ -53,18 +54,18 @@ class TrainerStateReader:
             return []
         path = newest[0]
         try:
-            value: Any = records.read_json(posixpath.join(self._directory, path), LARGEST)
+            value: JsonValue = records.read_json(posixpath.join(self._directory, path), LARGEST)
         except FileNotFoundError:
             return []
         except (OSError, records.RecordError) as error:
             return [RowsOfPart(path, self._part, [], str(error)[:400])]
-        history: Any = cast("Dict[str, Any]", value).get("log_history") if isinstance(value, dict) else None
+        history: JsonValue = object_or_empty(value).get("log_history")
         if not isinstance(history, list):
             return [RowsOfPart(path, self._part, [], "has no log_history")]
-        entries = [cast("Dict[str, Any]", entry) for entry in cast("List[Any]", history) if isinstance(entry, dict)]
+        entries = [entry for entry in history if isinstance(entry, dict)]
         return self._rows(newest, entries)
 
-    def _rows(self, newest: Tuple[str, int, int], entries: List[Dict[str, Any]]) -> List[RowsOfPart]:
+    def _rows(self, newest: Tuple[str, int, int], entries: List[Dict[str, JsonValue]]) -> List[RowsOfPart]:
         if not self._part or len(entries) < self._count or _digest(entries[: self._count]) != self._digest:
             self._part, self._count = self._part + 1, 0
         wanted = entries[self._count : self._count + MOST_ROWS]
@@ -99,7 +100,7 @@ class TrainerStateReader:
         return path, time, inode
 
 
-def _digest(entries: List[Dict[str, Any]]) -> str:
+def _digest(entries: List[Dict[str, JsonValue]]) -> str:
     found = hashlib.sha256()
     for entry in entries:
         found.update(json.dumps(entry, sort_keys=True).encode() + b"\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, List, Optional, Tuple
 
+from midstream_core.json_types import JsonValue
 from midstream_host.driver.metrics.parser import IndependentParts, Parsed
 from midstream_host.driver.metrics.rows import Columns, Point
 from midstream_host.formats import protobuf
@@ -38,9 +39,9 @@ class WandbParser(IndependentParts):
         return Parsed(points, consumed)
 
 
-def _history(record: bytes) -> Dict[str, Any]:
+def _history(record: bytes) -> Dict[str, JsonValue]:
     """Values of a row of metrics; empty for a record of another kind."""
-    values: Dict[str, Any] = {}
+    values: Dict[str, JsonValue] = {}
     for number, _, value in protobuf.fields(record):
         if number != 2:
             continue

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from typing import Any
+from typing import Any, Dict, List, Optional, Tuple, cast
 
 
 class Tap:
@@ -24,7 +24,7 @@ class Tap:
         self._rank = int(os.environ.get("RANK", "0"))
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) if path else -1
 
-    def batch(self, step: int, batch: Any) -> None:
+    def batch(self, step: int, batch: object) -> None:
         """Record what update ``step`` (from 0) consumes; call it for each batch in turn.
 
         ``batch``: tensors, arrays, numbers, texts, lists or mappings of them.
@@ -41,23 +41,31 @@ class Tap:
 
 def _elements(value: Any) -> int:
     """Return how many numbers or texts a batch has: it grows with its examples."""
-    if isinstance(value, dict):
-        return sum(_elements(each) for each in value.values())
-    if isinstance(value, (list, tuple)):
-        return sum(_elements(each) for each in value)
+    items = _items(value)
+    if items is not None:
+        return sum(_elements(item) for _, item in items)
     if hasattr(value, "numel"):  # a tensor of torch
         return int(value.numel())
     return int(value.size) if hasattr(value, "tobytes") and hasattr(value, "size") else 1
 
 
-def _add(total: Any, value: Any) -> None:
+def _items(value: object) -> Optional[List[Tuple[str, object]]]:
+    """Return the items of a mapping or a list; None for any other value.
+
+    The items of a mapping are sorted by name, those of a list have no names.
+    """
     if isinstance(value, dict):
-        for name in sorted(value, key=str):
-            total.update(str(name).encode())
-            _add(total, value[name])
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            _add(total, each)
+        fields = cast("Dict[object, object]", value)
+        return sorted([(str(name), item) for name, item in fields.items()], key=lambda pair: pair[0])
+    return [("", item) for item in cast("List[object]", value)] if isinstance(value, (list, tuple)) else None
+
+
+def _add(total: Any, value: Any) -> None:
+    items = _items(value)
+    if items is not None:
+        for name, item in items:
+            total.update(name.encode())
+            _add(total, item)
     elif hasattr(value, "detach"):  # a tensor of torch
         array = value.detach().cpu().contiguous()
         total.update(str(array.dtype).encode() + str(tuple(array.shape)).encode())

@@ -10,6 +10,7 @@ import pytest
 from midstream.migrate.failover.guard_consent import GuardConsent, NotAgreedError
 from midstream.migrate.journal.plan import Plan, TrainerPlan
 from midstream.trainers.run_file_parser import from_value
+from midstream_core.json_types import JsonValue
 from support.migrations.sample_plan import PLAN
 
 RUN_FILE = {
@@ -21,7 +22,7 @@ RUN_FILE = {
 }
 
 
-def of_trainer(**changes: object) -> Plan:
+def of_trainer(**changes: JsonValue) -> Plan:
     run_file = from_value({**RUN_FILE, **changes}, "run.yaml")
     return replace(PLAN, trainer=TrainerPlan("script", json.dumps(run_file.to_json()), (), ()))
 

@@ -17,6 +17,7 @@ from midstream.tui.screens.fleet.table_rows import LISTS, FoundItems, Listing
 from midstream.tui.state.saved_layout import ListLayout
 from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.widgets.table import Column, Row, Table
+from midstream_core.json_types import JsonValue
 
 if TYPE_CHECKING:
     from midstream.listing.conditions import Condition
@@ -70,7 +71,7 @@ class ListScreen(MidstreamScreen):
 
     # ------------------------------------------------------------------------------------------ showing
 
-    def found(self, items: Sequence[Any], screen_state: ScreenState) -> FoundItems:
+    def found(self, items: Sequence[JsonValue], screen_state: ScreenState) -> FoundItems:
         """Return the items of the list in view, filtered and sorted.
 
         ``items`` are not read of the list of runs, which is computed in slices.

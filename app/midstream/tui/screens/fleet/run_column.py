@@ -21,7 +21,7 @@ class RunColumn:
     ``changed`` is True after a value has changed; its reader resets it.
     """
 
-    def __init__(self, read: Callable[[int, ScreenState], Any], *, timed: bool = False) -> None:
+    def __init__(self, read: Callable[[int, ScreenState], object], *, timed: bool = False) -> None:
         """Create an empty column.
 
         Args:

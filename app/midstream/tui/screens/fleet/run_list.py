@@ -156,7 +156,9 @@ class RunList:
                 read = self._value(key, table_rows.sort_value if name == SORT else table_rows.group_name)
                 self._column(name, True, read, timed=fields[key].timed)
 
-    def _column(self, name: str, wanted: bool, read: Callable[[int, ScreenState], Any], *, timed: bool = False) -> None:
+    def _column(
+        self, name: str, wanted: bool, read: Callable[[int, ScreenState], object], *, timed: bool = False
+    ) -> None:
         """Create a column that is wanted, and drop one that is not."""
         if not wanted:
             self._columns.pop(name, None)
@@ -204,7 +206,7 @@ class RunList:
         finished = self._listing.finished
         return finished is not None and finished(self._runs.views[rank])
 
-    def _value(self, name: str, form: Callable[[Any], Any]) -> Callable[[int, ScreenState], Any]:
+    def _value(self, name: str, form: Callable[[object], object]) -> Callable[[int, ScreenState], Any]:
         field = self._listing.fields[name]
         return lambda rank, state: form(field.get(self._runs.views[rank], state))
 

@@ -119,7 +119,11 @@ class FoundItems:
 
 
 def found_in(
-    listing: Listing, items: Sequence[Any], screen_state: ScreenState, condition: Condition | None, layout: ListLayout
+    listing: Listing,
+    items: Sequence[object],
+    screen_state: ScreenState,
+    condition: Condition | None,
+    layout: ListLayout,
 ) -> FoundItems:
     """Return the items that pass the condition, in the order of the layout.
 
@@ -137,7 +141,7 @@ def found_in(
     if (field := listing.fields.get(layout.sort)) is not None:
         values = {id(item): sort_value(field.get(item, screen_state)) for item in items}
         items = ordered(items, lambda item: values[id(item)], descending=layout.descending)
-    groups: list[tuple[str | None, Sequence[Any]]] = [(None, items)]
+    groups: list[tuple[str | None, Sequence[object]]] = [(None, items)]
     if layout.group in listing.groups:
         of = listing.fields[layout.group]
         groups = grouped(items, lambda item: group_name(of.get(item, screen_state)), layout.group)
@@ -145,7 +149,7 @@ def found_in(
     return FoundItems(keys, len(items), places.__getitem__)
 
 
-def sort_value(value: Any) -> Any:
+def sort_value(value: Any) -> object:
     """Return what a value is sorted by, None for an unknown one."""
     return value if value not in (None, "", ()) and value == value else None
 

@@ -21,6 +21,7 @@ from midstream.tui.style.glyphs import Glyphs
 from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.bars import copy_progress
 from midstream.watch.snapshot import RunView
+from midstream_core.json_types import LoggedRow
 
 NARROW = 70  # cells; narrower claims have their statement under them
 # phase -> (possible failure, safety), shown while it runs
@@ -268,7 +269,7 @@ def claims(view: MigrationView, glyphs: Glyphs, width: int) -> Text:
     return text
 
 
-def rows_near(run: RunView | None, first: float, stop: float) -> Iterator[Mapping[str, Any]]:
+def rows_near(run: RunView | None, first: float, stop: float) -> Iterator[LoggedRow]:
     """Yield rows with a loss and first <= step < stop, in order."""
     if run is None:
         return
