@@ -12,7 +12,7 @@ else:
 JsonObject = Mapping[str, JsonValue]
 
 # Objects whose fields are checked before they are read, or that have a field's own type.
-RecordFields = Dict[str, Any]  # a record as JSON: its class has checked it
+RecordFields = Dict[str, Any]  # a JSON object whose fields are checked before they are read
 LoggedRow = Mapping[str, Any]  # a row of metrics: columns by name
 RunConfig = Mapping[str, Any]  # a resolved configuration of a run, or a section of it
 ReportLine = Mapping[str, Any]  # a line of a program on a host

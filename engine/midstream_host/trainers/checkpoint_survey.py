@@ -106,12 +106,15 @@ def _text(files: CheckpointFiles, path: str) -> str:
     return data.decode(errors="replace")
 
 
-def _torch(files: CheckpointFiles, path: str) -> Dict[str, Any]:
+TrainerState = Dict[str, Any]  # the value in a file of torch, by name
+
+
+def _torch(files: CheckpointFiles, path: str) -> TrainerState:
     with files.open(path) as file:
         return training_state(file, path)
 
 
-def training_state(file: BinaryIO, name: str) -> Dict[str, Any]:
+def training_state(file: BinaryIO, name: str) -> TrainerState:
     """Return the mapping in a file of torch, with tensors as `TensorInArchive`.
 
     Args:
@@ -128,7 +131,7 @@ def training_state(file: BinaryIO, name: str) -> Dict[str, Any]:
         raise ValueError("{}: not a file of torch: it {}".format(name, error)) from None
     if not isinstance(value, dict):
         raise ValueError("{}: has no training state".format(name))
-    return cast("Dict[str, Any]", value)
+    return cast("TrainerState", value)
 
 
 # ------------------------------------------------------------------------------------------ GPT-NeoX
@@ -173,12 +176,12 @@ def _neox_shapes(
     path: str,
     models: Dict[int, str],
     layers: Dict[Tuple[int, int], str],
-    state: Dict[str, Any],
+    state: TrainerState,
 ) -> Dict[str, List[int]]:
     """Shapes of embedding, MLP and head, of all tensor-parallel ranks together."""
     shapes: Dict[str, List[int]] = {}
 
-    def add(rank_state: Dict[str, Any], layer: Optional[int]) -> None:
+    def add(rank_state: TrainerState, layer: Optional[int]) -> None:
         for name, value in rank_state.items():
             if not isinstance(value, TensorInArchive):
                 continue
@@ -196,7 +199,7 @@ def _neox_shapes(
         for rank, name in sorted(models.items()):
             module = (state if rank == 0 else _torch(files, os.path.join(path, name))).get("module")
             if isinstance(module, dict):
-                add(cast(Dict[str, Any], module), None)
+                add(cast(TrainerState, module), None)
         return shapes
     wanted = {0, _NEOX_FIRST_BLOCK, max(layer for layer, _ in layers)}
     for (layer, _), name in sorted(layers.items()):
@@ -229,7 +232,7 @@ def _levanter(files: CheckpointFiles, path: str, config: str) -> CheckpointSurve
         metadata = json.loads(_text(files, os.path.join(path, "metadata.json")))
     except ValueError as error:
         raise ValueError("{}/metadata.json: not JSON, perhaps truncated ({})".format(path, error)) from None
-    step = cast(Dict[str, Any], metadata).get("step") if isinstance(metadata, dict) else None
+    step = cast(TrainerState, metadata).get("step") if isinstance(metadata, dict) else None
     if not isinstance(step, int):
         raise ValueError("{}: metadata.json has no step".format(path))
     found = next((each for each in candidates if files.is_file(each)), None)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from midstream.counts import agree, count
 from midstream.migrate.journal.json_values import section
 from midstream.migrate.journal.plan import COMPILE_CACHE, Change
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_core import records
+from midstream_core.json_types import RunConfig
 from midstream_host.allowlist import shown
 
 
@@ -33,7 +33,7 @@ def warnings_of(run: RunView, snapshot: Snapshot, lost: int, unsaved: bool) -> t
     return tuple(warnings)
 
 
-def other_cache(config: Mapping[str, Any], target: str, given: Mapping[str, str]) -> tuple[str, ...]:
+def other_cache(config: RunConfig, target: str, given: Mapping[str, str]) -> tuple[str, ...]:
     """Warn that the target does not use the config's compile cache.
 
     Programs read from it would be run.

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from midstream.migrate.modes.assumptions import DEFAULT_COPY_SPEED, DEFAULT_DISK_SPEED
 from midstream.migrate.modes.registry import COLD, mode_of
 from midstream.migrate.modes.work import DowntimeSeconds, Rates
+from midstream_core.json_types import LoggedRow
 
 
 def predict(
-    curve: Sequence[Mapping[str, Any]],
+    curve: Sequence[LoggedRow],
     checkpoint_bytes: int,
     mode: str = COLD,
     rates: Rates | None = None,
@@ -44,7 +44,7 @@ def predict(
     return mode_of(mode).predicted(seconds, rates.entries, running=running)
 
 
-def step_seconds(curve: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+def step_seconds(curve: Sequence[LoggedRow]) -> tuple[float, float]:
     """Return seconds of the median step, and of the newest attempt's first step.
 
     0 where unknown. The first step includes the compilation.

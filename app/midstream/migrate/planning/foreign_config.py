@@ -17,7 +17,7 @@ from midstream.errors import Exit, MidstreamError
 from midstream.hosts.rpc.answer_limits import decode
 from midstream.migrate.journal.json_values import section
 from midstream.migrate.planning import model_arrays
-from midstream_core.json_types import JsonObject, JsonValue, RunConfig
+from midstream_core.json_types import JsonObject, JsonValue, RecordFields, RunConfig
 from midstream_core.precision import levanter_products, precision_of
 from midstream_core.records import ArrayEntry
 from midstream_host.trainers.checkpoint_survey import HUGGING_FACE, LEVANTER, NEOX, CheckpointSurvey
@@ -31,8 +31,8 @@ _LEVANTER_MODELS: Mapping[str, JsonObject] = {
         "intermediate_dim": 11008,
     },
 }  # fmt: skip
-_LEVANTER_TRAINER: Mapping[str, Any] = {"train_batch_size": 512, "num_train_steps": 400_000}
-_ENGINE_TRAINER: Mapping[str, Any] = {"train_batch_size": 32, "num_train_steps": 400_000}
+_LEVANTER_TRAINER: RunConfig = {"train_batch_size": 512, "num_train_steps": 400_000}
+_ENGINE_TRAINER: RunConfig = {"train_batch_size": 32, "num_train_steps": 400_000}
 MAX_NODES = 100_000  # values of a YAML file
 MAX_YAML = 1 << 18  # characters; a value takes up to a kilobyte of memory while it is parsed
 MAX_NUMBER = 2**31 - 1  # of steps, and of examples in a batch
@@ -44,7 +44,7 @@ _EMBEDDING = "model/embeddings/token_embeddings/weight"  # of Levanter
 class ForeignRun:
     """The run that an import would make."""
 
-    config: dict[str, Any]  # the numbers of its run.yaml that a plan needs
+    config: RecordFields  # the numbers of its run.yaml that a plan needs
     arrays: tuple[ArrayEntry, ...]
     data_paths: tuple[str, ...]  # on the source, with the tokens
     data_known: bool  # whether these are all of its data
@@ -125,7 +125,7 @@ def foreign_run(survey: CheckpointSurvey, host: str, flags: Mapping[str, str]) -
         ) from None  # fmt: skip
 
 
-def _mapping(name: str, text: str) -> dict[str, Any]:
+def _mapping(name: str, text: str) -> RecordFields:
     if name.endswith(".json"):
         value = decode(text.encode("utf-8", "replace"))
     elif len(text) > MAX_YAML:
@@ -134,14 +134,14 @@ def _mapping(name: str, text: str) -> dict[str, Any]:
         value = yaml.load(text, _Loader)
     if not isinstance(value, dict):
         raise ValueError(f"{name} is not a mapping")
-    return cast("dict[str, Any]", value)
+    return cast("RecordFields", value)
 
 
 # ------------------------------------------------------------------------------------------ GPT-NeoX
 
 
 def _neox(survey: CheckpointSurvey) -> ForeignRun:
-    found = dict[str, Any]()
+    found: RecordFields = {}
     for name, text in survey.configs.items():
         found |= {str(key).replace("-", "_"): value for key, value in _mapping(name, text).items()}
     embedding, mlp = survey.shapes["embedding"], survey.shapes["mlp"]
@@ -230,7 +230,7 @@ def _levanter(survey: CheckpointSurvey) -> ForeignRun:
 def _cache_directories(data: JsonObject) -> list[str]:
     """Return the token caches that ``data`` names: one, or one per part of a mixture."""
     parts: list[JsonValue] = [data, *section(data, "components").values(), *section(data, "configs").values()]
-    found = [cast("dict[str, Any]", part).get("cache_dir") for part in parts if isinstance(part, dict)]
+    found = [cast("RecordFields", part).get("cache_dir") for part in parts if isinstance(part, dict)]
     return [str(each) for each in found if each]
 
 
@@ -242,7 +242,7 @@ def _hugging_face(survey: CheckpointSurvey, flags: Mapping[str, str]) -> Foreign
     kind = found.get("model_type")
     if kind == "gpt2":
         hidden = int(found["n_embd"])
-        model: dict[str, Any] = {
+        model: RecordFields = {
             "type": "gpt2", "seq_len": int(found["n_positions"]), "hidden_dim": hidden,
             "num_layers": int(found["n_layer"]), "num_heads": int(found["n_head"]),
             "mlp_scale": (found.get("n_inner") or 4 * hidden) // hidden,
@@ -279,7 +279,7 @@ def _hugging_face(survey: CheckpointSurvey, flags: Mapping[str, str]) -> Foreign
     return ForeignRun(config, tuple(model_arrays.state_arrays(config, rows)), (), False, warnings)
 
 
-def _config(model: JsonObject, optimizer: str, trainer: JsonObject) -> dict[str, Any]:
+def _config(model: JsonObject, optimizer: str, trainer: JsonObject) -> RecordFields:
     """Return the sections of a run.yaml.
 
     Numbers that determine only the learning rate are left out.
@@ -288,7 +288,7 @@ def _config(model: JsonObject, optimizer: str, trainer: JsonObject) -> dict[str,
         ValueError: A number of steps, or a batch, is one that no run has.
     """
     batch: object = trainer["train_batch_size"]  # or its schedule: [{start: STEP, value: EXAMPLES}, ...]
-    sizes = [part["value"] for part in cast("list[dict[str, Any]]", batch)] if isinstance(batch, list) else [batch]
+    sizes = [part["value"] for part in cast("list[RecordFields]", batch)] if isinstance(batch, list) else [batch]
     for name, value in [("num_train_steps", trainer["num_train_steps"]), *(("train_batch_size", one) for one in sizes)]:
         if type(value) is not int or not 0 < value <= MAX_NUMBER:
             raise ValueError(f"trainer.{name} is no number from 1 to {MAX_NUMBER:,}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from midstream.migrate import stages
 from midstream.migrate.modes.assumptions import DEFAULT_COPY_SPEED
@@ -11,6 +10,7 @@ from midstream.migrate.modes.registry import mode_of
 from midstream.migrate.modes.work import Rates, Work
 from midstream.migrate.planning import downtime_estimate
 from midstream.migrate.planning.measured_rates import MIN_COPY_BYTES
+from midstream_core.json_types import LoggedRow
 
 READY_INSTALL_SECONDS = 8.0  # to find that the engine's packages are installed and can be imported
 MIN_COMPILE_SECONDS = 1.0  # by which a first step is longer that includes the compilation
@@ -60,7 +60,7 @@ def assumptions(work: Work, rates: Rates, source: str, target: str) -> tuple[str
     return tuple(lines)
 
 
-def compile_seconds(curve: Sequence[Mapping[str, Any]], compiled: float = 0.0) -> float | None:
+def compile_seconds(curve: Sequence[LoggedRow], compiled: float = 0.0) -> float | None:
     """Return the seconds that the source's newest attempt took to compile.
 
     None where nothing shows them.

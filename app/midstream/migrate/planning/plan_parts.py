@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 from midstream.counts import count
 from midstream.errors import HostError, UsageError
@@ -42,6 +41,7 @@ from midstream.migrate.planning.plan_inputs import Contents, Ends
 from midstream.migrate.planning.precision_changes import before_and_after, precision_changes
 from midstream.migrate.planning.source_run import ownership_consent, steps_done
 from midstream.watch.snapshot import Accelerator, HostView, RunView, Snapshot
+from midstream_core.json_types import RunConfig
 
 UNKNOWN = "unknown"
 LIMIT = "trainer.per_device_parallelism"
@@ -298,7 +298,7 @@ def plan_policy(
     )
 
 
-def _source_of(request: Request, run: RunView, newest: str, trainer: Mapping[str, Any]) -> Source:
+def _source_of(request: Request, run: RunView, newest: str, trainer: RunConfig) -> Source:
     """Return the state of the run of which the mode judges.
 
     Args:
@@ -370,7 +370,7 @@ def _changes(
     after: batch_shape.BatchShape,
     source_devices: int,
     target_devices: int,
-    trainer: Mapping[str, Any],
+    trainer: RunConfig,
     steps: int,
 ) -> tuple[Change, ...]:
     kind = run.status.devices[0].get("kind", "") if run.status and run.status.devices else ""
