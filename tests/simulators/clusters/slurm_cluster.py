@@ -98,9 +98,16 @@ class SlurmCluster:
         return {"SLURM_CONF": str(self.directory / "slurm.conf"), "PATH": SEARCH_PATH}
 
     def run(self, *argv: str, check: bool = True) -> str:
-        """Run a client program and return its output."""
-        env = {**os.environ, **self.environment}
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=180, stdin=subprocess.DEVNULL)
+        """Run a client program and return its output.
+
+        It is repeated where the controller, which has just started, answers that the job can be altered later.
+        """
+        env, end = {**os.environ, **self.environment}, time.monotonic() + 30
+        while True:
+            done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=180, stdin=subprocess.DEVNULL)
+            if "try again later" not in done.stderr or time.monotonic() > end:
+                break
+            time.sleep(1)
         assert done.returncode == 0 or not check, f"{argv}: {done.stderr}"
         return done.stdout
 
