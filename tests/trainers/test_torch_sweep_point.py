@@ -41,8 +41,8 @@ def test_torch_point_has_the_losses_of_the_engine(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment(tmp_path, 1), capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.splitlines()[-1])["points_left"] == 0
     rows = [json.loads(line) for line in table.read_text().splitlines()][len(measured_before) :]
-    assert [row["point"] for row in rows] == [torch, engine], "in the order of their use"
-    theirs, ours = (row["result"] for row in rows)
+    assert [row["point"] for row in rows] == [engine, torch], "in the order of their use"
+    ours, theirs = (row["result"] for row in rows)
     assert set(theirs["versions"]) == {"torch"}
     assert 0 < theirs["least_ms"] <= theirs["step_ms"]
     assert theirs["tokens_per_second"] > 0
