@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from midstream_core import records
-from pages.json_lines import problem_of
 from support.migrations.spliced_rows import splice
 from support.paths import CONFIGS
 
@@ -55,6 +54,8 @@ class Ended:
 
 def midstream(*arguments: str | Path, timeout: float = 540.0) -> Ended:
     """Run a command to its end."""
+    from pages.json_lines import problem_of  # `support.paths` makes it importable, also where a campaign is a program
+
     done = subprocess.run(
         [sys.executable, "-m", "midstream", *map(str, arguments)],
         capture_output=True,
