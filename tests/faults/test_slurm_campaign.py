@@ -38,6 +38,8 @@ BROKEN: list[tuple[str, Case]] = [
     ("next start gets the signal of a requeue",
      {**PLAIN, "target": "batch", "events": [{"do": "requeue", "words": ["requeuehold"]}], "end": SIGNAL}),
     ("signal that the controller swallows", {**PLAIN, "end": {"do": "stop", "lost": "swallowed"}}),
+    ("engine killed where its controller has forgotten that it runs",
+     {**PLAIN, "events": [{"do": "controller", "signal": "SIGKILL"}]}),
     ("no answer to the signal", {**PLAIN, "end": {"do": "stop", "lost": "dead"}}),
     ("no signal before the end of a reservation", {**PLAIN, "target": "reservation", "end": {"do": "limit"}}),
 ]  # fmt: skip

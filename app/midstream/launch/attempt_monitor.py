@@ -267,6 +267,8 @@ def stop_ranks(
             f"{timeout:.0f} s: {states}",
             f"midstream --log {run_id} shows its last step; a longer step may have to end first",
         ) from error
+    if any(rank.running and rank.job for rank in ended):  # a job that waits in the queue would start it again
+        signal_ranks(hosts, ranks, run_id, number, "SIGTERM")
     wait_ranks_exited(hosts, ranks, run_id, number)
     return ended
 

@@ -357,7 +357,9 @@ def signal(root: str, run_id: str, attempt: int, name: str) -> bool:
         described = slurm.described(path)
         if described is not None and not slurm.is_recognised(path, described):
             return False  # it would end another run
-        return slurm.signal_job(job, name, begun=any(os.path.exists(path.status(each)) for each in processes(path)))
+        known = [records.Status.read_or_none(path.status(process)) for process in processes(path)]
+        statuses = [status for status in known if status is not None]
+        return slurm.signal_job(job, name, begun=bool(statuses), alive=any(map(slurm.may_live, statuses)))
     signalled = False
     for process in processes(path):
         found = records.Status.read_or_none(path.status(process))

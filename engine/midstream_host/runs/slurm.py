@@ -298,11 +298,12 @@ def ended_before_status(path: records.AttemptPaths) -> bool:
     return found is not None and found.ended
 
 
-def signal_job(job: str, name: str, begun: bool) -> bool:
-    """Signal the job's processes. Return False for a job that has ended.
+def signal_job(job: str, name: str, begun: bool, alive: bool = False) -> bool:
+    """Signal the job's processes. Return False where no signal reaches them, or the job has ended.
 
     A job is cancelled where it waits in the queue or its engine has not ``begun``: then no process gets the signal, and
-    there is nothing to save.
+    there is nothing to save. ``alive``: the engine's last status is fresh and no end. A controller that was killed may
+    have such a job wait in its queue: cancelled, its node would kill the engine before that can save.
 
     Raises SlurmError where SLURM did not accept it: the job may run on.
     """
@@ -310,6 +311,8 @@ def signal_job(job: str, name: str, begun: bool) -> bool:
     number, cluster = named(job)
     argvs: List[List[str]] = [["scancel", *cluster, number]]
     now = state(job)
+    if now.waits and alive and name != "SIGKILL":
+        return False
     if begun and not now.waits:
         kill = name == "SIGKILL"
         if now.state == "SUSPENDED" and not kill:
