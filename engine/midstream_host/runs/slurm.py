@@ -299,7 +299,7 @@ def ended_before_status(path: records.AttemptPaths) -> bool:
 
 
 def signal_job(job: str, name: str, begun: bool, alive: bool = False) -> bool:
-    """Signal the job's processes. Return False where no signal reaches them, or the job has ended.
+    """Signal the job's processes; return whether a signal can reach them.
 
     A job is cancelled where it waits in the queue or its engine has not ``begun``: then no process gets the signal, and
     there is nothing to save. ``alive``: the engine's last status is fresh and no end. A controller that was killed may
