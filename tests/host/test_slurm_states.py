@@ -117,12 +117,12 @@ def test_signal_of_a_paused_job(attempt: records.AttemptPaths, tmp_path: Path) -
         slurm.signal_job("17", "SIGTERM", begun=True)
 
 
-def test_job_of_a_living_engine_that_waits_is_not_cancelled(attempt: records.AttemptPaths, tmp_path: Path) -> None:
+def test_waiting_job_whose_engine_runs_is_not_cancelled(attempt: records.AttemptPaths, tmp_path: Path) -> None:
     """A controller that was killed has forgotten that the job runs: the engine gets the command, and can save."""
     (tmp_path / "squeue").write_text("PENDING|None|1|N/A||/x/job.sh|midstream-run\n")
-    assert not slurm.signal_job("17", "SIGTERM", begun=True, alive=True)
+    assert not slurm.signal_job("17", "SIGTERM", begun=True, running=True)
     assert not (tmp_path / "scancel").exists()
-    assert slurm.signal_job("17", "SIGKILL", begun=True, alive=True)
+    assert slurm.signal_job("17", "SIGKILL", begun=True, running=True)
     assert slurm.signal_job("17", "SIGTERM", begun=True)
     assert (tmp_path / "scancel").read_text().splitlines() == ["17", "17"]
 

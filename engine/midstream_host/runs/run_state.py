@@ -359,7 +359,7 @@ def signal(root: str, run_id: str, attempt: int, name: str) -> bool:
             return False  # it would end another run
         known = [records.Status.read_or_none(path.status(process)) for process in processes(path)]
         statuses = [status for status in known if status is not None]
-        return slurm.signal_job(job, name, begun=bool(statuses), alive=any(map(slurm.may_live, statuses)))
+        return slurm.signal_job(job, name, begun=bool(statuses), running=any(map(slurm.may_live, statuses)))
     signalled = False
     for process in processes(path):
         found = records.Status.read_or_none(path.status(process))

@@ -298,11 +298,11 @@ def ended_before_status(path: records.AttemptPaths) -> bool:
     return found is not None and found.ended
 
 
-def signal_job(job: str, name: str, begun: bool, alive: bool = False) -> bool:
+def signal_job(job: str, name: str, begun: bool, running: bool = False) -> bool:
     """Signal the job's processes; return whether a signal can reach them.
 
     A job is cancelled where it waits in the queue or its engine has not ``begun``: then no process gets the signal, and
-    there is nothing to save. ``alive``: the engine's last status is fresh and no end. A controller that was killed may
+    there is nothing to save. ``running``: the engine's last status is fresh and no end. A controller that was killed may
     have such a job wait in its queue: cancelled, its node would kill the engine before that can save.
 
     Raises SlurmError where SLURM did not accept it: the job may run on.
@@ -311,7 +311,7 @@ def signal_job(job: str, name: str, begun: bool, alive: bool = False) -> bool:
     number, cluster = named(job)
     argvs: List[List[str]] = [["scancel", *cluster, number]]
     now = state(job)
-    if now.waits and alive and name != "SIGKILL":
+    if now.waits and running and name != "SIGKILL":
         return False
     if begun and not now.waits:
         kill = name == "SIGKILL"
