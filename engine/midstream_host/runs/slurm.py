@@ -302,8 +302,8 @@ def signal_job(job: str, name: str, begun: bool, running: bool = False) -> bool:
     """Signal the job's processes; return whether a signal can reach them.
 
     A job is cancelled where it waits in the queue or its engine has not ``begun``: then no process gets the signal, and
-    there is nothing to save. ``running``: the engine's last status is fresh and no end. A controller that was killed may
-    have such a job wait in its queue: cancelled, its node would kill the engine before that can save.
+    there is nothing to save. ``running``: the engine's last status is fresh and no end. A controller that was killed
+    may have such a job wait in its queue: cancelled, its node would kill the engine before that can save.
 
     Raises SlurmError where SLURM did not accept it: the job may run on.
     """
