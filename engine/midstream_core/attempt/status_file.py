@@ -48,7 +48,8 @@ class StatusFile:
             state=records.STARTING, step=0, process=process, heartbeat=time.time(), run_id=run_id, attempt=attempt,
             epoch=epoch, num_train_steps=num_train_steps, processes=processes, host=host, progress=time.time(),
             acknowledged=acknowledged, rejected=rejected,
-            pid=identity.pid, start_ticks=identity.start_ticks, boot_id=identity.boot_id,
+            boot_id=identity.boot_id, pid=identity.pid, start_ticks=identity.start_ticks, machine=identity.machine,
+            namespace=identity.namespace,
         )  # fmt: skip
         self._final = False  # no further change counts, even while other threads still run
         self._ended = threading.Event()
