@@ -101,9 +101,7 @@ def test_first_frame_of_the_terminal_ui_loads_only_its_screen(tmp_path: Path, kn
     assert later & loaded == set()
 
 
-@pytest.mark.parametrize(
-    "module", ["records", "learning_rate", "mesh_division", "object_store.open_bucket"]
-)
+@pytest.mark.parametrize("module", ["records", "learning_rate", "mesh_division", "object_store.open_bucket"])
 def test_shared_modules_import_only_the_standard_library(module: str) -> None:
     code = f"import sys, midstream_core.{module}\nprint(*{{name.split('.')[0] for name in sys.modules}})"
     found = subprocess.run([sys.executable, "-S", "-c", "import sys\nsys.path.insert(0, 'engine')\n" + code],
