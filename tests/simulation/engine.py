@@ -55,6 +55,7 @@ class Commit:
     step: int
     restored: int
     pid: int
+    root_digest: str
 
 
 @dataclass
@@ -439,12 +440,11 @@ class Engine:
             write_checkpoint(
                 self.paths, self.attempt.number, self.attempt.epoch, self.attempt.start, self._step, self._config
             )
-            machine = self._process.machine.name
+            digest = self._manifest(name).root_digest
             HISTORY.commits.append(
-                Commit(SCHEDULER.now, self.paths.run_id, machine, self.attempt.number, self.attempt.epoch,
-                       self.attempt.start, self._step, self._restored, self._process.pid)
+                Commit(SCHEDULER.now, self.paths.run_id, self._process.machine.name, self.attempt.number,
+                       self.attempt.epoch, self.attempt.start, self._step, self._restored, self._process.pid, digest)
             )  # fmt: skip
-        digest = self._manifest(name).root_digest
         self.status.update(checkpoint=name, root_digest=digest)
         self.status.update(state=records.TRAINING)
 

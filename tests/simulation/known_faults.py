@@ -168,7 +168,7 @@ def _first_checkpoint(one: engine.Engine) -> str:
 
 @known
 def copy_is_not_verified() -> None:
-    """A byte changed on its way, and nobody looked."""
+    """A byte changed on its way, and no check saw it."""
     real = copies._write
 
     def write(directory: str, path: str, data: bytes) -> None:

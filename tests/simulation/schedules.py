@@ -75,9 +75,11 @@ def run_seed(seed: int, directory: str, chosen: list[faults.Fault] | None = None
         finally:
             outcome.story += strikes.struck
         if any(name == "three" for name in world.trains()) or any(c.machine == "three" for c in engine.HISTORY.commits):
-            raise invariants.BrokenError("an engine was started on a machine that nobody has named")
+            raise invariants.BrokenError("an engine was started on a machine that no command has named")
         invariants.check_commits(engine.HISTORY.commits, consents)
         invariants.check_certificates(world)
+        if ANY not in consents:
+            invariants.check_accepted(world, world.trains()[0])
     except (invariants.BrokenError, EndlessWaitError) as error:
         outcome.broken = f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001  a fault of the simulation is shown like one of the program
