@@ -78,16 +78,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item in left])
         items[:] = [item for item in items if item not in left]
     shuffled = random.Random(int(os.environ["MIDSTREAM_TEST_SEED"]))
-    modules = sorted({str(item.path) for item in items})
+    modules = sorted({_module(item) for item in items})
     shuffled.shuffle(modules)
     places = {
         path: (place, random.Random(f"{os.environ['MIDSTREAM_TEST_SEED']} {path}"))
         for place, path in enumerate(modules)
     }
-    keys = {item: (places[str(item.path)][0], places[str(item.path)][1].random()) for item in items}
+    keys = {item: (places[_module(item)][0], places[_module(item)][1].random()) for item in items}
     items.sort(key=keys.__getitem__)  # the tests of a module stay together, as they share fixtures
     order = {"faults": 0, "integration": 1}
     items.sort(key=lambda item: min((order.get(part, len(order)) for part in item.path.parts), default=len(order)))
+
+
+def _module(item: pytest.Item) -> str:
+    """Return the test's file below the project: the order is the same wherever the project lies."""
+    return item.nodeid.partition("::")[0]
 
 
 def pytest_runtest_setup() -> None:
@@ -140,8 +145,21 @@ def _forgotten_services() -> Iterator[None]:
         buckets._warned.clear()
 
 
+@pytest.fixture
+def _same_environment() -> Iterator[None]:
+    """Fail a test that leaves a changed environment: tests after it would use its state directory or its servers."""
+    before = {**os.environ}
+    yield
+    changed = sorted(name for name in before.keys() | os.environ.keys() if before.get(name) != os.environ.get(name))
+    os.environ.clear()
+    os.environ.update(before)
+    assert changed in ([], ["PYTEST_CURRENT_TEST"]), f"the test leaves other variables: {changed}"
+
+
 @pytest.fixture(autouse=True)
-def _private_state_directory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def _private_state_directory(
+    _same_environment: None, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Give each test its own state directory, apart from that of the user who runs it."""
     from midstream.ownership import operator_key
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -74,8 +75,7 @@ WORDS: dict[str, dict[str, Any]] = {
 
 def one_run(case: Case, _random: random.Random, directory: Path) -> str:
     """Return a run's outcome; AssertionError if something is left that no error names."""
-    with ComputeServer() as server:
-        os.environ[compute_client.ENDPOINT] = server.address
+    with ComputeServer() as server, mock.patch.dict(os.environ, {compute_client.ENDPOINT: server.address}):
         server.delay = case["delay"]
         server.resources[f"{PLACE}/instances/other"] = {"name": "other", "id": "1", "status": "RUNNING"}
         others = {"instances/other"}

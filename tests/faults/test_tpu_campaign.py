@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
@@ -86,8 +87,7 @@ def draw(random_: random.Random) -> Case:
 
 def one_run(case: Case, _random: random.Random, _opened: None) -> str:
     """Return a run's outcome; AssertionError if something is left that no error names."""
-    with TpuServer() as server:
-        os.environ[tpu_client.ENDPOINT] = server.endpoint
+    with TpuServer() as server, mock.patch.dict(os.environ, {tpu_client.ENDPOINT: server.endpoint}):
         server.delay = case["delay"]
         others = {f"{PARENT}/nodes/other"} | ({f"{PARENT}/nodes/pod"} if case["namesake"] else set())
         for name in sorted(others):

@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
@@ -188,7 +189,8 @@ def begun(server: TpuServer, room: Path, mode: str) -> tuple[Migration, RunDirec
 
 def one_run(case: Case, _random: random.Random, server: TpuServer) -> str:
     """Return a run's outcome; assert that one host owns the run, with evidence."""
-    with tempfile.TemporaryDirectory(prefix="preemption-") as room:
+    # ``begun`` sets the state directory.
+    with mock.patch.dict(os.environ), tempfile.TemporaryDirectory(prefix="preemption-") as room:
         return moved(case, server, Path(room))
 
 

@@ -185,6 +185,8 @@ def test_stop_before_the_first_update_ends_at_once(root: Path, phase: str, numbe
         attempt = 2
     with Engine(root, *FLAGS, run_id=run_id) as engine:
         engine.until(in_state(engine, records.STARTING, phase))
+        if phase != records.STARTING:
+            engine.until(lambda: ((status := engine.status(attempt)) and status.start) or None)  # it takes the lock
         with records.locked(engine.paths.lock):  # no update begins while the test has it
             engine.until(in_state(engine, phase))
             engine.process.send_signal(number)
@@ -236,13 +238,13 @@ def test_stop_of_one_process_before_updates_stops_all(tmp_path: Path, signalled:
     with Together([tmp_path, tmp_path], *FLAGS) as both:
         paths = both.paths[0]
 
-        def state(process: int, *states: str) -> bool | None:
-            status = records.Status.read_or_none(paths.attempt(1).status(process))
-            return True if status is not None and status.state in states else None
+        def status(process: int) -> records.Status | None:
+            return records.Status.read_or_none(paths.attempt(1).status(process))
 
-        both.until(lambda: state(0, records.STARTING, records.COMPILING))
+        for process in (0, 1):  # each takes the lock for its start number
+            both.until(lambda process=process: ((now := status(process)) and now.start) or None)
         with records.locked(paths.lock):
-            both.until(lambda: state(signalled, records.COMPILING))
+            both.until(lambda: ((now := status(signalled)) and now.state == records.COMPILING) or None)
             both.processes[signalled].send_signal(signal.SIGTERM)
             ended = both.finish()
     statuses = [records.Status.read(paths.attempt(1).status(process)) for process in (0, 1)]
