@@ -110,8 +110,8 @@ def test_two_copies_of_a_state_directory_sign_one_history(tmp_path: Path) -> Non
     history = built(tmp_path, ("ann", "two", None))
     plan = changed(
         PLAN, migration="copied", created=1.7e9, run_id=RUN, source="two", source_target="two", source_hosts=("two",),
-        source_epoch=2, epoch=3, target="three", target_host="three", target_hosts=("three",), fleet_file=str(history.file),
-        source_store="", target_store="",
+        source_epoch=2, epoch=3, target="three", target_host="three", target_hosts=("three",),
+        fleet_file=str(history.file), source_store="", target_store="",
     )  # fmt: skip
     with opened(history, "ben", plan) as move:
         move.source_group.acquire("copied", 3, "three", 600.0)
@@ -137,8 +137,8 @@ def test_refused_record_is_not_remembered(tmp_path: Path) -> None:
     history = built(tmp_path, ("ann", "two", None))
     plan = changed(
         PLAN, migration="slept", run_id=RUN, source="two", source_target="two", source_hosts=("two",), source_epoch=2,
-        epoch=3, target="three", target_host="three", target_hosts=("three",), fleet_file=str(history.file),
-        source_store="", target_store="",
+        epoch=3, target="three", target_host="three", target_hosts=("three",),
+        fleet_file=str(history.file), source_store="", target_store="",
     )  # fmt: skip
     with opened(history, "ann", plan) as move:
         before = memory.recall(RUN)
