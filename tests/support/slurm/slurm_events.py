@@ -6,6 +6,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from midstream.install.errors import LaunchError
@@ -131,11 +132,14 @@ def end_by_stop(run: SlurmRun, event: Case) -> str:
                 raise
         else:
             run.cluster.wait_state(run.job, "STOPPED")
-    if event["lost"] in LOST:
-        with run.setting.lost("scancel", event["lost"]):
+    try:
+        with run.setting.lost("scancel", event["lost"]) if event["lost"] in LOST else nullcontext():
             run.stop()
-    else:
-        run.stop()
+    except LaunchError as error:
+        # A controller that was killed shows a paused job as waiting, and its node kills what it does not know.
+        if not (run.signals_may_miss and event["lost"] == "paused" and "Killed" in error.message):
+            raise
+        return KILLED
     return SAVED
 
 

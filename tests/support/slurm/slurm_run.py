@@ -116,7 +116,14 @@ class SlurmRun:
         assert row[-1] not in ("", "-"), row
 
     def start_now(self) -> None:
-        """Let a requeued job start without its delay of two minutes."""
-        self.cluster.wait_state(self.job, "PENDING", "REQUEUE_HOLD", "SPECIAL_EXIT")
-        self.cluster.run("scontrol", "release", self.job, check=False)
-        self.cluster.run("scontrol", "update", f"JobId={self.job}", "StartTime=now")
+        """Let a requeued job start without its delay of two minutes.
+
+        SLURM sets the delay when the earlier start's node has cleaned up: what is changed before has no effect.
+        """
+        waiting, end = ("PENDING", "REQUEUE_HOLD", "SPECIAL_EXIT"), time.monotonic() + DEADLINE
+        self.cluster.wait_state(self.job, *waiting)
+        while self.cluster.state(self.job) in waiting:
+            assert time.monotonic() < end, f"job {self.job} does not start: {self.output()}"
+            self.cluster.run("scontrol", "release", self.job, check=False)
+            self.cluster.run("scontrol", "update", f"JobId={self.job}", "StartTime=now", check=False)
+            time.sleep(1)
