@@ -50,6 +50,7 @@ def hang(run: SlurmRun, event: Case) -> None:
     assert before is not None
     node = before.host.removeprefix("host-")
     run.signals_may_miss = True
+    run.hung.add(before.host)
     run.cluster.hang(node)
     try:
         run.cluster.set_down(node)
@@ -256,11 +257,16 @@ def run_case(case: Case, setting: Setting) -> str:
         run.launch(case["target"])
         if case["end"]["do"] != "limit":  # its signal may come before the first step
             run.trains()
-        for event in case["events"]:
-            if run.is_known():
-                LIVE[event["do"]](run, event)
-                run.commits.check()
-        ending = ENDINGS[case["end"]["do"]](run, case["end"]) if run.is_known() else end_by_command(run)
+        try:
+            for event in case["events"]:
+                if run.is_known():
+                    LIVE[event["do"]](run, event)
+                    run.commits.check()
+            ending = ENDINGS[case["end"]["do"]](run, case["end"]) if run.is_known() else end_by_command(run)
+        except (AssertionError, LaunchError):
+            if not run.is_ended_by_earlier_script():
+                raise
+            ending = KILLED
         run.commits.check()
         run.has_reason()
         if ending == SAVED and case["again"]:

@@ -33,6 +33,7 @@ class SlurmRun:
     attempt: int = 0
     job: str = ""
     signals_may_miss: bool = False  # SLURM may have a step of an earlier start
+    hung: set[str] = field(default_factory=set[str])  # nodes whose slurmd hung while an earlier start ran there
     commits: Commits = field(init=False)
 
     def __post_init__(self) -> None:
@@ -100,6 +101,14 @@ class SlurmRun:
     def is_known(self) -> bool:
         """Whether the controller has the job: one that was killed may have lost it."""
         return self.cluster.state(self.job) != ""
+
+    def is_ended_by_earlier_script(self) -> bool:
+        """Whether SLURM has taken the end of an earlier start's script for that of the present one.
+
+        It does where the present start is on the same node, which hung in between (SLURM 22.05).
+        """
+        status = self.look().status
+        return status is not None and status.host in self.hung and self.cluster.state(self.job) == "FAILED"
 
     def stop(self) -> None:
         """Stop the run as ``--stop`` does."""
