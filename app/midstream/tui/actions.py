@@ -81,6 +81,7 @@ class Actions:
     def __init__(self, fleet: Fleet, hosts: HostPool) -> None:
         self._fleet = fleet
         self._hosts = hosts
+        self._holds: dict[str, Callable[[], None]] = {}
 
     def targets(self) -> tuple[Target, ...]:
         """Return the targets; one whose hosts are unknown has none, and its plan says why.
@@ -208,11 +209,24 @@ class Actions:
 
         return migration_process.start(self._fleet, plan)
 
+    def hold(self, migration: str) -> None:
+        """Keep a migration from finishing while a question about its rollback is open."""
+        from midstream.migrate.journal.migration_directory import MigrationDirectory
+
+        self.release(migration)
+        self._holds[migration] = MigrationDirectory(migration).hold()
+
+    def release(self, migration: str) -> None:
+        """Let a migration finish again."""
+        if release := self._holds.pop(migration, None):
+            release()
+
     def rollback(self, migration: str, *, agreed: bool) -> None:
         """Roll a migration back; ``agreed``: to the loss that was named."""
         from midstream.migrate import migration_process
 
         migration_process.rollback(migration, agreed=agreed)
+        self.release(migration)
         migration_process.refuse_late_rollback(migration)
 
     def continue_(self, migration: str) -> None:

@@ -131,6 +131,7 @@ class PreparedActions(Actions):
         self.log = ""
         self.started: str | MidstreamError = "nano"
         self.calls: list[tuple[Any, ...]] = []
+        self.held: set[str] = set()
         self.cost_report: CostReport | MidstreamError = CostReport(NOW - 30 * 86400, NOW)
         self.left: tuple[AnyLeftover, ...] = LEFTOVERS
         self.listing: SliceListing | MidstreamError = SliceListing(configured=False)
@@ -172,6 +173,14 @@ class PreparedActions(Actions):
         self.calls.append(("start", plan.migration))
         self.views = (replace(migration(), plan=plan),)
         return plan.migration
+
+    @override
+    def hold(self, migration: str) -> None:
+        self.held.add(migration)
+
+    @override
+    def release(self, migration: str) -> None:
+        self.held.discard(migration)
 
     @override
     def rollback(self, migration: str, *, agreed: bool) -> None:
