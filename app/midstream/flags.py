@@ -316,9 +316,9 @@ def _add_common(flags: FlagParser) -> None:
     common.flag("--json", action="store_true", help="print one JSON object per line on stdout")
     common.flag(
         "--verbose",
-        of=("--launch", "--check", "--demo"),
+        of=("--launch", "--check", "--demo", "--migrate", "--continue", "--rollback"),
         action="store_true",
-        help="show the output of installers instead of one line of progress",
+        help="show the output of installers, and each step of a migration, instead of one line of progress",
     )
     common.flag(
         "--print-completion", action=PrintAndExit, text=_completion, choices=SHELLS,

@@ -24,6 +24,7 @@ from midstream.state_directory import state_directory
 from midstream_core import records
 
 LOCK_TIMEOUT = 0.5  # seconds
+STEP_SECONDS = 60.0  # for which a reported step is shown
 
 
 def migrations_directory() -> Path:
@@ -51,6 +52,7 @@ class MigrationFiles:
         self.log_file = self.path / "process.log"
         self._lock_file = self.path / ".lock"
         self._hold_file = self.path / ".hold"
+        self._step_file = self.path / ".step"
 
     def journal_size(self) -> int:
         """Return the journal's size in bytes: the offset of the next line."""
@@ -172,6 +174,19 @@ class MigrationFiles:
     def _put(file: Path, data: bytes) -> None:
         damaged_files.set_aside(file)
         records.write_bytes(str(file), data, mode=0o600)
+
+    def report_step(self, host: str, step: int) -> None:
+        """Report where the run is, for who follows the migration; nothing depends on it."""
+        with suppress(OSError):
+            records.write_bytes(str(self._step_file), f"{host} at step {step:,}".encode(), durable=False, mode=0o600)
+
+    def live_step(self) -> str:
+        """Return the last report of `report_step` as text; empty where there is none of the last minute."""
+        try:
+            fresh = time.time() - self._step_file.stat().st_mtime < STEP_SECONDS
+            return self._step_file.read_text()[:80] if fresh else ""
+        except (OSError, UnicodeDecodeError):
+            return ""
 
     # ------------------------------------------------------------------------------------------ requests
 
