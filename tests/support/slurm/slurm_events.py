@@ -137,8 +137,8 @@ def end_by_stop(run: SlurmRun, event: Case) -> str:
         with run.setting.lost("scancel", event["lost"]) if event["lost"] in LOST else nullcontext():
             run.stop()
     except LaunchError as error:
-        # A controller that was killed shows a paused job as waiting, and its node kills what it does not know.
-        if not (run.signals_may_miss and event["lost"] == "paused" and "Killed" in error.message):
+        # A controller that was killed shows a paused job as waiting: 45 s later it is cancelled, and its node kills it.
+        if not (run.signals_may_miss and event["lost"] == "paused" and "(CANCELLED)" in error.message):
             raise
         return KILLED
     return SAVED
