@@ -56,7 +56,7 @@ class Output:
 
     @property
     def live_terminal(self) -> TextIO | None:
-        """The terminal that gets the messages, if it can redraw a line; None without one, and with --json."""
+        """Terminal of the messages that can redraw a line; None without, and with --json."""
         redraws = self._messages.isatty() and os.environ.get("TERM", "") not in NO_SCREEN
         return self._messages if redraws and not self.as_json else None
 

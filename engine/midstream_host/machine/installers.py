@@ -120,9 +120,9 @@ def run(argv: Sequence[str], env: Mapping[str, str], lock: int, hide: Callable[[
 
 
 def full_disk(root: str) -> str:
-    """Return which disk of an installation is full: that of the root, or of temporary files; empty if neither is.
+    """Return which disk of an installation is full; empty if none is.
 
-    A file is written there: quotas and exhausted inodes count too.
+    A file is written on the disk of the root and on that of temporary files: quotas and exhausted inodes count too.
     """
     for directory in (root, tempfile.gettempdir()):
         try:

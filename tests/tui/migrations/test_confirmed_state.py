@@ -122,8 +122,8 @@ async def test_rollback_without_loss_asks_again_once_steps_are_lost() -> None:
     assert calls == "[]", "nothing is discarded that the user has not read"
 
 
-async def test_question_about_a_rollback_counts_on_and_is_asked_once() -> None:
-    """It was asked again, with an empty field, where the steps had doubled; the migration finished behind it."""
+async def test_question_about_a_rollback_counts_on_and_comes_once() -> None:
+    """It came again, with an empty field, where the steps had doubled; the migration finished behind it."""
     before, _ = target_at(1240)
     shown, live, _, calls = await rolled_back(before, target_at(1700)[1], prepared_migrations.certified())
     assert "a rollback discards 36 steps of large." in shown

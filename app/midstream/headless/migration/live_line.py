@@ -1,4 +1,7 @@
-"""One line at the terminal for a migration that runs: bar, share, time left, what happens, the source's step."""
+"""One redrawn line at the terminal for a migration that runs.
+
+It has a bar, the share that is done, the time left, what happens now, and the step of the run.
+"""
 
 from __future__ import annotations
 

@@ -148,9 +148,9 @@ def _discarded_steps(view: MigrationView) -> str:
 
 
 def follow(migration: str, output: Output, offset: int = 0, on_interrupt: str = "", *, verbose: bool = False) -> int:
-    """Print a migration's journal from byte ``offset`` until the migration ends; return its exit code.
+    """Print a migration's journal to its end; return its exit code.
 
-    A terminal gets one line that is redrawn, unless ``verbose``.
+    It begins at byte ``offset``. A terminal gets one line that is redrawn, unless ``verbose``.
 
     Ctrl-C leaves the migration running and prints ``on_interrupt``, or how to follow it again.
 

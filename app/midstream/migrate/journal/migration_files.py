@@ -181,7 +181,7 @@ class MigrationFiles:
             records.write_bytes(str(self._step_file), f"{host} at step {step:,}".encode(), durable=False, mode=0o600)
 
     def live_step(self) -> str:
-        """Return the last report of `report_step` as text; empty where there is none of the last minute."""
+        """Return the last minute's report of `report_step`; empty without one."""
         try:
             fresh = time.time() - self._step_file.stat().st_mtime < STEP_SECONDS
             return self._step_file.read_text()[:80] if fresh else ""
@@ -216,7 +216,7 @@ class MigrationFiles:
             self.request_file.unlink(missing_ok=True)
 
     def hold(self) -> Callable[[], None]:
-        """Keep the migration from finishing while its user decides whether to roll it back.
+        """Keep the migration from finishing while its user decides on a rollback.
 
         Returns the function that ends that; the end of this process does too.
 
@@ -270,7 +270,7 @@ class MigrationFiles:
 
 
 def _is_locked(file: Path, kind: int) -> bool:
-    """Return whether another process has a lock of the file that excludes one of this ``kind``."""
+    """Return whether the file has a lock that excludes one of this ``kind``."""
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
     except OSError:  # missing, or not a file that can be locked

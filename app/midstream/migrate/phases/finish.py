@@ -103,9 +103,9 @@ class Finish:
 
     @staticmethod
     def _await_decision(migration: Migration) -> None:
-        """Wait while the user is asked whether to roll the migration back: after this phase nobody can."""
+        """Wait while the user decides whether to roll the migration back."""
         if migration.directory.is_held():
-            migration.note("waits: its user is asked whether to roll it back")
+            migration.note("waits: its user decides whether to roll it back")
         while migration.directory.is_held():
             time.sleep(DECISION_POLL)
         migration.check_requests()

@@ -85,7 +85,7 @@ def test_open_question_about_a_rollback_holds_the_end() -> None:
         release()
         with pytest.raises(RollbackRequested):
             ending.result(60)
-    assert notes == ["waits: its user is asked whether to roll it back"]
+    assert notes == ["waits: its user decides whether to roll it back"]
 
 
 def test_end_of_the_asking_process_ends_the_hold(tmp_path: Path) -> None:
