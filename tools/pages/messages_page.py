@@ -18,6 +18,7 @@ ROOMS = {
     "checkpoints": "Checkpoints", "compare": "Comparisons", "listing": "Lists and filters",
 }  # fmt: skip
 OTHER = "Other"
+OTHER_WORDS = {"account": "user"}  # names that would read as a phrase
 HEAD = """# Messages, and what to do
 
 <!-- Made by `make pages` from the program's errors; do not edit. -->
@@ -116,7 +117,7 @@ def _placeholder(node: ast.expr) -> str:
     if isinstance(node, ast.Constant):
         return str(node.value)
     names = [_last(each) for each in ast.walk(node) if isinstance(each, ast.Attribute | ast.Name)]
-    return next((name.strip("_").upper() for name in names if name), "...")
+    return next((OTHER_WORDS.get(name, name).strip("_").upper() for name in names if name), "...")
 
 
 def _last(node: ast.expr) -> str:

@@ -304,7 +304,7 @@ def test_full_disk_for_the_journal_is_not_rolled_back(migration: Migration, monk
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["downtime report", "remembered owner"])
 @pytest.mark.parametrize("started", [True, False], ids=["target may train", "target not started"])
-def test_full_disk_of_this_machine_discards_no_step_of_the_target(
+def test_full_disk_here_discards_no_step_of_the_target(
     migration: Migration, monkeypatch: pytest.MonkeyPatch, started: bool, wrapped: bool
 ) -> None:
     """On the old code a report that could not be written here rolled back a target that trained."""
