@@ -93,6 +93,10 @@ def _add_look(flags: FlagParser) -> None:
         help="compile on a host of the fleet file",
     )  # fmt: skip
     look.mode(
+        "--watch", metavar="RUN[,RUN...]", nargs="?", const="", completes="runs",
+        help="report runs that end, stall or diverge, and idle hosts, until Ctrl-C; notify: receivers get it too",
+    )  # fmt: skip
+    look.mode(
         "--serve-metrics", metavar="PORT",
         help="watch the fleet, and serve its metrics to Prometheus until Ctrl-C",
     )  # fmt: skip

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from midstream.migrate.journal.plan import Plan
     from midstream.migrate.journal.request import Request
     from midstream.migrate.repair import RepairProposal
+    from midstream.operations.alerts import Alert
     from midstream.operations.create_target import CreatableTarget
     from midstream.operations.examine_checkpoint import CheckpointLocation
     from midstream.operations.list_slices import SliceListing
@@ -208,6 +209,16 @@ class Actions:
         from midstream.migrate import migration_process
 
         return migration_process.start(self._fleet, plan)
+
+    def has_receivers(self) -> bool:
+        """Return whether the fleet file names receivers of notifications."""
+        return bool(self._fleet.notify or self._fleet.on_event)
+
+    def send_alert(self, alert: Alert) -> None:
+        """Send an alert to all receivers of the fleet file."""
+        from midstream.operations.alerts import send
+
+        send(self._fleet, alert)
 
     def hold(self, migration: str) -> None:
         """Keep a migration from finishing while a question about its rollback is open."""
