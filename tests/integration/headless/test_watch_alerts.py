@@ -24,7 +24,7 @@ from support.tui.screens import app_over, settle
 @pytest.fixture
 def fleet(tmp_path: Path) -> Path:
     file = tmp_path / "fleet.yaml"
-    file.write_text(f'on_event: "cat >> {tmp_path}/told"\nhosts:\n  here: {{type: local, root: "{tmp_path}/root"}}\n')
+    file.write_text(f'on_event: "cat >> {tmp_path}/reported"\nhosts:\n  here: {{type: local, root: "{tmp_path}/root"}}\n')
     return file
 
 
@@ -32,7 +32,7 @@ def training(tmp_path: Path) -> RunDirectory:
     run = RunDirectory(tmp_path / "root", "nano")
     run.fence(1, "here")
     run.rows(1, *range(4))
-    run.status(1, records.TRAINING, 4)  # by this process, which lives
+    run.status(1, records.TRAINING, 4)  # by this process, which runs
     return run
 
 
@@ -54,7 +54,7 @@ def test_failed_run_is_printed_and_sent(fleet: Path, tmp_path: Path) -> None:
     assert watch.returncode == 4
     assert "the watch has ended; nothing was changed" in said
     assert stalled["kind"] == "stalled"
-    assert [json.loads(told) for told in (tmp_path / "told").read_text().splitlines()] == [stalled, line]
+    assert [json.loads(reported) for reported in (tmp_path / "reported").read_text().splitlines()] == [stalled, line]
 
 
 def test_unknown_name_is_refused_at_once(fleet: Path, tmp_path: Path) -> None:

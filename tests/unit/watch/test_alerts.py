@@ -87,7 +87,7 @@ def test_idle_host_is_reported_after_half_an_hour_without_work() -> None:
 
 @pytest.mark.parametrize(
     "host", [idle_gpu(None), idle_gpu(0.5), replace(idle_gpu(0.0), link=STALE), HOST],
-    ids=["share not known", "busy", "silent", "no accelerator"],
+    ids=["share not known", "busy", "unreachable", "no accelerator"],
 )  # fmt: skip
 def test_host_that_may_work_is_not_idle(host: HostView) -> None:
     clock = Clock()
