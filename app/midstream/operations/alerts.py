@@ -1,4 +1,4 @@
-"""Alerts about watched runs and hosts: what changed for the worse, or has ended, since the watch began."""
+"""Alerts about watched runs and hosts: what has ended, or became worse."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Alert:
 
 
 def send(fleet: Fleet, alert: Alert) -> None:
-    """Send an alert to the receivers of the fleet file; return when all have it, or have failed."""
+    """Send an alert to the receivers of the fleet file, and wait for them."""
     notify_all(fleet, alert.event().to_json())
 
 

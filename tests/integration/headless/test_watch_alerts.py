@@ -24,7 +24,8 @@ from support.tui.screens import app_over, settle
 @pytest.fixture
 def fleet(tmp_path: Path) -> Path:
     file = tmp_path / "fleet.yaml"
-    file.write_text(f'on_event: "cat >> {tmp_path}/reported"\nhosts:\n  here: {{type: local, root: "{tmp_path}/root"}}\n')
+    hosts = f'hosts:\n  here: {{type: local, root: "{tmp_path}/root"}}\n'
+    file.write_text(f'on_event: "cat >> {tmp_path}/reported"\n{hosts}')
     return file
 
 

@@ -45,7 +45,7 @@ def test_what_a_run_was_before_the_watch_is_no_alert() -> None:
     assert Alerts().of(fleets.snapshot([HOST], [in_state(records.FAILED), fleets.run("other")])) == []
 
 
-def test_loss_that_is_not_finite_is_reported_once_and_again_after_it_was() -> None:
+def test_infinite_loss_is_reported_once_and_again_later() -> None:
     clock = Clock()
     alerts = Alerts(clock)
     good = fleets.rows(60)

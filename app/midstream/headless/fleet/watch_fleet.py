@@ -1,4 +1,4 @@
-"""`--watch [RUN,...]`: report what happens to runs and hosts until Ctrl-C, also to the receivers of `notify:`."""
+"""`--watch [RUN,...]`: report what happens to runs and hosts until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def report(fleet: Fleet, alert: Alert, output: Output, sending: ThreadPoolExecut
 
 
 def _newest(changed: queue.SimpleQueue[Snapshot], watcher: Watcher) -> Snapshot:
-    """Return the newest snapshot, after a change or `WAIT` seconds: idle hosts report no change."""
+    """Return the newest snapshot, after a change or `WAIT` seconds."""
     try:
         latest = changed.get(timeout=WAIT)
         while not changed.empty():
