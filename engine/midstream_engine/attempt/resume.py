@@ -28,7 +28,7 @@ from midstream_engine.checkpoint.loading.restore import First, restore_checkpoin
 from midstream_engine.checkpoint.stores import bucket_fence, in_bucket, open_checkpoints, open_store
 from midstream_engine.checkpoint.stores.stored_manifest import json_object
 from midstream_engine.checkpoint.train_document import TrainDocument
-from midstream_engine.computation.setup import Plan
+from midstream_engine.computation.setup import CompilePlan
 from midstream_engine.computation.train_state import TrainState
 from midstream_engine.config.batch_schedule import BatchSchedule
 from midstream_engine.config.train import TrainLmConfig
@@ -296,7 +296,7 @@ def _flat(value: dict[str, JsonValue], above: str = "") -> dict[str, JsonValue]:
 
 def restore(
     origin: Origin,
-    setup: Plan,
+    setup: CompilePlan,
     model_ready: Callable[[LmModel], None] | None = None,
     arrival: Arrival | None = None,
 ) -> tuple[Resumed, TrainDocument]:
@@ -341,7 +341,7 @@ _TYPES = {
 
 
 @contextlib.contextmanager
-def _named_types(origin: Origin, setup: Plan) -> Iterator[None]:
+def _named_types(origin: Origin, setup: CompilePlan) -> Iterator[None]:
     """Report arrays that differ in dtype alone by the settings that decide them.
 
     Raises:
@@ -369,7 +369,7 @@ def _named_types(origin: Origin, setup: Plan) -> Iterator[None]:
         ) from None
 
 
-def _begin_with_model(origin: Origin, setup: Plan) -> tuple[Resumed, TrainDocument]:
+def _begin_with_model(origin: Origin, setup: CompilePlan) -> tuple[Resumed, TrainDocument]:
     """Return the state of step 0 with the model of ``origin``, and nothing else of it."""
     fresh = setup.fresh_state()
     optimizer, key = fresh.optimizer, fresh.key

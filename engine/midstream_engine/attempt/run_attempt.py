@@ -17,7 +17,7 @@ from midstream_core.attempt.save_fence import FenceRejectedError
 from midstream_core.attempt.status_file import StatusFile
 from midstream_engine.attempt.consensus import agree_on_command, agree_on_origin, check_alike, in_turn
 from midstream_engine.attempt.parameter_drift import END_TIMEOUT, LateMeasurement
-from midstream_engine.attempt.replica import Outcome, Replay
+from midstream_engine.attempt.replica import ReplayResult, Replica
 from midstream_engine.attempt.restore_evidence import ModelLosses, prove
 from midstream_engine.attempt.resume import (
     Origin,
@@ -47,7 +47,7 @@ from midstream_engine.runtime.attempt_record import Attempt
 from midstream_engine.runtime.environment import describe_devices, versions
 from midstream_engine.runtime.jax_settings import configure_jax, log_precision
 from midstream_engine.signals import Signals
-from midstream_engine.tracking.metrics_recorder import Recorder, close_metrics
+from midstream_engine.tracking.metrics_recorder import MetricsRecorder, close_metrics
 from midstream_engine.tracking.run_facts import RunFacts
 from midstream_engine.tracking.trackers import start_recorder
 
@@ -62,7 +62,7 @@ class Beginning:
     step: int
     origin: Origin | None
     root_digest: str | None
-    replayed: Outcome | None = None  # of the replica that computed it and is promoted now
+    replayed: ReplayResult | None = None  # of the replica that computed it and is promoted now
 
 
 def run(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, signals: Signals) -> str:
@@ -164,7 +164,7 @@ def stand_by(
     arrival: Arrival | None,
     *,
     replica: bool,
-) -> Outcome:
+) -> ReplayResult:
     """Rehearse on ``origin``, then wait for the run's state, or replay its batches.
 
     Args:
@@ -178,9 +178,9 @@ def stand_by(
     """
     rehearse(origin, ready.setup, ready.programs, status)
     if not replica:
-        return Outcome(wait_on_standby(attempt, requests, status, arrival))
+        return ReplayResult(wait_on_standby(attempt, requests, status, arrival))
     start = begin(attempt, ready, origin, status)
-    return Replay(ready, requests, attempt, status, start.state, start.step).replay()
+    return Replica(ready, requests, attempt, status, start.state, start.step).replay()
 
 
 def get_ready(
@@ -361,7 +361,7 @@ def train(
 
 
 def promote(
-    attempt: Attempt, replayed: Outcome, saver: Saver, metrics: Recorder, threads: contextlib.ExitStack
+    attempt: Attempt, replayed: ReplayResult, saver: Saver, metrics: MetricsRecorder, threads: contextlib.ExitStack
 ) -> None:
     """Make a replica's results the run's: write its metric rows, save its state.
 

@@ -56,7 +56,7 @@ def gpu_step_time(text: str, accelerators: AcceleratorType) -> StepTime:
     device = find_accelerator(accelerators.kind)
     if device is None or device.bandwidth is None:
         raise ValueError(f"the bandwidth of {accelerators.kind} is not in the table of accelerators")
-    program = _Program(text, device)
+    program = _GpuProgram(text, device)
     kernels = [(times, kernel, program.product_seconds(home, kernel), program.traffic.moved(home, kernel))
                for times, home, kernel in program.kernels()]  # fmt: skip
     attention = sum(times * _attention_flops(kernel) for times, kernel, _, _ in kernels) / device.peak_flops
@@ -79,7 +79,7 @@ def gpu_step_time(text: str, accelerators: AcceleratorType) -> StepTime:
     return StepTime(compute, attention / KERNEL_SHARE[1], exposed / LINK_SHARE[1], sums[2], sums[0])
 
 
-class _Program:
+class _GpuProgram:
     """The computations of a program, and what its kernels compute."""
 
     def __init__(self, text: str, device: Accelerator) -> None:

@@ -28,7 +28,7 @@ from midstream_core import records
 from midstream_core.json_types import JsonValue
 from midstream_engine.array_types import Compiled, Device, PyTree
 from midstream_engine.computation.serialized_program import Serialized, make_serialized
-from midstream_engine.computation.setup import Plan
+from midstream_engine.computation.setup import CompilePlan
 from midstream_engine.runtime.environment import versions
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ _DIGEST = hashlib.sha256().digest_size  # bytes before a program: loading a part
 
 
 def cached_program(
-    setup: Plan, name: str, make: Callable[[], Compiled], arguments: tuple[PyTree, ...], result: object
+    setup: CompilePlan, name: str, make: Callable[[], Compiled], arguments: tuple[PyTree, ...], result: object
 ) -> Compiled:
     """Load the program ``name`` of ``setup`` from disk, or compile and store it.
 
@@ -141,7 +141,7 @@ def _directory() -> str | None:
     return directory
 
 
-def _key(setup: Plan, name: str) -> str:
+def _key(setup: CompilePlan, name: str) -> str:
     config = setup.config.resolved()
     devices = list(setup.layout.mesh.devices.flat)
     inputs = {

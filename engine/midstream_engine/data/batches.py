@@ -15,7 +15,7 @@ from midstream_core import records
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.example_order import Interleave, Shuffle
 from midstream_engine.data.examples import Stretches
-from midstream_engine.data.imported_data import Imported
+from midstream_engine.data.imported_data import ImportedData
 from midstream_engine.data.mixture import Mixture, datasets_of
 from midstream_engine.data.token_cache import TokenCache
 from midstream_engine.data.token_ids import first_unknown, unknown_id
@@ -74,7 +74,7 @@ class TrainingBatches:
 
     def __init__(
         self,
-        cache: TokenCache | Mixture | Imported,
+        cache: TokenCache | Mixture | ImportedData,
         *,
         seq_len: int,
         batch_size: int,

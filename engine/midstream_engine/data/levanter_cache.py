@@ -41,7 +41,7 @@ _CHECKED_TOKENS = 4 << 20  # tokens that are checked at a time
 
 
 @dataclass(frozen=True)
-class Piece:
+class TokenFolder:
     """A folder with a jagged array of tokens."""
 
     folder: str
@@ -54,7 +54,7 @@ class LevanterCache:
     """A finished cache of Levanter's."""
 
     directory: str
-    pieces: list[Piece]
+    pieces: list[TokenFolder]
     index: bytes  # content of shard_ledger.json
 
     @property
@@ -130,7 +130,7 @@ def open_cache(directory: str) -> LevanterCache:
         folder = directory if shard == "." else f"{directory}/{os.path.normpath(shard)}"
         offsets = _open(f"{folder}/{FIELD}/offsets")
         documents = int(offsets[0].read().result())
-        pieces.append(Piece(folder, documents, int(offsets[documents].read().result()) if documents else 0))
+        pieces.append(TokenFolder(folder, documents, int(offsets[documents].read().result()) if documents else 0))
     cache = LevanterCache(directory, pieces, text)
     if cache.documents != index.get("total_num_rows"):
         raise DataError(f"{path}: has {index.get('total_num_rows')} documents, but the arrays have {cache.documents}")

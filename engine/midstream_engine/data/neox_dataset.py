@@ -30,7 +30,7 @@ _BLEND = "blend.bin"
 _CHECKED_TOKENS = 4 << 20  # tokens that are checked at a time
 
 
-class Documents:
+class NeoxDocuments:
     """A ``.bin`` and ``.idx`` pair, mapped."""
 
     def __init__(self, bin_path: str, idx_path: str) -> None:
@@ -86,7 +86,7 @@ class Samples:
     """One dataset in NeoX's order."""
 
     def __init__(
-        self, documents: Documents, doc_idx: np.ndarray, sample_idx: np.ndarray, shuffle_idx: np.ndarray
+        self, documents: NeoxDocuments, doc_idx: np.ndarray, sample_idx: np.ndarray, shuffle_idx: np.ndarray
     ) -> None:
         self._documents, self._doc, self._sample, self._shuffle = documents, doc_idx, sample_idx, shuffle_idx
 
@@ -154,7 +154,7 @@ _STRIDE = 4096
 
 
 def _open(directory: str, name: str) -> Samples:
-    documents = Documents(*(os.path.join(directory, f"{name}.{end}") for end in ("bin", "idx")))
+    documents = NeoxDocuments(*(os.path.join(directory, f"{name}.{end}") for end in ("bin", "idx")))
     maps = [np.load(os.path.join(directory, f"{name}.{kind}.npy"), mmap_mode="r") for kind in MAPS]
     return Samples(documents, *(np.asarray(one) for one in maps))
 
@@ -203,7 +203,7 @@ def import_neox(
             files[f"{number}.{end}"] = f"{prefix}.{end}"
             if not os.path.isfile(f"{prefix}.{end}"):
                 raise DataError(f"{prefix}.{end}: no such file (hint: --data names the dataset's present path)")
-        held = Documents(f"{prefix}.bin", f"{prefix}.idx")
+        held = NeoxDocuments(f"{prefix}.bin", f"{prefix}.idx")
         if vocabulary is not None:
             held.check_ids(f"{prefix}.bin", vocabulary)
         tokens, documents = tokens + held.tokens, documents + len(held.sizes)

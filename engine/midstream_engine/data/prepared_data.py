@@ -15,7 +15,7 @@ from midstream_engine.data import mixture, token_cache
 from midstream_engine.data.batches import Validation
 from midstream_engine.data.cache_directory import CacheDirectory, data_root, request_of
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.imported_data import Imported
+from midstream_engine.data.imported_data import ImportedData
 from midstream_engine.data.imported_files import SCHEME as IMPORTED
 from midstream_engine.data.imported_files import link_imported, tokenizer_path
 from midstream_engine.data.mixture import Mixture
@@ -31,7 +31,7 @@ _NOTHING = "data.train_urls is empty: name files, or stdlib:**/*.py to try thing
 
 def open_training(
     root: str, config: DataConfig, tokenizer: Tokenizer, *, seq_len: int, wanted: str | None = None
-) -> TokenCache | Mixture | Imported:
+) -> TokenCache | Mixture | ImportedData:
     """Open the training data: tokens of one dataset, a mixture, or packed documents.
 
     Documents are packed into ``seq_len``.
@@ -201,7 +201,7 @@ def dataset_config(config: DataConfig, part: SourceConfig) -> DataConfig:
     return dataclasses.replace(config, **fields, configs={}, train_weights={})
 
 
-def _check_tokenizer(found: TokenCache | Mixture | Imported, tokenizer: Tokenizer) -> None:
+def _check_tokenizer(found: TokenCache | Mixture | ImportedData, tokenizer: Tokenizer) -> None:
     if found.tokenizer != tokenizer.id:
         raise DataError(f"data.tokenizer: {tokenizer.id} is not the run's, which is {found.tokenizer}")
 

@@ -18,7 +18,7 @@ from midstream_core.restricted_pickle import Global
 from midstream_core.torch_members import Member, members_of
 from midstream_engine.interop import machine
 from midstream_engine.interop.calls import STORAGES, Storage
-from midstream_engine.interop.crc import Parts
+from midstream_engine.interop.crc import MemberParts
 from midstream_engine.interop.direct_io import DirectFile
 from midstream_engine.interop.errors import ConversionError, PickleRejectedError
 from midstream_engine.interop.foreign_values import TorchValue
@@ -66,7 +66,7 @@ class TorchFile:
         for storage in self._storages.values():
             storage.verify()
 
-    def stretch(self, member: Member, parts: Parts, name: str, start: int, end: int) -> np.ndarray | None:
+    def stretch(self, member: Member, parts: MemberParts, name: str, start: int, end: int) -> np.ndarray | None:
         """Return bytes [start, end) of a member in memory of their own (uint8).
 
         None if an overlapping part was read before: their CRCs cannot be combined to that of the member.
@@ -163,7 +163,7 @@ class _FileStorage(Storage):
     def __init__(self, file: TorchFile, member: Member, name: str, dtype: np.dtype, size: int) -> None:
         self.dtype, self.size = dtype, size
         self._file, self._member, self._name = file, member, name
-        self._lock, self._row, self._parts = threading.Lock(), None, Parts(member.size)
+        self._lock, self._row, self._parts = threading.Lock(), None, MemberParts(member.size)
 
     def read(self) -> np.ndarray:
         """Return the complete storage; see :class:`Storage`."""

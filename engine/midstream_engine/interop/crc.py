@@ -44,7 +44,7 @@ def combined(first: int, second: int, size: int) -> int:
     return first ^ second
 
 
-class Parts:
+class MemberParts:
     """The parts of a member that were read, and their CRCs."""
 
     def __init__(self, size: int) -> None:

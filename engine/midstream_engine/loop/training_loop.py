@@ -41,7 +41,7 @@ from midstream_engine.loop.saving import NotSavedError, Saver
 from midstream_engine.loop.sealing import seal_together
 from midstream_engine.runtime.attempt_record import Attempt
 from midstream_engine.runtime.mesh import place
-from midstream_engine.tracking.metrics_recorder import Recorder
+from midstream_engine.tracking.metrics_recorder import MetricsRecorder
 
 log = logging.getLogger(__name__)
 LOG_INTERVAL = 10.0  # seconds between lines of progress in the log
@@ -82,7 +82,7 @@ class Loop:
         requests: Requests,
         attempt: Attempt,
         status: StatusFile,
-        metrics: Recorder,
+        metrics: MetricsRecorder,
         state: TrainState,
         step: int,
     ) -> None:

@@ -36,7 +36,7 @@ _OUTER_BACKWARD, _INNER_BACKWARD = 128, 32
 _STAGES = 3  # blocks that are loaded before they are needed
 
 
-class _Part(NamedTuple):
+class _KernelBlocks(NamedTuple):
     """Blocks of one kernel."""
 
     outer: int
@@ -124,11 +124,11 @@ class _Backward(NamedTuple):
     starts: jax.Array
 
 
-def _blocks(positions: int, head_size: int, outer: int, inner: int, *, interpret: bool) -> _Part:
+def _blocks(positions: int, head_size: int, outer: int, inner: int, *, interpret: bool) -> _KernelBlocks:
     def block(most: int) -> int:
         return next(size for size in (128, 64, 32, BLOCK) if size <= most and positions % size == 0)
 
-    return _Part(block(outer), block(inner), 4 if head_size <= 64 else 8, interpret)
+    return _KernelBlocks(block(outer), block(inner), 4 if head_size <= 64 else 8, interpret)
 
 
 def _forward(
@@ -270,7 +270,7 @@ def _key_gradients(interpret: bool, given: _Backward, stops: jax.Array) -> tuple
     )(*given, stops)
 
 
-def _visited(start: jax.Array, number: jax.Array, part: _Part) -> tuple[jax.Array, jax.Array]:
+def _visited(start: jax.Array, number: jax.Array, part: _KernelBlocks) -> tuple[jax.Array, jax.Array]:
     """Return the blocks of keys for block ``number`` of queries.
 
     The first document of this block begins at ``start``.

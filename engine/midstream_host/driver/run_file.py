@@ -43,7 +43,7 @@ _STORED = Form("yes, no or unknown", "yes|no|unknown")
 
 
 @dataclasses.dataclass(frozen=True)
-class Batch(JsonRecord):
+class BatchDivision(JsonRecord):
     """Means that keep the global batch on another number of processes."""
 
     kept_by: str = FIXED
@@ -84,7 +84,7 @@ class Metrics(JsonRecord):
 
 
 @dataclasses.dataclass(frozen=True)
-class Environment(JsonRecord):
+class TrainerEnvironment(JsonRecord):
     """The trainer's Python; without a field, the host's ``python:`` of the fleet file."""
 
     python: str = ""  # an interpreter that each host has
@@ -97,7 +97,7 @@ class Environment(JsonRecord):
 
 
 @dataclasses.dataclass(frozen=True)
-class Stored(JsonRecord):
+class StoredContents(JsonRecord):
     """Checkpoint contents besides parameters and optimizer: yes, no or unknown."""
 
     random_state: str = dataclasses.field(default=UNKNOWN, metadata={"form": _STORED})
@@ -106,12 +106,12 @@ class Stored(JsonRecord):
 
 
 _PARTS: Dict[str, Any] = {
-    "batch": Batch,
+    "batch": BatchDivision,
     "stop": Stop,
     "checkpoints": Checkpoints,
     "metrics": Metrics,
-    "environment": Environment,
-    "stored": Stored,
+    "environment": TrainerEnvironment,
+    "stored": StoredContents,
 }
 
 
@@ -126,10 +126,10 @@ class RunFile(JsonRecord):
     resume: List[str]
     checkpoints: Checkpoints
     metrics: Metrics
-    batch: Batch = Batch()
+    batch: BatchDivision = BatchDivision()
     stop: Stop = Stop()
-    environment: Environment = Environment()
-    stored: Stored = Stored()
+    environment: TrainerEnvironment = TrainerEnvironment()
+    stored: StoredContents = StoredContents()
     directory: str = ""  # working directory on the host; empty: midstream's own, with the files that travel
     out: str = "out"  # where the trainer writes, below the working directory
     steps: int = 0  # of the run; 0: not stated

@@ -41,7 +41,7 @@ class TrainerProcess(Protocol):
         ...
 
 
-class Started:
+class StartedTrainer:
     """A trainer that this driver has started."""
 
     def __init__(

@@ -34,7 +34,7 @@ from midstream_engine.checkpoint.train_document import TrainDocument
 
 
 @dataclasses.dataclass(frozen=True)
-class Contents:
+class ArrayMeasures:
     """Measures of a decoded array."""
 
     norm: float  # square root of the sum of squares, in float64
@@ -49,7 +49,7 @@ class Report:
     root_digest: str | None  # recomputed; None if an object is unreadable or on another host
     flaws: list[str]  # one line per object or array, sorted
     unlisted: list[str]  # files in the directory that do not belong to the checkpoint
-    contents: dict[str, Contents] | None  # by array name, if ``deep``
+    contents: dict[str, ArrayMeasures] | None  # by array name, if ``deep``
     elsewhere: dict[str, int] = dataclasses.field(
         default_factory=dict[str, int]
     )  # number of objects on other hosts, by host
@@ -190,9 +190,9 @@ class _Sums:
             self._squares.append(squares)
             self._not_finite += values.size - int(finite.sum())
 
-    def contents(self) -> Contents:
+    def contents(self) -> ArrayMeasures:
         # fsum does not depend on the order in which threads finish.
-        return Contents(math.sqrt(math.fsum(self._squares)), self._not_finite)
+        return ArrayMeasures(math.sqrt(math.fsum(self._squares)), self._not_finite)
 
 
 def lines(report: Report) -> Iterator[dict[str, JsonValue]]:

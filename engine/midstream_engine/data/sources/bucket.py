@@ -13,12 +13,12 @@ from midstream_core.object_store.errors import ObjectExistsError, StoreError
 from midstream_core.object_store.open_bucket import engine_bucket
 from midstream_core.object_store.urls import split_url
 from midstream_engine.data.errors import DataError, SourceNotFoundError
-from midstream_engine.data.sources.source_file import Source
+from midstream_engine.data.sources.source_file import SourceFile
 
 READ_SIZE = 8 << 20  # bytes of one request of a file
 
 
-def list_objects(url: str) -> list[Source]:
+def list_objects(url: str) -> list[SourceFile]:
     """Return the objects that a URL matches, sorted.
 
     ``*`` stays within a folder, ``**`` does not.
@@ -29,7 +29,7 @@ def list_objects(url: str) -> list[Source]:
         assert literal is not None
         matches = _pattern(pattern)
         found = [
-            Source(f"{client.url}/{path}", path.rpartition("/")[2], each.size, each.version)
+            SourceFile(f"{client.url}/{path}", path.rpartition("/")[2], each.size, each.version)
             for path, each in client.entries(literal[0]).items()
             if matches.fullmatch(path) and not path.endswith("/")  # a marker of a folder
         ]
@@ -37,7 +37,7 @@ def list_objects(url: str) -> list[Source]:
 
 
 @contextlib.contextmanager
-def open_object(source: Source) -> Iterator[IO[bytes]]:
+def open_object(source: SourceFile) -> Iterator[IO[bytes]]:
     """Open an object as a seekable file, in the version that was listed, if known."""
     with _errors(source.path):
         client, name = _split(source.path)

@@ -9,7 +9,7 @@ from typing import Any
 
 from midstream_engine.base_directory import resolved_path
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.sources.source_file import Source
+from midstream_engine.data.sources.source_file import SourceFile
 
 SCHEME = "hf://"
 _SAVED = ("dataset_dict.json", "state.json")  # files of save_to_disk
@@ -25,13 +25,13 @@ def dataset_url(dataset: str, name: str | None, split: str) -> str:
     return f"{SCHEME}{urllib.parse.quote(dataset)}?{query}"
 
 
-def describe(url: str) -> Source:
+def describe(url: str) -> SourceFile:
     """Download and prepare the dataset; its version is the package's fingerprint."""
     rows = _load(url)
-    return Source(url, url, -1, rows._fingerprint, len(rows))
+    return SourceFile(url, url, -1, rows._fingerprint, len(rows))
 
 
-def texts(source: Source, text_key: str, start: int, end: int) -> Iterator[bytes]:
+def texts(source: SourceFile, text_key: str, start: int, end: int) -> Iterator[bytes]:
     """Yield the texts of rows [start, end).
 
     Raises:

@@ -29,7 +29,7 @@ _SECOND_MOMENT = re.compile(r"^opt_state/.*/nu/")
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredArray:
     """An array of the checkpoint that is not in memory."""
 
     name: str
@@ -123,7 +123,7 @@ def read_metadata(directory: str) -> dict[str, ForeignValue]:
     return found
 
 
-def open_arrays(directory: str) -> tuple[str, dict[str, Stored]]:
+def open_arrays(directory: str) -> tuple[str, dict[str, StoredArray]]:
     """Return the format, and every array by name.
 
     Raises:
@@ -153,7 +153,9 @@ def open_arrays(directory: str) -> tuple[str, dict[str, Stored]]:
     if not specs:
         raise ConversionError(f"{directory}: holds no arrays")
     try:
-        return kind, {name: Stored(name, ts.open(spec, read=True).result()) for name, spec in sorted(specs.items())}
+        return kind, {
+            name: StoredArray(name, ts.open(spec, read=True).result()) for name, spec in sorted(specs.items())
+        }
     except ValueError as error:
         raise ConversionError(f"{directory}: an array cannot be opened: {_line(error)}") from None
 

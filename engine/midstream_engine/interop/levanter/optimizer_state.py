@@ -15,7 +15,7 @@ from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.foreign_run import constant
 from midstream_engine.interop.foreign_values import ForeignConfig
 from midstream_engine.interop.imported_array import ImportedArray
-from midstream_engine.interop.levanter.arrays import Stored
+from midstream_engine.interop.levanter.arrays import StoredArray
 from midstream_engine.optim import update_clipping
 from midstream_engine.optim.muon import MUON
 from midstream_engine.optim.skip_step import SKIP
@@ -37,7 +37,7 @@ MOMENTS = {
 _MOMENTUM = f"{ROOT}inner_state/inner_states/muon/inner_state/0/momentum_buffer/"
 
 
-def moments_place(directory: str, found: Mapping[str, Stored]) -> str:
+def moments_place(directory: str, found: Mapping[str, StoredArray]) -> str:
     """Return the path of the part of the chain that has moments.
 
     Raises:
@@ -75,7 +75,7 @@ def is_count(name: str) -> bool:
     return name.startswith(ROOT) and (name.endswith("/count") or name.startswith(_RATES))
 
 
-def read_counts(directory: str, found: Mapping[str, Stored], clip: str | None) -> Counts:
+def read_counts(directory: str, found: Mapping[str, StoredArray], clip: str | None) -> Counts:
     """Return the numbers of updates done.
 
     ``clip``: that of ``clip_place``, whose count is another.
@@ -111,13 +111,13 @@ def never_skips(optimizer: ForeignConfig) -> bool:
     return optimizer.get("skip_bad_steps") == 1 and optimizer["skip_bad_steps"] is not True
 
 
-def skip_step_names(found: Mapping[str, Stored]) -> set[str]:
+def skip_step_names(found: Mapping[str, StoredArray]) -> set[str]:
     """Return the names of the arrays of SkipStep's window."""
     return {name for name in found if name.startswith(_SKIP)}
 
 
 def skip_step_arrays(
-    directory: str, found: Mapping[str, Stored], wanted: Mapping[str, LogicalArray], counts: Counts
+    directory: str, found: Mapping[str, StoredArray], wanted: Mapping[str, LogicalArray], counts: Counts
 ) -> list[ImportedArray]:
     """Return SkipStep's window, the number seen, and the number skipped.
 
@@ -158,12 +158,14 @@ def skip_step_arrays(
     ]
 
 
-def clip_place(found: Mapping[str, Stored]) -> str | None:
+def clip_place(found: Mapping[str, StoredArray]) -> str | None:
     """Return the path of the norms that limit updates; None if there are none."""
     return next((name.removesuffix("update_norms") for name in found if name.endswith("/update_norms")), None)
 
 
-def clip_arrays(found: Mapping[str, Stored], wanted: Mapping[str, LogicalArray], place: str) -> list[ImportedArray]:
+def clip_arrays(
+    found: Mapping[str, StoredArray], wanted: Mapping[str, LogicalArray], place: str
+) -> list[ImportedArray]:
     """Return the norms of the last updates [window], and the number seen.
 
     The number is counted as SkipStep's is.

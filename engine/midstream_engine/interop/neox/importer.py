@@ -24,7 +24,7 @@ from midstream_engine.interop.calls import Tensor
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.foreign_run import ForeignRun, constant, encoded_model, state_arrays
 from midstream_engine.interop.foreign_values import TorchValue
-from midstream_engine.interop.huggingface.names import Rule as Form
+from midstream_engine.interop.huggingface.names import TensorRule as Form
 from midstream_engine.interop.imported_array import ImportedArray, Piece
 from midstream_engine.interop.neox.accumulation import GradientScale, gradient_scale
 from midstream_engine.interop.neox.architecture import (
@@ -40,7 +40,7 @@ from midstream_engine.interop.neox.architecture import (
 from midstream_engine.interop.neox.arguments import check_arguments, with_extra
 from midstream_engine.interop.neox.directory import find, read_configs
 from midstream_engine.interop.neox.names import Source, parameters_of, sources_of
-from midstream_engine.interop.neox.partitions import LEGACY, Row
+from midstream_engine.interop.neox.partitions import LEGACY, ParameterRow
 from midstream_engine.interop.neox.reader import Read, read
 from midstream_engine.interop.neox.revision import BLOCKED, revision_of
 from midstream_engine.interop.neox.rounding import rounded_to
@@ -368,7 +368,7 @@ def _rows(blocks: list[np.ndarray], shape: tuple[int, ...], axis: int) -> list[P
     return pieces
 
 
-def _check_weight(key: Key, row: Row, parts: list[np.ndarray], weight: Tensor) -> None:
+def _check_weight(key: Key, row: ParameterRow, parts: list[np.ndarray], weight: Tensor) -> None:
     """Check that the weight is the rounded master.
 
     Raises:

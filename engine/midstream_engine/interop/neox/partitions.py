@@ -25,7 +25,7 @@ KINDS = ("fp32", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
-class Row:
+class ParameterRow:
     """Numbers [start, stop) of consecutive flat tensors, to shape as one parameter."""
 
     parts: tuple[tuple[Tensor, int, int], ...]
@@ -72,7 +72,7 @@ class Row:
 class Masters:
     """Optimizer state of one model-parallel rank, by parameter name and kind."""
 
-    rows: dict[str, dict[str, Row]] = field(default_factory=dict)
+    rows: dict[str, dict[str, ParameterRow]] = field(default_factory=dict)
     steps: set[int] = field(default_factory=set)
     groups: list[dict[str, TorchValue]] = field(default_factory=list)  # hyper-parameters
     decays: dict[str, float] = field(default_factory=dict)
@@ -263,7 +263,7 @@ def _cut(name: str, masters: Masters, kind: str, named: Mapping[str, Sequence[in
         )
         if sum(stop - start for _, start, stop in parts) != size:
             raise ConversionError(f"{name}: {kind} ends before {parameter}: a rank's file is missing or misshapen")
-        masters.rows.setdefault(parameter, {})[kind] = Row(parts, tuple(shape))
+        masters.rows.setdefault(parameter, {})[kind] = ParameterRow(parts, tuple(shape))
         place += size
     left = [
         tensor.stretch(max(place - begin, 0), end - begin)

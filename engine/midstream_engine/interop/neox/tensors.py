@@ -11,7 +11,7 @@ import numpy as np
 
 from midstream_engine.interop.calls import Tensor
 from midstream_engine.interop.errors import ConversionError
-from midstream_engine.interop.neox.partitions import Row
+from midstream_engine.interop.neox.partitions import ParameterRow
 
 Key = tuple[int, str]  # layer as NeoX counts them: 0 the embedding, blocks from 2; name inside of it
 FIRST_BLOCK = 2
@@ -68,8 +68,8 @@ class Parameter:
     """
 
     weights: dict[int, Tensor] = field(default_factory=dict)
-    rows: dict[int, dict[str, Row]] = field(default_factory=dict)
-    twins: dict[int, dict[str, Row]] = field(default_factory=dict)
+    rows: dict[int, dict[str, ParameterRow]] = field(default_factory=dict)
+    twins: dict[int, dict[str, ParameterRow]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from midstream_host.driver.checkpoints import (
 )
 from midstream_host.driver.checkpoints.checkpoint import Checkpoint, CheckpointFile, IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
-from midstream_host.driver.checkpoints.rule import Rule
+from midstream_host.driver.checkpoints.rule import CheckpointRule
 from midstream_host.driver.checkpoints.search import search
 
-RULES: Dict[str, Rule] = {
+RULES: Dict[str, CheckpointRule] = {
     "huggingface": huggingface.RULE,
     "lightning": lightning.RULE,
     "dcp": dcp.RULE,
@@ -154,7 +154,7 @@ def saved_state(rule: str, path: str) -> SavedState:
     return rule_of(rule).saved_state(CheckpointTree(os.path.abspath(os.path.expanduser(path))))
 
 
-def rule_of(name: str) -> Rule:
+def rule_of(name: str) -> CheckpointRule:
     """Return the rule of that name. Raises ValueError."""
     if name not in RULES:
         raise ValueError("{!r} is no rule of checkpoints (hint: one of {})".format(name[:80], ", ".join(RULES)))

@@ -14,7 +14,7 @@ from midstream_core import records
 from midstream_core.json_types import JsonValue, list_or_empty, object_or_empty
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
-from midstream_host.driver.checkpoints.rule import Rule
+from midstream_host.driver.checkpoints.rule import CheckpointRule
 from midstream_host.driver.checkpoints.step_names import step_in
 
 LATEST = "latest"
@@ -32,7 +32,7 @@ def named_step(name: str) -> Optional[int]:
 
 
 def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
-    """Return the step; see `Rule.check`."""
+    """Return the step; see `CheckpointRule.check`."""
     tree.refuse_partial()
     step = check_tag(tree, "", ranks)
     newest = _latest(posixpath.dirname(tree.path))
@@ -98,7 +98,7 @@ def check_tag(tree: CheckpointTree, folder: str, ranks: Optional[int]) -> Option
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
-    """Describe a checkpoint; see `Rule.saved_state`."""
+    """Describe a checkpoint; see `CheckpointRule.saved_state`."""
     state = tree.torch_value(
         "mp_rank_00_model_states.pt" if tree.has("mp_rank_00_model_states.pt") else _shard_name(0, 0)
     )
@@ -192,7 +192,7 @@ def _is_older(tree: CheckpointTree, step: Optional[int], newest: str) -> bool:
     return later is not None and step <= later
 
 
-RULE = Rule(
+RULE = CheckpointRule(
     "global_step*",
     named_step,
     check,

@@ -11,7 +11,7 @@ from midstream_core import records
 from midstream_core.json_types import JsonValue
 from midstream_host.driver.checkpoints.checkpoint import Checkpoint, IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import TEXT_LIMIT, CheckpointTree
-from midstream_host.driver.checkpoints.rule import Rule
+from midstream_host.driver.checkpoints.rule import CheckpointRule
 from midstream_host.driver.checkpoints.sharded_files import (
     METADATA,
     check_distributed,
@@ -37,7 +37,7 @@ def named_step(name: str) -> Optional[int]:
 
 
 def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
-    """Return the step; see `Rule.check`.
+    """Return the step; see `CheckpointRule.check`.
 
     Files of torch, safetensors, JSON and archives of numpy have to be complete, others have bytes.
     """
@@ -69,7 +69,7 @@ def shows_end(found: Checkpoint) -> bool:
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
-    """Describe a checkpoint, by the names in it; see `Rule.saved_state`."""
+    """Describe a checkpoint, by the names in it; see `CheckpointRule.saved_state`."""
     names: List[str] = list(tree.sizes)
     if tree.has("") and tree.name.endswith(_CHECKED[:4]):
         names = [name for name in tree.torch_value("") if isinstance(name, str)]
@@ -171,7 +171,7 @@ def _json_value(tree: CheckpointTree, path: str) -> JsonValue:
         return None
 
 
-RULE = Rule(
+RULE = CheckpointRule(
     "*.pt",
     named_step,
     check,

@@ -13,7 +13,7 @@ from midstream_core.restricted_pickle import Record
 from midstream_host.driver.checkpoints import deepspeed
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree, number_in
-from midstream_host.driver.checkpoints.rule import RecordedEpoch, Rule
+from midstream_host.driver.checkpoints.rule import CheckpointRule, RecordedEpoch
 from midstream_host.driver.checkpoints.sharded_files import (
     check_distributed,
     check_ranks,
@@ -38,7 +38,7 @@ def named_step(name: str) -> Optional[int]:
 
 
 def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
-    """Return the step; see `Rule.check`."""
+    """Return the step; see `CheckpointRule.check`."""
     if tree.has(SENTINEL):
         raise IncompleteError("{} is there: the trainer has not finished writing it".format(SENTINEL))
     tree.refuse_partial()
@@ -68,7 +68,7 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
-    """Describe a checkpoint; see `Rule.saved_state`."""
+    """Describe a checkpoint; see `CheckpointRule.saved_state`."""
     engine = deepspeed.tag_in(tree)
     random = len(list(tree.match(_RANDOM)))
     advice: List[str] = []
@@ -179,7 +179,7 @@ def recorded_epoch(directory: str) -> Optional[RecordedEpoch]:
     return RecordedEpoch(step, epochs < WITHOUT_LENGTH)
 
 
-RULE = Rule(
+RULE = CheckpointRule(
     "checkpoint-*",
     named_step,
     check,

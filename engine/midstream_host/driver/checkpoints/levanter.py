@@ -14,7 +14,7 @@ from midstream_core import records
 from midstream_host.driver.checkpoints.array_files import check_arrays
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree, number_in
-from midstream_host.driver.checkpoints.rule import OtherPlace, Rule
+from midstream_host.driver.checkpoints.rule import CheckpointRule, OtherPlace
 
 METADATA = "metadata.json"
 _NAME = re.compile(r"^step-(\d+)$")
@@ -38,7 +38,7 @@ def named_step(name: str) -> Optional[int]:
 
 
 def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:  # noqa: ARG001  it loads on any number
-    """Return the step; see `Rule.check`."""
+    """Return the step; see `CheckpointRule.check`."""
     tree.require(METADATA, "it is written last")
     metadata = tree.json(METADATA)
     step, named = metadata.get("step"), number_in(tree.name, _NAME)
@@ -52,7 +52,7 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:  # noqa:
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
-    """Describe a checkpoint; see `Rule.saved_state`."""
+    """Describe a checkpoint; see `CheckpointRule.saved_state`."""
     advice: List[str] = []
     if tree.json(METADATA).get("is_temporary") is True:
         advice.append("it is a temporary checkpoint, which Levanter deletes when it has written a newer one")
@@ -133,7 +133,7 @@ def _id_of(text: str) -> str:
     return found.group(1) if found else ""
 
 
-RULE = Rule(
+RULE = CheckpointRule(
     "**/step-*",
     named_step,
     check,

@@ -11,7 +11,7 @@ from midstream_core.json_types import JsonObject, JsonValue, int_of, object_or_e
 from midstream_host.driver.checkpoints.array_files import check_arrays
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
-from midstream_host.driver.checkpoints.rule import Rule
+from midstream_host.driver.checkpoints.rule import CheckpointRule
 from midstream_host.driver.checkpoints.step_names import step_in
 
 METADATA = "_CHECKPOINT_METADATA"
@@ -33,7 +33,7 @@ def named_step(name: str) -> Optional[int]:
 
 
 def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
-    """Check the files; see `Rule.check`.
+    """Check the files; see `CheckpointRule.check`.
 
     ``ranks``: processes that save. Each that had a part of an array to write has a store of its own.
     """
@@ -138,7 +138,7 @@ def _axes(part: JsonValue) -> List[JsonValue]:
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
-    """Describe a checkpoint, by the names of the arrays; see `Rule.saved_state`."""
+    """Describe a checkpoint, by the names of the arrays; see `CheckpointRule.saved_state`."""
     names = " ".join(
         " ".join(object_or_empty(tree.json(path).get("tree_metadata")))
         for path in sorted(tree.sizes)
@@ -159,7 +159,7 @@ def saved_state(tree: CheckpointTree) -> SavedState:
     )
 
 
-RULE = Rule(
+RULE = CheckpointRule(
     "*[0-9]*",
     named_step,
     check,

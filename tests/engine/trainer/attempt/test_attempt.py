@@ -23,7 +23,7 @@ from midstream_engine.runtime import attempt_record as attempts
 from midstream_engine.runtime.attempt_record import Attempt, open_attempt
 from midstream_engine.signals import Signals
 from midstream_engine.tracking.metrics_file import MetricsFile
-from midstream_engine.tracking.metrics_recorder import Recorder, close_metrics
+from midstream_engine.tracking.metrics_recorder import MetricsRecorder, close_metrics
 from support.paths import CONFIGS
 
 
@@ -272,7 +272,7 @@ def test_full_disk_at_the_end_is_no_failure_of_the_attempt(
 
 def test_metrics_on_a_full_disk_hide_no_reason(caplog: pytest.LogCaptureFixture) -> None:
     def end_of_training() -> None:
-        metrics = Recorder(MetricsFile("/dev/full"))
+        metrics = MetricsRecorder(MetricsFile("/dev/full"))
         try:
             metrics.write({"global_step": 1})
             raise FencedError("the run belongs to another host")
