@@ -10,9 +10,10 @@ from typing import Any
 from midstream.watch.log_tail import LogTail
 from midstream.watch.loss_curve import LossCurve
 from midstream.watch.reported_values import reported
-from midstream.watch.snapshot import CheckpointView, RunView
+from midstream.watch.snapshot import RunView
 from midstream_core import records
 from midstream_core.json_types import JsonObject, LoggedRow, ReportLine
+from midstream_core.listed_checkpoint import ListedCheckpoint
 
 RECORDS = ("fence", "lineage", "status", "store")  # that a run's line may hold
 
@@ -49,11 +50,10 @@ class RunCopy:
     def store(self) -> str:
         return self._view.store
 
-    def set_bucket_checkpoints(self, checkpoints: Sequence[JsonObject], error: str) -> None:
+    def set_bucket_checkpoints(self, checkpoints: Sequence[ListedCheckpoint], error: str) -> None:
         """Set the checkpoints in its bucket, which replace those on its host."""
-        views = tuple(reported(CheckpointView, each) for each in checkpoints)
         self._misread["bucket"] = f"its checkpoints in {self.store} are unknown: {error}" if error else ""
-        self._view = replace(self._view, checkpoints=views, checkpoints_listed=True, problem=self._problem)
+        self._view = replace(self._view, checkpoints=tuple(checkpoints), checkpoints_listed=True, problem=self._problem)
         self._dirty = True
 
     def with_bucket_checkpoints(self, view: RunView) -> RunView:
@@ -90,7 +90,7 @@ class RunCopy:
         if "store" in line:
             changes |= self._parsed("store", lambda: self._store_change(_record(records.Store, "store", line["store"])))
         if "checkpoints" in line and not changes.get("store", self.store):
-            changes["checkpoints"] = tuple(reported(CheckpointView, each) for each in line["checkpoints"])
+            changes["checkpoints"] = tuple(reported(ListedCheckpoint, each) for each in line["checkpoints"])
         for key, kind in _readers().items():
             if key in line:
                 changes |= self._parsed(key, lambda key=key, kind=kind: {key: _record(kind, key, line[key])})

@@ -295,7 +295,7 @@ class _Run:
         return {"store": self._record("store", self._paths.store_file, records.Store)}
 
     def _checkpoints(self) -> Dict[str, JsonValue]:
-        return {"checkpoints": [vars(entry) for entry in run_checkpoints.checkpoints(self._paths, self._manifests)]}
+        return {"checkpoints": [entry.to_json() for entry in run_checkpoints.checkpoints(self._paths, self._manifests)]}
 
     def _record(self, name: str, path: str, kind: Any) -> object:
         """JSON of a record, read again only if the file changed."""

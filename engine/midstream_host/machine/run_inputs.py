@@ -27,7 +27,6 @@ AT_ONCE = 16  # requests
 MOST_REQUESTS = 256  # files of a URL that are requested
 LARGEST_TOKENIZER = 1 << 28  # bytes that are read
 LISTED = 1000  # names that a bucket lists in one request
-DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclasses.dataclass(frozen=True)

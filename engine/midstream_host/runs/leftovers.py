@@ -160,8 +160,8 @@ def _may_commit(writer: writers.Writer, fence: Optional[records.Fence], step: Op
 
 def _only_state(paths: records.RunPaths, name: str, manifest: str) -> str:
     """The reason to keep a complete checkpoint in the trash: nothing replaces it."""
-    summary = run_checkpoints.manifest_summary(manifest, name[len(TRASH) :], {})
-    if not summary.complete:
+    checkpoint = run_checkpoints.described(paths, name[len(TRASH) :], path=manifest)
+    if checkpoint is None or not checkpoint.complete:
         return ""
     listed = records.Manifest.read(manifest)
     folder, elsewhere = posixpath.dirname(manifest), listed.elsewhere

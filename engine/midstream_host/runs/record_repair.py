@@ -15,10 +15,10 @@ from typing import Dict, Iterator, List, Optional, Tuple, Type, TypeVar
 
 from midstream_core import records
 from midstream_core.json_types import JsonObject, JsonValue, object_or_empty
+from midstream_core.listed_checkpoint import ListedCheckpoint
 from midstream_host.declarations import once, reads
 from midstream_host.runs import damaged_records, leftovers, run_checkpoints, run_state, unknown_process
 from midstream_host.runs.damaged_records import names_in
-from midstream_host.runs.run_checkpoints import CheckpointName
 from midstream_host.shapes import FileName, Text
 
 ASIDE = damaged_records.ASIDE
@@ -56,20 +56,6 @@ class AttemptEvidence:
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckpointEvidence:
-    """A directory of a checkpoint."""
-
-    name: CheckpointName
-    step: int
-    attempt: int
-    complete: bool
-    epoch: int
-    root_digest: str
-    damaged: str
-    start: int = 0  # of the epoch, that committed it
-
-
-@dataclasses.dataclass(frozen=True)
 class RunEvidence:
     """Every readable record of a run, and what is wrong with the others."""
 
@@ -82,7 +68,7 @@ class RunEvidence:
     lineage: Optional[records.Lineage]
     migration_lock: Optional[records.MigrationLock]
     config: Text
-    checkpoints: List[CheckpointEvidence]
+    checkpoints: List[ListedCheckpoint]
     attempts: List[AttemptEvidence]
     ownership: Text = ""  # of its ownership.json
 
@@ -228,27 +214,9 @@ def _engines() -> Iterator[Tuple[int, List[str]]]:
             yield int(name), words
 
 
-def _checkpoints(paths: records.RunPaths) -> List[CheckpointEvidence]:
-    found: List[CheckpointEvidence] = []
-    for name in names_in(paths.checkpoints):
-        parsed = records.parse_checkpoint_name(name)
-        if parsed is not None:
-            manifest = run_checkpoints.manifest_summary(
-                posixpath.join(paths.checkpoint(name), records.MANIFEST), name, {}
-            )
-            found.append(
-                CheckpointEvidence(
-                    name=name,
-                    step=parsed[0],
-                    attempt=parsed[1],
-                    complete=manifest.complete,
-                    epoch=manifest.epoch,
-                    root_digest=manifest.root_digest,
-                    damaged=manifest.damaged,
-                    start=manifest.start,
-                )
-            )
-    return sorted(found, key=lambda entry: (entry.step, entry.attempt))
+def _checkpoints(paths: records.RunPaths) -> List[ListedCheckpoint]:
+    named = (run_checkpoints.described(paths, name) for name in names_in(paths.checkpoints))
+    return sorted(filter(None, named), key=lambda entry: (entry.step, entry.attempt))
 
 
 def _rows(path: str) -> Tuple[Optional[int], Optional[int]]:

@@ -14,10 +14,10 @@ import signal as signals
 from typing import List, Optional, Set
 
 from midstream_core import records
+from midstream_core.listed_checkpoint import ListedCheckpoint
 from midstream_host.declarations import MANIFEST_LIMIT, PAGE_LIMIT, reads, repeatable
 from midstream_host.runs import damaged_records, run_checkpoints, slurm
 from midstream_host.runs.damaged_records import names_in
-from midstream_host.runs.run_checkpoints import CheckpointSummary
 from midstream_host.shapes import Annotated, Text
 
 RunId = Annotated[str, records.RUN_ID]
@@ -55,11 +55,11 @@ class RunDescription(ProcessState):
     lineage: Optional[records.Lineage]
     attempts: List[int]
     attempt: int
-    checkpoints: List[CheckpointSummary]
+    checkpoints: List[ListedCheckpoint]
     ownership: Text = ""  # of its ownership.json, which the operator's machine checks
 
     @property
-    def usable(self) -> List[CheckpointSummary]:
+    def usable(self) -> List[ListedCheckpoint]:
         """The complete, accepted checkpoints."""
         return [entry for entry in self.checkpoints if entry.complete and entry.accepted]
 

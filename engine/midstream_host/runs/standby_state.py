@@ -15,9 +15,10 @@ from typing import Any, Dict, List, Literal, Optional
 from midstream_core import records
 from midstream_core.attempt import replay_file
 from midstream_core.json_types import JsonObject, int_of, object_or_empty
+from midstream_core.listed_checkpoint import ListedCheckpoint
 from midstream_host.declarations import MANIFEST_LIMIT, reads, repeatable
 from midstream_host.runs import losses, ownership, run_checkpoints, run_state
-from midstream_host.runs.run_checkpoints import CheckpointName, CheckpointSummary
+from midstream_host.runs.run_checkpoints import CheckpointName
 
 POLL_INTERVAL = 0.02  # seconds
 
@@ -104,7 +105,7 @@ def newest_state(root: str, run_id: str) -> Optional[NewestState]:
 
 
 @repeatable("it writes a pin again, of what is newest by then")
-def pin_newest(root: str, run_id: str, migration: str, expires: float, name: str = "") -> Optional[CheckpointSummary]:
+def pin_newest(root: str, run_id: str, migration: str, expires: float, name: str = "") -> Optional[ListedCheckpoint]:
     """Pin the newest complete, accepted checkpoint, or the one with that name.
 
     Retention does not delete it before ``expires``. None where there is no such checkpoint.
@@ -126,7 +127,7 @@ def pin_newest(root: str, run_id: str, migration: str, expires: float, name: str
             return checkpoint
 
 
-def _newest(paths: records.RunPaths, name: str) -> Optional[CheckpointSummary]:
+def _newest(paths: records.RunPaths, name: str) -> Optional[ListedCheckpoint]:
     usable = [
         checkpoint for checkpoint in run_checkpoints.checkpoints(paths) if checkpoint.complete and checkpoint.accepted
     ]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import array
 import hashlib
-import json
 import math
 import posixpath
 import struct
@@ -18,6 +17,7 @@ from typing import Any, Dict, List, Tuple, cast
 from midstream_core import records
 from midstream_core.crc32c import crc32c
 from midstream_core.safetensors_header import make_header, read_header
+from midstream_core.zarr_metadata import disagreement
 from midstream_host.copy_items import CopyObject
 from midstream_host.object_files import emit
 from midstream_host.verify import tree
@@ -60,7 +60,7 @@ def examine(directory: str) -> int:
                 with open(posixpath.join(directory, path), "rb") as file:
                     data = file.read()
                 if path.endswith("/zarr.json"):
-                    flaw = _zarr_flaw(data, entry)
+                    flaw = disagreement(data, entry)
                     if flaw:
                         problems.append([path, flaw])
                     encoded[path] = hashlib.sha256(data).hexdigest()
@@ -139,16 +139,3 @@ def _pack(arrays: Dict[str, bytes], manifest: records.Manifest) -> bytes:
     entries = {entry.name: entry for entry in manifest.array_entries}
     header = make_header((name, entries[name].dtype, entries[name].shape) for name in sorted(arrays))
     return b"".join([header] + [arrays[name] for name in sorted(arrays)])
-
-
-def _zarr_flaw(data: bytes, entry: records.ArrayEntry) -> str:
-    try:
-        found = json.loads(data)
-        chunk = found["chunk_grid"]["configuration"]["chunk_shape"]
-        described = [found["shape"], found["data_type"], found["dimension_names"], chunk]
-    except (ValueError, KeyError, TypeError) as error:
-        return "not the description of an array ({!r})".format(error)
-    wanted = [length // parts for length, parts in zip(entry.shape, entry.grid)]
-    if described != [entry.shape, entry.dtype, entry.axes, wanted]:
-        return "it describes another array than the manifest"
-    return ""

@@ -18,6 +18,7 @@ from typing import cast
 import jax
 from jax.sharding import NamedSharding, Sharding
 
+from midstream_core import zarr_metadata
 from midstream_core.attempt.errors import CheckpointError
 from midstream_core.records import PACKED, TRAIN, ArrayEntry, Manifest, ObjectEntry, root_digest
 from midstream_engine.array_types import PyTree
@@ -296,7 +297,7 @@ def _metadata_task(
     described = zarr.metadata_path(entry.name)
 
     def check() -> None:
-        flaw = zarr.disagreement(bytes(observe(described)), entry)
+        flaw = zarr_metadata.disagreement(bytes(observe(described)), entry)
         if flaw:
             raise CheckpointCorruptError(f"{where}: object {described}: {flaw}")
 

@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 
+from midstream_core import zarr_metadata
 from midstream_core.attempt.errors import CheckpointError
 from midstream_core.json_types import JsonValue
 from midstream_core.records import MANIFEST, PACKED, TRAIN, ArrayEntry, Manifest, ObjectEntry, root_digest
@@ -134,9 +135,9 @@ class _Verification:
             self.sums[array.name].add(values)
             self._encoded[path] = write_chunk(Discard(), path, [bytes_of(values)]).sha256
             return
-        if flaw := zarr.disagreement(bytes(data), array):
+        if flaw := zarr_metadata.disagreement(bytes(data), array):
             raise CheckpointCorruptError(f"object {path}: {flaw}")
-        text = zarr.metadata(array.axes, array.shape, array.dtype, array.grid)
+        text = zarr_metadata.metadata(array.axes, array.shape, array.dtype, array.grid)
         self._encoded[path] = write_object(Discard(), path, memoryview(text)).sha256
 
     def root_digest(self) -> str | None:

@@ -225,7 +225,7 @@ def _remarks() -> list[str]:
 
 
 def _sound() -> None:
-    """Do nothing: `StoredArray.read` has checked the values, and no array has a checksum."""
+    """Do nothing: `StoredArray.read` has checked the values; there are no checksums."""
 
 
 def _read(stored: StoredArray, stacked: bool, plane: int) -> np.ndarray:

@@ -33,7 +33,7 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
-    """Describe a checkpoint, by the names of its state; see `CheckpointRule.saved_state`."""
+    """Describe a checkpoint by the names of its state; see `CheckpointRule`."""
     names = check_distributed(tree).names
 
     def count(pattern: "re.Pattern[str]") -> int:

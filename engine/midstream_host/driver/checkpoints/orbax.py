@@ -138,7 +138,7 @@ def _axes(part: JsonValue) -> List[JsonValue]:
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
-    """Describe a checkpoint, by the names of the arrays; see `CheckpointRule.saved_state`."""
+    """Describe a checkpoint by the names of the arrays; see `CheckpointRule`."""
     names = " ".join(
         " ".join(object_or_empty(tree.json(path).get("tree_metadata")))
         for path in sorted(tree.sizes)
